@@ -18,6 +18,7 @@ from autodist.capture.early_initializers import seed_early_initializers
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.in_step_all_reduces import AllReduceNotes, noting_sums
 from autodist.capture.keras_callbacks import on_every_worker
 from autodist.capture.keras_distribution import checking_distributions
 from autodist.capture.other_strategies import refusing_strategies
@@ -25,7 +26,6 @@ from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
 from autodist.capture.training_hooks import hook_in, put_back
 from autodist.capture.whole_in_graphs import WholeInGraph
-from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.around_fit import AroundFit
 from autodist.checkpoint.keras_callback import CheckpointCallback
@@ -41,8 +41,8 @@ from autodist.functions.tracing import Tracing
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.reading.elementwise import elementwise
-from autodist.reading.own_files import NOTHING_DEALT
-from autodist.reading.own_share import OwnShare
+from autodist.reading.file_sharding import NOTHING_DEALT
+from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
 from autodist.runs.dry_run import look
 from autodist.runs.resolve_config import choose
@@ -55,8 +55,8 @@ from autodist.runtime.seeds import is_seeded_by_script, seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.sessions.session import DistributedSession
 from autodist.strategies import BuildsStrategy
-from autodist.tf_compat.control_flow_v2 import newer_control_flow
 from autodist.tf_compat.static_shapes import plain_shapes
+from autodist.tf_compat.tf1_scripts import newer_control_flow
 from autodist.verify.recorder import recorder
 
 log = logging.getLogger("autodist")
@@ -118,12 +118,12 @@ class AutoDist:
         self._share_files()
         if self._run.workers > 1 and not is_seeded_by_script():  # else they are alike
             seed_early_initializers(self._run.seed)
-        self._share = OwnShare(self._run)
+        self._share = InputShard(self._run)
         self._automatic = save_automatically(self._run)
         around_fit = AroundFit(self._automatic, saving_callback(self._run), self._run.end.noting_interrupts)
         self._keras = KerasTraining(self._run, around_fit, self._share, saves=self._automatic is not None)
         self._notes: GradientNotes | None = None
-        self._sums: SumNotes | None = None
+        self._sums: AllReduceNotes | None = None
         self._graph_sessions = GraphSessions(self._run, self._noted)
         self._alone = UndistributedScript(
             self._run.spec,
@@ -484,11 +484,11 @@ class AutoDist:
         if self._run.workers > 1:
             share_files(self._run.chief.write)
 
-    def _whole_in_graph(self, sums: SumNotes) -> WholeInGraph | None:
+    def _whole_in_graph(self, sums: AllReduceNotes) -> WholeInGraph | None:
         """Gives losses of graphs the whole batch's sums and means; None where replicas get no parts of a batch."""
         return WholeInGraph(sums) if self._run.spec.splits_batches else None
 
-    def _noted(self) -> tuple[GradientNotes, SumNotes] | None:
+    def _noted(self) -> tuple[GradientNotes, AllReduceNotes] | None:
         """What was noted in the scope; None outside of any."""
         return None if self._notes is None or self._sums is None else (self._notes, self._sums)
 

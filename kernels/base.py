@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.devices import cpu_of, home_of, task_of
-from autodist.graph.item import GraphItem
 from autodist.graph.origins import origins_in
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
+from autodist.graph.step import Step
 from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import Teams
+from autodist.synchronizers import Subgroups
 
 
 class Fetching(enum.Enum):
@@ -70,11 +70,11 @@ class Context:
         return tuple(sorted({r.worker for r in self.replicas}))
 
     @functools.cached_property
-    def teams(self) -> Teams | None:
+    def teams(self) -> Subgroups | None:
         """The teams that add up by themselves first; None: all workers add up together."""
-        return Teams.of(self.strategy.graph_config.teams, self.computing)
+        return Subgroups.of(self.strategy.graph_config.teams, self.computing)
 
-    def adds_in_teams(self, join: Join) -> bool:
+    def adds_in_teams(self, join: PendingReduction) -> bool:
         """Whether a join is added up within teams first."""
         return self.teams is not None and self.plan.in_teams(join)
 
@@ -124,7 +124,7 @@ class Context:
         alone.graph_config.workers = 0
         return Context(alone, 0)
 
-    def goes_through_stages(self, item: GraphItem) -> bool:
+    def goes_through_stages(self, item: Step) -> bool:
         """Whether a step goes through the stages of a pipeline, if there is one: whatever trains or takes a batch."""
         takes_a_batch = any(axis is not None for axis in item.inputs.values())
         return bool(self.plan.stages) and (bool(item.gradients) or takes_a_batch)
@@ -175,7 +175,7 @@ class Kernel(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         """Returns the rewritten step.
 
         Raises:
@@ -184,8 +184,8 @@ class Kernel(ABC):
         """
 
 
-def _required(made: object) -> GraphItem:
-    if isinstance(made, GraphItem):
+def _required(made: object) -> Step:
+    if isinstance(made, Step):
         return made
     raise RewriteError(
         f"apply returned {made!r} and no step: let it return the one that it is given, or what to_item() of a "
@@ -193,12 +193,10 @@ def _required(made: object) -> GraphItem:
     )
 
 
-Watcher = Callable[[str, GraphItem], None]
+Watcher = Callable[[str, Step], None]
 
 
-def run_pipeline(
-    kernels: Sequence[Kernel], item: GraphItem, context: Context, watch: Watcher | None = None
-) -> GraphItem:
+def run_pipeline(kernels: Sequence[Kernel], item: Step, context: Context, watch: Watcher | None = None) -> Step:
     """Applies the kernels in order; `watch(name, item)` is called with the captured step and after each kernel.
 
     An error gets notes of the kernel that it comes from, and of the lines of the script that made the nodes which it

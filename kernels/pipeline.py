@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.graph.step_text import text_of_notes, text_of_step
 from autodist.graph.verify import verify
 from autodist.kernels.base import Context, Kernel, Watcher, run_pipeline
@@ -103,11 +103,11 @@ class Watch:
     name: str
     worker: int
     folder: str | None = field(default_factory=lambda: os.environ.get(DUMP_VARIABLE))
-    _captured: GraphItem | None = None
+    _captured: Step | None = None
     _count: int = 0
     _since: float = field(default_factory=time.perf_counter)
 
-    def __call__(self, kernel: str, item: GraphItem) -> None:
+    def __call__(self, kernel: str, item: Step) -> None:
         log.debug(
             "%s: %s, %d nodes, %.3f s", self.name, kernel, len(item.graph_def.node), time.perf_counter() - self._since
         )
@@ -117,7 +117,7 @@ class Watch:
         self._count += 1
         self._since = time.perf_counter()
 
-    def _dump(self, folder: pathlib.Path, item: GraphItem) -> None:
+    def _dump(self, folder: pathlib.Path, item: Step) -> None:
         """Writes the graph for TensorBoard and the step as text, and checks the structure of the step."""
         verify(item)
         self._captured = self._captured or item
@@ -145,12 +145,12 @@ LOCAL_KERNELS: tuple[Kernel, ...] = (Prune(), PlaceOnDevices())
 
 
 def rewrite(
-    item: GraphItem,
+    item: Step,
     context: Context,
     name: str = "step",
     kernels: Sequence[Kernel] = KERNELS,
     also: Watcher | None = None,
-) -> GraphItem:
+) -> Step:
     """The step as one worker runs it; kernels of the script's own (`register_kernel`) stand among `kernels`.
 
     `also` is told of the step after each kernel, too.
@@ -163,7 +163,7 @@ def rewrite(
 
 
 def _watched(watch: Watcher, also: Watcher | None) -> Watcher:
-    def both(kernel: str, item: GraphItem) -> None:
+    def both(kernel: str, item: Step) -> None:
         watch(kernel, item)
         if also is not None:
             also(kernel, item)

@@ -6,9 +6,9 @@ from collections.abc import Collection, Hashable
 from functools import cached_property
 
 from autodist.compressors import NO_COMPRESSOR, Compressor
-from autodist.graph.keeper import Keeper, Pace
-from autodist.graph.parts import Join, JoinKind
-from autodist.graph.schedule import SCHEDULES
+from autodist.graph.parts import PendingReduction, PendingReductionKind
+from autodist.graph.pipeline_schedule import SCHEDULES
+from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, cut_of, named_synchronizers
 
@@ -69,7 +69,7 @@ class Plan:
         """The worker that owns a variable, None if every worker has it."""
         return self._said[variable].owner if variable in self._said else None
 
-    def keeper(self, variable: str) -> Keeper | None:
+    def keeper(self, variable: str) -> VariablePlacement | None:
         """How a variable is kept that one worker owns."""
         return self._said[variable].keeper if variable in self._said else None
 
@@ -81,24 +81,24 @@ class Plan:
     def is_asynchronous(self) -> bool:
         """Whether every variable that has a gradient is updated by each worker's gradient alone."""
         keepers = [said.keeper for said in self._said.values()]
-        return bool(keepers) and all(k is not None and k.pace is Pace.ASYNCHRONOUS for k in keepers)
+        return bool(keepers) and all(k is not None and k.pace is SyncMode.ASYNCHRONOUS for k in keepers)
 
-    def owner_of(self, join: Join) -> int | None:
-        return self.owner(join.variable) if join.kind is JoinKind.GRADIENT and join.variable else None
+    def owner_of(self, join: PendingReduction) -> int | None:
+        return self.owner(join.variable) if join.kind is PendingReductionKind.GRADIENT and join.variable else None
 
-    def travels_by_shuffle(self, join: Join) -> bool:
+    def travels_by_shuffle(self, join: PendingReduction) -> bool:
         return self.collective is None and self.owner_of(join) is None
 
-    def in_teams(self, join: Join) -> bool:
+    def in_teams(self, join: PendingReduction) -> bool:
         """Whether a join is added up within teams first, where there are teams; a join for no variable always is."""
-        said = self._said.get(join.variable) if join.kind is JoinKind.GRADIENT and join.variable else None
+        said = self._said.get(join.variable) if join.kind is PendingReductionKind.GRADIENT and join.variable else None
         return not isinstance(said, AllReduce) or said.way == HIERARCHICAL
 
-    def group(self, join: Join) -> Hashable:
+    def group(self, join: PendingReduction) -> Hashable:
         """Joins of one group may share a bucket."""
         return None if join.variable is None else self._said[join.variable].group
 
-    def compressor(self, join: Join) -> Compressor:
+    def compressor(self, join: PendingReduction) -> Compressor:
         """What makes a gradient smaller before it travels, if anything is to."""
-        said = self._said.get(join.variable) if join.kind is JoinKind.GRADIENT and join.variable else None
+        said = self._said.get(join.variable) if join.kind is PendingReductionKind.GRADIENT and join.variable else None
         return said.compressor if isinstance(said, AllReduce) else NO_COMPRESSOR

@@ -27,7 +27,7 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
         class CountMultiplications(Kernel):
             name: ClassVar[str] = "count-multiplications"
 
-            def apply(self, item: GraphItem, context: Context) -> GraphItem:
+            def apply(self, item: Step, context: Context) -> Step:
                 log.info("worker %d multiplies %d times", context.worker, len(item.wiring.of_op("MatMul")))
                 return item
 

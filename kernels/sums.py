@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from autodist.graph.parts import Merge, RowJoin
+from autodist.graph.parts import ReduceOp, RowJoin
 
 
 def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -29,28 +29,28 @@ def sum_of_sums(parts: Sequence[tf.Tensor], groups: int) -> tf.Tensor:
     return ordered_sum([ordered_sum(parts[start : start + size]) for start in range(0, len(parts), size)])
 
 
-def merged(parts: Sequence[tf.Tensor], how: Merge) -> tf.Tensor:
+def merged(parts: Sequence[tf.Tensor], how: ReduceOp) -> tf.Tensor:
     """What tensors of one shape become: their sum in their order, or the largest, smallest or product by element."""
-    if how is Merge.ADD:
+    if how is ReduceOp.ADD:
         return ordered_sum(parts)
     if len(parts) == 1:
         return parts[0]
     together, is_truth = tf.stack(parts), parts[0].dtype.is_bool
-    if how is Merge.MAX:
+    if how is ReduceOp.MAX:
         return tf.reduce_any(together, 0) if is_truth else tf.reduce_max(together, 0)
-    if how is Merge.MIN:
+    if how is ReduceOp.MIN:
         return tf.reduce_all(together, 0) if is_truth else tf.reduce_min(together, 0)
     return tf.reduce_prod(together, 0)
 
 
-def together(parts: Iterable[Sequence[tf.Tensor]], how: Merge = Merge.ADD) -> list[tf.Tensor]:
+def together(parts: Iterable[Sequence[tf.Tensor]], how: ReduceOp = ReduceOp.ADD) -> list[tf.Tensor]:
     """What parts, each of a value and the weight of it if there is one, become: one such part."""
     parts = list(parts)
     weight = [ordered_sum([p[1] for p in parts])] if len(parts[0]) > 1 else []
     return [merged([p[0] for p in parts], how), *weight]
 
 
-def mean_of(parts: Iterable[Sequence[tf.Tensor]], how: Merge = Merge.ADD) -> tf.Tensor:
+def mean_of(parts: Iterable[Sequence[tf.Tensor]], how: ReduceOp = ReduceOp.ADD) -> tf.Tensor:
     """The sum of the parts' values, divided by the sum of their weights if they have any; or how else they merge."""
     parts = list(parts)
     total = merged([p[0] for p in parts], how)
@@ -59,16 +59,16 @@ def mean_of(parts: Iterable[Sequence[tf.Tensor]], how: Merge = Merge.ADD) -> tf.
     return tf.math.divide_no_nan(total, tf.cast(ordered_sum([p[1] for p in parts]), total.dtype))
 
 
-def nothing_like(value: tf.Tensor, how: Merge) -> tf.Tensor:
+def nothing_like(value: tf.Tensor, how: ReduceOp) -> tf.Tensor:
     """Of the shape of `value`, what changes nothing that it is merged with: the part of who has no examples."""
-    if how is Merge.ADD:
+    if how is ReduceOp.ADD:
         return tf.zeros_like(value)
-    if how is Merge.PRODUCT:
+    if how is ReduceOp.PRODUCT:
         return tf.ones_like(value)
     least, most = (False, True) if value.dtype.is_bool else (value.dtype.min, value.dtype.max)
     if value.dtype.is_floating:
         least, most = -float("inf"), float("inf")
-    return tf.fill(tf.shape(value), tf.constant(least if how is Merge.MAX else most, value.dtype))
+    return tf.fill(tf.shape(value), tf.constant(least if how is ReduceOp.MAX else most, value.dtype))
 
 
 def rows_of_examples(ids: tf.Tensor, values: tf.Tensor, size: tf.Tensor, aligned: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -4,7 +4,7 @@ A builder decides (one of ours or a user's own), the protobuf Strategy says what
 out.
 """
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.strategies.all_reduce import AllReduce, all_reduce_node
 from autodist.strategies.all_reduce_options import AllReduceOptions, all_reduce_synchronizer
 from autodist.strategies.asking import ask_builder
@@ -48,7 +48,6 @@ __all__ = [
     "AllReduce",
     "AllReduceOptions",
     "BuildsStrategy",
-    "Cut",
     "GraphLike",
     "GreedyLoads",
     "Override",
@@ -59,6 +58,7 @@ __all__ = [
     "PartitionOptions",
     "PartitionedAR",
     "PartitionedPS",
+    "Partitioning",
     "Pipeline",
     "PlacedBuilder",
     "RandomAxisPartitionAR",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autodist.errors import StrategyError
-from autodist.graph.schedule import SCHEDULES, keeps_several
+from autodist.graph.pipeline_schedule import SCHEDULES, keeps_several
 from autodist.logs.suggestions import listed
 from autodist.proto import strategy_pb2
 from autodist.strategies.check_nodes import PlaceOf

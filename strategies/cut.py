@@ -7,11 +7,11 @@ from fractions import Fraction
 from heapq import heapify, heappop, heappush, heapreplace
 from math import lcm
 
-from autodist.graph.placement import Cut, shard_name
+from autodist.graph.placement import Partitioning, shard_name
 from autodist.strategies.variables import SyncedVariable
 
 
-def shards_of(variable: SyncedVariable, cut: Cut | None) -> tuple[SyncedVariable, ...]:
+def shards_of(variable: SyncedVariable, cut: Partitioning | None) -> tuple[SyncedVariable, ...]:
     """The shards, each seen as a variable of its own; a variable that is not cut is its only one."""
     if cut is None:
         return (variable,)

@@ -9,20 +9,20 @@ from autodist.proto import strategy_pb2
 from autodist.strategies.cost import traffic
 from autodist.strategies.nodes import alike_pieces, whole_node
 from autodist.strategies.variables import SyncedVariable
-from autodist.synchronizers import Synchronizer, Teams, cut_of
+from autodist.synchronizers import Subgroups, Synchronizer, cut_of
 
-Link = tuple[int, int]
+WorkerConnection = tuple[int, int]
 """The worker that sends and the one that receives."""
 
 
 def link_bytes(
     variable: SyncedVariable, node: strategy_pb2.VariableNode, config: strategy_pb2.GraphConfig, rows: int = 0
-) -> dict[Link, int]:
+) -> dict[WorkerConnection, int]:
     """What one variable makes each worker send to each other, in bytes a step; links without any are left out.
 
     What a worker sends (`traffic`) goes to a parameter server's owner, or from there to all others alike. An all-reduce
     by SHUFFLE, and gathered rows, go to all others alike; RING and NCCL send all to the next worker;
-    HIERARCHICAL to its team and to workers of other teams (`Teams.shares`).
+    HIERARCHICAL to its team and to workers of other teams (`Subgroups.shares`).
 
     Args:
         variable: of the captured step.
@@ -31,12 +31,12 @@ def link_bytes(
         rows: of a sparse variable, that each worker touches in a step.
     """
     cut, computing = cut_of(node), sorted({replica.worker for replica in config.replicas})
-    teams = Teams.of(config.teams, computing)
+    teams = Subgroups.of(config.teams, computing)
     is_shared = cut is not None and cut.axis == 0
     indices = max(variable.shape[0], 1) if is_shared else 1
     # Whole numbers of such parts of a byte: fractions would cost ten times as much, on as many links as workers².
     parts = lcm(indices, *range(max(len(computing) - 1, 1), len(computing) + 1))
-    sent: dict[Link, int] = {}
+    sent: dict[WorkerConnection, int] = {}
     for piece, synchronizer, count in alike_pieces(variable, node):
         share = piece.shape[0] if is_shared else 1
         cost = traffic(piece, whole_node(piece.name, synchronizer), config)
@@ -53,7 +53,7 @@ def link_bytes(
 
 
 def _shares(
-    synchronizer: Synchronizer, piece: SyncedVariable, worker: int, computing: Sequence[int], teams: Teams | None
+    synchronizer: Synchronizer, piece: SyncedVariable, worker: int, computing: Sequence[int], teams: Subgroups | None
 ) -> Mapping[int, int]:
     """By the workers to which one sends, in what proportion."""
     if teams is not None and synchronizer.goes_by_teams:
@@ -67,7 +67,7 @@ def _nearest(count: int, parts: int) -> int:
     return whole + (2 * rest > parts or (2 * rest == parts and whole % 2))
 
 
-def sums_by_worker(links: Mapping[Link, int], workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def sums_by_worker(links: Mapping[WorkerConnection, int], workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What each worker sends to all others, and what it receives from them."""
     sent, received = [0] * workers, [0] * workers
     for (source, target), count in links.items():

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.strategies.cut import shards_of
 from autodist.strategies.variables import SyncedVariable
@@ -21,7 +21,7 @@ def whole_node(variable: str, synchronizer: Said) -> strategy_pb2.VariableNode:
     return strategy_pb2.VariableNode(variable=variable, **_field(synchronizer))
 
 
-def partitioned_node(variable: str, cut: Cut, synchronizers: Sequence[Said]) -> strategy_pb2.VariableNode:
+def partitioned_node(variable: str, cut: Partitioning, synchronizers: Sequence[Said]) -> strategy_pb2.VariableNode:
     """The node of a variable that is cut, with a synchronizer for each shard in their order."""
     return strategy_pb2.VariableNode(
         variable=variable,
@@ -30,7 +30,7 @@ def partitioned_node(variable: str, cut: Cut, synchronizers: Sequence[Said]) -> 
     )
 
 
-def node_of(variable: str, cut: Cut | None, synchronizers: Sequence[Said]) -> strategy_pb2.VariableNode:
+def node_of(variable: str, cut: Partitioning | None, synchronizers: Sequence[Said]) -> strategy_pb2.VariableNode:
     """The node of a variable that is cut, or of a whole one, which has one synchronizer."""
     return whole_node(variable, synchronizers[0]) if cut is None else partitioned_node(variable, cut, synchronizers)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from autodist.errors import StrategyError
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.cut import shards_of
@@ -73,7 +73,7 @@ class _Served:
     """
 
     variable: SyncedVariable
-    cut: Cut | None
+    cut: Partitioning | None
     servers: tuple[ParameterServer, ...]
     is_decided: bool
 
@@ -167,7 +167,7 @@ def _owned(
         yield from zip((server.owner for server in served.servers), served.sizes, strict=True)
 
 
-def _cut(override: Override, variable: SyncedVariable, before: strategy_pb2.VariableNode) -> Cut | None:
+def _cut(override: Override, variable: SyncedVariable, before: strategy_pb2.VariableNode) -> Partitioning | None:
     partition = override.use.partition
     if partition is None:
         return cut_of(before)
@@ -177,7 +177,7 @@ def _cut(override: Override, variable: SyncedVariable, before: strategy_pb2.Vari
         raise StrategyError(error.problem, override.place) from None
 
 
-def _matched(cut: Cut | None, earlier: Sequence[Kind]) -> Sequence[Kind]:
+def _matched(cut: Partitioning | None, earlier: Sequence[Kind]) -> Sequence[Kind]:
     """What each piece had before: its own where there are as many, else the first one's."""
     count = 1 if cut is None else len(cut.sizes)
     return earlier if len(earlier) == count else [earlier[0]] * count

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from autodist.errors import StrategyError
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.options.fields import check_options
 from autodist.strategies.cut import even_sizes
 from autodist.strategies.variables import SyncedVariable
@@ -39,23 +39,23 @@ class Partition:
         if self.sizes == ():
             raise StrategyError("sizes is empty; give the length of each shard.")
 
-    def cut(self, variable: SyncedVariable) -> Cut | None:
+    def cut(self, variable: SyncedVariable) -> Partitioning | None:
         """The cut of one variable; None if it stays whole.
 
         Raises:
             StrategyError: when the variable cannot be cut so; names the variable, the reason and the mend.
         """
         if self.sizes is not None:
-            cut = Cut(self.axis, self.sizes)
+            cut = Partitioning(self.axis, self.sizes)
             require_cut(variable, cut)
             return cut
         if self.shards is None or self.shards == 1:
             return None
         _require(variable, _axis_fault(variable, self.axis, self.shards))
-        return Cut(self.axis, even_sizes(variable.shape[self.axis], self.shards))
+        return Partitioning(self.axis, even_sizes(variable.shape[self.axis], self.shards))
 
 
-def require_cut(variable: SyncedVariable, cut: Cut) -> None:
+def require_cut(variable: SyncedVariable, cut: Partitioning) -> None:
     """Passes a cut that the variable can have.
 
     Raises:
@@ -89,7 +89,7 @@ def _axis_fault(variable: SyncedVariable, axis: int, shards: int) -> str | None:
     return None
 
 
-def _sizes_fault(variable: SyncedVariable, cut: Cut) -> str | None:
+def _sizes_fault(variable: SyncedVariable, cut: Partitioning) -> str | None:
     """Why shards of these lengths do not make up the axis, with the mend; None if they do."""
     length, sizes = variable.shape[cut.axis], list(cut.sizes)
     if min(sizes, default=0) < 1:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.strategies.cut import axes_to_cut, even_sizes
 from autodist.strategies.variables import SyncedVariable
 
@@ -37,7 +37,7 @@ class PartitionOptions:
     max_shards: Shards | None = None
     min_partition_bytes: MinPartitionBytes = MIN_PARTITION_BYTES
 
-    def cut(self, variable: SyncedVariable, axis: int, shards: int) -> Cut | None:
+    def cut(self, variable: SyncedVariable, axis: int, shards: int) -> Partitioning | None:
         """An even cut along an axis; None if the variable should stay whole, or cannot be cut there.
 
         Args:
@@ -64,8 +64,8 @@ def fair_shards(variables: Sequence[SyncedVariable], workers: int) -> dict[str, 
     }
 
 
-def even_cut(variable: SyncedVariable, axis: int, shards: int, min_bytes: int) -> Cut | None:
+def even_cut(variable: SyncedVariable, axis: int, shards: int, min_bytes: int) -> Partitioning | None:
     """A cut in at most so many shards of equal length; None for a variable that stays whole."""
     if shards < 2 or variable.byte_size < min_bytes or axis not in axes_to_cut(variable):
         return None
-    return Cut(axis, even_sizes(variable.shape[axis], shards))
+    return Partitioning(axis, even_sizes(variable.shape[axis], shards))

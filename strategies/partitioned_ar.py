@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.all_reduce_options import AllReduceOptions
@@ -46,7 +46,7 @@ class PartitionedAR(AllReduceOptions, PartitionOptions, StrategyBuilder):
 
 
 def partitioned_all_reduce_nodes(
-    variables: Sequence[SyncedVariable], cuts: Mapping[str, Cut | None], options: AllReduceOptions
+    variables: Sequence[SyncedVariable], cuts: Mapping[str, Partitioning | None], options: AllReduceOptions
 ) -> list[strategy_pb2.VariableNode]:
     """A node for each variable, `chunk_size` pieces a group.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from autodist.graph.schedule import GPIPE, SCHEDULES, keeps_several
+from autodist.graph.pipeline_schedule import GPIPE, SCHEDULES, keeps_several
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec

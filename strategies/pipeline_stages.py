@@ -147,9 +147,9 @@ def flops_in(graph_item: GraphLike) -> LayerFlops:
 
     def flops_of(layers: Sequence[Sequence[str]]) -> Sequence[int] | None:
         # TensorFlow is imported where there is a graph to be read, which it has made.
-        from autodist.graph.item import GraphItem
         from autodist.graph.layer_flops import layer_flops
+        from autodist.graph.step import Step
 
-        return layer_flops(graph_item, layers) if isinstance(graph_item, GraphItem) else None
+        return layer_flops(graph_item, layers) if isinstance(graph_item, Step) else None
 
     return flops_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import workers_with_replicas
@@ -21,7 +21,7 @@ SERVED_WHOLE = 3
 
 def served_nodes(
     variables: Sequence[SyncedVariable],
-    cuts: Mapping[str, Cut | None],
+    cuts: Mapping[str, Partitioning | None],
     resource_spec: ResourceSpec,
     options: ServerOptions,
 ) -> list[strategy_pb2.VariableNode]:
@@ -48,7 +48,7 @@ def served_nodes(
 
 def cuts_where_one_owner_is_too_few(
     variables: Sequence[SyncedVariable], resource_spec: ResourceSpec, options: PartitionOptions
-) -> dict[str, Cut]:
+) -> dict[str, Partitioning]:
     """Cuts along axis 0 of what no one owner should serve: tables, and whatever is larger than an owner's fair share.
 
     What a table's owner sends grows with the workers, each of which asks it for rows, whatever the table's own size; so

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy, workers_with_replicas
@@ -56,7 +56,7 @@ class ShardedAllReduce(StrategyBuilder):
         nodes += [parameter_server_node(name, owner) for name, owner in whole.items()]
         return make_strategy("ShardedAllReduce", resource_spec, variables, nodes)
 
-    def _cut(self, variable: SyncedVariable, shards: int) -> Cut | None:
+    def _cut(self, variable: SyncedVariable, shards: int) -> Partitioning | None:
         axis = 0 if variable.is_sparse else nearly_even_axis(variable, shards)
         return even_cut(variable, axis, shards, self.min_partition_bytes)
 
@@ -70,7 +70,7 @@ def nearly_even_axis(variable: SyncedVariable, shards: int) -> int:
     return next((axis for axis, share in largest.items() if share <= NEARLY_EVEN * least), 0)
 
 
-def _sharded(variable: SyncedVariable, cut: Cut, loads: GreedyLoads) -> strategy_pb2.VariableNode:
+def _sharded(variable: SyncedVariable, cut: Partitioning, loads: GreedyLoads) -> strategy_pb2.VariableNode:
     """Shard k at the k-th owner; a variable with fewer shards than owners has them where the load is least."""
     count = len(cut.sizes)
     owners = loads.owners if count == len(loads.owners) else sorted(loads.least_loaded(count))

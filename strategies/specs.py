@@ -7,7 +7,7 @@ from dataclasses import replace
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.nodes import alike_pieces
-from autodist.strategies.teams import choose_teams
+from autodist.strategies.subgroups import choose_subgroups
 from autodist.strategies.variables import GraphLike, synced_variables
 from autodist.synchronizers import (
     COLLECTIVES,
@@ -29,7 +29,7 @@ def resolve_specs(
     """A copy in which no node says AUTO, and that has teams where a node says HIERARCHICAL.
 
     Where every other variable is reduced by the same collective, RING or NCCL, AUTO follows that one, since collectives
-    stand only by themselves. Else it is HIERARCHICAL where teams pay (`choose_teams`), and what a step adds up besides,
+    stand only by themselves. Else it is HIERARCHICAL where teams pay (`choose_subgroups`), and what a step adds up besides,
     losses and state, goes by teams, too; or SHUFFLE. Both mix with everything. HIERARCHICAL is SHUFFLE where there are
     too few workers for teams.
 
@@ -56,7 +56,7 @@ def _teams(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec
     is_asked = HIERARCHICAL in ways
     if effective_spec(strategy) in COLLECTIVES or (SHUFFLE in ways and AUTO not in ways and not is_asked):
         return ()
-    return choose_teams(resource_spec, summed_bytes(strategy, graph_item), is_asked)
+    return choose_subgroups(resource_spec, summed_bytes(strategy, graph_item), is_asked)
 
 
 def summed_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from autodist.graph.tally import Tally
+from autodist.graph.partial_count import PartialCount
 from autodist.logs.formatting import counted, readable_bytes, readable_flops
 from autodist.logs.suggestions import listed
 
@@ -33,8 +33,8 @@ class StageFigures:
     variables: int
     bytes: int
     held: int | None
-    forward: Tally
-    backward: Tally
+    forward: PartialCount
+    backward: PartialCount
 
     def flops(self, micro_batches: int) -> int | None:
         """Those of so many micro-batches, forward and back, as if all were as large; None: they are not all known."""
@@ -55,8 +55,8 @@ class CutFigures:
 
     source: int
     target: int
-    each: Tally
-    once: Tally
+    each: PartialCount
+    once: PartialCount
 
 
 @dataclass(frozen=True)
@@ -139,17 +139,17 @@ def cut_rows(pipeline: PipelineFigures) -> list[list[str]]:
     ]
 
 
-def flops_text(flops: Tally) -> str:
+def flops_text(flops: PartialCount) -> str:
     """FLOPs, or at least how many; "not known", where nothing is."""
     return _least(flops, readable_flops(flops.known))
 
 
-def bytes_text(size: Tally) -> str:
+def bytes_text(size: PartialCount) -> str:
     """Bytes, or at least how many; "not known", where nothing is."""
     return _least(size, "not known" if size.known is None else readable_bytes(size.known))
 
 
-def _least(tally: Tally, text: str) -> str:
+def _least(tally: PartialCount, text: str) -> str:
     return f"at least {text}" if tally.is_least and tally.known is not None else text
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from autodist.graph.pipeline_schedule import SCHEDULES, bubble, make_schedule
 from autodist.graph.placement import EVERY_WORKER
-from autodist.graph.schedule import SCHEDULES, bubble, make_schedule
 from autodist.logs.formatting import counted, readable_bytes
 from autodist.logs.suggestions import listed
 from autodist.proto import strategy_pb2

@@ -6,9 +6,9 @@ from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.cost import computing_workers, worker_count
 from autodist.strategies.specs import effective_spec, summed_bytes
-from autodist.strategies.teams import LEAST_WORKERS, choose_teams, sum_cost
+from autodist.strategies.subgroups import LEAST_WORKERS, choose_subgroups, sum_cost
 from autodist.strategies.variables import GraphLike
-from autodist.synchronizers import COLLECTIVES, Teams
+from autodist.synchronizers import COLLECTIVES, Subgroups
 
 
 def told_sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec | None = None) -> str:
@@ -21,7 +21,7 @@ def told_sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_s
     """
     config = strategy.graph_config
     computing = sorted(computing_workers(config))
-    teams = Teams.of(config.teams, computing)
+    teams = Subgroups.of(config.teams, computing)
     times = "" if resource_spec is None else _times(strategy, graph_item, resource_spec, teams)
     if teams is None:
         return times and f"on paper a step's sums take {times}"
@@ -35,7 +35,7 @@ def told_sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_s
 
 
 def _times(
-    strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec, teams: Teams | None
+    strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec, teams: Subgroups | None
 ) -> str:
     """What the sums take as they are made, and in the other way; nothing where the model knows nothing of them."""
     byte_size = 0 if strategy.pipeline.stages else summed_bytes(strategy, graph_item)
@@ -47,7 +47,7 @@ def _times(
         return f"{took}, {milliseconds(sum_cost(None, resource_spec, byte_size).seconds)} without"
     if len(computing) < LEAST_WORKERS:
         return took
-    others = Teams.of(choose_teams(resource_spec, byte_size, is_asked=True), computing)
+    others = Subgroups.of(choose_subgroups(resource_spec, byte_size, is_asked=True), computing)
     return f"{took}, {milliseconds(sum_cost(others, resource_spec, byte_size).seconds)} in teams"
 
 

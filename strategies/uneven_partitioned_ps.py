@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy
@@ -59,7 +59,7 @@ class UnevenPartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
         if even is None:
             return parameter_server_node(variable.name, loads.place(variable.byte_size), self)
         owners = sorted(loads.least_loaded(len(even.sizes)))
-        cut = Cut(0, proportional_sizes(variable.shape[0], [bandwidths[owner] for owner in owners]))
+        cut = Partitioning(0, proportional_sizes(variable.shape[0], [bandwidths[owner] for owner in owners]))
         node = partitioned_node(variable.name, cut, [self.parameter_server(owner) for owner in owners])
         for owner, shard in zip(owners, shards_of(variable, cut), strict=True):
             loads.add(owner, shard.byte_size)

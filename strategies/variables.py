@@ -47,7 +47,7 @@ class GradientLike(Protocol):
 
 
 class GraphLike(Protocol):
-    """The part of a GraphItem that strategies use, so that a plan can be made and tested without a graph."""
+    """The part of a Step that strategies use, so that a plan can be made and tested without a graph."""
 
     @property
     def variables(self) -> Sequence[VariableLike]: ...

@@ -1,4 +1,4 @@
-"""From a graph and the notes made while it was built to a GraphItem."""
+"""From a graph and the notes made while it was built to a Step."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Generic, Protocol, TypeVar
 import tensorflow as tf
 
 from autodist.capture.gradients import NotedCall
+from autodist.capture.in_step_all_reduces import NotedAllReduce
 from autodist.capture.specs import note_specs
 from autodist.capture.stage_marks import stage_of_variable
-from autodist.capture.whole_sums import NotedSum
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_applied
 from autodist.graph.find_stages import find_stages
-from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import without_jit_scope
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import note_origins
-from autodist.graph.parts import Aggregation, Gradient, GradientCall, Term, Variable
+from autodist.graph.parts import Aggregation, GradientCall, Term, Variable, VariableGradient
+from autodist.graph.step import Step
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -66,7 +66,7 @@ class FoundVariable(Generic[V]):
 
 
 @dataclass(frozen=True)
-class GraphNotes:
+class CaptureNotes:
     """What was noted of a graph while it was built.
 
     Attributes:
@@ -85,7 +85,7 @@ class GraphNotes:
     handle_of: Callable[[Any], str | None]
     placeholders: Mapping[str, str] = field(default_factory=dict)
     overwritten: frozenset[str] = frozenset()
-    sums: Sequence[NotedSum] = ()
+    sums: Sequence[NotedAllReduce] = ()
     applied: Mapping[str, str] | None = None
 
 
@@ -123,13 +123,13 @@ def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...
 
 
 def assemble(
-    notes: GraphNotes,
+    notes: CaptureNotes,
     graph_def: tf.compat.v1.GraphDef,
     variables: Sequence[Variable],
     inputs: Mapping[str, int | None],
     outputs: Sequence[str],
     targets: Sequence[str],
-) -> GraphItem:
+) -> Step:
     """The item of a step.
 
     Args:
@@ -142,11 +142,11 @@ def assemble(
     """
     names = {v.handle: v.name for v in variables}
     present = {node.name for node in graph_def.node}
-    gradients: list[Gradient] = []
+    gradients: list[VariableGradient] = []
     made: list[GradientCall] = []
     for call in notes.calls:
         kept = [
-            Gradient(names[handle], tensors, len(made))
+            VariableGradient(names[handle], tensors, len(made))
             for source, gradient in call.pairs
             if (handle := notes.handle_of(source)) in names
             and handle not in notes.overwritten and (tensors := _tensors(gradient))
@@ -156,7 +156,7 @@ def assemble(
             gradients += kept
             terms = tuple(Term(s.tensor.name, s.seed.op.name, s.value.op.name, s.parts) for s in call.seams)
             made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name, terms))
-    item = GraphItem(
+    item = Step(
         graph_def=graph_def,
         variables=tuple(replace(v, is_overwritten=v.handle in notes.overwritten) for v in variables),
         gradients=tuple(gradients),
@@ -172,14 +172,14 @@ def assemble(
     return replace(item, origin_of=note_origins(notes.graph, [*item.named, *writes, *_takes_rows(item)]))
 
 
-def _takes_rows(item: GraphItem) -> list[str]:
+def _takes_rows(item: Step) -> list[str]:
     """The nodes that may take rows by constants, shapes left out."""
     of_shapes = having(Trait.OF_SHAPES)
     nodes = (item.wiring.nodes[name] for name in item.wiring.order if item.wiring.nodes[name].op in having(Trait.PICKS))
     return [node.name for node in nodes if not {item.wiring.nodes[node_of(i)].op for i in node.input[:1]} & of_shapes]
 
 
-def _with_applied(item: GraphItem, applied: Mapping[str, str] | None) -> GraphItem:
+def _with_applied(item: Step, applied: Mapping[str, str] | None) -> Step:
     """The item with the gradients that are synchronised, each of the variable that it is applied to."""
     if applied is None:
         return replace(item, gradients=find_applied(item, find_stages(item)))
@@ -194,7 +194,7 @@ def _tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[str, ...]:
     return (gradient.name,)
 
 
-def warn_of_variables_without_gradient(item: GraphItem, notes: GraphNotes) -> None:
+def warn_of_variables_without_gradient(item: Step, notes: CaptureNotes) -> None:
     """Names once the variables that were differentiated by and that the loss does not depend on."""
     by_handle = item.by_handle
     lost = {by_handle[h].name for c in notes.calls for s in c.without if (h := notes.handle_of(s)) in by_handle}

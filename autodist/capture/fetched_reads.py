@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import READS
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
-from autodist.graph.wiring import Wiring
 
 
 def read_before_writing(editor: GraphEditor, roots: Iterable[str]) -> None:
@@ -20,7 +20,7 @@ def read_before_writing(editor: GraphEditor, roots: Iterable[str]) -> None:
         editor: of the graph of one run.
         roots: nodes that make what is fetched.
     """
-    effects = Wiring(editor.to_graph_def()).effects
+    effects = GraphIndex(editor.to_graph_def()).effects
     writers: dict[str, list[str]] = {}
     for name, effect in effects.items():
         for handle in effect.writes:

@@ -13,11 +13,11 @@ from keras.src.backend.tensorflow import trainer  # whose fit makes its batches 
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
-from autodist.capture.own_arrays import own_arrays
+from autodist.capture.array_sharding import own_arrays
 from autodist.capture.replaced import replaced
 from autodist.errors import CaptureError
-from autodist.reading.own_batches import PartsGiven, Reading
-from autodist.reading.own_elements import reading_own
+from autodist.reading.batch_sharding import PartsGiven, Reading
+from autodist.reading.element_sharding import reading_own
 
 _TAKES_PARTS = "_autodist_takes_parts"
 

@@ -1,4 +1,4 @@
-"""Front end of TensorFlow 2 steps: a Python function becomes a GraphItem."""
+"""Front end of TensorFlow 2 steps: a Python function becomes a Step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext  # tf.function's own
 
 from autodist.capture.assemble import (
+    CaptureNotes,
     FoundVariable,
-    GraphNotes,
     assemble,
     describe_variables,
     warn_of_variables_without_gradient,
 )
 from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
-from autodist.capture.demands import TRAINS, Demands
 from autodist.capture.entries_in_order import pairing_entries
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
+from autodist.capture.in_step_all_reduces import AllReduceNotes, noting_sums
 from autodist.capture.inline import inlining_functions
 from autodist.capture.jacobians import keeping_records
 from autodist.capture.keras_distribution import checking_distributions
@@ -32,15 +32,15 @@ from autodist.capture.overwrites import noting_overwrites
 from autodist.capture.ragged_rows import reducing_by_rows
 from autodist.capture.tables import Table, bind_table, find_table, require_made_before, require_unchanged
 from autodist.capture.training_hooks import distributing
+from autodist.capture.training_requirements import TRAINS, TrainingRequirements
 from autodist.capture.whole_statistics import WholeStatistics, with_whole_statistics
-from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
+from autodist.graph.step import Step
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CapturedFunction:
         tables: lookup tables that it reads.
     """
 
-    item: GraphItem
+    item: Step
     sources: tuple[tf.Variable, ...]
     inputs: tuple[str, ...]
     outputs: Any
@@ -67,7 +67,7 @@ def capture_function(
     function: Callable[..., Any],
     arguments: Any,
     batch_axes: Iterable[int | None],
-    demands: Demands = TRAINS,
+    demands: TrainingRequirements = TRAINS,
     jit_compile: bool = False,
     autograph: bool = True,
     is_split: bool = False,
@@ -99,10 +99,10 @@ class _Made:
     """A trace, and what was noted of its graph."""
 
     captured: CapturedFunction
-    notes: GraphNotes
+    notes: CaptureNotes
 
     @property
-    def item(self) -> GraphItem:
+    def item(self) -> Step:
         return self.captured.item
 
     @property
@@ -111,9 +111,9 @@ class _Made:
 
 
 def _capture(
-    trace: Callable[..., tuple[Any, GradientNotes, SumNotes]],
+    trace: Callable[..., tuple[Any, GradientNotes, AllReduceNotes]],
     batch_axes: Sequence[int | None],
-    demands: Demands,
+    demands: TrainingRequirements,
     jit_compile: bool,
     statistics: WholeStatistics | None,
 ) -> _Made:
@@ -144,7 +144,7 @@ def _capture(
     editor.prune([*map(node_of, outputs), *targets, *map(node_of, inputs), *named, *(v.handle for v in variables)])
     handles_of_overwritten = frozenset(filter(None, map(handle_of, overwritten)))
     stand_for = {name: captured for name, (_, captured) in tables.items()}
-    notes = GraphNotes(graph, calls, handle_of, stand_for, handles_of_overwritten, sums=sums.sums)
+    notes = CaptureNotes(graph, calls, handle_of, stand_for, handles_of_overwritten, sums=sums.sums)
     axes = dict(zip(inputs, batch_axes, strict=True))
     item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
     item = replace(item, jit_compile=jit_compile)
@@ -167,7 +167,7 @@ def _trace(
     autograph: bool,
     statistics: WholeStatistics | None,
     keeps_records: bool = False,
-) -> tuple[Any, GradientNotes, SumNotes]:
+) -> tuple[Any, GradientNotes, AllReduceNotes]:
     """The concrete function, the gradients that were made in it, and what is added up over replicas."""
     with (
         keeping_records() if keeps_records else nullcontext(),

@@ -16,8 +16,8 @@ from tensorflow.python.ops import gradients_util  # the one function that all gr
 from tensorflow.python.ops.parallel_for import control_flow_ops  # what vectorized_map and jacobians are made by
 
 from autodist.capture.jacobians import BatchJacobian, Jacobian, keeps_records
+from autodist.capture.loss_decomposition import SEED_NAME, DecompositionPoint, take_apart
 from autodist.capture.replaced import replaced
-from autodist.capture.seams import SEED_NAME, Seam, take_apart
 
 _CUSTOM = "CustomGradient-"
 """How the names begin under which `tf.custom_gradient` registers its calls."""
@@ -42,7 +42,7 @@ class NotedCall:
     seed: tf.Tensor
     pairs: tuple[tuple[Any, tf.Tensor | tf.IndexedSlices], ...]
     without: tuple[Any, ...]
-    seams: tuple[Seam, ...] = ()
+    seams: tuple[DecompositionPoint, ...] = ()
 
 
 class TakesApart(Protocol):
@@ -50,7 +50,7 @@ class TakesApart(Protocol):
 
     def take_apart(
         self, targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor], seed: tf.Tensor, earlier: Sequence[NotedCall]
-    ) -> tuple[list[tf.Tensor], tuple[Seam, ...]]: ...
+    ) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]: ...
 
 
 @dataclass

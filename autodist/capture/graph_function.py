@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from autodist.capture.graph_mode import initializers_of
 from autodist.graph.editor import GraphEditor
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
-from autodist.graph.wiring import Wiring
 
 _TELLS, _ENTRANCES = having(Trait.TELLS), having(Trait.ENTER | Trait.SWITCH)
 
@@ -38,7 +38,7 @@ def build_step(graph: tf.Graph, function: Callable[[], Any]) -> BuiltStep:
     known = len(graph.get_operations())
     outputs = function()
     made = graph.get_operations()[known:]
-    wiring = Wiring(graph.as_graph_def())
+    wiring = GraphIndex(graph.as_graph_def())
     # What makes initial values runs before any step, and waits for none.
     initial = GraphEditor(wiring.graph_def, wiring).ancestors(initializers_of(graph).values())
     own = [op for op in made if op.name not in initial]
@@ -48,7 +48,7 @@ def build_step(graph: tf.Graph, function: Callable[[], Any]) -> BuiltStep:
     return BuiltStep(outputs, effects, _order(wiring, [op.name for op in own]))
 
 
-def _order(wiring: Wiring, made: Collection[str]) -> dict[str, list[str]]:
+def _order(wiring: GraphIndex, made: Collection[str]) -> dict[str, list[str]]:
     """What each operation waits for, so that each variable is read and written in the order of `made`."""
     order: dict[str, list[str]] = {}
     last_write: dict[str, str] = {}
@@ -67,7 +67,7 @@ def _order(wiring: Wiring, made: Collection[str]) -> dict[str, list[str]]:
     return order
 
 
-def _takes_handles(wiring: Wiring, name: str) -> bool:
+def _takes_handles(wiring: GraphIndex, name: str) -> bool:
     """Whether it takes variables' handles as they are; within a loop or branch of TensorFlow 1 they are passed on."""
     sources = [wiring.nodes[node_of(i)] for i in wiring.nodes[name].input]
     return not any(source.op in _ENTRANCES for source in sources)

@@ -1,4 +1,4 @@
-"""Front end of TensorFlow 1 scripts: what a session is asked to run, out of a graph, becomes a GraphItem."""
+"""Front end of TensorFlow 1 scripts: what a session is asked to run, out of a graph, becomes a Step."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.assemble import FoundVariable, GraphNotes, ScriptVariable, assemble, describe_variables
+from autodist.capture.assemble import CaptureNotes, FoundVariable, ScriptVariable, assemble, describe_variables
 from autodist.capture.fetched_reads import read_before_writing
 from autodist.capture.gradients import NotedCall
+from autodist.capture.in_step_all_reduces import NotedAllReduce
 from autodist.capture.specs import note_specs
-from autodist.capture.whole_sums import NotedSum
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
+from autodist.graph.step import Step
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CapturedGraph:
     graph: tf.Graph
     calls: tuple[NotedCall, ...]
     variables: tuple[Variable, ...]
-    sums: tuple[NotedSum, ...] = ()
+    sums: tuple[NotedAllReduce, ...] = ()
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
@@ -57,7 +57,7 @@ class CapturedGraph:
         cls,
         graph: tf.Graph,
         calls: Iterable[NotedCall],
-        sums: Iterable[NotedSum] = (),
+        sums: Iterable[NotedAllReduce] = (),
         order: Mapping[str, Sequence[str]] | None = None,
     ) -> CapturedGraph:
         """Looks at a graph.
@@ -93,12 +93,12 @@ class CapturedGraph:
                 "gradients before create_distributed_session(), so that they are part of the plan."
             )
 
-    def whole(self) -> GraphItem:
+    def whole(self) -> Step:
         """All of the graph, for planning, as it was when this was first asked."""
         return self._whole
 
     @cached_property
-    def _whole(self) -> GraphItem:
+    def _whole(self) -> Step:
         definition = self._editor().to_graph_def()
         present = {node.name for node in definition.node}
         calls = [c for c in self.calls if c.seed.op.name in present]
@@ -115,7 +115,7 @@ class CapturedGraph:
         targets: Sequence[str],
         inputs: Mapping[str, int | None],
         ranks: Mapping[str, int] | None = None,
-    ) -> GraphItem:
+    ) -> Step:
         """What runs when a session is asked for `outputs` and `targets`, given `inputs`.
 
         Args:
@@ -148,7 +148,7 @@ class CapturedGraph:
         handles = {v.name: v.handle for v in self.variables}
         return [handles[variable] for name, variable in self._applied.items() if node_of(name) in needed]
 
-    def having(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> GraphItem:
+    def having(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> Step:
         """A run of nodes that the script has not built: each gives a Boolean scalar and takes a variable's handle.
 
         Args:
@@ -160,7 +160,7 @@ class CapturedGraph:
         for node in outputs.values():
             editor.add(node)
         variables = [v for v in self.variables if v.handle in editor]
-        return GraphItem(
+        return Step(
             editor.to_graph_def(), tuple(variables), outputs=tuple(outputs),
             noted={name: tf.TensorSpec([], tf.bool) for name in outputs}.__getitem__,
         )  # fmt: skip
@@ -173,8 +173,8 @@ class CapturedGraph:
 
     def _notes(
         self, calls: Sequence[NotedCall], placeholders: Mapping[str, str], applied: Mapping[str, str] | None = None
-    ) -> GraphNotes:
-        return GraphNotes(self.graph, calls, handle_name, placeholders, sums=self.sums, applied=applied)
+    ) -> CaptureNotes:
+        return CaptureNotes(self.graph, calls, handle_name, placeholders, sums=self.sums, applied=applied)
 
 
 def find_variables(graph: tf.Graph) -> list[FoundVariable[ScriptVariable]]:
@@ -234,7 +234,7 @@ def noted_nodes(gradient: tf.Tensor | tf.IndexedSlices) -> list[str]:
     return [(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient).op.name]
 
 
-def _inferred_specs(item: GraphItem) -> Callable[[str], tf.TensorSpec]:
+def _inferred_specs(item: Step) -> Callable[[str], tf.TensorSpec]:
     """Static shapes as TensorFlow finds them now that more is known of what is fed."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(item.graph_def, name="")

@@ -8,15 +8,15 @@ from autodist.capture.graph_mode import CapturedGraph, handle_name
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import find_stages
-from autodist.graph.item import GraphItem
 from autodist.graph.placement import listed
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
 
-def require_training(captured: CapturedGraph, whole: GraphItem) -> None:
+def require_training(captured: CapturedGraph, whole: Step) -> None:
     """Passes if the graph writes variables of gradients, be they made in it or fed.
 
     Raises:
@@ -38,7 +38,7 @@ def require_training(captured: CapturedGraph, whole: GraphItem) -> None:
     )
 
 
-def tell_unordered(whole: GraphItem) -> None:
+def tell_unordered(whole: Step) -> None:
     """Warns of an optimizer that is written for eager mode: in a graph, what it returns does not wait for its writes.
 
     The gradient reaches slots alone, and the update of the variable reads these at any time. So it is, too, where one

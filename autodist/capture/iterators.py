@@ -12,9 +12,9 @@ from tensorflow.python.framework import op_def_registry  # what the inputs of an
 from autodist.capture.sharing import share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
+from autodist.graph.step import Step
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -71,17 +71,17 @@ def _tensors_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[s
             front.append(one.op)
 
 
-def only_makes_iterators(item: GraphItem) -> bool:
+def only_makes_iterators(item: Step) -> bool:
     """Whether a run makes iterators and trains nothing: what it is fed is no batch then, but all the data."""
     return not item.gradients and bool(item.wiring.of_op(MAKES))
 
 
-def concerns_iterators_alone(item: GraphItem) -> bool:
+def concerns_iterators_alone(item: Step) -> bool:
     """Whether a run makes or names iterators and touches no variable."""
     return not item.variables and bool(item.wiring.having(Trait.ITERATOR))
 
 
-def share_iterators(item: GraphItem, session: str) -> GraphItem:
+def share_iterators(item: Step, session: str) -> Step:
     """All runs of a session find one iterator.
 
     A one-shot iterator, which each node of its kind would make anew, becomes one that is made before the first run.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from autodist.capture.keras_progress import TracedStep
-from autodist.reading.own_batches import Given, whole_of
+from autodist.reading.batch_sharding import Given, whole_of
 from autodist.reading.quick_reads import Read, quick_read
 
 _reads: WeakKeyDictionary[tf.data.Iterator, Read | None] = WeakKeyDictionary()

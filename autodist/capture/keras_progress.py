@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import keras
 
 from autodist.capture.keras_libraries import callbacks_of
-from autodist.reading.own_batches import Given, WholeBatch
+from autodist.reading.batch_sharding import Given, WholeBatch
 
 _PENDING = "_autodist_start_seconds"
 """What a model's first step took, until the bar of its epoch has been told."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autodist.capture.batch_length import Dealt
+from autodist.capture.batch_requirements import Dealt
 from autodist.errors import CaptureError
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import ByPosition, Propagation, Unknown
 from autodist.graph.seeds import joined_calls, live_calls
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 _OF_SHAPES = having(Trait.OF_SHAPES)
 
 
-def require_no_rows_by_position(item: GraphItem, dealt: Dealt) -> None:
+def require_no_rows_by_position(item: Step, dealt: Dealt) -> None:
     """Passes unless what is trained depends on rows of the batch that constants name by their position.
 
     Raises:
@@ -41,7 +41,7 @@ def require_no_rows_by_position(item: GraphItem, dealt: Dealt) -> None:
     )
 
 
-def _taken_by_position(item: GraphItem, flows: Propagation, examples: int) -> Iterator[str]:
+def _taken_by_position(item: Step, flows: Propagation, examples: int) -> Iterator[str]:
     """The tensors with such rows on which a loss depends, whose gradients are added up over the replicas."""
     joined = joined_calls(item)
     targets = [t for k in live_calls(item) if k in joined for t in item.gradient_calls[k].targets]
@@ -52,7 +52,7 @@ def _taken_by_position(item: GraphItem, flows: Propagation, examples: int) -> It
                 yield name
 
 
-def _unknown_inputs(item: GraphItem, flows: Propagation, name: str) -> list[str]:
+def _unknown_inputs(item: Step, flows: Propagation, name: str) -> list[str]:
     """What a tensor is made of that is not known; of what shows a shape alone, nothing."""
     node = item.wiring.nodes[node_of(name)]
     if node.op in _OF_SHAPES:

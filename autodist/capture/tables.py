@@ -16,8 +16,8 @@ from tensorflow.python.ops import lookup_ops  # the base of all tables
 from autodist.capture.sharing import share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
-from autodist.graph.item import GraphItem
 from autodist.graph.ops import Trait, having
+from autodist.graph.step import Step
 
 KINDS = having(Trait.TABLE)
 """The ops of a graph that stand for a table."""
@@ -78,14 +78,14 @@ class Table:
         (node,) = graph.as_graph_def().node
         return node
 
-    def filling(self) -> GraphItem:
+    def filling(self) -> Step:
         """A run that makes it, of its keys and its values."""
         with tf.Graph().as_default() as graph:
             keys = tf.compat.v1.placeholder(self.source.key_dtype, self.keys.shape, "keys")
             values = tf.compat.v1.placeholder(self.source.value_dtype, self.values.shape, "values")
             filled = tf.raw_ops.LookupTableImportV2(table_handle=self._make(), keys=keys, values=values)
         inputs: dict[str, int | None] = {keys.name: None, values.name: None}
-        return GraphItem(graph.as_graph_def(), inputs=inputs, targets=(filled.name,))
+        return Step(graph.as_graph_def(), inputs=inputs, targets=(filled.name,))
 
     def _make(self) -> tf.Tensor:
         made: dict[str, Any] = {
@@ -146,7 +146,7 @@ def _changes(what: str, name: str, op: str) -> CaptureError:
     )
 
 
-def fills_tables_alone(item: GraphItem) -> bool:
+def fills_tables_alone(item: Step) -> bool:
     """Whether a run fills tables and touches no variable."""
     return not item.variables and next(_writes(item.graph_def), None) is not None
 
@@ -156,7 +156,7 @@ def _writes(graph_def: GraphDef) -> Iterator[NodeDef]:
     return (node for nodes in every for node in nodes if node.op in _WRITES)
 
 
-def share_tables(item: GraphItem, session: str) -> GraphItem:
+def share_tables(item: Step, session: str) -> Step:
     """All runs of a session find one table; those of other sessions are others.
 
     Args:

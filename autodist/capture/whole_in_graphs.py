@@ -14,22 +14,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.assemble import GraphNotes, assemble
+from autodist.capture.assemble import CaptureNotes, assemble
 from autodist.capture.gradients import NotedCall
 from autodist.capture.graph_mode import become_fed, handle_name, noted_tensors
+from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.iterators import GETS
-from autodist.capture.seams import SEED_NAME, VALUE_NAME, Seam, take_apart
+from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, take_apart
 from autodist.capture.whole_statistics import MOST_TRACES, SCOPE, is_layers, tell, whole_value
-from autodist.capture.whole_sums import SumNotes
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
+from autodist.graph.in_step_all_reduce import SUM_NAME
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
-from autodist.graph.whole_sums import SUM_NAME
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -56,11 +56,11 @@ class WholeInGraph:
         notes: to which the exchanges are added.
     """
 
-    notes: SumNotes
+    notes: AllReduceNotes
 
     def take_apart(
         self, targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor], seed: tf.Tensor, earlier: Sequence[NotedCall]
-    ) -> tuple[list[tf.Tensor], tuple[Seam, ...]]:
+    ) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
         """Takes targets apart, as `take_apart` does, once what they read is the whole batch's.
 
         Behind one such value there may stand others. Where something else is in the way too, the graph stays as it was.
@@ -116,11 +116,11 @@ class _Forward:
     """
 
     graph: tf.Graph
-    item: GraphItem
+    item: Step
     fed: Mapping[str, tf.Tensor]
 
     @classmethod
-    def of(cls, call: NotedCall, earlier: Sequence[NotedCall], notes: SumNotes) -> _Forward | None:
+    def of(cls, call: NotedCall, earlier: Sequence[NotedCall], notes: AllReduceNotes) -> _Forward | None:
         """None where what the call differentiates depends on no batch."""
         graph = call.graph
         editor = GraphEditor(graph.as_graph_def())
@@ -135,7 +135,7 @@ class _Forward:
         fed = {become_fed(editor, t): t for t in found if t.ref() in axes}
         editor.prune([*roots, *map(node_of, fed)])
         placeholders = {node_of(name): t.name for name, t in fed.items()}
-        noted = GraphNotes(graph, present, handle_name, placeholders, sums=notes.sums)
+        noted = CaptureNotes(graph, present, handle_name, placeholders, sums=notes.sums)
         item = assemble(noted, editor.to_graph_def(), (), {name: axes[t.ref()] for name, t in fed.items()}, [], [])
         return cls(graph, item, fed)
 
@@ -157,7 +157,7 @@ class _Forward:
         return self.fed[name] if name in self.fed else self.graph.get_tensor_by_name(name)
 
 
-def tell_own_statistics(item: GraphItem, graph: tf.Graph, seeds: Collection[str]) -> None:
+def tell_own_statistics(item: Step, graph: tf.Graph, seeds: Collection[str]) -> None:
     """Warns of sums and means that a loss takes of each replica's own examples where one device takes the batch's.
 
     Args:

@@ -14,14 +14,14 @@ from typing import Any, Protocol, TypeVar
 import tensorflow as tf
 
 from autodist.capture.both_at_once import BranchesInGraph
+from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.replaced import replaced
-from autodist.capture.whole_sums import SumNotes
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
 from autodist.graph.origins import line_of
 from autodist.graph.propagation import Mean, Scalar, Total, Weight
 from autodist.graph.read_again import branches_read_again, find_behind, writes_read_again
+from autodist.graph.step import Step
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -39,7 +39,7 @@ class Captured(Protocol):
     """What a trace gives."""
 
     @property
-    def item(self) -> GraphItem: ...
+    def item(self) -> Step: ...
 
     @property
     def graph(self) -> tf.Graph: ...
@@ -64,7 +64,7 @@ class WholeStatistics:
         self.made: dict[NodeInput, str | None] = {}
 
     @contextmanager
-    def replacing(self, notes: SumNotes) -> Iterator[None]:
+    def replacing(self, notes: AllReduceNotes) -> Iterator[None]:
         """While it is open, nodes of a step's own graph read what stands for the whole batch's.
 
         Args:
@@ -102,7 +102,7 @@ class WholeStatistics:
         """Returns True if the trace has all that was asked for."""
         return self.made.keys() == self._wanted.keys() and self._branches.made >= {*self._branches.names}
 
-    def _read(self, notes: SumNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
+    def _read(self, notes: AllReduceNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
         if place not in self._wanted:
             return value
         (name, axis), named = self._batch, value.graph.get_tensor_by_name
@@ -111,7 +111,7 @@ class WholeStatistics:
 
 
 def whole_value(
-    notes: SumNotes,
+    notes: AllReduceNotes,
     statistic: Statistic,
     value: tf.Tensor,
     batch: tuple[tf.Tensor, int],

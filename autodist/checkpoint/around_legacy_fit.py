@@ -11,7 +11,7 @@ from autodist.capture.bound_calls import argument, with_bound_arguments
 from autodist.capture.keras_fits import callbacks_in
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.errors import CheckpointError
-from autodist.reading.own_share import OwnShare
+from autodist.reading.input_shard import InputShard
 
 
 class AroundLegacyFit:
@@ -24,7 +24,7 @@ class AroundLegacyFit:
     """
 
     def __init__(
-        self, share: OwnShare, saves: bool, noting_interrupts: Callable[[], AbstractContextManager[None]]
+        self, share: InputShard, saves: bool, noting_interrupts: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self._share, self._saves, self._noting_interrupts = share, saves, noting_interrupts
 

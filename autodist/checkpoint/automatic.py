@@ -12,17 +12,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.checkpoint.beside import Beside
 from autodist.checkpoint.content import Content, Value
+from autodist.checkpoint.extra_state import ExtraState
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.loop import Loop
 from autodist.checkpoint.preemption import Preemption
 from autodist.checkpoint.read import described, read_about, require_alike, require_seen, saved_values
 from autodist.checkpoint.save import Saves
-from autodist.checkpoint.schedule import Schedule
+from autodist.checkpoint.save_schedule import Schedule
 from autodist.checkpoint.slices import Here, read_here
 from autodist.errors import CheckpointError
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.resources import CheckpointSection
 from autodist.runs.run import Run
@@ -83,7 +83,7 @@ class Automatic(StepObserver):
         self._steps: list[list[str]] = []
         self._round: set[int] = set()
         self._has_begun = False
-        self._beside = Beside(run)
+        self._beside = ExtraState(run)
         self.loop = Loop(self._saved_loop)
         self.on_schedule(self.schedule)
 
@@ -100,7 +100,7 @@ class Automatic(StepObserver):
         if not self.is_left_out:
             self.loop.after_step()
 
-    def on_tracked(self, item: GraphItem, variables: Mapping[str, Tracked]) -> None:
+    def on_tracked(self, item: Step, variables: Mapping[str, Tracked]) -> None:
         """Takes in, and restores, the variables of a step that trains."""
         if self.is_left_out or not item.gradients:
             return

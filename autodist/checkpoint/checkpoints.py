@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.checkpoint.beside import Beside
 from autodist.checkpoint.content import Content, Value
+from autodist.checkpoint.extra_state import ExtraState
 from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
 from autodist.checkpoint.read import read_about, require_same, require_seen, require_whole, saved_graph
@@ -19,8 +19,8 @@ from autodist.checkpoint.script import draws_now, resume_draws
 from autodist.checkpoint.slices import Here, read_here, read_into_session
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
+from autodist.runs.coordination import RESTORE
 from autodist.runs.run import Run
-from autodist.runs.talk import RESTORE
 from autodist.runtime.variables import Kept, Tracked
 
 
@@ -42,7 +42,7 @@ class Checkpoints:
         self._run, self._folder = run, Folder(folder)
         self._root = tf.train.Checkpoint(**objects)
         self._saves = Saves(run, self._folder, keep)
-        self._beside = Beside(run)
+        self._beside = ExtraState(run)
 
     @property
     def latest(self) -> str | None:

@@ -135,7 +135,7 @@ class Folder:
             number: that no other checkpoint of the folder has.
             about: goes into the side file, beside the files' checksums.
             readers: how many files are read at the same time for these.
-            finished: checksums of files that are on the disk already, as `Trail` gives them.
+            finished: checksums of files that are on the disk already, as `ChecksummedWrites` gives them.
         """
         prefix = self.prefix(number)
         files = {path.removeprefix(made): path for path in sorted(glob.glob(glob.escape(made) + ".*"))}

@@ -14,17 +14,17 @@ import tensorflow as tf
 
 from autodist.capture.keras_state import BEFORE_STEP
 from autodist.capture.skipped_batches import skip_batches
-from autodist.checkpoint.beside import Beside
 from autodist.checkpoint.checkpoints import Checkpoints
 from autodist.checkpoint.content import Content
+from autodist.checkpoint.extra_state import ExtraState
 from autodist.checkpoint.fit_draws import FitDraws
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.keras_state import arrays_in, set_states, states_of, without_arrays, writer_of
 from autodist.checkpoint.read import read_about, require_seen
-from autodist.checkpoint.schedule import Schedule
+from autodist.checkpoint.save_schedule import Schedule
 from autodist.errors import CheckpointError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.own_files import dealt_otherwise
+from autodist.reading.file_sharding import dealt_otherwise
 from autodist.runs.run import Run
 from autodist.runtime.draws import Draws
 
@@ -195,7 +195,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self._resumed:
             prefix = self._resumed["prefix"]
             require_seen(self._run.index, prefix)
-            self._draws.resume(Beside(self._run).script(prefix, read_about(prefix)))
+            self._draws.resume(ExtraState(self._run).script(prefix, read_about(prefix)))
 
     def _restore(self, checkpoints: Checkpoints) -> None:
         told, draws = self._resumed, Draws.now()

@@ -9,7 +9,7 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-from autodist.checkpoint.schedule import Schedule
+from autodist.checkpoint.save_schedule import Schedule
 from autodist.cluster.failure import LEAVING
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError

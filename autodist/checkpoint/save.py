@@ -13,11 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.checkpoint.background import Background
-from autodist.checkpoint.beside import Beside, digest_of_strategy
+from autodist.checkpoint.checksummed_writes import ChecksummedWrites, Follow, nobody
 from autodist.checkpoint.checksums import READERS
 from autodist.checkpoint.content import SIDE_FILE, Content, Value
+from autodist.checkpoint.extra_state import ExtraState, digest_of_strategy
 from autodist.checkpoint.folder import Folder
-from autodist.checkpoint.trail import Follow, Trail, nobody
 from autodist.checkpoint.write import PartWriter, merge, write_here
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
@@ -47,7 +47,7 @@ class Saves:
         self._part_writer: PartWriter | None = None
         self._is_waited_for = False
         self._last_saved: str | None = None
-        self._beside = Beside(run)
+        self._beside = ExtraState(run)
 
     def save(self, content: Callable[[int], Content], is_in_background: bool = False, above: int = 0) -> str:
         """Writes a checkpoint of the values as they are now; on the chief, while nobody is in a step.
@@ -80,7 +80,7 @@ class Saves:
             if is_in_background:
                 parts, finished = self._write_parts(values, made), {}
             else:
-                with Trail() as trail:
+                with ChecksummedWrites() as trail:
                     parts, finished = self._write_parts(values, made, trail.follow), trail.checksums()
             merge(parts, prefix)
             for suffix, write in {**told.files, **self._beside.files()}.items():

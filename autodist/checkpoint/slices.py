@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from autodist.checkpoint.threads import in_threads
 from autodist.checkpoint.write import place_of
-from autodist.runtime.engine import Engine
-from autodist.runtime.pieces import HasSize, Pieces, in_groups
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
 from autodist.runtime.variables import LARGE, Kept
 
 _AT_ONCE = 2
@@ -83,7 +83,11 @@ class Here:
 
 
 def read_into_session(
-    engine: Engine, pieces: Pieces, desk: Callable[[int], str], prefix: str, values: Iterable[tuple[str, Kept]]
+    engine: GraphRunner,
+    pieces: VariableSlices,
+    desk: Callable[[int], str],
+    prefix: str,
+    values: Iterable[tuple[str, Kept]],
 ) -> None:
     """On the chief, gives the session's variables what a checkpoint has, while nobody is in a step.
 
@@ -118,7 +122,7 @@ def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
         yield together
 
 
-def _reads(pieces: Pieces, values: Iterable[tuple[str, Kept]]) -> Iterator[_Read]:
+def _reads(pieces: VariableSlices, values: Iterable[tuple[str, Kept]]) -> Iterator[_Read]:
     for key, kept in values:
         for shard, worker, handle in pieces.holders(kept):
             size = kept.dtype.size * prod(shard.shape)
@@ -126,7 +130,7 @@ def _reads(pieces: Pieces, values: Iterable[tuple[str, Kept]]) -> Iterator[_Read
 
 
 def _writes(
-    engine: Engine, pieces: Pieces, desk: Callable[[int], str], prefix: str, group: Sequence[_Read]
+    engine: GraphRunner, pieces: VariableSlices, desk: Callable[[int], str], prefix: str, group: Sequence[_Read]
 ) -> Iterator[tf.Operation]:
     with engine.graph.as_default():
         let_go = []

@@ -11,11 +11,11 @@ from typing import Protocol, TypeVar
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from autodist.checkpoint.checksummed_writes import Follow, nobody
 from autodist.checkpoint.threads import in_threads
-from autodist.checkpoint.trail import Follow, nobody
 from autodist.graph.placement import Shard
-from autodist.runtime.engine import Engine
-from autodist.runtime.pieces import HasSize, Pieces, in_groups
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
 from autodist.runtime.variables import Kept
 
 _AT_ONCE = 2
@@ -87,7 +87,7 @@ class PartWriter:
         desk: the device of a worker on which its files are written.
     """
 
-    def __init__(self, engine: Engine, pieces: Pieces, desk: Callable[[int], str]) -> None:
+    def __init__(self, engine: GraphRunner, pieces: VariableSlices, desk: Callable[[int], str]) -> None:
         self._engine, self._pieces, self._desk = engine, pieces, desk
         with engine.graph.as_default():
             self._folder = tf.compat.v1.placeholder(tf.string, [])

@@ -44,7 +44,7 @@ Strategies = Annotated[
         autocompletion=_builders,
     ),
 ]
-Join = Annotated[
+PendingReduction = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autodist.cli.plans import PlannedStrategy, VariablePlan
-from autodist.graph.tally import Tally
+from autodist.graph.partial_count import PartialCount
 from autodist.logs.formatting import readable_bytes, readable_flops
 from autodist.logs.suggestions import listed
 from autodist.strategies.stage_table import bytes_text, stage_tables
@@ -130,7 +130,7 @@ def _links(plan: PlannedStrategy) -> Table:
     table = _table("links", ["from", "to", "bytes a step"], right={"bytes a step"})
     most = sorted(plan.links, key=lambda link: -link.bytes)[:MOST_LINKS]
     for link in most:
-        table.add_row(*map(Text, [link.source, link.target, bytes_text(Tally(link.bytes, link.is_least))]))
+        table.add_row(*map(Text, [link.source, link.target, bytes_text(PartialCount(link.bytes, link.is_least))]))
     if len(most) < len(plan.links):
         table.add_row(*map(Text, [f"{len(plan.links) - len(most)} others", "", "no more each"]))
     return table

@@ -10,9 +10,9 @@ from autodist.cli.flops import count_flops
 from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import LinkPlan, PlannedStrategy, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
 from autodist.graph.gradient_rows import gradient_rows
-from autodist.graph.item import GraphItem
+from autodist.graph.partial_count import PartialCount
 from autodist.graph.placement import EVERY_WORKER, Placement
-from autodist.graph.tally import Tally
+from autodist.graph.step import Step
 from autodist.kernels import Context, rewrite
 from autodist.kernels.place.assign_owners import find_placements
 from autodist.kernels.place.slots import find_slots
@@ -29,7 +29,7 @@ from autodist.strategies import (
 )
 from autodist.strategies.check_pipeline import stage_of, workers_of
 from autodist.strategies.cost import sent_to_mates
-from autodist.strategies.links import Link
+from autodist.strategies.links import WorkerConnection
 from autodist.strategies.nodes import alike_pieces, pieces
 from autodist.strategies.table import synchronizer_text
 from autodist.strategies.told_sums import told_sums
@@ -46,9 +46,7 @@ class PlannedStep:
         rehearses: whether the item is all that will run, so that it can be rewritten.
     """
 
-    def __init__(
-        self, item: GraphItem, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool
-    ) -> None:
+    def __init__(self, item: Step, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool) -> None:
         self._item, self._spec, self._rehearses = item, spec, rehearses
         self._whole, own = shapes, _of_the_chief(item, shapes, spec)
         self._rows, self._flops = gradient_rows(item, own), count_flops(item, own)
@@ -78,7 +76,7 @@ class PlannedStep:
         held = held_bytes(item, strategy, len(self._names))
         if strategy.pipeline.stages:
             return self._of_pipeline(named, shown_as, strategy, held, costs_of(item, context, self._whole, seen))
-        links: dict[Link, int] = {}
+        links: dict[WorkerConnection, int] = {}
         variables = []
         for node in strategy.nodes:
             variable = self._synced[node.variable]
@@ -87,7 +85,7 @@ class PlannedStep:
             variables.append(self._variable(variable, node, rows, sums_by_worker(own, len(self._names))[0]))
             for link, count in own.items():
                 links[link] = links.get(link, 0) + count
-        tallies = {link: Tally(count) for link, count in links.items()}
+        tallies = {link: PartialCount(count) for link, count in links.items()}
         of_workers = [replica.worker for replica in strategy.graph_config.replicas]
         replicas = [of_workers.count(worker.index) for worker in self._spec.workers]
         flops = [None if self._flops is None else self._flops * count // replicas[0] for count in replicas]
@@ -156,7 +154,7 @@ class PlannedStep:
             sent=sent,
         )
 
-    def _links(self, links: Mapping[Link, Tally]) -> tuple[LinkPlan, ...]:
+    def _links(self, links: Mapping[WorkerConnection, PartialCount]) -> tuple[LinkPlan, ...]:
         return tuple(
             LinkPlan(source=self._names[source], target=self._names[target], bytes=sent.count, is_least=sent.is_least)
             for (source, target), sent in sorted(links.items(), key=lambda one: one[0])
@@ -165,7 +163,7 @@ class PlannedStep:
     def _workers(
         self,
         held: Sequence[int],
-        links: Mapping[Link, Tally],
+        links: Mapping[WorkerConnection, PartialCount],
         replicas: Sequence[int],
         flops: Sequence[int | None],
     ) -> tuple[WorkerPlan, ...]:
@@ -183,7 +181,7 @@ class PlannedStep:
         )
 
 
-def held_bytes(item: GraphItem, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
+def held_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
     """Bytes of variables, slots included, that each worker holds between two steps."""
     placements: Mapping[str, Placement] = find_placements(item, strategy) if workers > 1 else {}
     computing = {replica.worker for replica in strategy.graph_config.replicas}
@@ -205,9 +203,7 @@ def held_bytes(item: GraphItem, strategy: strategy_pb2.Strategy, workers: int) -
     return [own + everywhere + (with_replicas if k in computing else 0) for k, own in enumerate(held)]
 
 
-def _of_the_chief(
-    item: GraphItem, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec
-) -> dict[str, tuple[int, ...]]:
+def _of_the_chief(item: Step, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec) -> dict[str, tuple[int, ...]]:
     """Shapes of the inputs in the chief's part of the first batch, of which one device got the whole.
 
     What a script feeds as one worker's own part is that.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.placement import Placement
 from autodist.graph.renaming import Renaming
+from autodist.graph.step import Step, place_variables
 from autodist.kernels import find_placements
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -28,7 +28,7 @@ class PlannedSteps:
         self._plans = StepPlans(arranged(builder, spec), builder, 0, None)
         self._placements: dict[str, Placement] = {}
 
-    def next(self, item: GraphItem, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, GraphItem]:
+    def next(self, item: Step, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, Step]:
         """The strategy for the next step, and that step with its variables where earlier steps have put them.
 
         Args:

@@ -17,7 +17,7 @@ from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import PlannedStrategy
 from autodist.cli.telling import UsageError
 from autodist.graph.flops import with_inferred_shapes
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.logs.suggestions import listed
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides, named_builder
@@ -100,7 +100,7 @@ class PlanningLook:
 
     def comes_to_step(
         self,
-        item: GraphItem,
+        item: Step,
         names: Mapping[str, str],
         shapes: Mapping[str, Sequence[int]],
         rehearses: bool,
@@ -122,7 +122,7 @@ class PlanningLook:
         self._count_call(is_new)
         self._is_counted = True
 
-    def answers(self, item: GraphItem, values: Sequence[Any]) -> list[np.ndarray]:
+    def answers(self, item: Step, values: Sequence[Any]) -> list[np.ndarray]:
         """Ones, of the shapes that the step's outputs have for these values; or the end of the script."""
         if not self._is_counted:
             self._count_call(is_new=False)

@@ -17,8 +17,8 @@ from autodist.cli.options import (
     Cluster,
     Index,
     IsModule,
-    Join,
     MaxRestarts,
+    PendingReduction,
     Replicas,
     Script,
     Strategy,
@@ -28,9 +28,9 @@ from autodist.cli.options import (
 from autodist.cli.plan import make_plans_quietly, show
 from autodist.cli.script import Target
 from autodist.cli.telling import UsageError, output
-from autodist.cluster.given.find import find, require
-from autodist.cluster.given.follower import FollowerOrder, follow
-from autodist.cluster.given.form import CHIEF, INDEX, WORKERS, Given, host_and_port_of
+from autodist.cluster.environments.find import find, require
+from autodist.cluster.environments.follower import FollowerOrder, follow
+from autodist.cluster.environments.launcher_env import CHIEF, INDEX, WORKERS, Given, host_and_port_of
 from autodist.cluster.script import Script as ScriptToRun
 from autodist.resources import ResourceSpec, Timeouts, Worker
 from autodist.runs.cli_overrides import CliOverrides
@@ -44,7 +44,7 @@ def run(
     strategy: Strategy = None,
     workers: Workers = None,
     replicas: Replicas = None,
-    join: Join = None,
+    join: PendingReduction = None,
     index: Index = None,
     max_restarts: MaxRestarts = None,
     dry_run: Annotated[

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import BinaryIO
 
 from autodist.cluster.addresses import unresolved
+from autodist.cluster.heartbeat_timeout import HeartbeatTimeout, beat_interval
 from autodist.cluster.launch import LaunchedScript
 from autodist.cluster.ports import PortHeld, hold_port
 from autodist.cluster.protocol import (
@@ -42,7 +43,6 @@ from autodist.cluster.protocol import (
     decode,
     encode,
 )
-from autodist.cluster.silence import Silence, beat_interval
 from autodist.cluster.start import content_digest
 from autodist.versions import VERSION
 
@@ -70,7 +70,7 @@ class Agent:
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._stop_timeout = stop_timeout
-        self._silence = None if silence_timeout is None else Silence(silence_timeout)
+        self._silence = None if silence_timeout is None else HeartbeatTimeout(silence_timeout)
         self._held: PortHeld | None = None
         self._script: LaunchedScript | None = None
         self._on_preempt = self._is_leaving = False
@@ -93,7 +93,7 @@ class Agent:
         threading.Thread(target=self.send, args=(Leaving(),), name="autodist-leaving", daemon=True).start()
         return True
 
-    def _heed_silence(self, silence: Silence) -> None:
+    def _heed_silence(self, silence: HeartbeatTimeout) -> None:
         """Returns when the conversation has ended, or nothing was heard for too long."""
         threading.Thread(
             target=self._beat, args=(beat_interval(silence.limit),), name="autodist-beat", daemon=True

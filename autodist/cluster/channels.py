@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from autodist.cluster.given.meet import channels_of_followers
+from autodist.cluster.environments.start_rendezvous import channels_of_followers
 from autodist.cluster.transport import Channel
-from autodist.cluster.ways import transport_to
+from autodist.cluster.transports import transport_to
 from autodist.resources import ResourceSpec, Worker
 
 

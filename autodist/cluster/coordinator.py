@@ -14,9 +14,8 @@ from autodist.cluster.addresses import check_reach, host_and_port
 from autodist.cluster.agent import find_facts
 from autodist.cluster.channels import channels_to_agents
 from autodist.cluster.failure import Ending, choose_cause
-from autodist.cluster.link import Link
+from autodist.cluster.load_adjusted_clock import LOOK_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.output import Output
-from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.preflight import check_all, compared_packages
 from autodist.cluster.protocol import (
@@ -35,6 +34,7 @@ from autodist.cluster.protocol import (
 )
 from autodist.cluster.script import Script
 from autodist.cluster.stalls import SAME_STEPS
+from autodist.cluster.worker_connection import WorkerConnection
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
@@ -102,7 +102,7 @@ class Coordinator:
         # Guards everything below, and the fields of the links.
         self._changed = threading.Condition()
         self._phase = _Phase.PREPARING
-        self._links: tuple[Link, ...] = ()
+        self._links: tuple[WorkerConnection, ...] = ()
         self._endings: list[Ending] = []
         self._cause: WorkerFailedError | None = None
         self._held: PortHeld | None = None
@@ -166,7 +166,7 @@ class Coordinator:
         """Starts the script on every other worker, and watches from now on.
 
         Args:
-            payload: reaches every worker as `Member.payload`.
+            payload: reaches every worker as `WorkerClient.payload`.
         """
         script = self._script_to_run()
         environment = dict(script.environment) if script else {}
@@ -192,7 +192,7 @@ class Coordinator:
             self._endings.extend(link.ending for link in self._links if link.ending)
 
     def say(self, text: str) -> None:
-        """Tells every worker something that `Member.hear` gives, in order; also before `start`."""
+        """Tells every worker something that `WorkerClient.hear` gives, in order; also before `start`."""
         self._tell_members(Said(text))
 
     def wait_in_first_step(self) -> None:
@@ -320,7 +320,9 @@ class Coordinator:
 
     def _bring_folder(self) -> None:
         if self._spec.sync is not None:
-            from autodist.cluster.bring import bring_to_all  # here, so that paramiko is loaded where it is needed alone
+            from autodist.cluster.file_sync import (
+                bring_to_all,  # here, so that paramiko is loaded where it is needed alone
+            )
 
             bring_to_all(self._spec, lambda: self._phase is _Phase.STOPPED)
 
@@ -328,7 +330,7 @@ class Coordinator:
         for workers, channels in channels_to_agents(self._spec, self._environment):
             with self._changed:
                 self._links += tuple(
-                    Link(
+                    WorkerConnection(
                         worker.name, channel, self._changed, self._output, self._note_ending, self._note_leaving,
                         shows=not self._spec.is_given,
                     )
@@ -375,7 +377,7 @@ class Coordinator:
             limit -= _TELLS_AFTER
         wait_for(self._changed, is_over, limit)
 
-    def _note_ending(self, link: Link) -> None:
+    def _note_ending(self, link: WorkerConnection) -> None:
         assert link.ending is not None
         if self._phase is _Phase.RUNNING:
             self._endings.append(link.ending)

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from autodist.cluster.member import CONTROL_VARIABLE
-from autodist.cluster.patience import Stopwatch
+from autodist.cluster.heartbeat_timeout import beat_interval
+from autodist.cluster.load_adjusted_clock import Stopwatch
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
-from autodist.cluster.silence import beat_interval
-from autodist.cluster.standing import Standing
+from autodist.cluster.stopped_process import Standing
+from autodist.cluster.worker_client import CONTROL_VARIABLE
 
 # A line without an end is passed on in pieces of this many bytes.
 _LONGEST_LINE = 1 << 16

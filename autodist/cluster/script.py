@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from autodist.cluster.command_line import Command, TargetKind
-from autodist.cluster.given.form import OF_ONE_PROCESS
+from autodist.cluster.environments.launcher_env import OF_ONE_PROCESS
 from autodist.cluster.start import ScriptStart, noted_start
 from autodist.cluster.tools import Main, is_kernel, is_same, script_behind, tool_of
 from autodist.errors import ClusterError
@@ -37,7 +37,7 @@ class Script:
             directory; None if there is no such file.
         digest: of that file's content when the script was started here.
         environment: variables that it needs beside those which its machine gives it.
-        brought: what it runs that is in no file, a notebook's function say; it finds that as `Member.brought`.
+        brought: what it runs that is in no file, a notebook's function say; it finds that as `WorkerClient.brought`.
     """
 
     arguments: tuple[str, ...]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autodist.cluster.addresses import is_loopback, split_host_and_port
-from autodist.cluster.patience import Stopwatch
+from autodist.cluster.load_adjusted_clock import Stopwatch
 from autodist.cluster.ports import PortHeld, leave_listening_to_this_process
 from autodist.errors import ClusterError
 
@@ -33,7 +33,7 @@ def start_server(
     Args:
         addresses: "host:port" of all workers' servers.
         index: of this worker.
-        held: the hold on its port (`Coordinator.held`, `Member.held`), released here.
+        held: the hold on its port (`Coordinator.held`, `WorkerClient.held`), released here.
         config: of the server's devices and threads.
 
     Raises:

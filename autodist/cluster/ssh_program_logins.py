@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import paramiko
 
-from autodist.cluster.companions import Companions
+from autodist.cluster.child_processes import ChildProcesses
 from autodist.cluster.ssh_connection import ONE_TRY, quote
 from autodist.cluster.ssh_logins import patiently
 from autodist.cluster.ssh_program import Hop, command_line, find_way, joining, master, require_program
@@ -46,7 +46,7 @@ class ProgramLogins:
 
     def __init__(self, settings: SSHSettings, silence: float, stays_for: Callable[[float], bool]) -> None:
         self._settings, self._silence, self._stays_for = settings, silence, stays_for
-        self._companions = Companions()
+        self._companions = ChildProcesses()
         self._way: list[Hop] = []
         self._logins: list[Connection] = []
         self._streams: list[socket.socket] = []

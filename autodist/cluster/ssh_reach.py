@@ -8,10 +8,10 @@ from typing import Protocol
 
 import paramiko
 
-from autodist.cluster.passing import Far
 from autodist.cluster.ssh_logins import Logins
 from autodist.cluster.ssh_program_logins import ProgramLogins
 from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.stream_relay import Far
 
 
 class Machine(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from autodist.cluster.patience import Stopwatch
+from autodist.cluster.load_adjusted_clock import Stopwatch
 from autodist.cluster.protocol import Doing, Progress
 
 _log = logging.getLogger("autodist.cluster")

@@ -147,7 +147,7 @@ class SSHTransport:
 
     def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
         order = {"settings": self._settings.as_json(), "module": [module, *arguments], "limits": self._limits}
-        return start_between("autodist.cluster.relay", count, order, self._environment)[1]
+        return start_between("autodist.cluster.ssh_relay", count, order, self._environment)[1]
 
 
 def start_between(

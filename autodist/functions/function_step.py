@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from autodist.batch.axis import name_by_path
 from autodist.batch.examples import require_rows_for_all, tell_of_empty_micro_batches
-from autodist.capture.batch_length import require_any_length
-from autodist.capture.demands import Demands
+from autodist.capture.batch_requirements import require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
 from autodist.capture.rows_by_position import require_no_rows_by_position
+from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.functions.bound_functions import BoundFunction, BoundFunctions
 from autodist.functions.graph_function import GraphFunction, GraphSessions
@@ -31,10 +31,10 @@ from autodist.functions.tracing import BY_ITSELF, Tracing, explaining_open_axes
 from autodist.graph.flows import row_axes
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.own_batches import Given, WholeBatch
+from autodist.reading.batch_sharding import Given, WholeBatch
 from autodist.runs.dry_run import look
 from autodist.runs.run import Run
-from autodist.runtime.first_batches import Meant
+from autodist.runtime.input_consistency import Meant
 from autodist.tf_compat.do_not_convert import converting, ours
 
 log = logging.getLogger("autodist")
@@ -314,7 +314,7 @@ class DistributedFunction:
     ) -> CapturedFunction:
         return capture_function(
             step, specs, axes,
-            Demands(may_evaluate=True), jit_compile=self._tracing.jit_compile, autograph=self._tracing.autograph,
+            TrainingRequirements(may_evaluate=True), jit_compile=self._tracing.jit_compile, autograph=self._tracing.autograph,
             is_split=self._run.spec.splits_batches,
         )  # fmt: skip
 

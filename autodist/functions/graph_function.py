@@ -14,7 +14,7 @@ from tensorflow.python.util import nest  # tells where in a nest each leaf is
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_function import BuiltStep, build_step
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.whole_sums import SumNotes
+from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.errors import CaptureError
 from autodist.functions.traces import constant_key
 from autodist.runs.run import Run
@@ -46,7 +46,7 @@ class GraphSessions:
         notes: what was noted in the scope; None outside of any.
     """
 
-    def __init__(self, run: Run, notes: Callable[[], tuple[GradientNotes, SumNotes] | None]) -> None:
+    def __init__(self, run: Run, notes: Callable[[], tuple[GradientNotes, AllReduceNotes] | None]) -> None:
         self._run, self._notes = run, notes
         self._known: weakref.WeakKeyDictionary[tf.Graph, _Known] = weakref.WeakKeyDictionary()
 

@@ -20,9 +20,9 @@ from autodist.checkpoint.around_legacy_fit import AroundLegacyFit
 from autodist.functions.evaluation_step import EvaluationStep
 from autodist.functions.function_step import DistributedFunction
 from autodist.functions.tracing import Tracing
-from autodist.reading.own_share import OwnShare
+from autodist.reading.input_shard import InputShard
 from autodist.runs.run import Run
-from autodist.runtime.first_batches import digest_of
+from autodist.runtime.input_consistency import digest_of
 
 
 class KerasTraining:
@@ -35,7 +35,7 @@ class KerasTraining:
         saves: whether the YAML asks for checkpoints of what trains.
     """
 
-    def __init__(self, run: Run, around_fit: AroundFit, share: OwnShare, saves: bool) -> None:
+    def __init__(self, run: Run, around_fit: AroundFit, share: InputShard, saves: bool) -> None:
         self._run, self._share = run, share
         self._is_global = run.spec.batch != "per_worker"
         self._fits = None

@@ -12,21 +12,21 @@ import tensorflow as tf
 from autodist.capture.tables import Table
 from autodist.errors import UnevenBatchError
 from autodist.graph.find_stages import written_handles
-from autodist.graph.item import GraphItem, place_variables
-from autodist.graph.keeper import Pace
 from autodist.graph.placement import Placement, shard_name
+from autodist.graph.step import Step, place_variables
+from autodist.graph.variable_placement import SyncMode
 from autodist.kernels import LOCAL_KERNELS, Fetching
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import look
 from autodist.runs.run import Run
-from autodist.runs.written_values import keeps_pace
+from autodist.runs.variable_sync import keeps_pace
 from autodist.runtime.program import Program
 from autodist.runtime.variables import Tracked
 
 
 def prepare(
     run: Run,
-    item: GraphItem,
+    item: Step,
     sources: Mapping[str, tf.Variable],
     shapes: Mapping[str, Sequence[int]] | None = None,
     tables: Iterable[Table] = (),
@@ -75,7 +75,7 @@ class RunningStep:
     """
 
     run: Run
-    item: GraphItem
+    item: Step
     strategy: strategy_pb2.Strategy
     variables: Mapping[str, Tracked]
     _program: Program | None = None
@@ -207,15 +207,15 @@ class RunningStep:
         return tuple(tracked.placement for tracked in self.variables.values())
 
 
-def _is_asynchronous(rewritten: GraphItem, name: str) -> bool:
+def _is_asynchronous(rewritten: Step, name: str) -> bool:
     """Whether any worker's step writes a variable at its owner, or a shard of it, and waits for nobody."""
     keepers = rewritten.replication.keepers if rewritten.replication else {}
     cut = rewritten.cuts.get(name)
     parts = [name] if cut is None else [shard_name(name, k) for k in range(len(cut.sizes))]
-    return any(keepers[part].pace is Pace.ASYNCHRONOUS for part in parts if part in keepers)
+    return any(keepers[part].pace is SyncMode.ASYNCHRONOUS for part in parts if part in keepers)
 
 
-def _as_settled(item: GraphItem, variables: Mapping[str, Tracked]) -> GraphItem:
+def _as_settled(item: Step, variables: Mapping[str, Tracked]) -> Step:
     """The item with its variables placed where earlier steps have put them."""
     settled = {name: one.placement for name, one in variables.items() if one.is_settled}
     return place_variables(item, settled)

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from autodist.batch.examples import require_examples, share_of, take, told_rows, with_a_row
-from autodist.capture.batch_length import Dealt, fault_in_parts
+from autodist.capture.batch_requirements import Dealt, fault_in_parts
 from autodist.capture.function import CapturedFunction
 from autodist.errors import UnevenBatchError
 from autodist.functions.step_arguments import Leaf, count_examples, split_rows
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.own_batches import WholeBatch
+from autodist.reading.batch_sharding import WholeBatch
 from autodist.resources import ResourceSpec
-from autodist.runs.whole_batches import Fed, WholeFed
+from autodist.runs.whole_batches import GatheredInput, WholeFed
 
 log = logging.getLogger("autodist")
 
-Cut = Callable[[Any], np.ndarray]
+Partitioning = Callable[[Any], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class OwnArrays:
         all_examples: that were passed.
     """
 
-    cuts: Sequence[Cut]
+    cuts: Sequence[Partitioning]
     examples: int
     all_examples: int
 
@@ -45,7 +45,7 @@ class OwnArrays:
 
 
 @dataclass(frozen=True)
-class Part:
+class InputShare:
     """What a worker gives to one run of a step.
 
     Attributes:
@@ -121,7 +121,7 @@ class Sharing:
         if whole is not None:
             return OwnArrays([np.asarray] * len(leaves), share_of(examples, workers, self.worker).size, examples)
         shares = {n: share_of(n, workers, self.worker) for n in {examples, *(x.rows for x in leaves)}}
-        cuts: list[Cut] = [
+        cuts: list[Partitioning] = [
             np.asarray if x.axis is None else functools.partial(take, axis=x.axis, share=shares[x.rows]) for x in leaves
         ]
         return OwnArrays(cuts, shares[examples].size, examples)
@@ -136,8 +136,8 @@ class Sharing:
         leaves: Sequence[Leaf],
         own: OwnArrays,
         values: Sequence[Any],
-        bring_together: Callable[[Sequence[Fed]], WholeFed],
-    ) -> Part:
+        bring_together: Callable[[Sequence[GatheredInput]], WholeFed],
+    ) -> InputShare:
         """What this worker gives to one run.
 
         Args:
@@ -147,12 +147,12 @@ class Sharing:
             bring_together: brings what all workers feed to the chief; all of them come to it alike.
         """
         if not self.is_gathered or all(leaf.axis is None for leaf in leaves):
-            return Part(own.of(values), own.examples, own.all_examples)
+            return InputShare(own.of(values), own.examples, own.all_examples)
         fed = bring_together(
-            [Fed(x.name, np.asarray(v), x.axis, x.is_padded) for x, v in zip(leaves, values, strict=True)]
+            [GatheredInput(x.name, np.asarray(v), x.axis, x.is_padded) for x, v in zip(leaves, values, strict=True)]
         )
         whole = [v if x.axis is None else with_a_row(v, x.axis) for x, v in zip(leaves, fed.values, strict=True)]
-        return Part(whole, fed.examples, fed.all_examples, fed)
+        return InputShare(whole, fed.examples, fed.all_examples, fed)
 
     def shape(self, leaf: Leaf) -> Sequence[int]:
         """The shape of a step's input, as far as this worker knows it before a run."""
@@ -182,5 +182,5 @@ class Sharing:
         )  # fmt: skip
 
 
-def _with_a_row(leaf: Leaf) -> Cut:
+def _with_a_row(leaf: Leaf) -> Partitioning:
     return np.asarray if leaf.axis is None else functools.partial(with_a_row, axis=leaf.axis)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from autodist.graph.find_stages import find_stages
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.parts import Gradient, Variable
+from autodist.graph.parts import Variable, VariableGradient
 from autodist.graph.stages import Stages
+from autodist.graph.step import Step
 
 _PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 
@@ -30,7 +30,7 @@ class Application:
     is_plain: bool
 
 
-def find_applied(item: GraphItem, stages: Stages) -> tuple[Gradient, ...]:
+def find_applied(item: Step, stages: Stages) -> tuple[VariableGradient, ...]:
     """The gradients of a step, each of the variable that it is applied to.
 
     That is its own, or where it reaches no write of that another network's: the workers of A3C differentiate by the
@@ -42,7 +42,7 @@ def find_applied(item: GraphItem, stages: Stages) -> tuple[Gradient, ...]:
     )
 
 
-def _applied_to(item: GraphItem, stages: Stages, gradient: Gradient) -> str:
+def _applied_to(item: Step, stages: Stages, gradient: VariableGradient) -> str:
     """The trained variable that is written last, after its slots; none: it is gathered for another run, say."""
     shape = item.by_name[gradient.variable].shape
     written = [a.variable for a in _applications(item, stages, gradient.tensors[-1])]
@@ -50,7 +50,7 @@ def _applied_to(item: GraphItem, stages: Stages, gradient: Gradient) -> str:
     return found[-1] if found else gradient.variable
 
 
-def find_fed_updates(item: GraphItem) -> dict[str, Variable]:
+def find_fed_updates(item: Step) -> dict[str, Variable]:
     """For placeholders from which trained variables are updated as from gradients: which one each is for."""
     placeholders = item.wiring.of_op("Placeholder")
     if not placeholders or not any(effect.writes for effect in item.wiring.effects.values()):
@@ -68,7 +68,7 @@ def find_fed_updates(item: GraphItem) -> dict[str, Variable]:
     return found
 
 
-def _applications(item: GraphItem, stages: Stages, name: str) -> list[Application]:
+def _applications(item: Step, stages: Stages, name: str) -> list[Application]:
     """The variables that are written of a tensor by way of tensors of its shape, in the order of the writes.
 
     Not where a function writes: which of several variables it writes of the tensor is not looked for.
@@ -96,20 +96,20 @@ def _applications(item: GraphItem, stages: Stages, name: str) -> list[Applicatio
     return [found[write] for write in sorted(found, key=stages.order.__getitem__)]
 
 
-def _readers(item: GraphItem, name: str) -> Iterator[tf.compat.v1.NodeDef]:
+def _readers(item: Step, name: str) -> Iterator[tf.compat.v1.NodeDef]:
     for consumer in item.wiring.consumers[node_of(name)]:
         node = item.wiring.nodes[consumer]
         if any(tensor(i) == name for i in node.input if not is_control(i)):
             yield node
 
 
-def _outputs(item: GraphItem, node: str) -> list[str]:
+def _outputs(item: Step, node: str) -> list[str]:
     """The outputs of a node that are read."""
     read = (i for c in item.wiring.consumers[node] for i in item.wiring.nodes[c].input if not is_control(i))
     return list(dict.fromkeys(tensor(i) for i in read if node_of(i) == node))
 
 
-def _read_after(item: GraphItem, stages: Stages, write: str, handle: str) -> list[str]:
+def _read_after(item: Step, stages: Stages, write: str, handle: str) -> list[str]:
     """What is read of a variable after a write."""
     readers = [r for r in stages.readers(handle) if write in stages.writes_before(r, handle) and r != write]
     return [t for reader in readers if item.wiring.nodes[reader].op == "ReadVariableOp" for t in _outputs(item, reader)]

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.framework import op_def_registry  # the only way from an op's name to its definition
 
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
@@ -57,7 +57,7 @@ class Baked(NamedTuple):
     shape: tuple[int, ...] | None = None
 
 
-def baked_values(item: GraphItem) -> tuple[Baked, ...]:
+def baked_values(item: Step) -> tuple[Baked, ...]:
     """The values on which the writes and the outputs of a step depend, but for seeds and texts.
 
     Of a session's whole graph, which has no outputs, those on which the training depends, and not the initial values.

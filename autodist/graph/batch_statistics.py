@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.item import GraphItem
 from autodist.graph.loss_terms import find_terms
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import Elements, Kind, Mean, PerExample, Propagation, Sum, Total, Unknown
 from autodist.graph.seeds import joined_calls, live_calls
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 
@@ -37,7 +37,7 @@ Statistics = Mapping[NodeInput, Statistic]
 
 
 def find_statistics(
-    item: GraphItem, flows: Propagation, is_left: Callable[[str], bool], calls: Iterable[int] | None = None
+    item: Step, flows: Propagation, is_left: Callable[[str], bool], calls: Iterable[int] | None = None
 ) -> Statistics | None:
     """The sums and means behind which it is no longer known how a loss depends on the batch, by the place of each.
 
@@ -64,14 +64,14 @@ def find_statistics(
 
 
 def met_behind(
-    item: GraphItem, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
+    item: Step, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     """The sums and means behind which some tensors are no longer known; none where something else is in the way."""
     return _met_at_each(item, flows, _first_unknown(item, flows, unknown), is_left)
 
 
 def met_mixing(
-    item: GraphItem, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
+    item: Step, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     """The sums and means that examples meet before some tensors."""
     found: dict[NodeInput, Statistic] = {}
@@ -82,7 +82,7 @@ def met_mixing(
 
 
 def _met_at_each(
-    item: GraphItem, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
+    item: Step, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     found: dict[NodeInput, Statistic] = {}
     for node in nodes:
@@ -93,9 +93,7 @@ def _met_at_each(
     return found | met_mixing(item, flows, [inputs_of(item, place.node)[place.index] for place in found], is_left)
 
 
-def _met_at(
-    item: GraphItem, flows: Propagation, node: str, is_left: Callable[[str], bool]
-) -> dict[NodeInput, Statistic]:
+def _met_at(item: Step, flows: Propagation, node: str, is_left: Callable[[str], bool]) -> dict[NodeInput, Statistic]:
     found: dict[NodeInput, Statistic] = {}
     for k, name in enumerate(inputs_of(item, node)):
         kind = flows.kind(name)
@@ -106,24 +104,24 @@ def _met_at(
     return found
 
 
-def inputs_of(item: GraphItem, node: str) -> list[str]:
+def inputs_of(item: Step, node: str) -> list[str]:
     """What a node reads, by name."""
     return [tensor(name) for name in item.wiring.nodes[node].input if not is_control(name)]
 
 
-def _joined(item: GraphItem) -> list[int]:
+def _joined(item: Step) -> list[int]:
     joined = joined_calls(item)
     return [k for k in live_calls(item) if k in joined]
 
 
-def _differentiated_parts(item: GraphItem, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
+def _differentiated_parts(item: Step, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
     """What some calls differentiate, or the parts of it."""
     for k in calls:
         call = item.gradient_calls[k]
         yield from [term.tensor for term in find_terms(item, flows, call)] or call.targets
 
 
-def _first_unknown(item: GraphItem, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
+def _first_unknown(item: Step, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
     """The nodes behind which nothing is known while all is before them."""
     front, seen = [node_of(name) for name in names], set()
     while front:
@@ -137,7 +135,7 @@ def _first_unknown(item: GraphItem, flows: Propagation, names: Sequence[str]) ->
         front += map(node_of, unknown)
 
 
-def _mixing(item: GraphItem, flows: Propagation, names: Sequence[str]) -> set[str]:
+def _mixing(item: Step, flows: Propagation, names: Sequence[str]) -> set[str]:
     """The nodes before some tensors where examples meet what several of them have in common."""
 
     def mixed(name: str) -> list[str]:
@@ -147,7 +145,7 @@ def _mixing(item: GraphItem, flows: Propagation, names: Sequence[str]) -> set[st
     return {node_of(name) for name in seen if isinstance(flows.kind(name), PerExample)}
 
 
-def _begins(item: GraphItem, flows: Propagation, node: str) -> bool:
+def _begins(item: Step, flows: Propagation, node: str) -> bool:
     return not any(_is_mixed(flows.kind(name)) for name in inputs_of(item, node))
 
 
@@ -155,7 +153,7 @@ def _is_mixed(kind: Kind) -> bool:
     return isinstance(kind, PerExample | Sum | Mean) and kind.mixed_at is not None
 
 
-def can_be_whole(item: GraphItem, name: str, kind: Statistic) -> bool:
+def can_be_whole(item: Step, name: str, kind: Statistic) -> bool:
     """Whether replicas can exchange it while the step computes."""
     weight = kind.weight if isinstance(kind, Mean) else None
     while isinstance(weight, Total):

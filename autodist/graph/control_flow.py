@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from autodist.graph.index import GraphIndex
 from autodist.graph.ops import Trait, having
 from autodist.graph.walks import reach
-from autodist.graph.wiring import Wiring
 
 _MERGES, _BACK, _EXITS = map(having, (Trait.MERGE, Trait.BACK, Trait.EXIT))
 
 
-def find_inside(wiring: Wiring) -> list[str]:
+def find_inside(wiring: GraphIndex) -> list[str]:
     """The nodes in branches and loops, which may have no value in a run, or many; without those that lead out."""
     entrances = {node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER)}
     return _within(wiring, entrances, 2)  # a loop's value has gone through an Enter and a Switch
 
 
-def find_perhaps_dead(wiring: Wiring) -> set[str]:
+def find_perhaps_dead(wiring: GraphIndex) -> set[str]:
     """The nodes that branches and loops of TensorFlow 1 lead to, which may have no value in a run."""
     entrances = (node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER))
     return reach(entrances, wiring.consumers.__getitem__)
 
 
-def find_in_branches(wiring: Wiring) -> list[str]:
+def find_in_branches(wiring: GraphIndex) -> list[str]:
     """The nodes that a branch of TensorFlow 1 may leave out of a run, loops left aside."""
     switches = [node.name for node in wiring.having(Trait.SWITCH)]
     branching = {s for s in switches if wiring.nodes[wiring.data[s][1]].op != "LoopCond"}
     return _within(wiring, branching, 0)
 
 
-def _within(wiring: Wiring, entrances: Collection[str], entered_by_loops: int) -> list[str]:
+def _within(wiring: GraphIndex, entrances: Collection[str], entered_by_loops: int) -> list[str]:
     if not entrances:
         return []
     depths: dict[str, int] = {}

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from autodist.errors import RewriteError
+from autodist.graph.index import GraphIndex, copy_without
 from autodist.graph.names import as_input, is_control, node_of, tensor
-from autodist.graph.wiring import Wiring, copy_without
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 GraphDef: TypeAlias = tf.compat.v1.GraphDef
@@ -27,7 +27,7 @@ class GraphEditor:
         wiring: of `graph_def`, if it is there: names and consumers need not be looked for then.
     """
 
-    def __init__(self, graph_def: tf.compat.v1.GraphDef, wiring: Wiring | None = None) -> None:
+    def __init__(self, graph_def: tf.compat.v1.GraphDef, wiring: GraphIndex | None = None) -> None:
         self._work = GraphDef()
         self._work.CopyFrom(graph_def)
         self._index: dict[str, set[str]] | None = None

@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
-from autodist.graph.parts import Join, JoinKind, Merge
-from autodist.graph.wiring import Wiring
+from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ExecutionOrder:
     names: tuple[str, ...]
     position: Mapping[str, int]
     sources: Mapping[str, Sequence[str]]
-    wiring: Wiring
+    wiring: GraphIndex
 
     @property
     def messages(self) -> list[str]:
@@ -45,18 +45,20 @@ class ExecutionOrder:
             found[name] = max((found.get(s, 0) + (s in messages) for s in self.sources[name]), default=0)
         return {message: found[message] for message in messages}
 
-    def of_join(self, join: Join) -> int:
+    def of_join(self, join: PendingReduction) -> int:
         """The position of the message that a join travels in."""
         return self.position[message_of(join)]
 
 
-def message_of(join: Join) -> str:
+def message_of(join: PendingReduction) -> str:
     """The name of the message that a join may share with others; no node has such a name."""
-    travels_alone = join.kind is JoinKind.LOSS or join.is_sparse or join.merge is Merge.ROWS
+    travels_alone = join.kind is PendingReductionKind.LOSS or join.is_sparse or join.merge is ReduceOp.ROWS
     return f"join {join.kind.value} {join.level} {join.depth}{f' {join.name}' if travels_alone else ''}"
 
 
-def find_execution_order(wiring: Wiring, joins: Iterable[Join], late: Mapping[str, int]) -> ExecutionOrder | None:
+def find_execution_order(
+    wiring: GraphIndex, joins: Iterable[PendingReduction], late: Mapping[str, int]
+) -> ExecutionOrder | None:
     """The order of a step, or None if two messages would wait for each other.
 
     Args:
@@ -67,7 +69,7 @@ def find_execution_order(wiring: Wiring, joins: Iterable[Join], late: Mapping[st
     return _Walk(wiring, joins, late).run()
 
 
-def settle_depths(wiring: Wiring, joins: Sequence[Join]) -> tuple[Join, ...]:
+def settle_depths(wiring: GraphIndex, joins: Sequence[PendingReduction]) -> tuple[PendingReduction, ...]:
     """The joins, with depths by which none shares a message with another that it waits for.
 
     The stages and depths of most steps are such already. Where control dependencies order one part of the step behind
@@ -87,7 +89,7 @@ def settle_depths(wiring: Wiring, joins: Sequence[Join]) -> tuple[Join, ...]:
     return tuple(replace(join, depth=depths[join.name]) for join in joins)
 
 
-def _made_from(join: Join) -> list[str]:
+def _made_from(join: PendingReduction) -> list[str]:
     return [node_of(t) for t in (*join.local, *([join.weight] if join.weight else []))]
 
 
@@ -95,8 +97,8 @@ def _made_from(join: Join) -> list[str]:
 class _Walk:
     """Takes node after node whose sources are taken: whatever can run, else a message, else a late write."""
 
-    wiring: Wiring
-    joins: Iterable[Join]
+    wiring: GraphIndex
+    joins: Iterable[PendingReduction]
     late: Mapping[str, int]
     names: list[str] = field(default_factory=list)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of, output_index
 from autodist.graph.op_types import VARIANT, types_of_outputs
 from autodist.graph.walks import reach
-from autodist.graph.wiring import Wiring
 
 
-def find_lists(wiring: Wiring, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
+def find_lists(wiring: GraphIndex, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
     """For each node that makes or reads a list of tensors, all those that are tied to it by such.
 
     Args:
@@ -33,7 +33,7 @@ def find_lists(wiring: Wiring, names: Iterable[str]) -> Mapping[str, frozenset[s
     return found
 
 
-def _lists_made(wiring: Wiring, name: str) -> frozenset[int]:
+def _lists_made(wiring: GraphIndex, name: str) -> frozenset[int]:
     """Which outputs of a node are lists."""
     node = wiring.nodes[name]
     try:

@@ -6,10 +6,10 @@ import functools
 import operator
 from collections.abc import Collection, Mapping
 
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 
 
-def find_shared_before(item: GraphItem, names: Collection[str], held: Collection[str]) -> Mapping[str, list[str]]:
+def find_shared_before(item: Step, names: Collection[str], held: Collection[str]) -> Mapping[str, list[str]]:
     """For each node that reads or writes a variable which the step writes, those that do so before it.
 
     Two that only read are in no order.
@@ -28,7 +28,7 @@ def find_shared_before(item: GraphItem, names: Collection[str], held: Collection
     }
 
 
-def _waits_among(item: GraphItem, names: Collection[str]) -> dict[str, list[str]]:
+def _waits_among(item: Step, names: Collection[str]) -> dict[str, list[str]]:
     """For each of some nodes those of them that it waits for."""
     order, sources = item.wiring.order, item.wiring.sources
     among = [name for name in order if name in names]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autodist.graph.effects import Effect
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.parts import Gradient
+from autodist.graph.parts import VariableGradient
 from autodist.graph.stages import Stages
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 
-def find_stages(item: GraphItem) -> Stages:
+def find_stages(item: Step) -> Stages:
     """Tells compute from what runs once; see the text of `autodist.graph.stages`.
 
     Found once for a graph, its gradients, variables and inputs, however many kernels ask.
@@ -24,7 +24,7 @@ def find_stages(item: GraphItem) -> Stages:
     return item.wiring.once("stages", given, lambda: _find(item))
 
 
-def _find(item: GraphItem) -> Stages:
+def _find(item: Step) -> Stages:
     gradients = list(item.gradients)
     while True:
         walk = _Walk(item, gradients)
@@ -43,8 +43,8 @@ class _Walk:
     few hundred members that there are.
     """
 
-    item: GraphItem
-    gradients: list[Gradient]
+    item: Step
+    gradients: list[VariableGradient]
     reach: dict[str, int] = field(default_factory=dict)  # gradients that reach a node which runs once
     after_state: set[str] = field(default_factory=set)
     before: dict[str, int] = field(default_factory=dict)
@@ -196,6 +196,6 @@ class _Walk:
         )
 
 
-def written_handles(item: GraphItem) -> set[str]:
+def written_handles(item: Step) -> set[str]:
     """The VarHandleOps of the variables that a step writes."""
     return {handle for effect in item.wiring.effects.values() for handle in effect.writes}

@@ -11,15 +11,13 @@ from tensorflow.python.profiler.internal import flops_registry  # noqa: F401  # 
 from tensorflow.python.util import deprecation  # which silences what TensorFlow says of its own formulas
 
 from autodist.graph.gradient_rows import with_shapes
-from autodist.graph.item import GraphItem
 from autodist.graph.ops import Trait, having
+from autodist.graph.step import Step
 
 _CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 
 
-def with_inferred_shapes(
-    item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]
-) -> tf.Graph:
+def with_inferred_shapes(item: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.Graph:
     """A graph that makes some tensors from inputs of these shapes, of which TensorFlow has inferred what it can."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(with_shapes(item, wanted, shapes), name="")

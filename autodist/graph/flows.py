@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autodist.graph.item import GraphItem
 from autodist.graph.propagation import PerExample, Propagation, Replicated, propagate
 from autodist.graph.seeds import declare_seeds
+from autodist.graph.step import Step
 
 
-def flows_of(item: GraphItem) -> Propagation:
+def flows_of(item: Step) -> Propagation:
     """How the captured tensors depend on the batch; of the seeds it is known what they are."""
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
     flows = propagate(
@@ -25,7 +25,7 @@ def flows_of(item: GraphItem) -> Propagation:
     return flows
 
 
-def row_axes(item: GraphItem) -> Sequence[int | None]:
+def row_axes(item: Step) -> Sequence[int | None]:
     """For each output of a captured step, along which axis its rows belong to examples; None: they do not."""
     flows = flows_of(item)
     kinds = [flows.kind(name) for name in item.outputs]

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.step import Step
 
 
-def gradient_rows(item: GraphItem, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+def gradient_rows(item: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Rows of the gradients of each sparse variable; those whose number depends on the data are left out.
 
     Args:
@@ -35,9 +35,7 @@ def gradient_rows(item: GraphItem, shapes: Mapping[str, Sequence[int]]) -> dict[
     return found
 
 
-def with_shapes(
-    item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]
-) -> tf.compat.v1.GraphDef:
+def with_shapes(item: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.compat.v1.GraphDef:
     """What makes some tensors, from inputs of these shapes; TensorFlow infers the rest when it imports that."""
     editor = GraphEditor(item.graph_def, item.wiring)
     editor.prune(wanted)

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.graph.editor import GraphDef, NodeDef
-from autodist.graph.fragment import SpecOf
 from autodist.graph.imported import ImportedGraph
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
+from autodist.graph.subgraph import SpecOf
 
 _OF_THE_WHOLE = ("_class", "_output_shapes")
 """Attributes that name other nodes of the graph, or were inferred when it was another one."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.pipeline_assignment import Assignment
+from autodist.graph.step import Step
 
 OPEN_LENGTH = 32
 """What counts for a length that the step leaves open, that of the batch mostly."""
@@ -16,7 +16,7 @@ OPEN_LENGTH = 32
 _FED = having(Trait.FED)
 
 
-def layer_flops(item: GraphItem, layers: Sequence[Collection[str]]) -> list[int] | None:
+def layer_flops(item: Step, layers: Sequence[Collection[str]]) -> list[int] | None:
     """FLOPs of each layer, forward and back, each layer counting as a pipeline stage.
 
     Batches have `OPEN_LENGTH` examples, whose number scales all layers alike, since no batch is known where a strategy
@@ -42,7 +42,7 @@ def layer_flops(item: GraphItem, layers: Sequence[Collection[str]]) -> list[int]
     return found if any(found) else None
 
 
-def _filled(item: GraphItem, name: str) -> list[int] | None:
+def _filled(item: Step, name: str) -> list[int] | None:
     """The shape of an input, whose open lengths are filled in; None where not even its rank is known."""
     node = item.wiring.nodes.get(node_of(name))
     if node is None or node.op not in _FED or "shape" not in node.attr or node.attr["shape"].shape.unknown_rank:

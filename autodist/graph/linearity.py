@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, tensor
 from autodist.graph.ops import Trait, having, linear_operands
 from autodist.graph.propagation.bodies import Body, Library
-from autodist.graph.wiring import Wiring
 
 _CALLS, _BRANCHES, _LOOPS = map(having, (Trait.CALL, Trait.BRANCH, Trait.LOOP))
 _BY_SHAPES, _ZEROS = having(Trait.BY_SHAPES), having(Trait.ZEROS)
@@ -51,7 +51,7 @@ class Linearity:
         return self.of(name) in (Grade.LINEAR, Grade.BENT)
 
 
-def find_linearity(wiring: Wiring, seeds: Collection[str], without: Collection[str] = ()) -> Linearity:
+def find_linearity(wiring: GraphIndex, seeds: Collection[str], without: Collection[str] = ()) -> Linearity:
     """Follows tensors through a graph.
 
     Args:
@@ -64,7 +64,7 @@ def find_linearity(wiring: Wiring, seeds: Collection[str], without: Collection[s
     return Linearity(grades, walk.bends, frozenset(walk.halves))
 
 
-def is_bent(node: tf.compat.v1.NodeDef, grades: Sequence[Grade]) -> bool:
+def is_nonlinear(node: tf.compat.v1.NodeDef, grades: Sequence[Grade]) -> bool:
     """Whether an op is not proportional to those of its inputs that depend on something, if these were proportional."""
     return _grade_by_table(node.op, [Grade.LINEAR if g is Grade.BENT else g for g in grades]) is Grade.BENT
 
@@ -75,11 +75,11 @@ class _Walk:
     bends: dict[str, tuple[str, ...]] = field(default_factory=dict)
     halves: set[str] = field(default_factory=set)
     _quiet: int = 0
-    _bodies: dict[str, tuple[Body, Wiring]] = field(default_factory=dict)
+    _bodies: dict[str, tuple[Body, GraphIndex]] = field(default_factory=dict)
 
     def follow(
         self,
-        wiring: Wiring,
+        wiring: GraphIndex,
         given: Mapping[str, Grade],
         without: frozenset[str] = frozenset(),
         called: str | None = None,
@@ -105,13 +105,13 @@ class _Walk:
             grades = self._pass(wiring, {**given, **back}, without, called)
         return grades
 
-    def _brought(self, wiring: Wiring, grades: Mapping[str, Grade], name: str) -> Grade:
+    def _brought(self, wiring: GraphIndex, grades: Mapping[str, Grade], name: str) -> Grade:
         source = wiring.nodes[name.partition(":")[0]].input[0]
         return grades.get(tensor(source), Grade.FREE)
 
     def _pass(
         self,
-        wiring: Wiring,
+        wiring: GraphIndex,
         given: Mapping[str, Grade],
         without: frozenset[str],
         called: str | None,
@@ -170,10 +170,10 @@ class _Walk:
         grades = self.follow(wiring, dict(zip(body.arguments, taken, strict=True)), called=called)
         return [grades.get(name, Grade.FREE) for name in body.outputs]
 
-    def _body(self, function: str, arguments: int) -> tuple[Body, Wiring]:
+    def _body(self, function: str, arguments: int) -> tuple[Body, GraphIndex]:
         if function not in self._bodies:
             body = self.library.body(function, [tf.TensorShape(None)] * arguments, [None] * arguments)
-            self._bodies[function] = body, Wiring(body.graph_def)
+            self._bodies[function] = body, GraphIndex(body.graph_def)
         return self._bodies[function]
 
     def _branches(self, names: Sequence[str], taken: Sequence[Grade], called: str) -> list[Grade]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import GradientCall, Term
@@ -23,10 +22,11 @@ from autodist.graph.propagation import (
     Unknown,
     Weight,
 )
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 
-def loss_kind(item: GraphItem, flows: Propagation, name: str) -> Kind:
+def loss_kind(item: Step, flows: Propagation, name: str) -> Kind:
     """How what is differentiated joins.
 
     A graph that was made for one number of examples may divide a sum by it, as by any constant: whether it is a sum or
@@ -49,7 +49,7 @@ def one_weight(kinds: Sequence[Kind]) -> bool:
     return len(weights) <= 1 and all(isinstance(kind, Mean | Replicated) for kind in kinds)
 
 
-def find_terms(item: GraphItem, flows: Propagation, call: GradientCall) -> list[Term]:
+def find_terms(item: Step, flows: Propagation, call: GradientCall) -> list[Term]:
     """The terms of what one call differentiates, each with a weight of its own; none where one weight suits all.
 
     What is known as a mean, as a sum or as the same on all replicas is a term; all else is taken apart, if it is made
@@ -60,7 +60,7 @@ def find_terms(item: GraphItem, flows: Propagation, call: GradientCall) -> list[
 
 @dataclass(frozen=True)
 class _Search:
-    item: GraphItem
+    item: Step
     flows: Propagation
     call: GradientCall
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # the only way from an op's name to its definition
 
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of, output_index
-from autodist.graph.wiring import Wiring
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
@@ -48,7 +48,7 @@ def types_of_outputs(node: NodeDef) -> Iterator[int]:
         yield from _types(node, argument)
 
 
-def type_of(wiring: Wiring, name: str) -> int:
+def type_of(wiring: GraphIndex, name: str) -> int:
     """The type of a tensor of a graph; its node's op may be a function of the graph's."""
     node = wiring.nodes[node_of(name)]
     functions = (f.signature for f in wiring.graph_def.library.function if f.signature.name == node.op)

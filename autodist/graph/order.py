@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from autodist.graph.wiring import Wiring
+from autodist.graph.index import GraphIndex
 
 
 def topological(graph_def: tf.compat.v1.GraphDef) -> list[tf.compat.v1.NodeDef]:
-    """The nodes of `graph_def`, each after all that it needs; a GraphItem knows them as `wiring.order`.
+    """The nodes of `graph_def`, each after all that it needs; a Step knows them as `wiring.order`.
 
     Raises:
         ValueError: if the graph has a cycle that is not a v1 loop's.
     """
-    wiring = Wiring(graph_def)
+    wiring = GraphIndex(graph_def)
     return [wiring.nodes[name] for name in wiring.order]

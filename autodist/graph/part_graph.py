@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.editor import drop_lost_colocation
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of
-from autodist.graph.wiring import Wiring
 
 PREFIX = "autodist/taken/"
 """Before the names of the placeholders for what a part takes."""
@@ -39,7 +39,7 @@ class PartGraph:
 
 
 def part_graph(
-    wiring: Wiring, nodes: Sequence[str], takes: Iterable[str], gives: Iterable[str], targets: Iterable[str]
+    wiring: GraphIndex, nodes: Sequence[str], takes: Iterable[str], gives: Iterable[str], targets: Iterable[str]
 ) -> PartGraph:
     """The graph of some nodes, with placeholders for what they take. They wait for none but one another.
 
@@ -69,7 +69,7 @@ def _within(spelled: Iterable[str], inside: Collection[str], inputs: Mapping[str
     return [i for i in mapped if i is not None]
 
 
-def _type_of_value(wiring: Wiring, name: str) -> int:
+def _type_of_value(wiring: GraphIndex, name: str) -> int:
     kind = type_of(wiring, name)
     if kind in (RESOURCE, VARIANT):
         raise RewriteError(

@@ -59,7 +59,7 @@ class RowJoin(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Gradient:
+class VariableGradient:
     """The gradient of one variable, before clipping or any arithmetic of an optimizer.
 
     No tensor belongs to two gradients: capture gives each variable its own where the maths gives both the same.
@@ -67,7 +67,7 @@ class Gradient:
     Attributes:
         variable: name of the variable.
         tensors: ("values:0",) if dense, ("indices:0", "values:0") if sparse.
-        call: index into GraphItem.gradient_calls.
+        call: index into Step.gradient_calls.
         row_join: how it is joined, if it is sparse.
         aligned: how many rows are aligned, if only the last ones are.
     """
@@ -143,7 +143,7 @@ class EvenParts:
     line: str | None = field(default=None, repr=False)
 
 
-class JoinKind(enum.Enum):
+class PendingReductionKind(enum.Enum):
     """What a join is for; joins of different kinds never share a bucket."""
 
     GRADIENT = "gradient"
@@ -153,7 +153,7 @@ class JoinKind(enum.Enum):
     STATE = "state"  # what the compute part writes, and outputs
 
 
-class Merge(enum.Enum):
+class ReduceOp(enum.Enum):
     """How the values of several parts are merged into one."""
 
     ADD = "add"
@@ -164,7 +164,7 @@ class Merge(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Join:
+class PendingReduction:
     """A tensor that is summed, or merged in another way, over all replicas of all workers.
 
     Attributes:
@@ -187,7 +187,7 @@ class Join:
     """
 
     name: str
-    kind: JoinKind
+    kind: PendingReductionKind
     local: tuple[str, ...]
     result: tuple[str, ...]
     weight: str | None
@@ -199,7 +199,7 @@ class Join:
     weight_dtype: tf.DType | None = None
     row_join: RowJoin = RowJoin.IN_TURN
     aligned: int = 0
-    merge: Merge = Merge.ADD
+    merge: ReduceOp = ReduceOp.ADD
     axis: int = 0
     depth: int = 0
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from autodist.graph.find_lists import find_lists
 from autodist.graph.find_shared_before import find_shared_before
 from autodist.graph.find_stages import find_stages
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.seeds import live_calls
 from autodist.graph.stage_marks import marked_stage
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.logs.suggestions import listed
 from autodist.options.fields import OptionError
@@ -38,7 +38,7 @@ class Assignment:
         shared_before: for each node that reads or writes what no stage has, those before it that make a difference.
     """
 
-    def __init__(self, item: GraphItem, stage_of: Mapping[str, int], count: int) -> None:
+    def __init__(self, item: Step, stage_of: Mapping[str, int], count: int) -> None:
         self.item, self.stage_of, self.count, self.wiring = item, stage_of, count, item.wiring
         self.stages = find_stages(item)
         self.leads: dict[str, set[int]] = {}

@@ -11,7 +11,7 @@ EVERY_WORKER = -1
 
 
 @dataclass(frozen=True)
-class Cut:
+class Partitioning:
     """How a variable is cut into shards, along one axis.
 
     Attributes:
@@ -73,7 +73,7 @@ class Placement:
         mates: of a whole one, workers that hold it as its owner does.
     """
 
-    cut: Cut | None = None
+    cut: Partitioning | None = None
     owners: tuple[int, ...] = (EVERY_WORKER,)
     copies: tuple[tuple[str, ...], ...] = ((),)
     mates: tuple[int, ...] = ()

@@ -21,18 +21,16 @@ from autodist.graph.batch_statistics import (
 )
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import NO_EFFECT, READS
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import Mean, Propagation, Replicated, Sum, Unknown
 from autodist.graph.seeds import joined_calls, live_calls
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 
-def find_behind(
-    writes: Iterable[str], item: GraphItem, flows: Propagation, is_left: Callable[[str], bool]
-) -> Statistics:
+def find_behind(writes: Iterable[str], item: Step, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics:
     """The sums and means that are read again, by place: the write, or before it where more than one is written.
 
     Args:
@@ -54,7 +52,7 @@ def find_behind(
     return found
 
 
-def writes_read_again(item: GraphItem, flows: Propagation) -> Iterator[str]:
+def writes_read_again(item: Step, flows: Propagation) -> Iterator[str]:
     """The writes of what differs between replicas whose variable is read after them for what is differentiated."""
     updates, effects = _after_gradients(item), item.wiring.effects
     writes = [n.name for n in item.wiring.having(Trait.ASSIGNMENT) if n.name not in updates]
@@ -67,7 +65,7 @@ def writes_read_again(item: GraphItem, flows: Propagation) -> Iterator[str]:
             yield write
 
 
-def branches_read_again(item: GraphItem, flows: Propagation) -> Iterator[str]:
+def branches_read_again(item: Step, flows: Propagation) -> Iterator[str]:
     """The conditions that write what differs between replicas, whose variable is read so, and that replicas agree on.
 
     Of these both branches may be computed: they do nothing but compute and write, and give values of known shapes.
@@ -97,7 +95,7 @@ def _may_have_both(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionD
     return True
 
 
-def _readers(item: GraphItem) -> dict[str, list[str]]:
+def _readers(item: Step) -> dict[str, list[str]]:
     """By handle, what reads a variable for what is differentiated, where gradients are added up over the replicas."""
     joined = joined_calls(item)
     targets = [node_of(t) for k in live_calls(item) if k in joined for t in item.gradient_calls[k].targets]
@@ -109,11 +107,11 @@ def _readers(item: GraphItem) -> dict[str, list[str]]:
     return found
 
 
-def _is_own(item: GraphItem, flows: Propagation, write: str) -> bool:
+def _is_own(item: Step, flows: Propagation, write: str) -> bool:
     return not isinstance(flows.kind(inputs_of(item, write)[1]), Replicated)
 
 
-def _after_gradients(item: GraphItem) -> set[str]:
+def _after_gradients(item: Step) -> set[str]:
     """The nodes that are made of gradients, which are joined before a step goes on with them."""
     found = {node_of(t) for g in item.gradients for t in g.tensors}
     for name in item.wiring.order:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.step import Step
 
 _COLOCATED = b"loc:@"
 
@@ -40,7 +40,7 @@ class Renaming:
             return f"^{self.node(node_of(name))}"
         return self.node(node_of(name)) + name.removeprefix(node_of(name))
 
-    def item(self, item: GraphItem) -> GraphItem:
+    def item(self, item: Step) -> Step:
         """A captured step under the chief's names; the original is left unchanged."""
         if not self:
             return item

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.item import GraphItem
 from autodist.graph.linearity import Grade, find_linearity
 from autodist.graph.loss_terms import find_terms, loss_kind
 from autodist.graph.names import node_of, tensor
@@ -25,6 +24,7 @@ from autodist.graph.propagation import (
     Unknown,
     Weight,
 )
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 
@@ -41,7 +41,7 @@ class Undecided:
     reason: str
 
 
-def seed_weight(item: GraphItem, flows: Propagation, call: GradientCall, is_joined: bool) -> Weight | Undecided | None:
+def seed_weight(item: Step, flows: Propagation, call: GradientCall, is_joined: bool) -> Weight | Undecided | None:
     """The weight of which a seed is each replica's share; None where it is 1 on all.
 
     Args:
@@ -62,14 +62,14 @@ def seed_weight(item: GraphItem, flows: Propagation, call: GradientCall, is_join
     return Undecided(*(unknown or [(call.targets[0], "its targets are means with different weights")])[0])
 
 
-def live_calls(item: GraphItem) -> list[int]:
+def live_calls(item: Step) -> list[int]:
     """Positions of the calls of `gradient` on which something depends that runs."""
     roots = [*map(node_of, item.outputs), *item.targets]
     needed = reach(roots, item.wiring.sources.__getitem__)
     return [k for k, call in enumerate(item.gradient_calls) if not needed.isdisjoint(_seeds_of(call, call.terms))]
 
 
-def varying_seeds(item: GraphItem, flows: Propagation) -> list[str]:
+def varying_seeds(item: Step, flows: Propagation) -> list[str]:
     """The seeds that replicas have different values for, once the terms are settled."""
     joined = joined_calls(item)
     found = []
@@ -81,7 +81,7 @@ def varying_seeds(item: GraphItem, flows: Propagation) -> list[str]:
     return found
 
 
-def declare_seeds(item: GraphItem, flows: GraphPropagation) -> None:
+def declare_seeds(item: Step, flows: GraphPropagation) -> None:
     """Says of the seeds what they are, in the order in which the gradients were made."""
     joined = joined_calls(item)
     for position, call in enumerate(item.gradient_calls):
@@ -97,7 +97,7 @@ def declare_seeds(item: GraphItem, flows: GraphPropagation) -> None:
             flows.declare_share(call.seed, weight)
 
 
-def _declare_term(item: GraphItem, flows: GraphPropagation, term: Term) -> None:
+def _declare_term(item: Step, flows: GraphPropagation, term: Term) -> None:
     kind = loss_kind(item, flows, term.tensor)
     if isinstance(kind, Mean | Unknown):
         flows.declare_share(term.seed, kind.weight if isinstance(kind, Mean) else Examples())
@@ -105,13 +105,13 @@ def _declare_term(item: GraphItem, flows: GraphPropagation, term: Term) -> None:
         flows.declare_share(term.seed, None)
 
 
-def joined_calls(item: GraphItem) -> set[int]:
+def joined_calls(item: Step) -> set[int]:
     """Positions of the calls of `gradient` whose gradients are added up over the replicas."""
     joined = {gradient.call for gradient in item.gradients}
     return joined | summed_on_the_way(item, joined)
 
 
-def summed_on_the_way(item: GraphItem, but: Collection[int]) -> set[int]:
+def summed_on_the_way(item: Step, but: Collection[int]) -> set[int]:
     """Positions of the calls whose gradients a whole sum adds up over the replicas on the way.
 
     Args:

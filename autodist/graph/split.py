@@ -9,17 +9,17 @@ from functools import cached_property
 
 from autodist.errors import PartsError, SplitControlFlowError
 from autodist.graph.control_flow import find_inside
-from autodist.graph.item import GraphItem
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.part_graph import PartGraph, part_graph
-from autodist.graph.wiring import Wiring
+from autodist.graph.step import Step
 
 Key = Hashable
 """By which a callback tells one part from another; `None` is no part."""
 
 
 @dataclass(frozen=True)
-class Part:
+class Subgraph:
     """The nodes of a step that have one key.
 
     Attributes:
@@ -32,7 +32,7 @@ class Part:
     key: Key
     nodes: tuple[str, ...]
     copies: tuple[str, ...]
-    step: GraphItem = field(compare=False, repr=False)
+    step: Step = field(compare=False, repr=False)
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts(Mapping[Key, Part]):
+class Subgraphs(Mapping[Key, Subgraph]):
     """What `split` makes of a step: its parts by key, in the order in which the step comes to them.
 
     Attributes:
@@ -107,9 +107,9 @@ class Parts(Mapping[Key, Part]):
     needs: Mapping[Key, frozenset[Key]]
     order: tuple[Key, ...]
     key_of: Mapping[str, Key]
-    _parts: Mapping[Key, Part]
+    _parts: Mapping[Key, Subgraph]
 
-    def __getitem__(self, key: Key) -> Part:
+    def __getitem__(self, key: Key) -> Subgraph:
         return self._parts[key]
 
     def __iter__(self) -> Iterator[Key]:
@@ -130,7 +130,7 @@ class Parts(Mapping[Key, Part]):
     def __str__(self) -> str:
         return "\n".join(line for key in self.order for line in self._told(self[key]))
 
-    def _told(self, part: Part) -> Iterator[str]:
+    def _told(self, part: Subgraph) -> Iterator[str]:
         after = [repr(key) for key in self.order if key in self.needs[part.key]]
         yield f"part {part.key!r}, {len(part.nodes)} nodes" + (f", after {', '.join(after)}" if after else "")
         returned = {tensor(name) for name in part.step.outputs}
@@ -148,12 +148,12 @@ class Parts(Mapping[Key, Part]):
 
 
 def split(
-    step: GraphItem,
+    step: Step,
     key: Callable[[str], Key | None],
     *,
     copied: Collection[str] | None = None,
     cut_cycles: bool = False,
-) -> Parts:
+) -> Subgraphs:
     """Parts of a step by a callback: those nodes are one part that have one key.
 
         parts = split(step, lambda name: name.split("/")[0])     # a part for each scope
@@ -193,17 +193,17 @@ def split(
     nodes: dict[Key, list[str]] = {one: [] for one in needs}
     for name, one in keys.items():
         nodes[one].append(name)
-    parts = {one: Part(one, tuple(found), _copies(wiring, found, copied), step) for one, found in nodes.items()}
+    parts = {one: Subgraph(one, tuple(found), _copies(wiring, found, copied), step) for one, found in nodes.items()}
     order = tuple(graphlib.TopologicalSorter(needs).static_order())
-    return Parts({one: frozenset(found) for one, found in needs.items()}, order, keys, parts)
+    return Subgraphs({one: frozenset(found) for one, found in needs.items()}, order, keys, parts)
 
 
-def _handles(wiring: Wiring) -> frozenset[str]:
+def _handles(wiring: GraphIndex) -> frozenset[str]:
     """What stands for something that sessions keep by its name."""
     return frozenset(n.name for n in wiring.nodes.values() if "shared_name" in n.attr and not wiring.data[n.name])
 
 
-def _copies(wiring: Wiring, nodes: Sequence[str], copied: Collection[str]) -> tuple[str, ...]:
+def _copies(wiring: GraphIndex, nodes: Sequence[str], copied: Collection[str]) -> tuple[str, ...]:
     """The nodes of which a part has copies: what it reads of them after what this needs."""
     levels = [list(dict.fromkeys(s for name in nodes for s in wiring.data[name] if s in copied))]
     while levels[-1]:
@@ -211,14 +211,14 @@ def _copies(wiring: Wiring, nodes: Sequence[str], copied: Collection[str]) -> tu
     return tuple(dict.fromkeys(name for level in reversed(levels) for name in level))
 
 
-def _refuse_parts_of_control_flow(wiring: Wiring, keys: Mapping[str, Key]) -> None:
+def _refuse_parts_of_control_flow(wiring: GraphIndex, keys: Mapping[str, Key]) -> None:
     for name in find_inside(wiring):
         for reader in wiring.consumers[name]:
             if keys.get(name) != keys.get(reader):
                 raise SplitControlFlowError(name, keys.get(name), reader, keys.get(reader))
 
 
-def _needs(wiring: Wiring, keys: Mapping[str, Key]) -> dict[Key, dict[Key, None]]:
+def _needs(wiring: GraphIndex, keys: Mapping[str, Key]) -> dict[Key, dict[Key, None]]:
     """For each part those that lead to it, itself included if it does so by way of others' nodes."""
     numbers: dict[Key, int] = {}
     part_of = {name: numbers.setdefault(one, len(numbers)) for name, one in keys.items()}
@@ -255,12 +255,12 @@ def _cycle(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
     return []
 
 
-def _refusal(wiring: Wiring, keys: Mapping[str, Key], cycle: Sequence[Key]) -> PartsError:
+def _refusal(wiring: GraphIndex, keys: Mapping[str, Key], cycle: Sequence[Key]) -> PartsError:
     onward = [*cycle[1:], cycle[0]]
     return PartsError(tuple(cycle), tuple(_way(wiring, keys, *pair) for pair in zip(cycle, onward, strict=True)))
 
 
-def _way(wiring: Wiring, keys: Mapping[str, Key], start: Key, end: Key) -> tuple[str, ...]:
+def _way(wiring: GraphIndex, keys: Mapping[str, Key], start: Key, end: Key) -> tuple[str, ...]:
     """Nodes of which each reads the one before, from one part to another, with none of a part in between."""
     ways: list[tuple[str, ...]] = [(name,) for name in wiring.order if keys.get(name) == start]
     seen: set[str] = set()
@@ -274,7 +274,7 @@ def _way(wiring: Wiring, keys: Mapping[str, Key], start: Key, end: Key) -> tuple
     raise AssertionError(f"{start!r} does not lead to {end!r}")
 
 
-def _in_pieces(wiring: Wiring, keys: Mapping[str, Key]) -> dict[str, Key]:
+def _in_pieces(wiring: GraphIndex, keys: Mapping[str, Key]) -> dict[str, Key]:
     """The keys, each with how often a path has left its part: no path comes back to one piece.
 
     The count never falls along an edge and rises wherever a part is left. What only its own part reads belongs to the

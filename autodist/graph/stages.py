@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autodist.graph.effects import Effect
-from autodist.graph.parts import Gradient
+from autodist.graph.parts import VariableGradient
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Stages:
 
     once: frozenset[str]
     update: frozenset[str]
-    gradients: tuple[Gradient, ...]
+    gradients: tuple[VariableGradient, ...]
     level: tuple[int, ...]
     levels: Mapping[str, int]
     state_writes: tuple[str, ...]

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.fragment import Fragment, SpecOf, fragment
 from autodist.graph.inferred_specs import infer_specs
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, output_index, tensor
+from autodist.graph.step import Step
+from autodist.graph.subgraph import SpecOf, SubgraphBuilder, fragment
 
 
 class StepEditor(GraphEditor):
@@ -28,7 +28,7 @@ class StepEditor(GraphEditor):
         item: where to start; not modified.
     """
 
-    def __init__(self, item: GraphItem) -> None:
+    def __init__(self, item: Step) -> None:
         super().__init__(item.graph_def, item.wiring)
         self._item = item
         self._outputs = item.outputs
@@ -46,11 +46,11 @@ class StepEditor(GraphEditor):
         """The nodes that run without being returned."""
         return tuple(self._targets)
 
-    def to_item(self, **changes: Any) -> GraphItem:
+    def to_item(self, **changes: Any) -> Step:
         """The step as it is now.
 
         Args:
-            **changes: of what else a GraphItem has.
+            **changes: of what else a Step has.
 
         Raises:
             RewriteError: it returns what has been removed.
@@ -61,7 +61,7 @@ class StepEditor(GraphEditor):
         return self._with_roots(changes).with_graph(self.to_graph_def())
 
     def named(self, **changes: Any) -> frozenset[str]:
-        """The nodes that the step names as it is now (`GraphItem.named`); `changes` as for `to_item`."""
+        """The nodes that the step names as it is now (`Step.named`); `changes` as for `to_item`."""
         return self._with_roots(changes).named
 
     # -- shapes and dtypes -----------------------------------------------------------------------------------------
@@ -90,8 +90,8 @@ class StepEditor(GraphEditor):
         self._specs.update(specs)
 
     @contextmanager
-    def fragment(self, prefix: str) -> Iterator[Fragment]:
-        """New arithmetic (`autodist.graph.fragment`) on what is known of its inputs; what is made is noted."""
+    def fragment(self, prefix: str) -> Iterator[SubgraphBuilder]:
+        """New arithmetic (`autodist.graph.subgraph`) on what is known of its inputs; what is made is noted."""
         with fragment(self, prefix, self.spec) as made:
             yield made
         self.note(made.specs())
@@ -163,7 +163,7 @@ class StepEditor(GraphEditor):
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _with_roots(self, changes: Mapping[str, Any]) -> GraphItem:
+    def _with_roots(self, changes: Mapping[str, Any]) -> Step:
         return replace(
             self._item,
             outputs=self._outputs,

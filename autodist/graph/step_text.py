@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from autodist.graph.graph_text import sections_of_graph
-from autodist.graph.item import GraphItem
-from autodist.graph.parts import GradientCall, Join, Variable
-from autodist.graph.whole_sums import WholeOf, WholeSum
+from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
+from autodist.graph.parts import GradientCall, PendingReduction, Variable
+from autodist.graph.step import Step
 
 
-def text_of_step(item: GraphItem, captured: GraphItem) -> str:
+def text_of_step(item: Step, captured: Step) -> str:
     """What one worker runs, and where its variables are.
 
     Args:
@@ -30,7 +30,7 @@ def text_of_step(item: GraphItem, captured: GraphItem) -> str:
     )
 
 
-def text_of_notes(item: GraphItem) -> str:
+def text_of_notes(item: Step) -> str:
     """What kernels know of a step that they have not rewritten to its end."""
     made = item.replication
     return _text(
@@ -53,12 +53,12 @@ def _call(call: GradientCall) -> str:
     return f"of {', '.join(call.targets)} weighed by {call.seed}{terms}"
 
 
-def _whole(whole: WholeSum) -> str:
-    how = "" if whole.how is WholeOf.SUM else f", {whole.how.value} along axis {whole.axis}"
+def _whole(whole: InStepAllReduce) -> str:
+    how = "" if whole.how is InStepAllReduceKind.SUM else f", {whole.how.value} along axis {whole.axis}"
     return f"{whole.node}{' of ' + whole.of if whole.of else ''}{how}"
 
 
-def _join(join: Join) -> str:
+def _join(join: PendingReduction) -> str:
     weight = f" / {join.weight}" if join.weight else ""
     return (
         f"{join.name}: {join.kind.name.lower()}, level {join.level}, depth {join.depth}, {join.merge.name.lower()} of "
@@ -66,7 +66,7 @@ def _join(join: Join) -> str:
     )
 
 
-def _runs(item: GraphItem) -> Iterator[str]:
+def _runs(item: Step) -> Iterator[str]:
     """What is returned, in its order, and what runs without being returned."""
     made = item.replication
     yield f"returns {', '.join(item.outputs)}" + (", which counts examples" if made and made.counts_examples else "")
@@ -82,12 +82,12 @@ def _pairs(mapping: Mapping[str, object]) -> Iterator[str]:
     return (f"{name}: {value}" for name, value in mapping.items())
 
 
-def _variable(item: GraphItem, variable: Variable) -> str:
+def _variable(item: Step, variable: Variable) -> str:
     owner = item.owners.get(variable.name)
     told = f"{variable.name}: {variable.dtype.name}{list(variable.shape)} in {variable.handle}"
     return f"{told} of {owner}" if owner else told
 
 
-def _placement(item: GraphItem, name: str) -> str:
+def _placement(item: Step, name: str) -> str:
     found = item.placement(name)
     return f"{name}: cut {found.cut}, owners {found.owners}, copies {found.copies}"

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.imported import ImportedGraph
-from autodist.graph.item import GraphItem
 from autodist.graph.names import tensor
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
+from autodist.graph.step import Step
 
 
-def verify(item: GraphItem) -> None:
+def verify(item: Step) -> None:
     """Passes if TensorFlow takes the step's graph, and what is said of its nodes and tensors is so.
 
     Raises:
@@ -47,11 +47,11 @@ def _find(find: Callable[[str], object], use: str, name: str) -> None:
         raise RewriteError(f"{use} {name} is not in the step's graph") from None
 
 
-def _joins(item: GraphItem) -> Sequence[Join]:
+def _joins(item: Step) -> Sequence[PendingReduction]:
     return item.replication.joins if item.replication else ()
 
 
-def _require_as_noted(item: GraphItem, made: tf.Tensor) -> None:
+def _require_as_noted(item: Step, made: tf.Tensor) -> None:
     """Passes if nothing is noted of a tensor, or what TensorFlow infers of it does not contradict that."""
     try:
         noted = item.noted(made.name)
@@ -64,14 +64,14 @@ def _require_as_noted(item: GraphItem, made: tf.Tensor) -> None:
         )
 
 
-def _roots(item: GraphItem) -> Iterator[tuple[str, str]]:
+def _roots(item: Step) -> Iterator[tuple[str, str]]:
     yield from (("the target", name) for name in item.targets)
     yield from (("the served node", name) for name in item.served)
     yield from (("the landed node", name) for name in item.landed)
     yield from (("the initializer", name) for name in item.initializers.values())
 
 
-def _tensors(item: GraphItem) -> Iterator[tuple[str, str]]:
+def _tensors(item: Step) -> Iterator[tuple[str, str]]:
     yield from (("the input", name) for name in item.inputs)
     yield from (("the output", name) for name in item.outputs)
     for join in _joins(item):

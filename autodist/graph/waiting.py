@@ -6,9 +6,9 @@ from collections.abc import Collection, Set
 
 from autodist.graph.control_flow import find_inside
 from autodist.graph.editor import GraphEditor
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of
 from autodist.graph.ops import Trait, having
-from autodist.graph.wiring import Wiring
 
 
 def wait_past(editor: GraphEditor, kept: Set[str]) -> None:
@@ -48,7 +48,7 @@ def nearest_before(editor: GraphEditor, name: str, kept: Set[str]) -> frozenset[
     return frozenset(found)
 
 
-def free_constants(editor: GraphEditor, wiring: Wiring, kept: Collection[str]) -> bool:
+def free_constants(editor: GraphEditor, wiring: GraphIndex, kept: Collection[str]) -> bool:
     """Lets constants wait for nothing and their readers wait instead; returns whether one waited.
 
     A step of TensorFlow 1 is often held together by such a constant alone: what is added to `global_step` waits for the

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autodist.cluster.failure import exit_reason
-from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.cluster.tools import Main
+from autodist.cluster.worker_client import CONTROL_VARIABLE
 from autodist.errors import LaunchError
 from autodist.logs.terminal import log_to_the_terminal
 from autodist.notebook.call import LaunchedCall, Outcome, name_of

@@ -14,8 +14,8 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from autodist.cluster.member import Member
 from autodist.cluster.script import bring_along
+from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import LaunchError
 from autodist.notebook.process import FILES
 from autodist.resources import ResourceSpec
@@ -24,7 +24,7 @@ from autodist.runs.cli_overrides import take_over
 
 def main() -> None:
     sys.excepthook = _tell
-    member = Member.from_environment()
+    member = WorkerClient.from_environment()
     if member is not None:
         _call(member.brought)
         return

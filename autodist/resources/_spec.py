@@ -17,8 +17,8 @@ from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
 from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
 from autodist.resources._plain import plain_copy
 from autodist.resources._read import read_text
+from autodist.resources._sections import StrategySection
 from autodist.resources._source import Source
-from autodist.resources._strategy import StrategySection
 from autodist.resources._sync import SYNC, Sync
 from autodist.resources._timeouts import Timeouts
 from autodist.resources._translate import to_spec_error, unknown_key

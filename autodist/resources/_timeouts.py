@@ -21,7 +21,7 @@ class Timeouts(Model):
     """Keys of the YAML that limit how long a run waits, in seconds. What is missed says which of them to raise.
 
     Where this machine has more to do than it has cores, and while a process is suspended, seconds count for less:
-    limits are for what a process could have done in that time (`autodist.cluster.patience`).
+    limits are for what a process could have done in that time (`autodist.cluster.load_adjusted_clock`).
 
     Attributes:
         connect_timeout: for reaching a machine over SSH: one that does not answer yet, since it boots, or that admits

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides
 from autodist.strategies import BuildsStrategy
@@ -41,7 +41,7 @@ class DryRun(Protocol):
 
     def comes_to_step(
         self,
-        item: GraphItem,
+        item: Step,
         names: Mapping[str, str],
         shapes: Mapping[str, Sequence[int]],
         rehearses: bool,
@@ -49,7 +49,7 @@ class DryRun(Protocol):
     ) -> None:
         """Called where the script comes to a step that trains; arguments as of `Run.plan`."""
 
-    def answers(self, item: GraphItem, values: Sequence[Any]) -> list[np.ndarray]:
+    def answers(self, item: Step, values: Sequence[Any]) -> list[np.ndarray]:
         """Called for each call of a step that trains; returns values for its outputs.
 
         Args:

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from autodist.errors import CaptureMismatchError
 from autodist.graph.baked_values import Baked, baked_values
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.renaming import Renaming
-from autodist.runs.same_values import require_same_values
+from autodist.graph.step import Step
+from autodist.runs.compare_constants import require_same_values
 
 _SEPARATOR = b"\n"
 
@@ -48,7 +48,7 @@ class Fingerprint:
     lengths: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, item: GraphItem, kernels: tuple[str, ...] = ()) -> Fingerprint:
+    def of(cls, item: Step, kernels: tuple[str, ...] = ()) -> Fingerprint:
         return cls(
             tuple((v.name, f"{v.shape} {v.dtype.name}") for v in item.variables),
             tuple((g.variable, g.tensors) for g in item.gradients),
@@ -114,7 +114,7 @@ class Fingerprint:
         ), content
 
 
-def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: GraphItem | None = None) -> Renaming:
+def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: Step | None = None) -> Renaming:
     """Passes if both captured the same step, but for numbers in names; returns the chief's names by mine.
 
     A process that has made one more layer of a kind counts on from there ("dense_4" for "dense_3"), which says nothing
@@ -155,7 +155,7 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: GraphI
     )
 
 
-def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, item: GraphItem | None) -> None:
+def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, item: Step | None) -> None:
     nodes = [(node, op) for node, op, _ in mine.nodes]
     require_same_values(chief.values, mine.values, name, nodes, chief.lengths != mine.lengths, item)
 

@@ -10,15 +10,15 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from autodist.cluster.member import Member
 from autodist.cluster.protocol import Doing, Progress
 from autodist.cluster.servers import start_server, wait_until_listening
 from autodist.cluster.stalls import Limits, StallWatch
+from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
-from autodist.runs.start_up import StartUp
-from autodist.runs.starting import Starting, some_of
-from autodist.runtime.caller import Caller
+from autodist.runs.startup_progress import StartupProgress
+from autodist.runs.worker_launch import WorkerLaunch, some_of
+from autodist.runtime.interruptible import InterruptibleExecutor
 
 log = logging.getLogger("autodist")
 
@@ -65,13 +65,15 @@ class Peers:
         on_leaving: called, on the chief, with the name of a worker to which SIGTERM has come; from another thread.
     """
 
-    def __init__(self, spec: ResourceSpec, member: Member | None, payload: bytes, seed: int, start_up: StartUp) -> None:
+    def __init__(
+        self, spec: ResourceSpec, member: WorkerClient | None, payload: bytes, seed: int, start_up: StartupProgress
+    ) -> None:
         self._spec, self._member, self._payload, self._start_up = spec, member, payload, start_up
         self._seed = seed
-        self._starting: Starting | None = None
+        self._starting: WorkerLaunch | None = None
         if member is not None:
             member.let_chief_fail_first(spec.cause_timeout)
-        self._caller: Caller | None = None
+        self._caller: InterruptibleExecutor | None = None
         self._joins_since: float | None = None
         self._ended_at: float | None = None
         self.apart: tuple[str, str] | None = None
@@ -110,8 +112,8 @@ class Peers:
     def begin(self) -> None:
         """On the chief, begins to start the others, if there are any; the script goes on meanwhile."""
         if self._member is None and len(self._spec.workers) > 1 and not _joined and self._starting is None:
-            under_way = Starting.under_way(self._spec)
-            self._starting = under_way or Starting(self._spec, self._seed, self._payload, self._start_up)
+            under_way = WorkerLaunch.under_way(self._spec)
+            self._starting = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._start_up)
             self._starting.on_failure = self._on_failure
             self._starting.coordinator.on_leaving = self._on_leaving
 
@@ -172,7 +174,7 @@ class Peers:
                 "one uses. Keep the first AutoDist and open its scope() again."
             )
         _joined.append(self)
-        self._caller = Caller()
+        self._caller = InterruptibleExecutor()
         self._server = self._start_others(config) if self._member is None else self._follow(self._member, config)
         return self._server.target
 
@@ -199,7 +201,7 @@ class Peers:
         self._start_up.has_done("all %d workers have joined", len(self._spec.workers))
         return server
 
-    def _follow(self, member: Member, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
+    def _follow(self, member: WorkerClient, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
         member.progress = self._progress
         server = start_server(member.addresses, member.index, member.held, config)
         member.wait_for_chief()

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from autodist.graph.item import GraphItem
-from autodist.graph.schedule import SCHEDULES, Unit, bubble, make_schedule
-from autodist.graph.tally import Tally
+from autodist.graph.partial_count import PartialCount
+from autodist.graph.pipeline_schedule import SCHEDULES, Unit, bubble, make_schedule
+from autodist.graph.step import Step
 from autodist.proto import strategy_pb2
 from autodist.runs.stage_costs import StageCosts, Way
 from autodist.strategies import synced_variables
 from autodist.strategies.check_pipeline import pipelines_of, stage_of, workers_of
 from autodist.strategies.stage_table import CutFigures, PipelineFigures, StageFigures
 
-_NOT_KNOWN = Tally(is_least=True)
+_NOT_KNOWN = PartialCount(is_least=True)
 
 
 def figures_of(
     strategy: strategy_pb2.Strategy,
-    item: GraphItem,
+    item: Step,
     names: Sequence[str],
     held: Sequence[int] | None,
     costs: StageCosts | None,
@@ -74,18 +74,18 @@ def _cuts(seats: Sequence[Sequence[int]], costs: StageCosts) -> tuple[CutFigures
     stages = {worker: stage for stage, workers in enumerate(seats) for worker in workers}
     each, once = (_between_stages(ways, stages) for ways in (costs.each, costs.once))
     return tuple(
-        CutFigures(source=way[0], target=way[1], each=each.get(way, Tally()), once=once.get(way, Tally()))
+        CutFigures(source=way[0], target=way[1], each=each.get(way, PartialCount()), once=once.get(way, PartialCount()))
         for way in sorted(each.keys() | once.keys())
     )
 
 
-def _between_stages(ways: Mapping[Way, Tally], stages: Mapping[int, int]) -> dict[Way, Tally]:
+def _between_stages(ways: Mapping[Way, PartialCount], stages: Mapping[int, int]) -> dict[Way, PartialCount]:
     """The most that goes from a worker of one stage to a worker of another."""
-    found: dict[Way, list[Tally]] = {}
+    found: dict[Way, list[PartialCount]] = {}
     for (source, target), tally in ways.items():
         found.setdefault((stages[source], stages[target]), []).append(tally)
     return {way: reduce(_larger, tallies) for way, tallies in found.items()}
 
 
-def _larger(one: Tally, other: Tally) -> Tally:
-    return Tally(max(one.count, other.count), one.is_least or other.is_least)
+def _larger(one: PartialCount, other: PartialCount) -> PartialCount:
+    return PartialCount(max(one.count, other.count), one.is_least or other.is_least)

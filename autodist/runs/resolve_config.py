@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.cluster.given.meet import meet, warn_if_alone
+from autodist.cluster.environments.start_rendezvous import meet, warn_if_alone
 from autodist.errors import MisusedError, ResourceSpecError
 from autodist.logs.terminal import log_to_the_terminal
-from autodist.reading.own_files import why_not_dealt
+from autodist.reading.file_sharding import why_not_dealt
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides
 from autodist.runs.dry_run import look

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from autodist.cluster.begin_anew import begin_anew_at_the_end, cannot_begin_anew, has_lost_input
 from autodist.cluster.failure import is_of_machines, would_repeat
+from autodist.cluster.re_exec import cannot_re_exec, has_lost_input, re_exec_at_the_end
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ClusterError, ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
@@ -101,7 +101,7 @@ def require_can_restart(spec: ResourceSpec) -> None:
                 "`max_restarts`, too."
             )
         return
-    reason = cannot_begin_anew()
+    reason = cannot_re_exec()
     if spec.is_given:
         reason = (
             "a scheduler has started the processes (`nodes: given`), and AutoDist cannot start one again; let the "
@@ -205,7 +205,7 @@ def _leave_out(lost: LostRun, spec: ResourceSpec, earlier: Before) -> None:
 
 def _begin(told: Before) -> None:
     try:
-        begin_anew_at_the_end({VARIABLE: json.dumps(asdict(told))})
+        re_exec_at_the_end({VARIABLE: json.dumps(asdict(told))})
     except OSError as error:
         log.error("not started again: %s. Leave the directory where the script was started.", error)
 

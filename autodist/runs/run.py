@@ -12,43 +12,43 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.cluster.member import Member
+from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import AutoDistError, ClusterError, StrategyError
 from autodist.graph.devices import home_of
-from autodist.graph.item import GraphItem
 from autodist.graph.ops import Trait
 from autodist.graph.renaming import Renaming
+from autodist.graph.step import Step
 from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, Kernel, own_kernels
 from autodist.logs.error_text import words_of
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
-from autodist.runs.chief_acts import ChiefActs
+from autodist.runs.chief_only import ChiefOnly
+from autodist.runs.coordination import Coordination
 from autodist.runs.dry_run import look
+from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.fingerprint import Fingerprint, require_equal
-from autodist.runs.missed_step import MissedStep
+from autodist.runs.log_strategy import log_strategy
 from autodist.runs.own_values import OwnValues
 from autodist.runs.peers import Peers
 from autodist.runs.run_end import RunEnd
-from autodist.runs.start_up import StartUp
-from autodist.runs.starting import Starting
+from autodist.runs.startup_progress import StartupProgress
 from autodist.runs.step_observer import StepObserver
 from autodist.runs.step_plans import StepPlans
-from autodist.runs.talk import Talk
-from autodist.runs.told_strategy import tell_strategy
-from autodist.runs.written_values import WrittenValues
+from autodist.runs.variable_sync import VariableSync
+from autodist.runs.worker_launch import WorkerLaunch
+from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.draws import Draws, draw_from
-from autodist.runtime.engines import Engines
-from autodist.runtime.first_batches import FirstBatches
 from autodist.runtime.gpus import GPUSupport
+from autodist.runtime.graph_runners import GraphRunners
+from autodist.runtime.input_consistency import InputConsistencyCheck
 from autodist.runtime.mailbox import Mailbox
-from autodist.runtime.memories import Saved
 from autodist.runtime.messages import Messages
-from autodist.runtime.pieces import Pieces
+from autodist.runtime.persistent_buffers import Saved
 from autodist.runtime.program import Program
-from autodist.runtime.spread import Spread
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
+from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.strategies import BuildsStrategy
 from autodist.verify.recorder import SEED, recorder
@@ -92,38 +92,38 @@ class Run:
 
     spec: ResourceSpec
     builder: BuildsStrategy | None
-    member: Member | None
+    member: WorkerClient | None
     seed: int
     resumed: Mapping[str, Any] = field(default_factory=dict)
     strategy: strategy_pb2.Strategy | None = None
-    _engines: Engines | None = None
+    _engines: GraphRunners | None = None
     _chiefs_early: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
         self.own_values = OwnValues(self.workers > 1, self._chiefs_early)
-        self.start_up = StartUp(is_chief=self.index == 0)
+        self.start_up = StartupProgress(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.member, self._payload(), self.seed, self.start_up)
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
         # All workers do the same in the same order, so threads of the script take turns.
         self.turn: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
-        self.missed_step = MissedStep(
+        self.missed_step = FailedStepGuard(
             lambda: self._peers.have_joined,
             self.turn,
             self._is_refused_by_all,
             self._end_others,
             self.spec.cause_timeout,
         )
-        self.first_batches = FirstBatches(
+        self.first_batches = InputConsistencyCheck(
             self.index,
             [w.name for w in self.spec.workers],
             frozenset(self.spec.feeding_workers),
             lambda: self.talk.messages,
             self.guard,
         )
-        self.talk = Talk(self.index, self.workers, self._peers, self.missed_step, self._join, self.land)
+        self.talk = Coordination(self.index, self.workers, self._peers, self.missed_step, self._join, self.land)
         self.end = RunEnd(
             self.spec,
             self.index == 0,
@@ -138,7 +138,7 @@ class Run:
         self.before_training: Callable[[], None] = lambda: None
         self.on_first_program: Callable[[], None] | None = None
         self.draws: set[str] = set()
-        self.chief = ChiefActs(self)
+        self.chief = ChiefOnly(self)
         self._awaited_memories: Saved | None = None
         self.observer = StepObserver()
         self.tables: set[str] = set()
@@ -163,11 +163,11 @@ class Run:
             choose: reads machines and strategy; called on the chief, whose choice counts.
             resume: finds the checkpoint that it goes on from, with its seed; likewise.
         """
-        member = Member.from_environment()
+        member = WorkerClient.from_environment()
         if member is None:
             spec, builder = choose()
             resumed = resume(spec)
-            earlier = Starting.under_way(spec) if len(spec.workers) > 1 else None
+            earlier = WorkerLaunch.under_way(spec) if len(spec.workers) > 1 else None
             if earlier is not None:
                 return cls(spec, builder, None, earlier.seed, resumed)
             drawn = restarts.seed_of_next_run(
@@ -218,7 +218,7 @@ class Run:
 
     def plan(
         self,
-        item: GraphItem,
+        item: Step,
         names: Mapping[str, str],
         rehearses: bool = True,
         shapes: Mapping[str, Sequence[int]] | None = None,
@@ -253,17 +253,17 @@ class Run:
             self.strategy = strategy
             if self.index == 0:
                 plans, columns = self._plans, self.start_up.columns
-                tell_strategy(strategy, item, plans.rehearsed, self.spec, columns, shapes or {}, plans.take_seen())
+                log_strategy(strategy, item, plans.rehearsed, self.spec, columns, shapes or {}, plans.take_seen())
         return strategy, renaming
 
     def program(
         self,
-        item: GraphItem,
+        item: Step,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
         fetching: Fetching,
         kernels: Sequence[Kernel] = KERNELS,
-    ) -> tuple[Program, GraphItem]:
+    ) -> tuple[Program, Step]:
         """A step rewritten for this worker and ready to run, and the rewritten item.
 
         Args:
@@ -290,7 +290,7 @@ class Run:
             look()
         return program, rewritten
 
-    def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+    def _build(self, item: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         """On the chief, the strategy for a step; what it cannot do is raised on all workers, once they have joined."""
         try:
             return self._plans.build(item, names)
@@ -300,7 +300,7 @@ class Run:
                 self.talk.exchange(json.dumps({_REFUSAL: str(error)}).encode())
             raise
 
-    def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
+    def _agree(self, item: Step, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
         """The chief's strategy, on every worker, for a step that all have captured alike, and the chief's names."""
         self.talk.passes()
         if strategy is not None and self.workers == 1:
@@ -341,15 +341,15 @@ class Run:
 
     def _start(self) -> None:
         config = session_config(self.spec.workers, self.index)
-        self._engines = Engines(self._peers.join(config), config)
+        self._engines = GraphRunners(self._peers.join(config), config)
         if self._awaited_memories is not None:
             self._engines.memories.resume(self._awaited_memories)
         beside = self._engines.beside
         messages = Messages(beside, self.index, self.workers)
-        self._pieces = Pieces(beside, self.index, self.workers, self._home)
+        self._pieces = VariableSlices(beside, self.index, self.workers, self._home)
         mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
-        spread = Spread(beside, self.index, self.workers, self._home)
-        self.written_values = WrittenValues(self._pieces, spread, self.tracker, mailbox, self.guard, self.pull)
+        spread = VariableBroadcast(beside, self.index, self.workers, self._home)
+        self.written_values = VariableSync(self._pieces, spread, self.tracker, mailbox, self.guard, self.pull)
         self.talk.begin(messages, mailbox)
 
     def _home(self, worker: int, dtype: tf.DType) -> str:
@@ -363,13 +363,13 @@ class Run:
         return self._engines is not None
 
     @property
-    def engines(self) -> Engines:
+    def engines(self) -> GraphRunners:
         """Where this worker's steps run; there from the first plan on."""
         assert self._engines is not None, "the first plan starts them"
         return self._engines
 
     @property
-    def pieces(self) -> Pieces:
+    def pieces(self) -> VariableSlices:
         """Where the variables' values lie; there from the first plan on."""
         return self._pieces
 

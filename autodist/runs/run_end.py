@@ -11,7 +11,7 @@ from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, ClusterError, MachinesAwayError
 from autodist.logs.error_text import words_of
 from autodist.resources import ResourceSpec
-from autodist.runs.missed_step import MissedStep
+from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.peers import Peers
 from autodist.runs.restarts import LostRun
 
@@ -45,7 +45,7 @@ class RunEnd:
         spec: ResourceSpec,
         is_chief: bool,
         peers: Peers,
-        missed_step: MissedStep,
+        missed_step: FailedStepGuard,
         await_updates: Callable[[], None],
         close_session: Callable[[], None],
         end_threads: Callable[[], None],

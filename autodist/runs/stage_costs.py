@@ -12,16 +12,16 @@ import tensorflow as tf
 
 from autodist.errors import AutoDistError
 from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
-from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import type_of
-from autodist.graph.tally import Tally
+from autodist.graph.partial_count import PartialCount
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.graph.walks import reach
 from autodist.kernels import KERNELS, Context
 from autodist.kernels.base import run_pipeline
 from autodist.kernels.pipelined.assign_stages import AssignStages
-from autodist.kernels.pipelined.homes import Homes
 from autodist.kernels.pipelined.place_stages import PlaceStages
+from autodist.kernels.pipelined.stage_placement import StagePlacement
 from autodist.kernels.replicate.replicate import Replicate
 
 Way = tuple[int, int]
@@ -45,11 +45,11 @@ class StageCosts:
 
     examples: int
     is_fed: bool
-    forward: tuple[Tally, ...]
-    backward: tuple[Tally, ...]
-    each: Mapping[Way, Tally]
-    once: Mapping[Way, Tally]
-    links: Mapping[Way, Tally]
+    forward: tuple[PartialCount, ...]
+    backward: tuple[PartialCount, ...]
+    each: Mapping[Way, PartialCount]
+    once: Mapping[Way, PartialCount]
+    links: Mapping[Way, PartialCount]
 
 
 @dataclass
@@ -61,10 +61,10 @@ class Rewriting:
         replicated: with the micro-batches as replicas of one worker.
     """
 
-    assigned: GraphItem | None = None
-    replicated: GraphItem | None = None
+    assigned: Step | None = None
+    replicated: Step | None = None
 
-    def __call__(self, kernel: str, item: GraphItem) -> None:
+    def __call__(self, kernel: str, item: Step) -> None:
         if kernel == AssignStages.name and item.pipeline_parts:
             self.assigned = item
         elif kernel == Replicate.name and self.assigned is not None:
@@ -72,7 +72,7 @@ class Rewriting:
 
 
 def costs_of(
-    item: GraphItem, context: Context, shapes: Mapping[str, Sequence[int]], seen: Rewriting | None = None
+    item: Step, context: Context, shapes: Mapping[str, Sequence[int]], seen: Rewriting | None = None
 ) -> StageCosts | None:
     """What the stages of a pipeline do; None where that cannot be told of a step by itself.
 
@@ -102,9 +102,7 @@ def costs_of(
 class _Costs:
     """The work of one `costs_of`."""
 
-    def __init__(
-        self, assigned: GraphItem, replicated: GraphItem, context: Context, shapes: Mapping[str, Sequence[int]]
-    ) -> None:
+    def __init__(self, assigned: Step, replicated: Step, context: Context, shapes: Mapping[str, Sequence[int]]) -> None:
         self.assigned, self.replicated, self.context = assigned, replicated, context
         self.parts = len(context.replicas)
         split = {name: axis for name, axis in assigned.inputs.items() if axis is not None}
@@ -125,7 +123,7 @@ class _Costs:
         return None if known.rank is None else list(known.as_list())
 
     def find(self) -> StageCosts:
-        crossings = list(Homes(self.replicated, self.context).crossings())
+        crossings = list(StagePlacement(self.replicated, self.context).crossings())
         captured = {self.replicated.replica_of(node_of(c.name))[1] for c in crossings if self._is_of_one(c.name)}
         wanted = sorted({*self.assigned.pipeline_parts, *captured})
         of_one = with_inferred_shapes(self.assigned, wanted, self._of_micro_batch())
@@ -139,16 +137,16 @@ class _Costs:
                 each.setdefault((way, micro_batch), []).append(_byte_size(of_one, self._captured(crossing.name)))
             else:
                 once.setdefault(way, []).append(shared[crossing.name])
-        links = {way: Tally.of(sizes) for way, sizes in once.items()}
+        links = {way: PartialCount.of(sizes) for way, sizes in once.items()}
         for (way, _), sizes in each.items():
-            links[way] = links.get(way, Tally()) + Tally.of(sizes)
+            links[way] = links.get(way, PartialCount()) + PartialCount.of(sizes)
         directions = self._flops(of_one)
         return StageCosts(
             ceil(self.examples / self.parts),
             self.is_fed,
             *directions,
-            each={way: Tally.of(sizes) for (way, _), sizes in reversed(each.items())},
-            once={way: Tally.of(sizes) for way, sizes in once.items()},
+            each={way: PartialCount.of(sizes) for (way, _), sizes in reversed(each.items())},
+            once={way: PartialCount.of(sizes) for way, sizes in once.items()},
             links=links,
         )
 
@@ -162,13 +160,13 @@ class _Costs:
             found[name] = lengths
         return found
 
-    def _flops(self, of_one: tf.Graph) -> tuple[tuple[Tally, ...], tuple[Tally, ...]]:
+    def _flops(self, of_one: tf.Graph) -> tuple[tuple[PartialCount, ...], tuple[PartialCount, ...]]:
         """Of each stage forward, and back."""
         of_nodes = flops_of_nodes(of_one)
         found: list[list[list[int | None]]] = [[[] for _ in self.context.plan.stages] for _ in range(2)]
         for name, part in self.assigned.pipeline_parts.items():
             found[part.is_backward][part.stage].append(of_nodes.get(name, 0))
-        forward, backward = (tuple(map(Tally.of, stages)) for stages in found)
+        forward, backward = (tuple(map(PartialCount.of, stages)) for stages in found)
         return forward, backward
 
     def _is_of_one(self, name: str) -> bool:
@@ -216,7 +214,7 @@ class _Costs:
         return tf.compat.v1.placeholder(kind, None if found is None else found.shape)
 
 
-def _without_order(item: GraphItem, nodes: Iterable[tf.compat.v1.NodeDef]) -> tf.compat.v1.GraphDef:
+def _without_order(item: Step, nodes: Iterable[tf.compat.v1.NodeDef]) -> tf.compat.v1.GraphDef:
     """A graph of some nodes of a step, which wait for nothing but what they read."""
     found = tf.compat.v1.GraphDef(library=item.graph_def.library, versions=item.graph_def.versions)
     for node in nodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.runtime.variables import Kept, Tracked
 
 
@@ -15,7 +15,7 @@ class StepObserver:
     All workers come to each of these calls alike, in the same order.
     """
 
-    def on_tracked(self, item: GraphItem, variables: Mapping[str, Tracked]) -> None:
+    def on_tracked(self, item: Step, variables: Mapping[str, Tracked]) -> None:
         """A step of eager variables was captured, and has not run yet.
 
         Args:
@@ -49,5 +49,5 @@ class StepObserver:
         """On the chief: from now on this schedule, too, says when the run is saved.
 
         Args:
-            schedule: an `autodist.checkpoint.schedule.Schedule`.
+            schedule: an `autodist.checkpoint.save_schedule.Schedule`.
         """

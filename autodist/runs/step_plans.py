@@ -9,9 +9,9 @@ from itertools import chain
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.item import GraphItem
 from autodist.graph.renaming import Renaming
 from autodist.graph.stage_marks import has_stage_marks
+from autodist.graph.step import Step
 from autodist.kernels import KERNELS, Context, Fetching, Kernel, rewrite
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -48,18 +48,18 @@ class StepPlans:
         self._spec, self._builder, self._index, self._recorder = spec, builder, index, recorder
         self._decided: dict[str, strategy_pb2.VariableNode] = {}
         self._owned: dict[str, Sequence[tuple[int, int]]] = {}
-        self._rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
+        self._rehearsed: tuple[tf.compat.v1.GraphDef, Step] | None = None
         self._seen: Rewriting | None = None
         self._pipeline: strategy_pb2.Pipeline | None = None
         self._count = 0
         self._has_told_of_marks = False
 
     @property
-    def rehearsed(self) -> GraphItem | None:
+    def rehearsed(self) -> Step | None:
         """The step that was rewritten ahead, until it is asked for."""
         return None if self._rehearsed is None else self._rehearsed[1]
 
-    def build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+    def build(self, item: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         """On the chief, the strategy for a step, in which each variable stays where another step has put it.
 
         The bytes of what earlier steps have put at owners count as those owners' loads.
@@ -109,7 +109,7 @@ class StepPlans:
             owned[owner] += byte_size
         return owned
 
-    def _note_owned(self, strategy: strategy_pb2.Strategy, item: GraphItem, names: Mapping[str, str]) -> None:
+    def _note_owned(self, strategy: strategy_pb2.Strategy, item: Step, names: Mapping[str, str]) -> None:
         variables = {variable.name: variable for variable in synced_variables(item)}
         for node in strategy.nodes:
             parts = pieces(variables[node.variable], node)
@@ -142,7 +142,7 @@ class StepPlans:
             self._pipeline = strategy.pipeline
         self._decided.update({shared[node.variable]: node for node in strategy.nodes})
 
-    def rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
+    def rehearse(self, item: Step, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
         """Rewrites the first step while the others may still trace, so that what a kernel refuses is told by then."""
         self._seen = Rewriting() if strategy.pipeline.stages else None
         self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names, seen=self._seen))
@@ -154,12 +154,12 @@ class StepPlans:
 
     def rewritten(
         self,
-        item: GraphItem,
+        item: Step,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
         fetching: Fetching,
         kernels: Sequence[Kernel],
-    ) -> GraphItem:
+    ) -> Step:
         """A step rewritten for this worker; the arguments are those of `Run.program`.
 
         Raises:
@@ -181,13 +181,13 @@ class StepPlans:
 
     def _rewrite(
         self,
-        item: GraphItem,
+        item: Step,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
         fetching: Fetching = Fetching.BY_ALL,
         kernels: Sequence[Kernel] = KERNELS,
         seen: Rewriting | None = None,
-    ) -> GraphItem:
+    ) -> Step:
         context = Context(self._through_stages(strategy), self._index, fetching)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
@@ -197,7 +197,7 @@ class StepPlans:
         return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 
 
-def share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:
+def share_names(item: Step, names: Mapping[str, str]) -> Step:
     """Every step that uses a variable finds it under the same name in the session.
 
     Args:

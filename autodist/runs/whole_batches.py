@@ -21,7 +21,7 @@ _MEND = (
 
 
 @dataclass(frozen=True)
-class Fed:
+class GatheredInput:
     """One array of what a worker feeds.
 
     Attributes:
@@ -88,7 +88,10 @@ class WholeFed:
 
 
 def bring_together(
-    fed: Sequence[Fed], worker: int, gather: Callable[[bytes], list[bytes]], exchange: Callable[[bytes], bytes]
+    fed: Sequence[GatheredInput],
+    worker: int,
+    gather: Callable[[bytes], list[bytes]],
+    exchange: Callable[[bytes], bytes],
 ) -> WholeFed:
     """Brings what all workers feed to the chief, in the order of the workers; all of them call it alike.
 
@@ -133,7 +136,7 @@ def _told(said: bytes) -> dict[str, Any]:
     )
 
 
-def _joined(split: Sequence[Fed], parts: Sequence[Sequence[np.ndarray]]) -> tuple[list[np.ndarray], bytes]:
+def _joined(split: Sequence[GatheredInput], parts: Sequence[Sequence[np.ndarray]]) -> tuple[list[np.ndarray], bytes]:
     """The whole arrays, and what the chief says of them."""
     joined, rows = [], []
     for one, arrays in zip(split, zip(*parts, strict=True), strict=True):

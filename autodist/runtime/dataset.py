@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from autodist.batch.examples import Share, group_rows, length_of, require_rows_for_all, share_of, slice_rows
 from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.reading.batch_sharding import Given, Reading, WholeBatch, whole_of
 from autodist.reading.data_sets import begins_within
-from autodist.reading.own_batches import Given, Reading, WholeBatch, whole_of
-from autodist.reading.own_elements import reading_own
-from autodist.reading.own_files import dealt_otherwise
+from autodist.reading.element_sharding import reading_own
+from autodist.reading.file_sharding import dealt_otherwise
 from autodist.runtime.draws import Draws
-from autodist.runtime.first_batches import digest_of
+from autodist.runtime.input_consistency import digest_of
 from autodist.runtime.seeds import seed_for_all
 
 log = logging.getLogger("autodist")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
-from autodist.runtime.engine import Engine
+from autodist.runtime.graph_runner import GraphRunner
 
 Send = Callable[[Sequence[int], bytes], None]
 """Brings a message to some workers."""
@@ -30,7 +30,7 @@ class Mailbox:
         workers: how many there are.
     """
 
-    def __init__(self, engine: Engine, worker: int, workers: int) -> None:
+    def __init__(self, engine: GraphRunner, worker: int, workers: int) -> None:
         self._engine, self._worker = engine, worker
         with engine.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])

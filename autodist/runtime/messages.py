@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
-from autodist.runtime.engine import Engine
+from autodist.runtime.graph_runner import GraphRunner
 
 _CAPACITY = 64
 
@@ -19,7 +19,7 @@ class Messages:
         workers: how many there are.
     """
 
-    def __init__(self, engine: Engine, worker: int, workers: int) -> None:
+    def __init__(self, engine: GraphRunner, worker: int, workers: int) -> None:
         self._engine, self._is_chief, self._workers = engine, worker == 0, workers
         with engine.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])

@@ -12,14 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.batch.examples import require_even, require_examples, uneven
-from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, UNEVEN, GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenParts
-from autodist.runtime.engine import Engine
-from autodist.runtime.engines import Engines
-from autodist.runtime.memory import collect_and_trim, trim_heaps
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, UNEVEN, Step
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.graph_runners import GraphRunners
 from autodist.runtime.repeated import StepTensors, can_repeat, repeated
 from autodist.runtime.timeline import trace_file
+from autodist.runtime.trim_heap import collect_and_trim, trim_heaps
 from autodist.runtime.updates import Updates
 
 RunOptions = Any
@@ -41,7 +41,7 @@ class Program:
         land: waits until all updates of this worker's steps are written; None: the steps wait for that themselves.
     """
 
-    def __init__(self, engines: Engines, item: GraphItem, inputs: Sequence[str], updates: Updates) -> None:
+    def __init__(self, engines: GraphRunners, item: Step, inputs: Sequence[str], updates: Updates) -> None:
         engine, prefix = engines.add(item.graph_def)
         present = {node.name for node in item.graph_def.node}
         engines.initialize(engine, {key: prefix + name for key, name in item.initializers.items()})
@@ -192,13 +192,13 @@ class Program:
         return outputs
 
 
-def _callable_of(engine: Engine, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:
+def _callable_of(engine: GraphRunner, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:
     if not operations:
         return None
     return engine.callable([], [engine.graph.get_operation_by_name(prefix + name) for name in operations], [])
 
 
-def _worker_of(item: GraphItem, fed: str) -> int:
+def _worker_of(item: Step, fed: str) -> int:
     """The worker whose step it is: where an input of it is fed."""
     device = next(node.device for node in item.graph_def.node if node.name == node_of(fed))
     return int(tf.DeviceSpec.from_string(device).task or 0)

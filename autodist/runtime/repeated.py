@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
-from autodist.runtime.engine import Engine
+from autodist.runtime.graph_runner import GraphRunner
 
 _STAYS_BEHIND = having(Trait.SEEDED)
 """What draws from a state that TensorFlow keeps with the node: another node for it would begin anew."""
@@ -43,7 +43,7 @@ def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
     return not moves and not (ops & _STAYS_BEHIND) and tf.compat.v1.control_flow_v2_enabled()
 
 
-def repeated(engine: Engine, step: StepTensors, times: int) -> Callable[..., list[np.ndarray]]:
+def repeated(engine: GraphRunner, step: StepTensors, times: int) -> Callable[..., list[np.ndarray]]:
     """Several steps in one call; each begins when the one before it is done.
 
     Args:
@@ -87,7 +87,7 @@ def repeated(engine: Engine, step: StepTensors, times: int) -> Callable[..., lis
     return engine.callable(outputs, [made.op], [tensor.name for tensor in (*fed, *same)])
 
 
-def _body(engine: Engine, step: StepTensors) -> tf.compat.v1.GraphDef:
+def _body(engine: GraphRunner, step: StepTensors) -> tf.compat.v1.GraphDef:
     """The step's nodes, without those that are fed."""
     fed = {tensor.op for tensor in (*step.batch, *step.alike)}
     engine.graph.make_operations()

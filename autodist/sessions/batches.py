@@ -12,8 +12,8 @@ import tensorflow as tf
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import elements_read, fed_to_iterators, require_alike, tell_begun_anew
 from autodist.errors import CaptureError
-from autodist.graph.item import GraphItem
 from autodist.graph.ops import Trait, having
+from autodist.graph.step import Step
 from autodist.resources import ResourceSpec
 from autodist.runtime.program import Program
 
@@ -55,13 +55,11 @@ class SessionBatches:
         make_program: makes a run of this worker alone.
     """
 
-    def __init__(
-        self, spec: ResourceSpec, captured: CapturedGraph, make_program: Callable[[GraphItem], Program]
-    ) -> None:
+    def __init__(self, spec: ResourceSpec, captured: CapturedGraph, make_program: Callable[[Step], Program]) -> None:
         self._spec, self._captured, self._make_program = spec, captured, make_program
         self._gettings: dict[tuple[tuple[str, ...], frozenset[str]], _Getting | None] = {}
 
-    def require_divisible(self, whole: GraphItem) -> None:
+    def require_divisible(self, whole: Step) -> None:
         """Passes if what the training reads of iterators can be divided among the replicas.
 
         Args:
@@ -79,11 +77,11 @@ class SessionBatches:
         if read and len(self._spec.workers) > 1 and self._spec.batch != "per_worker":
             require_alike(whole.graph_def)
 
-    def tell_begun_anew(self, whole: GraphItem, steps: int) -> None:
+    def tell_begun_anew(self, whole: Step, steps: int) -> None:
         """Warns where a run that goes on after some steps would read the data of these steps once more."""
         tell_begun_anew(self._trained(whole), whole.graph_def, steps)
 
-    def _trained(self, whole: GraphItem) -> list[tf.Tensor]:
+    def _trained(self, whole: Step) -> list[tf.Tensor]:
         return [self._captured.graph.get_tensor_by_name(t) for g in whole.gradients for t in g.tensors]
 
     def next_for(self, fetches: Fetches, arrays: Arrays) -> dict[tf.Tensor, np.ndarray]:
@@ -114,7 +112,7 @@ class SessionBatches:
         return _Getting(elements, [fed[name] for name in needed], self._make_program(item))
 
 
-def require_no_queue(item: GraphItem, replicas: int) -> None:
+def require_no_queue(item: Step, replicas: int) -> None:
     """Passes unless a run reads a queue or, with several replicas, an iterator's optional elements.
 
     Args:

@@ -10,20 +10,20 @@ import tensorflow as tf
 
 from autodist.batch.axis import axis_within
 from autodist.batch.examples import count_examples, require_examples, rows_of, share_of
-from autodist.capture.batch_length import Dealt, require_any_length
+from autodist.capture.batch_requirements import Dealt, require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
 from autodist.capture.whole_in_graphs import tell_own_statistics
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
-from autodist.runs.whole_batches import Fed, WholeFed
-from autodist.runtime.first_batches import Meant
+from autodist.runs.whole_batches import GatheredInput, WholeFed
+from autodist.runtime.input_consistency import Meant
 
 _PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS) | {"NoOp"}
 
@@ -50,7 +50,7 @@ class SessionFeeds:
     shared: frozenset[str] = frozenset()
     rows: int | None = None
 
-    def with_rows(self, whole: GraphItem, captured: CapturedGraph, even_alone: bool = False) -> SessionFeeds:
+    def with_rows(self, whole: Step, captured: CapturedGraph, even_alone: bool = False) -> SessionFeeds:
         """The same, knowing how many examples a worker feeds at a time where no placeholder's first axis is open.
 
         That is known where all that the training reads has equally many rows. It holds for workers of one replica,
@@ -71,7 +71,7 @@ class SessionFeeds:
         lengths -= {1} if len(lengths) > 1 else set()
         return replace(self, rows=lengths.pop()) if len(lengths) == 1 else self
 
-    def require_open_axes(self, whole: GraphItem, captured: CapturedGraph) -> None:
+    def require_open_axes(self, whole: Step, captured: CapturedGraph) -> None:
         """Passes if all that the training reads of batches can be split, on whichever worker has several replicas.
 
         Warns where the loss takes of each replica's examples what one device takes of the whole batch.
@@ -98,7 +98,7 @@ class SessionFeeds:
             seeds = {whole.gradient_calls[g.call].seed for g in whole.gradients}
             tell_own_statistics(item, captured.graph, seeds)
 
-    def axes_of(self, arrays: Arrays, capture: Callable[[], GraphItem]) -> list[int | None]:
+    def axes_of(self, arrays: Arrays, capture: Callable[[], Step]) -> list[int | None]:
         """For each tensor that is fed, the axis along which it is split.
 
         Args:
@@ -125,7 +125,7 @@ class SessionFeeds:
         return self.spec.gathers_batches and bool(split) and not all(map(self.is_shared_out, split))
 
     def gathered(
-        self, arrays: Arrays, axes: Sequence[int | None], bring_together: Callable[[Sequence[Fed]], WholeFed]
+        self, arrays: Arrays, axes: Sequence[int | None], bring_together: Callable[[Sequence[GatheredInput]], WholeFed]
     ) -> tuple[Arrays, WholeFed]:
         """What this worker feeds once the parts of all workers were brought together.
 
@@ -136,7 +136,7 @@ class SessionFeeds:
         """
         named = sorted(zip(arrays, axes, strict=True), key=lambda one: one[0].name)
         own = [(t, axis) for t, axis in named if axis is not None and not self.is_shared_out(t)]
-        fed = bring_together([Fed(t.name, arrays[t], axis) for t, axis in own])
+        fed = bring_together([GatheredInput(t.name, arrays[t], axis) for t, axis in own])
         return {**arrays, **dict(zip((t for t, _ in own), fed.values, strict=True))}, fed
 
     def fixed_rows(self, arrays: Arrays, axes: Sequence[int | None]) -> int | None:
@@ -231,7 +231,7 @@ class SessionFeeds:
         return None
 
 
-def _read_by_training(whole: GraphItem, captured: CapturedGraph) -> list[tf.Tensor]:
+def _read_by_training(whole: Step, captured: CapturedGraph) -> list[tf.Tensor]:
     """What a graph's gradients read of placeholders and iterators, but for numbers and what may have any shape."""
     gradients = [t for g in whole.gradients for t in g.tensors]
     needed = reach(map(node_of, gradients), whole.wiring.data.__getitem__)
@@ -243,7 +243,7 @@ def _is_open(tensor: tf.Tensor) -> bool:
     return tensor.shape.rank is None or (tensor.shape.rank > 0 and tensor.shape[0] is None)
 
 
-def _sets_what_is_fed(item: GraphItem, arrays: Arrays) -> bool:
+def _sets_what_is_fed(item: Step, arrays: Arrays) -> bool:
     """Whether a run only sets variables, and nothing that is fed can be a batch."""
     if not only_sets(item):
         return False
@@ -251,7 +251,7 @@ def _sets_what_is_fed(item: GraphItem, arrays: Arrays) -> bool:
     return all(t.name in values or not _is_open(t) for t, a in arrays.items() if a.ndim)
 
 
-def _assigned(item: GraphItem) -> set[str]:
+def _assigned(item: Step) -> set[str]:
     """The inputs of a run that become a variable's value as they are fed, and nothing else."""
     found = set()
     for name in item.inputs:

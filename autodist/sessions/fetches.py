@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.propagation import Joined, Unknown
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels import Fetching
 from autodist.logs.quiet import quiet_tensorflow
@@ -32,7 +32,7 @@ class Fetches:
     own: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, item: GraphItem, strategy: strategy_pb2.Strategy) -> Fetches:
+    def of(cls, item: Step, strategy: strategy_pb2.Strategy) -> Fetches:
         """Finds them in a run that all workers make.
 
         Args:

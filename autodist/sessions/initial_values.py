@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from autodist.capture.graph_mode import CapturedGraph, initializers_of
 from autodist.graph.control_flow import find_perhaps_dead
 from autodist.graph.editor import NodeDef
-from autodist.graph.item import GraphItem
+from autodist.graph.index import GraphIndex
 from autodist.graph.ops import Trait
 from autodist.graph.parts import Variable
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
-from autodist.graph.wiring import Wiring
 from autodist.kernels import KERNELS, SETTING_KERNELS, Kernel
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
@@ -40,19 +40,19 @@ class InitialValues:
         self,
         run: Run,
         captured: CapturedGraph,
-        make_program: Callable[[GraphItem, Sequence[Kernel]], Program],
+        make_program: Callable[[Step, Sequence[Kernel]], Program],
         settled: set[str],
     ) -> None:
         self._run, self._captured, self._make_program = run, captured, make_program
         self._initializers = initializers_of(captured.graph)
         self.settled = settled
 
-    def note_set(self, item: GraphItem) -> None:
+    def note_set(self, item: Step) -> None:
         """Notes the variables that a run sets."""
         for effect in item.wiring.effects.values():
             self.settled |= effect.writes
 
-    def give_before(self, item: GraphItem, sets: bool) -> None:
+    def give_before(self, item: Step, sets: bool) -> None:
         """Gives what is unset its initial value, if a run needs values of variables.
 
         Args:
@@ -88,14 +88,14 @@ class InitialValues:
                 _told([v.name for v in lacking]),
             )  # fmt: skip
 
-    def _questions(self, variables: Iterable[Variable]) -> GraphItem:
+    def _questions(self, variables: Iterable[Variable]) -> Step:
         """A run that asks of each variable whether it has a value."""
         asked = {f"autodist/has_value/{v.handle}": v.handle for v in variables}
         nodes = {f"{name}:0": NodeDef(name=name, op="VarIsInitializedOp", input=[h]) for name, h in asked.items()}
         return self._captured.having(nodes, asked.values())
 
 
-def _read_as_found(wiring: Wiring) -> set[str]:
+def _read_as_found(wiring: GraphIndex) -> set[str]:
     """The handles of variables that a run reads, outside of branches, before it assigns them."""
     perhaps = find_perhaps_dead(wiring).union(node.name for node in wiring.having(Trait.BRANCH | Trait.LOOP))
     assigned: dict[str, set[str]] = {}

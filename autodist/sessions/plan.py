@@ -9,9 +9,9 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import share_iterators
 from autodist.capture.tables import share_tables
 from autodist.errors import CaptureError, CaptureMismatchError
-from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.parts import Variable
 from autodist.graph.placement import Placement
+from autodist.graph.step import Step, place_variables
 from autodist.kernels import Fetching, Kernel, find_placements
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
@@ -40,7 +40,7 @@ class SessionPlan:
         StrategyError: the strategy asks for what cannot be done.
     """
 
-    def __init__(self, run: Run, captured: CapturedGraph, whole: GraphItem, earlier: SessionPlan | None) -> None:
+    def __init__(self, run: Run, captured: CapturedGraph, whole: Step, earlier: SessionPlan | None) -> None:
         self._run = run
         # Each session has values of its own, as TensorFlow's have.
         self._prefix: str = f"session_{next(_COUNT)}" if earlier is None else earlier._prefix
@@ -48,7 +48,7 @@ class SessionPlan:
         self.strategy = self._agreed(whole)
         self._placements: Mapping[str, Placement] = self._placed(whole, {} if earlier is None else earlier._placements)
 
-    def _agreed(self, whole: GraphItem) -> strategy_pb2.Strategy:
+    def _agreed(self, whole: Step) -> strategy_pb2.Strategy:
         strategy, renaming = self._run.plan(whole, self._names, rehearses=False)
         for mine, theirs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
             raise CaptureMismatchError(
@@ -58,7 +58,7 @@ class SessionPlan:
             )
         return strategy
 
-    def _placed(self, whole: GraphItem, earlier: Mapping[str, Placement]) -> dict[str, Placement]:
+    def _placed(self, whole: Step, earlier: Mapping[str, Placement]) -> dict[str, Placement]:
         """Where each variable lies; what an earlier session has placed stays there.
 
         Raises:
@@ -77,7 +77,7 @@ class SessionPlan:
                 )
         return placements
 
-    def placed(self, item: GraphItem) -> GraphItem:
+    def placed(self, item: Step) -> Step:
         """A run of the graph, with where its variables lie."""
         return place_variables(item, self._placements)
 
@@ -86,7 +86,7 @@ class SessionPlan:
         placement = self._placements.get(variable.name, Placement())
         return Kept(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
 
-    def program(self, item: GraphItem, kernels: Sequence[Kernel], fetching: Fetching = Fetching.BY_EACH) -> Program:
+    def program(self, item: Step, kernels: Sequence[Kernel], fetching: Fetching = Fetching.BY_EACH) -> Program:
         """A run of the graph, rewritten for this worker.
 
         Args:

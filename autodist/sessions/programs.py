@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.batch.examples import tell_of_empty_micro_batches
-from autodist.capture.batch_length import require_any_length
+from autodist.capture.batch_requirements import require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, concerns_iterators_alone
 from autodist.capture.rows_by_position import require_no_rows_by_position
@@ -18,8 +18,8 @@ from autodist.capture.tables import fills_tables_alone, require_unchanged
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of, row_axes
-from autodist.graph.item import GraphItem
 from autodist.graph.propagation import PerExample, Replicated
+from autodist.graph.step import Step
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, only_sets
 from autodist.runs.run import Run
 from autodist.sessions.batches import require_no_queue
@@ -135,12 +135,12 @@ class SessionPrograms:
         )  # fmt: skip
 
 
-def _is_alone(item: GraphItem) -> bool:
+def _is_alone(item: Step) -> bool:
     """Returns True if no other worker has a part in a run, since it trains nothing and writes nothing."""
     return not item.gradients and not written_handles(item)
 
 
-def _gives_rows(item: GraphItem) -> bool:
+def _gives_rows(item: Step) -> bool:
     """Whether each output has a row for each example, or does not depend on the batch."""
     flows = flows_of(item)
     return all(isinstance(flows.kind(name), PerExample | Replicated) for name in item.outputs)

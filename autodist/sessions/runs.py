@@ -13,7 +13,7 @@ from autodist.batch.examples import require_examples, with_a_row
 from autodist.errors import CaptureError, ReductionError
 from autodist.kernels import Fetching
 from autodist.runs.run import Run
-from autodist.runtime.first_batches import digest_of
+from autodist.runtime.input_consistency import digest_of
 from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.sessions.feeds import SessionFeeds, examples_of
 from autodist.sessions.fetches import Fetches

@@ -18,7 +18,7 @@ from autodist.synchronizers.reading import (
     synchronizer_of,
     synchronizers_of,
 )
-from autodist.synchronizers.teams import Teams
+from autodist.synchronizers.subgroups import Subgroups
 from autodist.synchronizers.traffic import Piece, Sent
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "ParameterServer",
     "Piece",
     "Sent",
+    "Subgroups",
     "Synchronizer",
-    "Teams",
     "all_synchronizers",
     "cut_of",
     "field_of",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from google.protobuf.message import Message
 
-from autodist.graph.keeper import Keeper
+from autodist.graph.variable_placement import VariablePlacement
 from autodist.synchronizers.traffic import Piece, Sent
 
 
@@ -39,7 +39,7 @@ class Synchronizer(ABC):
     # -- who holds the variable
 
     @property
-    def keeper(self) -> Keeper | None:
+    def keeper(self) -> VariablePlacement | None:
         """How one worker keeps the variable for all; None: every worker has it."""
         return None
 

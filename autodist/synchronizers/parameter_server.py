@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.graph.keeper import Keeper, Pace
+from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.base import Synchronizer
@@ -47,9 +47,11 @@ class ParameterServer(Synchronizer):
         )
 
     @property
-    def keeper(self) -> Keeper:
-        pace = Pace.ASYNCHRONOUS if self.asynchronous else Pace.STALE if self.staleness else Pace.SYNCHRONOUS
-        return Keeper(self.owner, pace, self.staleness)
+    def keeper(self) -> VariablePlacement:
+        pace = (
+            SyncMode.ASYNCHRONOUS if self.asynchronous else SyncMode.STALE if self.staleness else SyncMode.SYNCHRONOUS
+        )
+        return VariablePlacement(self.owner, pace, self.staleness)
 
     @property
     def has_proxy(self) -> bool:

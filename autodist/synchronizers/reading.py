@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from google.protobuf.message import Message
 
 from autodist.errors import StrategyError
-from autodist.graph.placement import Cut, shard_name
+from autodist.graph.placement import Partitioning, shard_name
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.all_reduce import AllReduce
 from autodist.synchronizers.base import Synchronizer
@@ -66,9 +66,9 @@ def _read(field: str, said: bytes) -> Synchronizer:
     return kind.from_message(kind.message.FromString(said))
 
 
-def cut_of(node: strategy_pb2.VariableNode) -> Cut | None:
+def cut_of(node: strategy_pb2.VariableNode) -> Partitioning | None:
     """How a node's variable is cut; None if it is whole."""
-    return Cut(node.partition.axis, tuple(node.partition.sizes)) if node.HasField("partition") else None
+    return Partitioning(node.partition.axis, tuple(node.partition.sizes)) if node.HasField("partition") else None
 
 
 def synchronizers_of(node: strategy_pb2.VariableNode) -> tuple[Synchronizer, ...]:

@@ -22,9 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.errors import AutoDistError, StrategyError
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, draws_numbers, having
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels import KERNELS, LOCAL_KERNELS, Kernel
 from autodist.kernels.place.slots import find_slots
@@ -118,7 +118,7 @@ class Recorder:
         ]
 
     def after_step(
-        self, item: GraphItem, worker: int, values: Callable[[], Mapping[str, Any]], outputs: Callable[[], Any]
+        self, item: Step, worker: int, values: Callable[[], Mapping[str, Any]], outputs: Callable[[], Any]
     ) -> None:
         """Records a step that trains, and ends the script with the last one.
 
@@ -136,10 +136,10 @@ class Recorder:
         if self._steps >= self._recording.steps or not self._is_of_use(item):
             raise SystemExit(0)
 
-    def _is_of_use(self, item: GraphItem) -> bool:
+    def _is_of_use(self, item: Step) -> bool:
         return not self._recording.in_float64 or is_in_float64(item)
 
-    def _note(self, item: GraphItem) -> None:
+    def _note(self, item: Step) -> None:
         if self._has_noted:
             return
         self._has_noted = True
@@ -155,7 +155,7 @@ class Recorder:
         }
         (self._folder / NOTES).write_text(json.dumps(notes), encoding="utf-8")
 
-    def _write(self, item: GraphItem, values: Mapping[str, Any], outputs: Any) -> None:
+    def _write(self, item: Step, values: Mapping[str, Any], outputs: Any) -> None:
         trained = {gradient.variable for gradient in item.gradients}
         slots = {slot.name for kept in find_slots(item).values() for slot in kept}
         kinds = {name: VARIABLES if name in trained else SLOTS if name in slots else STATE for name in values}
@@ -186,14 +186,14 @@ def _permuted(array: np.ndarray, axis: int, draws: np.random.Generator) -> np.nd
     return np.take(array, draws.permutation(array.shape[axis]), axis)
 
 
-def _trained_by(item: GraphItem) -> set[str]:
+def _trained_by(item: Step) -> set[str]:
     """The nodes of a step's training: of a session's graph, none of those that make initial values."""
     gradients = [node_of(t) for gradient in item.gradients for t in gradient.tensors]
     updates = reach(gradients, item.wiring.consumers.__getitem__)
     return reach(updates, item.wiring.data.__getitem__)
 
 
-def is_in_float64(item: GraphItem) -> bool:
+def is_in_float64(item: Step) -> bool:
     """Whether all trained variables of a step are."""
     return all(item.by_name[gradient.variable].dtype == tf.float64 for gradient in item.gradients)
 

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from autodist.graph.devices import device_of
 from autodist.graph.effects import Effect
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Replication
-from autodist.graph.keeper import Pace
 from autodist.graph.names import is_control, node_of
 from autodist.graph.order import topological
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
+from autodist.graph.step import Replication, Step
+from autodist.graph.subgraph import fragment
+from autodist.graph.variable_placement import SyncMode
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.clock import Clock
@@ -39,13 +39,13 @@ class AsynchronousServers(Kernel):
 
     name: ClassVar[str] = "asynchronous-servers"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         replication = item.replication
         if replication is None:
             return item
         kept = {
             item.by_name[name].handle: keeper.owner
-            for name, keeper in replication.keepers.items() if keeper.pace is Pace.ASYNCHRONOUS
+            for name, keeper in replication.keepers.items() if keeper.pace is SyncMode.ASYNCHRONOUS
         }  # fmt: skip
         if not kept:
             return item
@@ -75,7 +75,7 @@ class _Lock:
 class _Updates:
     """The work of one `AsynchronousServers.apply`, in the order of `run`."""
 
-    def __init__(self, item: GraphItem, replication: Replication, context: Context, kept: Mapping[str, int]) -> None:
+    def __init__(self, item: Step, replication: Replication, context: Context, kept: Mapping[str, int]) -> None:
         self.item, self.context, self.kept = item, context, kept
         self.stages, self.keepers = replication.stages, replication.keepers
         self.results = Results(item, replication)
@@ -83,9 +83,9 @@ class _Updates:
         self.effects = {n: e for n, e in item.wiring.effects.items() if (e.reads | e.writes) & kept.keys()}
         self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
         self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in kept]
-        self.means: dict[str, Join] = {}
+        self.means: dict[str, PendingReduction] = {}
 
-    def run(self) -> GraphItem:
+    def run(self) -> Step:
         if self.context.computes:
             for join in self.joins:
                 self._divide(join)
@@ -100,7 +100,7 @@ class _Updates:
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _divide(self, join: Join) -> None:
+    def _divide(self, join: PendingReduction) -> None:
         """The mean over this worker's own examples in the place of the sum."""
         with fragment(self.editor, f"own_mean/{join.name}") as f:
             if join.is_sparse:
@@ -200,7 +200,7 @@ class _Updates:
             if len(found) == 1:
                 self.editor[node.name].device = self._device(next(iter(found)))
 
-    def _owner_of(self, join: Join) -> int:
+    def _owner_of(self, join: PendingReduction) -> int:
         return self.kept[self.item.by_name[join.variable or ""].handle]
 
     def _device(self, owner: int) -> str:

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from autodist import compressors
 from autodist.compressors import Code, Gradient, Summed
-from autodist.graph.fragment import Fragment
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
+from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.communicate.buckets import Bucket, digest, key_of
-from autodist.kernels.communicate.exchange import Exchange
-from autodist.kernels.communicate.memory import Memory
-from autodist.kernels.communicate.owned_sums import AsItIs, OwnedSums
-from autodist.kernels.communicate.team_exchange import TeamExchange
+from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.communicate.persistent_buffer import PersistentBuffer
+from autodist.kernels.communicate.reduce_scatter import AsItIs, ReduceScatter
+from autodist.kernels.communicate.subgroup_transfers import SubgroupTransfers
 from autodist.kernels.sums import ordered_sum
 
 
@@ -34,16 +34,16 @@ class BucketReduction:
         initializers: filled with the operations that give memories their first value.
     """
 
-    f: Fragment
+    f: SubgraphBuilder
     bucket: Bucket
-    exchange: Exchange
+    exchange: Communicator
     stored_as: Mapping[str, str]
-    team: TeamExchange | None = None
+    team: SubgroupTransfers | None = None
     initializers: dict[str, tf.Operation] = field(default_factory=dict)
-    _kept: list[tuple[Memory, tf.Tensor]] = field(default_factory=list)
+    _kept: list[tuple[PersistentBuffer, tf.Tensor]] = field(default_factory=list)
 
     @property
-    def gradients(self) -> Sequence[Join]:
+    def gradients(self) -> Sequence[PendingReduction]:
         return self.bucket.joins
 
     @property
@@ -134,19 +134,19 @@ class BucketReduction:
         then: Callable[[tf.Tensor], tf.Tensor] | None = None,
         name: str = "",
     ) -> dict[int, Summed]:
-        sums = OwnedSums(self.exchange, code or AsItIs(), then or _unchanged, name)
+        sums = ReduceScatter(self.exchange, code or AsItIs(), then or _unchanged, name)
         return sums.by_all(vectors) if self.team is None else sums.in_teams(self.team, vectors)
 
-    def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> Memory:
+    def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> PersistentBuffer:
         joins = self.bucket.joins if gradient is None else (_join(gradient),)
         # Two models in one process may have variables of equal names, and the session tells these apart.
         owners = ";".join(self.stored_as[j.variable] for j in joins if j.variable is not None)
-        made = Memory.make(f"compressors/{digest(f'{key_of(joins)} {owners}')}/{what}", initial)
+        made = PersistentBuffer.make(f"compressors/{digest(f'{key_of(joins)} {owners}')}/{what}", initial)
         self.initializers[made.name] = made.initializer
         return made
 
     def remember(self, memory: compressors.Memory, value: tf.Tensor) -> None:
-        self._kept.append((cast(Memory, memory), value))
+        self._kept.append((cast(PersistentBuffer, memory), value))
 
     def finish(self, summed: list[tf.Tensor]) -> None:
         """Writes what is remembered, unless a sum of the step is not finite.
@@ -165,6 +165,6 @@ def _unchanged(summed: tf.Tensor) -> tf.Tensor:
     return summed
 
 
-def _join(gradient: Gradient) -> Join:
+def _join(gradient: Gradient) -> PendingReduction:
     """What a compressor takes for a gradient: it was given it by `BucketReduction.gradients`."""
-    return cast(Join, gradient)
+    return cast(PendingReduction, gradient)

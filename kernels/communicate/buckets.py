@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.graph.fragment import Fragment
-from autodist.graph.parts import Join, JoinKind, Merge
+from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
+from autodist.graph.subgraph import SubgraphBuilder
 
 BUCKET_BYTES = 4 << 20
 
@@ -21,7 +21,7 @@ ALIGNMENT = 64
 class Bucket:
     """Dense joins that are reduced as one tensor; they share dtype, weight, kind, stage, and how they are merged."""
 
-    joins: tuple[Join, ...]
+    joins: tuple[PendingReduction, ...]
 
     @property
     def dtype(self) -> tf.DType:
@@ -32,7 +32,7 @@ class Bucket:
         return self.joins[0].weight
 
     @property
-    def merge(self) -> Merge:
+    def merge(self) -> ReduceOp:
         """How the workers' vectors are merged into one."""
         return self.joins[0].merge
 
@@ -55,7 +55,7 @@ class Bucket:
         """The same on all workers and in every program that reduces the same tensors."""
         return key_of(self.joins)
 
-    def pack(self, f: Fragment, dtype: tf.DType | None = None, tail: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+    def pack(self, f: SubgraphBuilder, dtype: tf.DType | None = None, tail: Sequence[tf.Tensor] = ()) -> tf.Tensor:
         """The local sums as one vector of `sum(lengths)` elements.
 
         Args:
@@ -97,11 +97,11 @@ class Bucket:
         return [(steps // count + (k < steps % count)) * self.step for k in range(count)]
 
 
-def _elements(join: Join) -> int:
+def _elements(join: PendingReduction) -> int:
     return int(join.shape.num_elements())
 
 
-def key_of(joins: Iterable[Join]) -> str:
+def key_of(joins: Iterable[PendingReduction]) -> str:
     """A short name that is the same wherever the same joins are reduced."""
     told = ";".join(
         f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.index_dtype.name if j.index_dtype else False} "
@@ -117,18 +117,18 @@ def digest(text: str) -> str:
 
 
 def make_buckets(
-    joins: Sequence[Join], group_of: Callable[[Join], Hashable], limit: int = BUCKET_BYTES
+    joins: Sequence[PendingReduction], group_of: Callable[[PendingReduction], Hashable], limit: int = BUCKET_BYTES
 ) -> list[Bucket]:
     """Packs dense joins, the last first, as the backward pass makes them.
 
     A bucket is closed when it holds `limit` bytes; joins of different groups, dtypes, weights, kinds, stages, depths or
     ways to merge never share one, nor do those of losses, of which one may be made of another's gradient.
     """
-    closed: list[list[Join]] = []
-    filling: dict[Hashable, list[Join]] = {}
+    closed: list[list[PendingReduction]] = []
+    filling: dict[Hashable, list[PendingReduction]] = {}
     sizes: dict[Hashable, int] = {}
     for join in reversed(joins):
-        alone = join.name if join.kind is JoinKind.LOSS else None
+        alone = join.name if join.kind is PendingReductionKind.LOSS else None
         group = (group_of(join), join.dtype, join.weight, join.kind, join.level, join.merge, join.depth, alone)
         size = _elements(join) * join.dtype.size
         if group in filling and sizes[group] + size > limit:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from autodist.compressors import NO_COMPRESSOR, Compressor, Dense
 from autodist.errors import StrategyError
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
 from autodist.kernels.plan import Plan
 
 
-def compressor_of(plan: Plan, join: Join) -> Compressor | None:
+def compressor_of(plan: Plan, join: PendingReduction) -> Compressor | None:
     """What makes a join smaller before it travels; None if it travels as it is.
 
     Raises:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.graph.fragment import fragment
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.subgraph import fragment
 from autodist.kernels.base import Context
-from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.communicator import Communicator
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Clock:
         initializers: dict[str, str] = {}
         with fragment(editor, self.key) as f, tf.device(self.context.cpu(self.context.worker)):
             # The fastest has put staleness more than the slowest has taken, which started with as many.
-            exchange = Exchange(f, self.context, self.key, 2 * self.staleness + 2)
+            exchange = Communicator(f, self.context, self.key, 2 * self.staleness + 2)
             ended = tf.constant(True)
             for other in others:
                 exchange.send(other, "tick", [ended], [f.after(after)])

@@ -9,15 +9,15 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effect
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import EVERY_WORKER
+from autodist.graph.step import Step
+from autodist.graph.subgraph import fragment
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
-from autodist.kernels.communicate.duties import NOBODY, Owners, Workers, find_duties, once, only_other
-from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.communicate.node_assignment import NOBODY, Owners, Workers, assign_nodes, once, only_other
 from autodist.kernels.communicate.results import Results
 
 
@@ -55,7 +55,7 @@ class OwnPart:
         brought: shape and dtype of the gradients that were brought to owners, by the tensor that stands for them.
     """
 
-    item: GraphItem
+    item: Step
     private: Mapping[str, Owners]
     transfers: tuple[Transfer, ...]
     me: int
@@ -66,11 +66,11 @@ class OwnPart:
     @classmethod
     def find(
         cls,
-        item: GraphItem,
+        item: Step,
         context: Context,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
-        joins: Sequence[Join],
+        joins: Sequence[PendingReduction],
     ) -> OwnPart:
         """Looks at the graph after gradients were brought to their owners.
 
@@ -80,7 +80,7 @@ class OwnPart:
         """
         brought = {t: item.owners[j.variable or ""] for j in joins for t in j.result}
         private = _find_private(item, effects, owner, _holders(item, brought))
-        asked = find_duties(item, effects, owner, private, brought, context)
+        asked = assign_nodes(item, effects, owner, private, brought, context)
         me = context.worker
         transfers = [
             Transfer(source, reader, name, _level(item, name))
@@ -108,7 +108,7 @@ class OwnPart:
         specs = [self.brought.get(name) or self.item.spec_of(name) for name in names]
         readers = [self._own_readers(results.editor, name) for name in names]
         with fragment(results.editor, f"boundary/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
-            exchange = Exchange(f, context, key)
+            exchange = Communicator(f, context, key)
             if self.me == source:
                 values = [
                     f.input(results.now(name), spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)
@@ -138,7 +138,7 @@ class OwnPart:
                 editor.set_inputs(node.name, [i for i in node.input if i not in lost])
 
 
-def _in_rounds(item: GraphItem, transfers: Sequence[Transfer], travelling: Collection[str]) -> tuple[Transfer, ...]:
+def _in_rounds(item: Step, transfers: Sequence[Transfer], travelling: Collection[str]) -> tuple[Transfer, ...]:
     """The transfers with their rounds, which all that travels between workers decides."""
     if not transfers:
         return ()
@@ -150,23 +150,23 @@ def _in_rounds(item: GraphItem, transfers: Sequence[Transfer], travelling: Colle
     return tuple(replace(t, round=rounds[node_of(t.name)]) for t in transfers)
 
 
-def _level(item: GraphItem, name: str) -> int:
+def _level(item: Step, name: str) -> int:
     return item.replication.stages.level_of(node_of(name)) if item.replication else 1
 
 
-def _spec_of_result(join: Join, result: str) -> tf.TensorSpec:
+def _spec_of_result(join: PendingReduction, result: str) -> tf.TensorSpec:
     is_indices = join.is_sparse and result == join.result[0]
     return tf.TensorSpec([None], join.index_dtype) if is_indices else tf.TensorSpec(join.shape, join.dtype)
 
 
-def _holders(item: GraphItem, brought: Mapping[str, int]) -> dict[str, int]:
+def _holders(item: Step, brought: Mapping[str, int]) -> dict[str, int]:
     """Who has each gradient, by the tensors that the part which runs once reads of it."""
     joined = item.replication.joined_gradients if item.replication else frozenset()
     return {**dict.fromkeys(joined, EVERY_WORKER), **brought}
 
 
 def _find_private(
-    item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
+    item: Step, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
 ) -> dict[str, Owners]:
     nodes = item.wiring.nodes
     private: dict[str, Owners] = {}

@@ -9,23 +9,23 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import FetchedElsewhereError
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Replication
-from autodist.graph.keeper import Pace
 from autodist.graph.names import node_of
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import EVERY_WORKER
+from autodist.graph.step import Replication, Step
+from autodist.graph.subgraph import fragment
+from autodist.graph.variable_placement import SyncMode
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
-from autodist.kernels.communicate.duties import NOBODY
-from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.communicate.completion_signals import Group, group_writes, rank_writes
+from autodist.kernels.communicate.node_assignment import NOBODY
 from autodist.kernels.communicate.own_part import OwnPart
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.communicate.tokens import Group, group_writes, rank_writes
 from autodist.kernels.communicate.versions import Acknowledgement, Versions
+from autodist.kernels.replica_dependent import after_loops
 from autodist.kernels.sums import mean_of
-from autodist.kernels.varying import after_loops
 
 PACK_BYTES = 256 << 10
 """Gradients are packed up to this size; larger ones go alone, since packing copies them."""
@@ -44,9 +44,9 @@ class ParameterServers(Kernel):
 
     name: ClassVar[str] = "parameter-servers"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         replication = item.replication
-        if replication is None or all(k.pace is not Pace.SYNCHRONOUS for k in replication.keepers.values()):
+        if replication is None or all(k.pace is not SyncMode.SYNCHRONOUS for k in replication.keepers.values()):
             return item
         return _Servers(item, replication, context).run()
 
@@ -54,11 +54,11 @@ class ParameterServers(Kernel):
 class _Servers:
     """The work of one `ParameterServers.apply`, in the order of `run`."""
 
-    def __init__(self, item: GraphItem, replication: Replication, context: Context) -> None:
+    def __init__(self, item: Step, replication: Replication, context: Context) -> None:
         self.item, self.context, self.stages = item, context, replication.stages
         self.owner = {
             item.by_name[name].handle: keeper.owner
-            for name, keeper in replication.keepers.items() if keeper.pace is Pace.SYNCHRONOUS
+            for name, keeper in replication.keepers.items() if keeper.pace is SyncMode.SYNCHRONOUS
         }  # fmt: skip
         self.results = Results(item, replication)
         self.editor = self.results.editor
@@ -68,7 +68,7 @@ class _Servers:
         self.order = replication.order
         self.versions = Versions(item, replication, self.owner, self.joins, context)
 
-    def run(self) -> GraphItem:
+    def run(self) -> Step:
         self._bring_gradients()
         part = OwnPart.find(self.item, self.context, self.effects, self.owner, self.joins)
         acknowledgements = self.versions.acknowledgements(part.runs)
@@ -105,14 +105,14 @@ class _Servers:
             if join.is_sparse:
                 self._bring_rows(join, self._owner_of(join))
 
-    def _owner_of(self, join: Join) -> int:
+    def _owner_of(self, join: PendingReduction) -> int:
         """Who holds the variable that a join is for; each of `joins` is for one."""
         return self.item.owners[join.variable or ""]
 
     def _bring_bucket(self, bucket: Bucket, owner: int) -> None:
         reads = self._reads_before_push(bucket.joins)
         with fragment(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Exchange(f, self.context, bucket.key)
+            exchange = Communicator(f, self.context, bucket.key)
             mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
             values: list[tf.Tensor] = []
             if owner == self.context.worker:
@@ -123,11 +123,11 @@ class _Servers:
             self.results.give(join, [f.name(value)])
         self.editor.run(exchange.effects)
 
-    def _bring_rows(self, join: Join, owner: int) -> None:
+    def _bring_rows(self, join: PendingReduction, owner: int) -> None:
         key = key_of([join])
         reads = self._reads_before_push([join])
         with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Exchange(f, self.context, key)
+            exchange = Communicator(f, self.context, key)
             mine = own_rows(f, join)
             made: list[tf.Tensor] = []
             if owner == self.context.worker:
@@ -138,7 +138,7 @@ class _Servers:
             self.results.give(join, [f.name(t) for t in made])
         self.editor.run(exchange.effects)
 
-    def _reads_before_push(self, joins: Iterable[Join]) -> list[str]:
+    def _reads_before_push(self, joins: Iterable[PendingReduction]) -> list[str]:
         """This worker's reads that must not see the updates that its gradients bring about."""
         return after_loops(self.item.wiring, self.versions.reads_before(joins))
 
@@ -164,7 +164,7 @@ class _Servers:
             fragment(self.editor, f"{message.key}/{message.reader}") as f,
             tf.device(self.context.cpu(self.context.worker)),
         ):
-            exchange = Exchange(f, self.context, message.key)
+            exchange = Communicator(f, self.context, message.key)
             done = tf.constant(True)
             if message.reader == self.context.worker:
                 reads = after_loops(self.item.wiring, self.versions.own(message))
@@ -188,7 +188,7 @@ class _Servers:
     def _token(self, group: Group) -> tuple[str, ...]:
         """Hands a token out, or takes it: elsewhere than at the owner it stands for its writes, which are to go."""
         with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Exchange(f, self.context, group.key)
+            exchange = Communicator(f, self.context, group.key)
             done = tf.constant(True)
             if group.owner == self.context.worker:
                 for to in range(self.context.workers):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.item import GraphItem, Replication
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Variable
+from autodist.graph.step import Replication, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
@@ -32,7 +32,7 @@ class ReadProxies(Kernel):
 
     name: ClassVar[str] = "read-proxies"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         plan, replication = context.plan, item.replication
         names = [name for name in replication.keepers if plan.has_proxy(name)] if replication else []
         if replication is None or not names:
@@ -50,7 +50,7 @@ class ReadProxies(Kernel):
 class _Proxies:
     """The edited step."""
 
-    def __init__(self, item: GraphItem, replication: Replication, context: Context) -> None:
+    def __init__(self, item: Step, replication: Replication, context: Context) -> None:
         self._item, self._context, self._stages = item, context, replication.stages
         self.editor = StepEditor(item)
         self._effects = item.wiring.effects

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.execution_order import find_execution_order, message_of
-from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import GraphItem
-from autodist.graph.parts import Join, JoinKind, Merge
+from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
+from autodist.graph.step import Step
+from autodist.graph.subgraph import SubgraphBuilder, fragment
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
 from autodist.kernels.communicate.reduce_by_shuffle import weight_of
@@ -57,7 +57,7 @@ class ReduceByCollective(Kernel):
     bucket_bytes: int = BUCKET_BYTES
     name: ClassVar[str] = "reduce-by-collective"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         plan, replication = context.plan, item.replication
         if plan.collective is None or replication is None:
             return item
@@ -74,7 +74,7 @@ class ReduceByCollective(Kernel):
         order = find_execution_order(item.wiring, joins, {})
         assert order is not None, "the depths of joins are settled"
         rounds = order.rounds()
-        everything: list[Bucket | Join] = [*buckets, *rows]
+        everything: list[Bucket | PendingReduction] = [*buckets, *rows]
         for work in sorted(everything, key=lambda work: _order(work, rounds, position)):
             if isinstance(work, Bucket):
                 _reduce_bucket(results, work, group)
@@ -85,14 +85,14 @@ class ReduceByCollective(Kernel):
 
 
 def _order(
-    work: Bucket | Join, rounds: Mapping[str, int], position: Mapping[str, int]
+    work: Bucket | PendingReduction, rounds: Mapping[str, int], position: Mapping[str, int]
 ) -> tuple[int, int, bool, int, int]:
     join = work.joins[0] if isinstance(work, Bucket) else work
-    is_late = join.kind not in (JoinKind.LOSS, JoinKind.WHOLE)
+    is_late = join.kind not in (PendingReductionKind.LOSS, PendingReductionKind.WHOLE)
     return rounds[message_of(join)], join.level, is_late, join.depth, 0 if is_late else position[join.name]
 
 
-def _require_types_that_travel(joins: Sequence[Join], spec: str) -> None:
+def _require_types_that_travel(joins: Sequence[PendingReduction], spec: str) -> None:
     for join in joins:
         if join.dtype not in _CARRIERS:
             raise StrategyError(
@@ -141,7 +141,7 @@ class _Group:
         self._keys.add(made)
         return made
 
-    def reduce(self, f: Fragment, vector: tf.Tensor, told: str) -> tf.Tensor:
+    def reduce(self, f: SubgraphBuilder, vector: tf.Tensor, told: str) -> tf.Tensor:
         """The sum of all workers' vectors, which are of one length and not empty."""
         with self._in_order(f):
             total = tf.raw_ops.CollectiveReduceV2(
@@ -151,7 +151,7 @@ class _Group:
         self.effects.append(f.name(total.op))
         return total
 
-    def gather(self, f: Fragment, vector: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
+    def gather(self, f: SubgraphBuilder, vector: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
         """All workers' vectors, which are of one length and not empty, one after the other."""
         with self._in_order(f):
             whole = tf.raw_ops.CollectiveGatherV2(input=vector, instance_key=key, **self._members)
@@ -167,7 +167,7 @@ class _Group:
             "communication_hint": self.spec.lower(),
         }
 
-    def _in_order(self, f: Fragment) -> AbstractContextManager[object]:
+    def _in_order(self, f: SubgraphBuilder) -> AbstractContextManager[object]:
         return tf.control_dependencies([f.after(self.effects[-1:])] if self.is_nccl and self.effects else [])
 
 
@@ -188,16 +188,16 @@ def _reduce_bucket(results: Results, bucket: Bucket, group: _Group) -> None:
         results.give(join, [f.name(value)])
 
 
-def _merged(f: Fragment, group: _Group, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
+def _merged(f: SubgraphBuilder, group: _Group, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
     """All workers' vectors merged: their sum by an all-reduce, anything else from an all-gather."""
-    if bucket.merge is Merge.ADD:
+    if bucket.merge is ReduceOp.ADD:
         return group.reduce(f, vector, bucket.key)
     told = f"{bucket.key}/{vector.dtype.name}/{vector.shape}"
     whole = group.gather(f, vector, group.key(told))
     return merged(tf.unstack(tf.reshape(whole, [group.context.workers, sum(bucket.lengths)])), bucket.merge)
 
 
-def _gather_rows(results: Results, join: Join, group: _Group) -> None:
+def _gather_rows(results: Results, join: PendingReduction, group: _Group) -> None:
     key = key_of([join])
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(group.device):
         ids = f.input(join.local[0], join.index_dtype, [None])
@@ -220,7 +220,7 @@ def _gather_rows(results: Results, join: Join, group: _Group) -> None:
 
 
 def _gather_padded(
-    f: Fragment, group: _Group, told: str, rows: tf.Tensor, sizes: Sequence[tf.Tensor]
+    f: SubgraphBuilder, group: _Group, told: str, rows: tf.Tensor, sizes: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """The rows of each worker, of which worker `w` has `sizes[w]`.
 

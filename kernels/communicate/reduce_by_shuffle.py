@@ -9,18 +9,18 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.compressors import Compressor
-from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import GraphItem
-from autodist.graph.parts import Join, Merge
+from autodist.graph.parts import PendingReduction, ReduceOp
+from autodist.graph.step import Step
+from autodist.graph.subgraph import SubgraphBuilder, fragment
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.adding_up import AddingUp, whole_in_teams
+from autodist.kernels.communicate.all_reduce_algorithms import AllReduceAlgorithm, whole_in_teams
+from autodist.kernels.communicate.bucket_fusion import find_fused_buckets
 from autodist.kernels.communicate.bucket_reduction import BucketReduction
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, digest, key_of, make_buckets
 from autodist.kernels.communicate.chosen_compressor import compressor_of
-from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.communicate.team_exchange import TeamExchange
-from autodist.kernels.communicate.together import find_together
+from autodist.kernels.communicate.subgroup_transfers import SubgroupTransfers
 from autodist.kernels.sums import ordered_sum, rows_together
 
 EVENLY_CUT = 16
@@ -45,7 +45,7 @@ class ReduceByShuffle(Kernel):
     one worker, nothing travels and nothing is compressed.
 
     Where the strategy has teams, which it has for many workers, each team adds up first, and then the teams' sums are
-    added in the order of the teams (`AddingUp.in_teams`): a worker has to do with about 2·√W others in place of W-1.
+    added in the order of the teams (`AllReduceAlgorithm.in_teams`): a worker has to do with about 2·√W others in place of W-1.
     Rows go from team to team as they are.
 
     Each element is the sum of the workers' in their order, whatever bucket it is in. So buckets may grow with the
@@ -59,7 +59,7 @@ class ReduceByShuffle(Kernel):
     bucket_bytes: int = BUCKET_BYTES
     name: ClassVar[str] = "reduce-by-shuffle"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         plan, replication = context.plan, item.replication
         mine = [join for join in replication.joins if plan.travels_by_shuffle(join)] if replication else []
         if replication is None or not mine:
@@ -67,7 +67,7 @@ class ReduceByShuffle(Kernel):
         results = Results(item, replication)
         stored_as = _names_in_session(item)
         plain, compressed = self._buckets(mine, context)
-        together, alone = find_together(item, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
+        together, alone = find_fused_buckets(item, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
         for buckets in together:
             _reduce_together(results, buckets, context)
         for bucket in alone:
@@ -77,19 +77,21 @@ class ReduceByShuffle(Kernel):
         for join in mine:
             if join.is_sparse:
                 _gather_rows(results, join, context)
-            elif join.merge is Merge.ROWS:
+            elif join.merge is ReduceOp.ROWS:
                 _put_one_after_the_other(results, join, context)
         return results.to_item(mine)
 
-    def _buckets(self, joins: Iterable[Join], context: Context) -> tuple[list[Bucket], list[tuple[Bucket, Compressor]]]:
+    def _buckets(
+        self, joins: Iterable[PendingReduction], context: Context
+    ) -> tuple[list[Bucket], list[tuple[Bucket, Compressor]]]:
         """What is added up as it is, and what compressors add up."""
         plan = context.plan
         compressors = {join.name: compressor_of(plan, join) for join in joins}
 
-        def group_of(join: Join) -> Hashable:
+        def group_of(join: PendingReduction) -> Hashable:
             return plan.group(join), compressors[join.name], context.adds_in_teams(join)
 
-        dense = [join for join in joins if not join.is_sparse and join.merge is not Merge.ROWS]
+        dense = [join for join in joins if not join.is_sparse and join.merge is not ReduceOp.ROWS]
         plain = [join for join in dense if compressors[join.name] is None]
         by_all = [join for join in plain if not context.adds_in_teams(join)]
         in_teams = [join for join in plain if context.adds_in_teams(join)]
@@ -104,9 +106,9 @@ class ReduceByShuffle(Kernel):
 
 def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Exchange(f, context, bucket.key)
+        exchange = Communicator(f, context, bucket.key)
         mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
-        adding, team = AddingUp(exchange, bucket, DIRECT_BYTES), _team(exchange, bucket.joins[0])
+        adding, team = AllReduceAlgorithm(exchange, bucket, DIRECT_BYTES), _team(exchange, bucket.joins[0])
         values = bucket.unpack(adding.by_all(mine) if team is None else adding.in_teams(team, mine))
     for join, value in zip(bucket.joins, values, strict=True):
         results.give(join, [f.name(value)])
@@ -117,7 +119,7 @@ def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Conte
     """Several small buckets in the same messages, where teams add up first."""
     key = digest(";".join(bucket.key for bucket in buckets))
     with fragment(results.editor, f"all_reduce/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Exchange(f, context, key)
+        exchange = Communicator(f, context, key)
         team = _team(exchange, buckets[0].joins[0])
         assert team is not None, "others travel alone"
         mine = [[bucket.pack(f), *weight_of(f, bucket.joins[0])] for bucket in buckets]
@@ -133,7 +135,7 @@ def _compress_bucket(
     results: Results, bucket: Bucket, compressor: Compressor, stored_as: Mapping[str, str], context: Context
 ) -> None:
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Exchange(f, context, bucket.key)
+        exchange = Communicator(f, context, bucket.key)
         reduction = BucketReduction(f, bucket, exchange, stored_as, _team(exchange, bucket.joins[0]))
         values = compressor.add_up(reduction)
         reduction.finish(values)
@@ -143,36 +145,36 @@ def _compress_bucket(
     results.editor.initialize({name: f.name(op) for name, op in reduction.initializers.items()})
 
 
-def _names_in_session(item: GraphItem) -> dict[str, str]:
+def _names_in_session(item: Step) -> dict[str, str]:
     """By a variable's name, the name under which the session knows it."""
     stored = {n.name: n.attr["shared_name"].s.decode() for n in item.wiring.of_op("VarHandleOp")}
     return {v.name: stored[v.handle] for v in item.variables if v.handle in stored}
 
 
-def _team(exchange: Exchange, join: Join) -> TeamExchange | None:
+def _team(exchange: Communicator, join: PendingReduction) -> SubgroupTransfers | None:
     """The exchange by which a join travels if teams add it up first; None: all add up at once."""
     teams = exchange.context.teams
-    return TeamExchange(exchange, teams) if teams is not None and exchange.context.adds_in_teams(join) else None
+    return SubgroupTransfers(exchange, teams) if teams is not None and exchange.context.adds_in_teams(join) else None
 
 
-def _gathered(exchange: Exchange, join: Join, mine: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+def _gathered(exchange: Communicator, join: PendingReduction, mine: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
     """What every worker that computes has of a join, in their order."""
     team = _team(exchange, join)
     return exchange.all_to_all("rows", mine) if team is None else team.gather("rows", mine)
 
 
-def weight_of(f: Fragment, join: Join) -> list[tf.Tensor]:
+def weight_of(f: SubgraphBuilder, join: PendingReduction) -> list[tf.Tensor]:
     """The weight that travels with a join, if there is one."""
     return [] if join.weight is None else [f.input(join.weight, join.weight_dtype, [])]
 
 
-def own_rows(f: Fragment, join: Join) -> list[tf.Tensor]:
+def own_rows(f: SubgraphBuilder, join: PendingReduction) -> list[tf.Tensor]:
     """This worker's part of a sparse join: indices, values and, if there is one, the weight."""
     ids = f.input(join.local[0], join.index_dtype, [None])
     return [ids, f.input(join.local[1], join.dtype, join.shape), *weight_of(f, join)]
 
 
-def rows_of(join: Join, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+def rows_of(join: PendingReduction, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
     """Indices and values of all parts; values divided by the sum of the weights if there are any."""
     ids, values = rows_together(join.row_join, join.aligned, [p[0] for p in parts], [p[1] for p in parts])
     if len(parts[0]) == 3:
@@ -180,19 +182,19 @@ def rows_of(join: Join, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
     return [ids, values]
 
 
-def _gather_rows(results: Results, join: Join, context: Context) -> None:
+def _gather_rows(results: Results, join: PendingReduction, context: Context) -> None:
     key = key_of([join])
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Exchange(f, context, key)
+        exchange = Communicator(f, context, key)
         rows = rows_of(join, _gathered(exchange, join, own_rows(f, join)))
     results.give(join, [f.name(t) for t in rows])
     results.editor.run(exchange.effects)
 
 
-def _put_one_after_the_other(results: Results, join: Join, context: Context) -> None:
+def _put_one_after_the_other(results: Results, join: PendingReduction, context: Context) -> None:
     key = key_of([join])
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Exchange(f, context, key)
+        exchange = Communicator(f, context, key)
         parts = _gathered(exchange, join, [f.input(join.local[0], join.dtype, join.shape)])
         whole = tf.concat([rows for (rows,) in parts], join.axis)
     results.give(join, [f.name(whole)])

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autodist.graph.item import GraphItem, Replication
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
+from autodist.graph.step import Replication, Step
 from autodist.graph.step_editor import StepEditor
 
 
@@ -22,12 +22,12 @@ class Results:
         editor: of the step.
     """
 
-    def __init__(self, item: GraphItem, replication: Replication) -> None:
+    def __init__(self, item: Step, replication: Replication) -> None:
         self.editor = StepEditor(item)
         self._replication = replication
         self._given: dict[str, str] = {}
 
-    def give(self, join: Join, tensors: Sequence[str]) -> None:
+    def give(self, join: PendingReduction, tensors: Sequence[str]) -> None:
         """Lets all that reads the join's local result read `tensors`, which hold the sum over all workers."""
         for old, new in zip(join.result, tensors, strict=True):
             self.replace(old, new)
@@ -42,7 +42,7 @@ class Results:
         """The tensor that took the place of a join's local result, or `name` itself."""
         return self._given.get(name, name)
 
-    def to_item(self, joins: Collection[Join], **changes: Any) -> GraphItem:
+    def to_item(self, joins: Collection[PendingReduction], **changes: Any) -> Step:
         """The step in which `joins` are done, with `changes` of its replication."""
         done = {id(join) for join in joins}  # compared one with another they would cost joins × joins
         left = tuple(join for join in self._replication.joins if id(join) not in done)

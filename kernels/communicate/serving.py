@@ -10,16 +10,16 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import NO_EFFECT, Effect
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
+from autodist.graph.step import Step
+from autodist.graph.subgraph import fragment
 from autodist.graph.waiting import nearest_before
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
-from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.communicate.completion_signals import Group
 from autodist.kernels.communicate.own_part import OwnPart, Transfer
-from autodist.kernels.communicate.tokens import Group
 
 _PREFIX = "autodist/served/"
 
@@ -36,12 +36,12 @@ class Serving:
 
     def __init__(
         self,
-        item: GraphItem,
+        item: Step,
         context: Context,
         editor: GraphEditor,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
-        joins: Sequence[Join],
+        joins: Sequence[PendingReduction],
     ) -> None:
         self.item, self.context, self.editor, self.owner = item, context, editor, owner
         self.touches, self.joins = effects, joins
@@ -82,7 +82,7 @@ class Serving:
     def hand_out_token(self, group: Group, capacity: int) -> None:
         """Tells every worker, this one too, that a group of writes is done."""
         with fragment(self.editor, f"served_{group.key}") as f, self._here():
-            exchange = Exchange(f, self.context, group.key, capacity)
+            exchange = Communicator(f, self.context, group.key, capacity)
             done = [f.after([self._copies[w] for w in group.writes])]
             for to in range(self.context.workers):
                 exchange.send(to, "done", [tf.constant(True)], done)
@@ -142,14 +142,14 @@ class Serving:
         specs = [self._spec(name) for name in names]
         with fragment(self.editor, f"{key}/send") as f, self._here():
             values = [f.input(name, spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)]
-            there = Exchange(f, self.context, key, self._capacity)
+            there = Communicator(f, self.context, key, self._capacity)
             there.send(me, "needed", values)
         self._take(key, me, names, specs)
         return there.effects
 
     def _take(self, key: str, source: int, names: Sequence[str], specs: Sequence[tf.TensorSpec]) -> None:
         with fragment(self.editor, f"{key}/{source}/receive") as f, self._here():
-            exchange = Exchange(f, self.context, key, self._capacity)
+            exchange = Communicator(f, self.context, key, self._capacity)
             got = exchange.receive(source, "needed", specs)
         self.know(dict(zip(names, map(f.name, got), strict=True)), exchange.effects)
 
@@ -176,7 +176,7 @@ class Serving:
         for reader, names in _by(sent, lambda t: t.reader).items():
             key = _boundary_key(names)
             with fragment(self.editor, f"{key}/{reader}/send") as f, self._here():
-                exchange = Exchange(f, self.context, key, self._capacity)
+                exchange = Communicator(f, self.context, key, self._capacity)
                 specs = [self._spec_between(part, name) for name in names]
                 values = [f.input(self._now(n), s.dtype, s.shape) for n, s in zip(names, specs, strict=True)]
                 exchange.send(reader, "needed", values)

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError, StrategyError
 from autodist.graph.execution_order import ExecutionOrder, find_execution_order
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Replication
-from autodist.graph.keeper import Keeper, Pace
-from autodist.graph.parts import Join, JoinKind
+from autodist.graph.parts import PendingReduction, PendingReductionKind
+from autodist.graph.step import Replication, Step
+from autodist.graph.subgraph import fragment
+from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.place.keepers import (
-    find_keepers,
+from autodist.kernels.place.variable_placements import (
+    find_variable_placements,
     require_one_keeper_a_write,
     require_unmixed,
     require_written_by_updates,
@@ -41,11 +41,11 @@ class SetPace(Kernel):
 
     name: ClassVar[str] = "set-pace"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         replication = item.replication
         if context.workers == 1 or not item.owners or replication is None or context.goes_through_stages(item):
             return item
-        keepers = find_keepers(item, replication, context.plan)
+        keepers = find_variable_placements(item, replication, context.plan)
         require_one_keeper_a_write(item, keepers)
         if any(keeper.is_free for keeper in keepers.values()):
             require_written_by_updates(item, replication, keepers)
@@ -54,7 +54,7 @@ class SetPace(Kernel):
         return _keep_state(item, kept, context) if runs_freely(kept, keepers) else replace(item, replication=kept)
 
 
-def _order_of(item: GraphItem, replication: Replication, keepers: Mapping[str, Keeper]) -> ExecutionOrder:
+def _order_of(item: Step, replication: Replication, keepers: Mapping[str, VariablePlacement]) -> ExecutionOrder:
     handles = {item.by_name[name].handle for name in keepers}
     writes = [name for name, effect in item.wiring.effects.items() if effect.writes & handles]
     captured = replication.stages.order
@@ -65,8 +65,8 @@ def _order_of(item: GraphItem, replication: Replication, keepers: Mapping[str, K
     return order
 
 
-def _keep_state(item: GraphItem, replication: Replication, context: Context) -> GraphItem:
-    own = [join for join in replication.joins if join.kind is not JoinKind.GRADIENT]
+def _keep_state(item: Step, replication: Replication, context: Context) -> Step:
+    own = [join for join in replication.joins if join.kind is not PendingReductionKind.GRADIENT]
     _require_no_boundary(own, replication.keepers)
     _require_one_weight(own, replication.keepers)
     _require_no_sum(own)
@@ -84,9 +84,9 @@ def _keep_state(item: GraphItem, replication: Replication, context: Context) -> 
     return results.to_item(own, even_parts=even)
 
 
-def _require_no_boundary(joins: Sequence[Join], keepers: Mapping[str, Keeper]) -> None:
-    asked = [join for join in joins if join.kind is JoinKind.BOUNDARY]
-    stale = sorted(name for name, keeper in keepers.items() if keeper.pace is Pace.STALE)
+def _require_no_boundary(joins: Sequence[PendingReduction], keepers: Mapping[str, VariablePlacement]) -> None:
+    asked = [join for join in joins if join.kind is PendingReductionKind.BOUNDARY]
+    stale = sorted(name for name, keeper in keepers.items() if keeper.pace is SyncMode.STALE)
     if asked and stale:
         raise StrategyError(
             f"an update reads {asked[0].local[0]}, which every replica computes, and {stale[0]} has staleness: its "
@@ -94,9 +94,9 @@ def _require_no_boundary(joins: Sequence[Join], keepers: Mapping[str, Keeper]) -
         )
 
 
-def _require_one_weight(joins: Sequence[Join], keepers: Mapping[str, Keeper]) -> None:
-    asked = [join for join in joins if join.kind is JoinKind.LOSS]
-    stale = sorted(name for name, keeper in keepers.items() if keeper.pace is Pace.STALE)
+def _require_one_weight(joins: Sequence[PendingReduction], keepers: Mapping[str, VariablePlacement]) -> None:
+    asked = [join for join in joins if join.kind is PendingReductionKind.LOSS]
+    stale = sorted(name for name, keeper in keepers.items() if keeper.pace is SyncMode.STALE)
     if asked and stale:
         raise StrategyError(
             "the loss adds values of which each counts in another way (a mean beside a sum, a ratio of sums), or its "
@@ -106,8 +106,8 @@ def _require_one_weight(joins: Sequence[Join], keepers: Mapping[str, Keeper]) ->
         )
 
 
-def _require_no_sum(joins: Sequence[Join]) -> None:
-    asked = next((join for join in joins if join.kind is JoinKind.WHOLE), None)
+def _require_no_sum(joins: Sequence[PendingReduction]) -> None:
+    asked = next((join for join in joins if join.kind is PendingReductionKind.WHOLE), None)
     if asked is not None:
         raise StrategyError(
             f"{asked.local[0]} is added up or gathered over all replicas while the step computes, as synchronized "
@@ -117,7 +117,7 @@ def _require_no_sum(joins: Sequence[Join]) -> None:
         )
 
 
-def _check_local_parts_alone(results: Results, join: Join, context: Context) -> None:
+def _check_local_parts_alone(results: Results, join: PendingReduction, context: Context) -> None:
     """The replicas of one worker have to have equal parts; the check asks for them as if all workers were like this."""
     count, here = len(context.replicas), len(context.copied_replicas)
     with fragment(results.editor, "even_parts/local") as f:
@@ -128,13 +128,13 @@ def _check_local_parts_alone(results: Results, join: Join, context: Context) -> 
     results.replace(join.result[0], f.name(moments), readers)
 
 
-def _take_for_given(results: Results, join: Join) -> None:
+def _take_for_given(results: Results, join: PendingReduction) -> None:
     """A worker that waits for no other does not know whether others have examples."""
     with fragment(results.editor, f"{join.name}/local") as f:
         results.replace(join.result[0], f.name(tf.ones(join.shape, join.dtype)))
 
 
-def _have_nothing(results: Results, join: Join, outputs: Sequence[str]) -> None:
+def _have_nothing(results: Results, join: PendingReduction, outputs: Sequence[str]) -> None:
     """A worker without replicas returns 0 for what the others return of their own."""
     if join.result[0] in outputs:
         with fragment(results.editor, f"no_replicas/{join.name}") as f:

@@ -10,19 +10,19 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import GraphItem, Replication
-from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.names import is_control, node_of
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
+from autodist.graph.step import Replication, Step
+from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
-from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.communicate.completion_signals import group_writes, rank_writes
 from autodist.kernels.communicate.parameter_servers import PACK_BYTES
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.serving import Serving
-from autodist.kernels.communicate.tokens import group_writes, rank_writes
 from autodist.kernels.sums import mean_of
 
 Parts = list[list[tf.Tensor]]
@@ -41,9 +41,9 @@ class StaleServers(Kernel):
 
     name: ClassVar[str] = "stale-servers"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         replication = item.replication
-        stale = {name: k for name, k in replication.keepers.items() if k.pace is Pace.STALE} if replication else {}
+        stale = {name: k for name, k in replication.keepers.items() if k.pace is SyncMode.STALE} if replication else {}
         if replication is None or not stale:
             return item
         return _Apart(item, replication, context, {item.by_name[name].handle: k for name, k in stale.items()}).run()
@@ -52,7 +52,9 @@ class StaleServers(Kernel):
 class _Apart:
     """The work of one `StaleServers.apply`, in the order of `run`."""
 
-    def __init__(self, item: GraphItem, replication: Replication, context: Context, kept: dict[str, Keeper]) -> None:
+    def __init__(
+        self, item: Step, replication: Replication, context: Context, kept: dict[str, VariablePlacement]
+    ) -> None:
         self.item, self.context, self.order, self.kept = item, context, replication.order, kept
         self.owner = {handle: keeper.owner for handle, keeper in kept.items()}
         self.results = Results(item, replication)
@@ -61,7 +63,7 @@ class _Apart:
         self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in kept]
         self.serving = Serving(item, context, self.editor, self.effects, self.owner, self.joins)
 
-    def run(self) -> GraphItem:
+    def run(self) -> Step:
         self._require_own_outputs()
         apart = self._made_from_gradients()
         self._bring_gradients()
@@ -103,11 +105,11 @@ class _Apart:
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _keeper_of(self, join: Join) -> Keeper:
+    def _keeper_of(self, join: PendingReduction) -> VariablePlacement:
         return self.kept[self.item.by_name[join.variable or ""].handle]
 
     def _bring_gradients(self) -> None:
-        def group_of(join: Join) -> Hashable:
+        def group_of(join: PendingReduction) -> Hashable:
             return self._keeper_of(join)
 
         for bucket in make_buckets([j for j in self.joins if not j.is_sparse], group_of, PACK_BYTES):
@@ -118,14 +120,14 @@ class _Apart:
 
     def _bring(
         self,
-        joins: Sequence[Join],
-        own: Callable[[Fragment], list[tf.Tensor]],
+        joins: Sequence[PendingReduction],
+        own: Callable[[SubgraphBuilder], list[tf.Tensor]],
         combine: Callable[[Parts], list[tf.Tensor]],
     ) -> None:
         """Sends this worker's part of some joins to their owner, who combines all parts beside the step."""
         keeper, key = self._keeper_of(joins[0]), key_of(joins)
         with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Exchange(f, self.context, key, keeper.staleness + 2)
+            exchange = Communicator(f, self.context, key, keeper.staleness + 2)
             mine = own(f)
             if self.context.computes:
                 exchange.send(keeper.owner, "gradient", mine)
@@ -133,7 +135,7 @@ class _Apart:
         if keeper.owner == self.context.worker:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in mine]
             with fragment(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-                exchange = Exchange(f, self.context, key, keeper.staleness + 2)
+                exchange = Communicator(f, self.context, key, keeper.staleness + 2)
                 made = combine([exchange.receive(w, "gradient", specs) for w in self.context.computing])
             names = [t for join in joins for t in join.result]
             self.serving.know(dict(zip(names, map(f.name, made), strict=True)), exchange.effects)
@@ -145,7 +147,7 @@ class _Apart:
         for group in group_writes(self.item, self.owner, rank_writes(self.order, self.owner)):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
             with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
-                exchange = Exchange(f, self.context, group.key, staleness + 2)
+                exchange = Communicator(f, self.context, group.key, staleness + 2)
                 done = tf.constant(True)
                 exchange.receive(group.owner, "done", [done])
                 filled = exchange.fill(group.owner, "done", [done], staleness)
@@ -160,7 +162,7 @@ class _Apart:
             self.editor.remove(group.writes)
 
 
-def _pack(bucket: Bucket, f: Fragment) -> list[tf.Tensor]:
+def _pack(bucket: Bucket, f: SubgraphBuilder) -> list[tf.Tensor]:
     return [bucket.pack(f), *weight_of(f, bucket.joins[0])]
 
 

@@ -17,14 +17,14 @@ from functools import cached_property
 
 from autodist.graph.effects import NO_EFFECT
 from autodist.graph.execution_order import message_of
-from autodist.graph.item import GraphItem, Replication
 from autodist.graph.names import node_of
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
+from autodist.graph.step import Replication, Step
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
-from autodist.kernels.communicate.duties import Workers
-from autodist.kernels.varying import sources_of_replicas
+from autodist.kernels.communicate.node_assignment import Workers
+from autodist.kernels.replica_dependent import sources_of_replicas
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,22 @@ class Versions:
 
     def __init__(
         self,
-        item: GraphItem,
+        item: Step,
         replication: Replication,
         owner: Mapping[str, int],
-        joins: Sequence[Join],
+        joins: Sequence[PendingReduction],
         context: Context,
     ) -> None:
         assert replication.order is not None, "SetPace finds it"
         self._item, self._owner, self._context = item, owner, context
         self._order, self._copies, self._once = replication.order, replication.copies, replication.stages.once
-        self._joins: dict[str, list[Join]] = {}
+        self._joins: dict[str, list[PendingReduction]] = {}
         for join in joins:
             self._joins.setdefault(item.by_name[join.variable or ""].handle, []).append(join)
 
     # -- what gradients acknowledge --------------------------------------------------------------------------------
 
-    def reads_before(self, joins: Iterable[Join]) -> list[str]:
+    def reads_before(self, joins: Iterable[PendingReduction]) -> list[str]:
         """This worker's reads that have to be done before it sends gradients of one message to their owner.
 
         These are its replicas' reads of the gradients' variables, and those of variables of the same owner that have no
@@ -113,13 +113,13 @@ class Versions:
         return found
 
     @cached_property
-    def gradients_before(self) -> Mapping[str, list[Join]]:
+    def gradients_before(self) -> Mapping[str, list[PendingReduction]]:
         """The gradients that each write waits for: those of its variable, or, if there is none, of the same owner."""
         return {write: list(self._gradients_before(write).values()) for write in self._writes}
 
-    def _gradients_before(self, write: str) -> dict[str, Join]:
+    def _gradients_before(self, write: str) -> dict[str, PendingReduction]:
         position, before = self._order.position, self._order.position[write]
-        found: dict[str, Join] = {}
+        found: dict[str, PendingReduction] = {}
         for handle in sorted(self._writes[write]):
             is_trained = handle in self._joins
             first = (

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.control_flow import find_perhaps_dead
-from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input
 from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_inputs, types_of_outputs
 from autodist.graph.ops import Trait, having
-from autodist.graph.split import Part, Parts, split
+from autodist.graph.split import Subgraph, Subgraphs, split
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.called_function import CalledFunction, put_call, shared_function
@@ -44,7 +44,7 @@ class CallUnits(Kernel):
     min_nodes: int = 4
     name: ClassVar[str] = "call-units"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if not context.goes_through_stages(item) or len(context.replicas) < self.min_calls:
             return item
         parts = _find_parts(item)
@@ -54,7 +54,7 @@ class CallUnits(Kernel):
         return _with_calls(item, parts, shared) if shared else item
 
 
-def _find_parts(item: GraphItem) -> Parts:
+def _find_parts(item: Step) -> Subgraphs:
     """What can be called of each unit, in pieces where something stands in its middle that cannot."""
     wiring = item.wiring
     constants = frozenset(node.name for node in wiring.of_op("Const") if not wiring.sources[node.name])
@@ -67,7 +67,7 @@ def _find_parts(item: GraphItem) -> Parts:
     return split(item, key, copied=constants, cut_cycles=True)
 
 
-def _unit_of(item: GraphItem, name: str) -> Hashable | None:
+def _unit_of(item: Step, name: str) -> Hashable | None:
     """What a node is computed in, if it is in a unit, and by which device."""
     copies = item.replication.copies if item.replication else {}
     if name not in copies:
@@ -77,21 +77,21 @@ def _unit_of(item: GraphItem, name: str) -> Hashable | None:
     return None if part is None or part.is_held else (micro_batch, part, item.wiring.nodes[name].device)
 
 
-def _can_be_called(item: GraphItem, name: str) -> bool:
+def _can_be_called(item: Step, name: str) -> bool:
     node = item.wiring.nodes[name]
     if not is_stateless(node.op) or node.op in _BY_ITSELF:
         return False
     return {RESOURCE, VARIANT}.isdisjoint((*types_of_inputs(node), *types_of_outputs(node)))
 
 
-def _function(part: Part) -> CalledFunction:
+def _function(part: Subgraph) -> CalledFunction:
     """Of a part; in it nodes are called as they were captured, so that those of all micro-batches are the same."""
     item = part.step
     nodes = [item.wiring.nodes[name] for name in (*part.copies, *part.nodes)]
     return shared_function(nodes, part.gives, lambda _, name: item.replica_of(name)[1])
 
 
-def _with_calls(item: GraphItem, parts: Parts, shared: dict[Hashable, CalledFunction]) -> GraphItem:
+def _with_calls(item: Step, parts: Subgraphs, shared: dict[Hashable, CalledFunction]) -> Step:
     editor = StepEditor(item)
     called: dict[str, str] = {}
     """For what was a tensor of a part, what the call in its place gives."""

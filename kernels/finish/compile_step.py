@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import is_in_jit_scope
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
-from autodist.graph.split import Part
+from autodist.graph.split import Subgraph
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
@@ -52,7 +52,7 @@ class CompileStep(Kernel):
     min_work: int = 2
     name: ClassVar[str] = "compile-step"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         asked = _asked_of(item)
         if not any(map(asked, item.wiring.nodes)):
             return item
@@ -67,18 +67,18 @@ class CompileStep(Kernel):
         return Prune().apply(_with_calls(item, regions), context)
 
 
-def _with_free_constants(item: GraphItem) -> GraphItem:
+def _with_free_constants(item: Step) -> Step:
     """Each region has constants of its own, which stand for nothing that has to be waited for."""
     editor = StepEditor(item)
     freed = free_constants(editor, item.wiring, {*map(node_of, item.outputs), *item.targets})
     return editor.to_item() if freed else item
 
 
-def _asked_of(item: GraphItem) -> Callable[[str], bool]:
+def _asked_of(item: Step) -> Callable[[str], bool]:
     return (lambda _: True) if item.jit_compile else is_in_jit_scope
 
 
-def _with_calls(item: GraphItem, regions: Iterable[Part]) -> GraphItem:
+def _with_calls(item: Step, regions: Iterable[Subgraph]) -> Step:
     editor = StepEditor(item)
 
     def short(_: int, name: str) -> str:
@@ -91,7 +91,7 @@ def _with_calls(item: GraphItem, regions: Iterable[Part]) -> GraphItem:
     return editor.to_item()
 
 
-def _tell_what_is_left(item: GraphItem, context: Context, asked: Callable[[str], bool]) -> None:
+def _tell_what_is_left(item: Step, context: Context, asked: Callable[[str], bool]) -> None:
     """Names the ops that run without XLA although it is asked for; the chief tells it once for a step."""
     part_of, compilable = PartOf(item), Compilable(item.graph_def, allows_loops=item.jit_compile)
     left = Counter(

@@ -9,8 +9,8 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.called_function import compiled_function, put_call
@@ -37,7 +37,7 @@ class CompileUpdates(Kernel):
     min_bytes: int = 16 << 20
     name: ClassVar[str] = "compile-updates"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         handles = {n.name for n in item.wiring.of_op("VarHandleOp") if self._is_taken(n, item, context)}
         if not handles:
             return item
@@ -47,7 +47,7 @@ class CompileUpdates(Kernel):
             _compile(editor, region)
         return editor.to_item()
 
-    def _is_taken(self, handle: NodeDef, item: GraphItem, context: Context) -> bool:
+    def _is_taken(self, handle: NodeDef, item: Step, context: Context) -> bool:
         variable = item.by_handle.get(handle.name)
         return (
             variable is not None

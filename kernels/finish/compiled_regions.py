@@ -6,14 +6,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autodist.graph.control_flow import find_perhaps_dead
-from autodist.graph.item import GraphItem
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.placement import EVERY_WORKER
-from autodist.graph.split import Parts, split
+from autodist.graph.split import Subgraphs, split
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
-from autodist.graph.wiring import Wiring
 from autodist.kernels.base import Context
 from autodist.kernels.finish.compilable import Compilable
 
@@ -32,7 +32,7 @@ class PartOf:
         item: the step, replicated or not.
     """
 
-    item: GraphItem
+    item: Step
 
     def __call__(self, name: str) -> Key | None:
         replication = self.item.replication
@@ -48,7 +48,7 @@ class PartOf:
         return (COMPUTE, replica, level) if own in replication.copies else (SHARED, level)
 
 
-def _copied(item: GraphItem) -> frozenset[str]:
+def _copied(item: Step) -> frozenset[str]:
     """What each region that reads it has a copy of: constants, and empty lists that replicas share.
 
     Not a constant that a kernel made: it may differ from replica to replica, and they are to share their functions.
@@ -59,7 +59,7 @@ def _copied(item: GraphItem) -> frozenset[str]:
     return frozenset([*constants, *(name for name in lists if (part_of(name) or ("",))[0] == SHARED)])
 
 
-def find_regions(item: GraphItem, context: Context, asked: Callable[[str], bool]) -> Parts:
+def find_regions(item: Step, context: Context, asked: Callable[[str], bool]) -> Subgraphs:
     """The parts of a step that can be replaced by one node each, all at the same time.
 
     The nodes of each stand on one device of this worker, are run by the same runs, and wait for the same communication:
@@ -77,12 +77,12 @@ def find_regions(item: GraphItem, context: Context, asked: Callable[[str], bool]
     return parts
 
 
-def _find_parts(item: GraphItem, context: Context, asked: Callable[[str], bool], allows_loops: bool) -> Parts:
+def _find_parts(item: Step, context: Context, asked: Callable[[str], bool], allows_loops: bool) -> Subgraphs:
     search = _Search(item, context, asked, PartOf(item), _copied(item), allows_loops)
     return split(item, search.keys().get, copied=search.copied, cut_cycles=True)
 
 
-def _parts_of_loops_leave(wiring: Wiring, parts: Parts) -> bool:
+def _parts_of_loops_leave(wiring: GraphIndex, parts: Subgraphs) -> bool:
     """Whether a list of tensors, or a handle that a loop gives, comes into a region or leaves it."""
     passing = (name for part in parts.values() for name in (*part.takes, *part.gives))
     return any(
@@ -93,13 +93,13 @@ def _parts_of_loops_leave(wiring: Wiring, parts: Parts) -> bool:
 
 @dataclass
 class _Search:
-    item: GraphItem
+    item: Step
     context: Context
     asked: Callable[[str], bool]
     part_of: PartOf
     copied: frozenset[str]
     allows_loops: bool
-    wiring: Wiring = field(init=False)
+    wiring: GraphIndex = field(init=False)
 
     def __post_init__(self) -> None:
         self.wiring = self.item.wiring
@@ -192,7 +192,7 @@ class _Search:
         return found
 
 
-def may_need_compiler(wiring: Wiring, region: Iterable[str]) -> bool:
+def may_need_compiler(wiring: GraphIndex, region: Iterable[str]) -> bool:
     """Whether a region has ops that XLA does in cases in which TensorFlow has no kernel for a CPU.
 
     Keras asks to compile convolutions in three dimensions for that alone: those in groups, and channels first.
@@ -200,7 +200,7 @@ def may_need_compiler(wiring: Wiring, region: Iterable[str]) -> bool:
     return any(wiring.nodes[name].op in _CONVOLUTIONS for name in region)
 
 
-def work_in(wiring: Wiring, region: Iterable[str]) -> int:
+def work_in(wiring: GraphIndex, region: Iterable[str]) -> int:
     """How many nodes of a region compute something."""
     return sum(wiring.nodes[name].op not in _NO_WORK for name in region)
 

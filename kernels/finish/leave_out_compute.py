@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import wait_past
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.varying import sources_of_replicas
+from autodist.kernels.replica_dependent import sources_of_replicas
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LeaveOutCompute(Kernel):
 
     name: ClassVar[str] = "leave-out-compute"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if context.computes or context.goes_through_stages(item):
             return item
         editor = StepEditor(item)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.devices import device_of
 from autodist.graph.editor import NodeDef
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.kernels.base import Context, Kernel
 
 
@@ -24,7 +24,7 @@ class PlaceOnDevices(Kernel):
 
     name: ClassVar[str] = "place-on-devices"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         devices = [context.replicas[k].device for k in context.local_replicas] or [context.first_device(context.worker)]
         placed = tf.compat.v1.GraphDef()
         placed.CopyFrom(item.graph_def)
@@ -50,7 +50,7 @@ def _device(asked: str, replica_device: str, context: Context) -> str:
     return device_of(context.worker, context.workers, replica_device)
 
 
-def _stay_with_variables(item: GraphItem, nodes: Mapping[str, NodeDef], context: Context) -> None:
+def _stay_with_variables(item: Step, nodes: Mapping[str, NodeDef], context: Context) -> None:
     mine = context.task(context.worker)
     homes = {}
     for handle in item.wiring.of_op("VarHandleOp"):
@@ -64,6 +64,6 @@ def _stay_with_variables(item: GraphItem, nodes: Mapping[str, NodeDef], context:
             nodes[name].device = homes[taken]
 
 
-def _replica_device(item: GraphItem, name: str, devices: list[str]) -> str:
+def _replica_device(item: Step, name: str, devices: list[str]) -> str:
     position, _ = item.replica_of(name)
     return devices[position if position < len(devices) else 0]

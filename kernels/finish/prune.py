@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import drop_lost_colocation
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 
@@ -18,7 +18,7 @@ class Prune(Kernel):
 
     name: ClassVar[str] = "prune"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         returned = [*map(node_of, item.outputs), *item.targets]
         beside = [*item.initializers.values(), *item.served, *item.landed]
         handles = [v.handle for v in item.variables if v.handle in item.wiring.nodes]

@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from autodist.errors import PartsError
 from autodist.graph.editor import NodeDef
-from autodist.graph.item import GraphItem
+from autodist.graph.index import GraphIndex
 from autodist.graph.ops import Trait, having
 from autodist.graph.split import split
-from autodist.graph.wiring import Wiring
+from autodist.graph.step import Step
 
 _TYPES = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, tf.bool))
 """XLA may keep the values between two ops of a smaller type in a larger one."""
 
 
-def find_regions(item: GraphItem, handles: Collection[str], kept: Collection[str]) -> list[list[str]]:
+def find_regions(item: Step, handles: Collection[str], kept: Collection[str]) -> list[list[str]]:
     """Nodes that can be replaced by one, all regions at the same time, each after what it needs of the others.
 
     Nothing else reads what they compute; the last one is a write, to which all lead. What is no more than a write is no
@@ -49,7 +49,7 @@ def find_regions(item: GraphItem, handles: Collection[str], kept: Collection[str
 
 @dataclass(frozen=True)
 class _Search:
-    wiring: Wiring
+    wiring: GraphIndex
     handles: frozenset[str]
     kept: frozenset[str]
 

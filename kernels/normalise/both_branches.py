@@ -9,17 +9,17 @@ import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import QUERIES
-from autodist.graph.item import GraphItem
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import is_in_batches, is_stateless
 from autodist.graph.propagation.bodies import Body, Library
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.wiring import Wiring
-from autodist.kernels.normalise.worth import WRITES, Arithmetic, Worth
+from autodist.kernels.normalise.variable_versions import WRITES, Arithmetic, VariableVersion
 
 _BRANCHES = ("then_branch", "else_branch")
 
-_State = dict[str, Worth]
+_State = dict[str, VariableVersion]
 """By handle, what variables are worth."""
 
 
@@ -84,7 +84,7 @@ class BothBranches:
     Within a branch, a read gives the value that the branch has written before it.
     """
 
-    def __init__(self, editor: StepEditor, item: GraphItem) -> None:
+    def __init__(self, editor: StepEditor, item: Step) -> None:
         self._editor, self._item = editor, item
         self._library = Library(editor.library)
         self._arithmetic = Arithmetic(editor)
@@ -152,7 +152,7 @@ class BothBranches:
         """The outputs of a branch, and what variables are worth after it."""
         named = dict(zip(body.arguments, given, strict=True))
         state = dict(before)
-        wiring = Wiring(body.graph_def)
+        wiring = GraphIndex(body.graph_def)
         for name in wiring.order:
             node, here = wiring.nodes[name], f"{prefix}/{name}"
             inputs = [named[tensor(i)] for i in node.input if not is_control(i)]

@@ -11,20 +11,20 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import NO_EFFECT
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
-from autodist.graph.keeper import Pace
 from autodist.graph.names import tensor
 from autodist.graph.placement import listed
 from autodist.graph.propagation import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
 from autodist.graph.read_again import writes_read_again
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.variable_placement import SyncMode
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.normalise.both_branches import BothBranches, Taken, find_hindrance
 from autodist.kernels.plan import Plan
+from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
 from autodist.kernels.replicate.advance_alike import reads_to_offset
-from autodist.kernels.replicate.made_of import find_made_of
-from autodist.kernels.varying import find_varying, sources_of
+from autodist.kernels.replicate.recompute_after_reduce import find_recomputed
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class InlineBranches(Kernel):
 
     name: ClassVar[str] = "inline-branches"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if context.is_alone:
             return item
         return inline_state(inline_shared_updates(item, context.plan))
 
 
-def inline_shared_updates(item: GraphItem, plan: Plan) -> GraphItem:
+def inline_shared_updates(item: Step, plan: Plan) -> Step:
     """The step in which no condition holds the updates of variables that the strategy gives to different workers.
 
     Not where one of these is asynchronous: others write such a variable at the same time, so that what is written must
@@ -60,7 +60,7 @@ def inline_shared_updates(item: GraphItem, plan: Plan) -> GraphItem:
     for node in item.wiring.of_op("If"):
         names = _written(item, node)
         asked = {keepers[name] for name in names if name in keepers}
-        is_awaited = all(keeper is None or keeper.pace is not Pace.ASYNCHRONOUS for keeper in asked)
+        is_awaited = all(keeper is None or keeper.pace is not SyncMode.ASYNCHRONOUS for keeper in asked)
         if is_awaited and len(asked) > 1:
             hindrance = find_hindrance(node, item.graph_def.library)
             if hindrance is not None:
@@ -74,7 +74,7 @@ def inline_shared_updates(item: GraphItem, plan: Plan) -> GraphItem:
     return _inlined(item, chosen) if chosen else item
 
 
-def inline_state(item: GraphItem) -> GraphItem:
+def inline_state(item: Step) -> Step:
     """The step in which no condition holds a write of the compute part whose value differs between replicas.
 
     Raises:
@@ -85,7 +85,7 @@ def inline_state(item: GraphItem) -> GraphItem:
     stages = find_stages(item)
     draws = [name for name, _ in reads_to_offset(GraphEditor(item.graph_def, item.wiring), item)]
     seeds = [name for call in item.gradient_calls for name in (call.seed, *(term.seed for term in call.terms))]
-    varying = find_varying(item, sources_of(item, seeds, draws), stages)
+    varying = find_replica_dependent(item, sources_of(item, seeds, draws), stages)
     chosen = [item.wiring.nodes[w] for w in stages.state_writes if w in varying and item.wiring.nodes[w].op == "If"]
     if not chosen:
         return item
@@ -111,7 +111,7 @@ def inline_state(item: GraphItem) -> GraphItem:
     return inlined
 
 
-def _require_not_read_again(item: GraphItem, inlined: GraphItem) -> None:
+def _require_not_read_again(item: Step, inlined: Step) -> None:
     """Passes unless replicas would go on with what each has left in a variable, where a condition let it write.
 
     Raises:
@@ -128,7 +128,7 @@ def _require_not_read_again(item: GraphItem, inlined: GraphItem) -> None:
         )
 
 
-def _why_not_agreed(item: GraphItem, flows: Propagation, condition: str) -> str | None:
+def _why_not_agreed(item: Step, flows: Propagation, condition: str) -> str | None:
     """Why replicas may not agree on a condition, even if what it is made of is joined over them; None if they do."""
 
     def is_whole(name: str, kind: Kind) -> bool | None:
@@ -136,18 +136,18 @@ def _why_not_agreed(item: GraphItem, flows: Propagation, condition: str) -> str 
         return True if isinstance(kind, Sum | Reduced) else is_float if isinstance(kind, Mean) else None
 
     kind = flows.kind(condition)
-    if isinstance(kind, Replicated) or find_made_of(item, tensor(condition), flows.kind, is_whole):
+    if isinstance(kind, Replicated) or find_recomputed(item, tensor(condition), flows.kind, is_whole):
         return None
     return kind.reason if isinstance(kind, Unknown) else f"{condition} differs between them"
 
 
-def _written(item: GraphItem, node: NodeDef) -> list[str]:
+def _written(item: Step, node: NodeDef) -> list[str]:
     """The names of the variables that a node writes."""
     effect = item.wiring.effects.get(node.name, NO_EFFECT)
     return sorted(item.by_handle[h].name for h in effect.writes if h in item.by_handle)
 
 
-def _inlined(item: GraphItem, nodes: Sequence[NodeDef]) -> GraphItem:
+def _inlined(item: Step, nodes: Sequence[NodeDef]) -> Step:
     editor = StepEditor(item)
     branches = BothBranches(editor, item)
     places = {name: place for place, name in enumerate(item.wiring.order)}
@@ -156,7 +156,7 @@ def _inlined(item: GraphItem, nodes: Sequence[NodeDef]) -> GraphItem:
     return editor.to_item()
 
 
-def _replace(editor: StepEditor, item: GraphItem, name: str, taken: Taken) -> None:
+def _replace(editor: StepEditor, item: Step, name: str, taken: Taken) -> None:
     """Lets who read an `If` or waited for it read and wait for what stands for it; whoever writes what it only read
     waits for that read, too.
 
@@ -177,7 +177,7 @@ def _replace(editor: StepEditor, item: GraphItem, name: str, taken: Taken) -> No
     editor.remove([name])
 
 
-def _come_after(editor: StepEditor, item: GraphItem, name: str, writes: Mapping[str, Sequence[str]]) -> None:
+def _come_after(editor: StepEditor, item: Step, name: str, writes: Mapping[str, Sequence[str]]) -> None:
     """Orders what uses a variable that an `If` wrote after its write, where that led to it in the captured graph."""
     after = reach(item.wiring.consumers[name], item.wiring.consumers.__getitem__)
     for later in sorted(after & item.wiring.effects.keys()):

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
 from autodist.graph.loss_terms import find_terms
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import Term
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.unused import remove_unused
@@ -25,7 +25,7 @@ class SettleLosses(Kernel):
 
     name: ClassVar[str] = "settle-losses"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if not any(call.terms for call in item.gradient_calls):
             return item
         flows = None if context.is_alone else item.flows or flows_of(item)
@@ -42,7 +42,7 @@ class SettleLosses(Kernel):
         return editor.to_item(gradient_calls=tuple(calls))
 
 
-def _take_out(editor: GraphEditor, item: GraphItem, term: Term) -> None:
+def _take_out(editor: GraphEditor, item: Step, term: Term) -> None:
     """Lets all read the value as it is, and gradients pass without a weight."""
     if term.value in editor:
         scaled = node_of(editor[term.value].input[0])

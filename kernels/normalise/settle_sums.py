@@ -9,11 +9,11 @@ from typing import ClassVar
 from autodist.errors import RewriteError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
+from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
 from autodist.graph.names import tensor
 from autodist.graph.propagation import PerExample, Propagation, Replicated, Sum, Unknown
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.whole_sums import SUM_NAME, WholeOf, WholeSum
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.unused import remove_unused
 
@@ -27,7 +27,7 @@ class SettleSums(Kernel):
 
     name: ClassVar[str] = "settle-sums"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if not context.is_alone:
             _require_all_noted(item)
         if not item.whole_sums:
@@ -42,19 +42,19 @@ class SettleSums(Kernel):
         return editor.to_item(whole_sums=kept)
 
 
-def _kept(item: GraphItem) -> tuple[WholeSum, ...]:
+def _kept(item: Step) -> tuple[InStepAllReduce, ...]:
     flows, once = flows_of(item), find_stages(item).once
     kept = {s.node for s in item.whole_sums if s.of is None and s.node not in once and _differs(item, flows, s)}
     return tuple(s for s in item.whole_sums if (s.of or s.node) in kept and s.node not in once)
 
 
-def _is_free(item: GraphItem, context: Context) -> bool:
+def _is_free(item: Step, context: Context) -> bool:
     """Whether no step waits for another worker's, all variables being asynchronous or stale."""
     keepers = [context.plan.keeper(g.variable) for g in item.gradients]
     return context.workers > 1 and bool(keepers) and all(k is not None and k.is_free for k in keepers)
 
 
-def _differs(item: GraphItem, flows: Propagation, asked: WholeSum) -> bool:
+def _differs(item: Step, flows: Propagation, asked: InStepAllReduce) -> bool:
     """Whether replicas have a part of the sum each.
 
     Raises:
@@ -64,7 +64,7 @@ def _differs(item: GraphItem, flows: Propagation, asked: WholeSum) -> bool:
     kind = flows.kind(name)
     if isinstance(kind, Replicated):
         return False
-    if asked.how is WholeOf.ROWS:
+    if asked.how is InStepAllReduceKind.ROWS:
         _require_rows(flows, name, asked.axis)
         return True
     if not asked.is_asked and not isinstance(kind, Sum):
@@ -104,7 +104,7 @@ def _require_rows(flows: Propagation, name: str, axis: int) -> None:
     )
 
 
-def _require_all_noted(item: GraphItem) -> None:
+def _require_all_noted(item: Step) -> None:
     """Passes if no sum over all replicas stands where it cannot be made.
 
     Raises:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
@@ -21,7 +21,7 @@ class SplitBundles(Kernel):
 
     name: ClassVar[str] = "split-bundles"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         bundles = [node.name for node in item.wiring.of_op("IdentityN")]
         if not bundles:
             return item

@@ -12,13 +12,13 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
-from autodist.graph.linearity import Grade, Linearity, find_linearity, is_bent
+from autodist.graph.linearity import Grade, Linearity, find_linearity, is_nonlinear
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.parts import Gradient
+from autodist.graph.parts import VariableGradient
 from autodist.graph.propagation import Mean, PerExample, Propagation, Replicated, Sum, Unknown
 from autodist.graph.seeds import joined_calls
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.logs.terminal import ALIKE_EVERYWHERE
@@ -45,7 +45,7 @@ class WholeCotangents(Kernel):
 
     name: ClassVar[str] = "whole-cotangents"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if context.is_alone or not item.gradients:
             return item
         item = replace(item, gradients=tuple(_before_cast(item, gradient) for gradient in item.gradients))
@@ -63,11 +63,11 @@ class WholeCotangents(Kernel):
         return replace(item, gradients=tuple(moved.get(g, g) for g in item.gradients))
 
 
-def _bent(item: GraphItem, seen: Linearity) -> list[Gradient]:
+def _bent(item: Step, seen: Linearity) -> list[VariableGradient]:
     return [gradient for gradient in item.gradients if seen.of(gradient.tensors[-1]) is Grade.BENT]
 
 
-def _seeds_of_parts(item: GraphItem, flows: Propagation) -> list[str]:
+def _seeds_of_parts(item: Step, flows: Propagation) -> list[str]:
     """The seeds of gradients that may be parts; what is made of targets that all replicas have whole is whole."""
     joined = joined_calls(item)
     return [
@@ -77,7 +77,7 @@ def _seeds_of_parts(item: GraphItem, flows: Propagation) -> list[str]:
     ]
 
 
-def _before_cast(item: GraphItem, gradient: Gradient) -> Gradient:
+def _before_cast(item: Step, gradient: VariableGradient) -> VariableGradient:
     """The gradient in float16, where that is what it is cast from."""
     node = item.wiring.nodes[node_of(gradient.tensors[-1])]
     if gradient.is_sparse or node.op != "Cast" or node.attr["SrcT"].type != tf.float16.as_datatype_enum:
@@ -90,10 +90,10 @@ def _before_cast(item: GraphItem, gradient: Gradient) -> Gradient:
 class _Paths:
     """What leads from the seeds to gradients that are not proportional to them."""
 
-    def __init__(self, item: GraphItem, seen: Linearity, flows: Propagation) -> None:
+    def __init__(self, item: Step, seen: Linearity, flows: Propagation) -> None:
         self._item, self._seen, self._flows = item, seen, flows
 
-    def whole(self, gradient: Gradient) -> Gradient:
+    def whole(self, gradient: VariableGradient) -> VariableGradient:
         """The gradient to join, from which the noted one is made once.
 
         Raises:
@@ -125,7 +125,7 @@ class _Paths:
         node = self._item.wiring.nodes[name]
         if node.op in _HOLD_OTHERS:
             return name in self._seen.bends
-        return node.op != "IdentityN" and is_bent(node, [self._seen.of(i) for i in self._inputs(name)])
+        return node.op != "IdentityN" and is_nonlinear(node, [self._seen.of(i) for i in self._inputs(name)])
 
     def _bent_before(self, name: str) -> Iterator[str]:
         """The nodes that give a node something that is not proportional to the seeds."""
@@ -138,7 +138,7 @@ class _Paths:
         """What a node reads, of these kinds, that depends on the seeds."""
         return [i for i in self._inputs(name) if self._seen.depends(i) and isinstance(self._flows.kind(i), kinds)]
 
-    def _is_all(self, gradient: Gradient, part: str, behind: set[str]) -> bool:
+    def _is_all(self, gradient: VariableGradient, part: str, behind: set[str]) -> bool:
         """Whether a gradient is made of one sum over the examples, of its shape, and of what all replicas share."""
         spec_of, last = self._item.spec_of, node_of(gradient.tensors[-1])
         if gradient.is_sparse or not isinstance(self._flows.kind(part), Sum):
@@ -162,7 +162,7 @@ class _Paths:
         wiring = self._item.wiring
         return [c for c in wiring.consumers[name] if name in wiring.data[c]]
 
-    def _tell(self, gradient: Gradient, bends: Sequence[str]) -> None:
+    def _tell(self, gradient: VariableGradient, bends: Sequence[str]) -> None:
         """Names what may be a function of parts, where it is not known whether they are."""
         for name in bends:
             for read in self._read(name, Unknown):

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.pipeline_assignment import Assignment
 from autodist.graph.pipeline_part import PipelinePart
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants, wait_past
 from autodist.kernels.base import Context, Kernel
@@ -29,7 +29,7 @@ class AssignStages(Kernel):
 
     name: ClassVar[str] = "assign-stages"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if not context.goes_through_stages(item):
             return item
         _require_apart(item)
@@ -40,7 +40,7 @@ class AssignStages(Kernel):
         return replace(_in_order_of_shared_state(freed, assignment.shared_before), pipeline_parts=found)
 
 
-def _require_apart(item: GraphItem) -> None:
+def _require_apart(item: Step) -> None:
     """Passes if no micro-batch waits for what others make before it is computed to its end.
 
     Raises:
@@ -56,7 +56,7 @@ def _require_apart(item: GraphItem) -> None:
         )
 
 
-def _without_shared_waits(item: GraphItem) -> GraphItem:
+def _without_shared_waits(item: Step) -> Step:
     """The step in which a micro-batch waits for no other by way of what they share.
 
     Constants, and operations that do nothing but wait, are the same for all micro-batches: they would wait for all of
@@ -75,7 +75,7 @@ def _without_shared_waits(item: GraphItem) -> GraphItem:
     return editor.to_item() if freed or idle else item
 
 
-def _without_waits_for_others(item: GraphItem, parts: Mapping[str, PipelinePart], once: Collection[str]) -> GraphItem:
+def _without_waits_for_others(item: Step, parts: Mapping[str, PipelinePart], once: Collection[str]) -> Step:
     """The step in which no stage waits for another, but for what it reads of it.
 
     What is made of variables alone is the same for all micro-batches and waits for none of them, as the factors of
@@ -121,7 +121,7 @@ def passes_no_stage(what: str) -> OptionError:
     )
 
 
-def _in_order_of_shared_state(freed: GraphItem, before: Mapping[str, Iterable[str]]) -> GraphItem:
+def _in_order_of_shared_state(freed: Step, before: Mapping[str, Iterable[str]]) -> Step:
     """The step in which what no stage holds is read and written in the order of the script, in whatever stages."""
     editor = StepEditor(freed)
     for name, waits in before.items():
@@ -129,7 +129,7 @@ def _in_order_of_shared_state(freed: GraphItem, before: Mapping[str, Iterable[st
     return editor.to_item()
 
 
-def stage_of_handles(item: GraphItem, context: Context) -> dict[str, int]:
+def stage_of_handles(item: Step, context: Context) -> dict[str, int]:
     """The pipeline stage of each variable that one worker owns, by handle."""
     stage_of = {worker: stage for stage, worker in enumerate(context.plan.stages)}
     return {v.handle: stage_of[item.owners[v.name]] for v in item.variables if v.name in item.owners}

@@ -9,17 +9,17 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import FetchedElsewhereError
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.subgraph import fragment
 from autodist.graph.waiting import wait_past
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.exchange import Exchange
-from autodist.kernels.pipelined.crossings import Post, parcels
-from autodist.kernels.pipelined.homes import Homes, Seat
+from autodist.kernels.communicate.communicator import Communicator
+from autodist.kernels.pipelined.execution_order import find_order, nodes_of_units, take_turns
 from autodist.kernels.pipelined.recompute import recompute
-from autodist.kernels.pipelined.turns import find_order, nodes_of_units, take_turns
+from autodist.kernels.pipelined.stage_placement import StagePlacement, StageRank
+from autodist.kernels.pipelined.stage_transfers import Post, parcels
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class PlaceStages(Kernel):
 
     name: ClassVar[str] = "place-stages"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if not context.goes_through_stages(item):
             return item
-        homes = Homes(item, context)
+        homes = StagePlacement(item, context)
         _require_fetched_by_all(homes, context)
         order, sent = find_order(homes, context), parcels(homes)
         mine = {name for name, workers in homes.runs_at.items() if context.worker in workers}
@@ -58,7 +58,7 @@ class PlaceStages(Kernel):
         return _for_their_micro_batches(editor.to_item(), anew)
 
 
-def _for_their_micro_batches(item: GraphItem, originals: Mapping[str, str]) -> GraphItem:
+def _for_their_micro_batches(item: Step, originals: Mapping[str, str]) -> Step:
     """The step in which a copy is known to be for the micro-batch that its original is for."""
     replication = item.replication
     if replication is None or not originals:
@@ -72,19 +72,19 @@ def _for_their_micro_batches(item: GraphItem, originals: Mapping[str, str]) -> G
     )
 
 
-def _require_fetched_by_all(homes: Homes, context: Context) -> None:
+def _require_fetched_by_all(homes: StagePlacement, context: Context) -> None:
     """Passes if nothing that one pipeline stage has is fetched where workers may fetch different things."""
     if context.joins_outputs:
         return
     for name in homes.item.outputs:
-        if isinstance(homes.home[node_of(name)], Seat):
+        if isinstance(homes.home[node_of(name)], StageRank):
             raise FetchedElsewhereError(
                 f"{name} is computed by the stages of a pipeline, one after the other, and not all workers fetch it in "
                 "this run. Fetch it on every worker alike, and not under `if ad.is_chief`."
             )
 
 
-def _hand_out_tokens(editor: StepEditor, homes: Homes, context: Context) -> None:
+def _hand_out_tokens(editor: StepEditor, homes: StagePlacement, context: Context) -> None:
     """Each worker tells the others that its variables are written."""
     writes: dict[int, list[str]] = {}
     for name, effect in homes.wiring.effects.items():
@@ -102,7 +102,7 @@ def _hand_out_token(editor: StepEditor, names: Sequence[str], context: Context, 
     if context.worker not in (writer, *readers):
         return
     with fragment(editor, f"pipeline/token/{writer}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Exchange(f, context, f"pipeline/token/{writer}")
+        exchange = Communicator(f, context, f"pipeline/token/{writer}")
         done = tf.constant(True)
         if writer == context.worker:
             for reader in readers:

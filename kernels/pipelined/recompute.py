@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
-from autodist.graph.schedule import Unit, kept_at_once
+from autodist.graph.pipeline_schedule import Unit, kept_at_once
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
-from autodist.graph.wiring import Wiring
-from autodist.kernels.pipelined.turns import NodesOfUnits
+from autodist.kernels.pipelined.execution_order import NodesOfUnits
 
 _ONE_VALUE_AMONG_SEVERAL = having(Trait.ENTER | Trait.SWITCH | Trait.MERGE | Trait.BACK | Trait.EXIT)
 _OF_LENGTHS_ALONE = having(Trait.BY_SHAPES) & having(Trait.OF_SHAPES)
 """A few numbers, for which nothing large is to be computed again."""
 
 
-def recompute(editor: StepEditor, wiring: Wiring, nodes: NodesOfUnits, turns: Mapping[Unit, str]) -> dict[str, str]:
+def recompute(editor: StepEditor, wiring: GraphIndex, nodes: NodesOfUnits, turns: Mapping[Unit, str]) -> dict[str, str]:
     """Lets units on the way back read copies of what they have read of the way forward, made when their turn comes.
 
         F: in → f → g → out,  B: gradient, f, g → …      becomes      B: in → f' → g',  gradient, f', g' → …
@@ -53,7 +53,7 @@ def recompute(editor: StepEditor, wiring: Wiring, nodes: NodesOfUnits, turns: Ma
     return originals
 
 
-def _made_anew(wiring: Wiring, backward: Sequence[str], forward: Sequence[str]) -> list[str]:
+def _made_anew(wiring: GraphIndex, backward: Sequence[str], forward: Sequence[str]) -> list[str]:
     """Those nodes of a unit on the way forward that are to be copied for one on the way back."""
     may_be = {name for name in forward if _may_be_made_twice(wiring, name)}
 
@@ -64,7 +64,7 @@ def _made_anew(wiring: Wiring, backward: Sequence[str], forward: Sequence[str]) 
     return [name for name in forward if name in found]
 
 
-def _may_be_made_twice(wiring: Wiring, name: str) -> bool:
+def _may_be_made_twice(wiring: GraphIndex, name: str) -> bool:
     op = wiring.nodes[name].op
     is_left = op in _ONE_VALUE_AMONG_SEVERAL or op in _OF_LENGTHS_ALONE
     return not is_left and name not in wiring.effects and is_stateless(op)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.find_stages import find_stages
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
-from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
+from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement, shard_name
 from autodist.graph.stages import Stages
+from autodist.graph.step import Step
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.normalise.inline_branches import inline_shared_updates
 from autodist.kernels.place.counters import find_counters
@@ -33,7 +33,7 @@ class AssignOwners(Kernel):
 
     name: ClassVar[str] = "assign-owners"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if context.workers == 1:
             return replace(item, owners={}, cuts={})
         placed = _decided(item, context.plan)
@@ -41,14 +41,14 @@ class AssignOwners(Kernel):
         return replace(placed, owners=owners, mates=context.plan.mates)
 
 
-def find_placements(item: GraphItem, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
+def find_placements(item: Step, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
     """Where all variables of a step lie, by name."""
     plan = Plan(strategy)
     placed = replace(_decided(inline_shared_updates(item, plan), plan), mates=plan.mates)
     return {variable.name: placed.placement(variable.name) for variable in item.variables}
 
 
-def _decided(item: GraphItem, plan: Plan) -> GraphItem:
+def _decided(item: Step, plan: Plan) -> Step:
     """How a step's variables are cut and who owns them; what `item` says already, from an earlier step, holds.
 
     What an update keeps beside a variable (a slot) is cut and placed like the variables that it serves: those whose
@@ -71,7 +71,7 @@ def _decided(item: GraphItem, plan: Plan) -> GraphItem:
     return replace(item, cuts=cuts, owners=owners)
 
 
-def _place_slots(item: GraphItem, known: Set[str], cuts: dict[str, Cut], owners: dict[str, int]) -> None:
+def _place_slots(item: Step, known: Set[str], cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
     """Adds what follows for variables that are not `known` by themselves."""
     stages = find_stages(item)
     cut_variables = dict(enumerate((name for name in cuts if name in item.by_name), start=_STAND_INS))
@@ -95,7 +95,7 @@ def _place_slots(item: GraphItem, known: Set[str], cuts: dict[str, Cut], owners:
             owners[variable.name] = holder
 
 
-def _cut_alike(item: GraphItem, slot: Variable, served: str, cuts: dict[str, Cut], owners: dict[str, int]) -> None:
+def _cut_alike(item: Step, slot: Variable, served: str, cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
     if slot.shape != item.by_name[served].shape:
         return
     cuts[slot.name] = cuts[served]
@@ -108,7 +108,7 @@ def _is_updated(stages: Stages, handle: str) -> bool:
     return any(handle in stages.effects[w].writes for w in stages.writes if w in stages.update)
 
 
-def _written_together(item: GraphItem, stages: Stages, decided: Mapping[str, int], handle: str) -> Owners:
+def _written_together(item: Step, stages: Stages, decided: Mapping[str, int], handle: str) -> Owners:
     """The owners of the decided variables that one op writes with it, which runs where all of them lie.
 
     No gradient reaches such an op where gradients are added up in variables by some runs, and applied by others. What
@@ -120,7 +120,7 @@ def _written_together(item: GraphItem, stages: Stages, decided: Mapping[str, int
 
 
 def find_served(
-    item: GraphItem, stages: Stages, decided: Mapping[str, int], reads_before: bool = False
+    item: Step, stages: Stages, decided: Mapping[str, int], reads_before: bool = False
 ) -> dict[str, Owners]:
     """For each variable, the owners of the decided ones whose writes it leads to.
 
@@ -156,7 +156,7 @@ def _backwards(stages: Stages) -> list[str]:
     return sorted(stages.once, key=stages.order.__getitem__, reverse=True)
 
 
-def _of_updates(item: GraphItem, stages: Stages) -> list[str]:
+def _of_updates(item: Step, stages: Stages) -> list[str]:
     """What runs once, and what is computed for that alone, in that order, too."""
     found: dict[str, None] = {}
     for name in reversed(item.wiring.order):
@@ -167,7 +167,7 @@ def _of_updates(item: GraphItem, stages: Stages) -> list[str]:
 
 
 def computed_from(
-    item: GraphItem,
+    item: Step,
     stages: Stages,
     decided: Mapping[str, int],
     handle: str,

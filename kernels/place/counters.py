@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from autodist.graph.find_stages import find_stages
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait
 from autodist.graph.parts import Aggregation
 from autodist.graph.stages import Stages
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 Nodes = Mapping[str, list[tuple[str, str]]]
 """By a node's name, the nodes and tensors that it has data from."""
 
 
-def find_counters(item: GraphItem) -> list[str]:
+def find_counters(item: Step) -> list[str]:
     """Names of the variables that every step writes alike, whatever its batch, and that belong to the updates.
 
     These read them (Adam's number of steps), or the script has declared that one replica's write is enough, as Keras
@@ -42,7 +42,7 @@ def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
     return {h for name in found if name in stages.effects for h in stages.effects[name].reads}
 
 
-def _written_alike(item: GraphItem, stages: Stages, nodes: Nodes) -> set[str]:
+def _written_alike(item: Step, stages: Stages, nodes: Nodes) -> set[str]:
     """Handles of what the compute part writes with values that no batch and no random draw reaches."""
     batch = {node_of(name) for name, axis in item.inputs.items() if axis is not None}
     batch |= {node.name for node in item.wiring.having(Trait.SEEDED)}

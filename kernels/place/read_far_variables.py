@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import QUERIES, READS
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Variable
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.copies import add_copy, read_before, take_copy
@@ -28,7 +28,7 @@ class ReadFarVariables(Kernel):
 
     name: ClassVar[str] = "read-far-variables"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         far = {v.handle: context.near(item.owners[v.name]) for v in item.variables if v.name in item.owners}
         far = {handle: owner for handle, owner in far.items() if owner != context.worker}
         if context.workers == 1 or not far:
@@ -38,7 +38,7 @@ class ReadFarVariables(Kernel):
         return editor.to_item()
 
 
-def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int]) -> None:
+def _read_far(editor: GraphEditor, item: Step, context: Context, far: Mapping[str, int]) -> None:
     written = {name: effect.writes for name, effect in item.wiring.effects.items()}
     for handle, worker in far.items():
         if handle not in editor:
@@ -59,7 +59,7 @@ def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mappi
 
 
 def _bring_handles(
-    editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int], writer: str, worker: int
+    editor: GraphEditor, item: Step, context: Context, far: Mapping[str, int], writer: str, worker: int
 ) -> None:
     """Lets what writes at `worker` take copies there of the variables that lie elsewhere."""
     taken = {node_of(i) for i in editor[writer].input if not is_control(i)} & item.by_handle.keys()

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
 from autodist.graph.parts import Variable
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.subgraph import fragment
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.read_proxies import PROXY
@@ -27,14 +27,14 @@ class SetByChief(Kernel):
 
     name: ClassVar[str] = "set-by-chief"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if context.workers == 1:
             return item
         writes = {name: effect.writes for name, effect in item.wiring.effects.items() if effect.writes}
         return self._everywhere(item, context, writes) if context.worker == 0 else self._nowhere(item, list(writes))
 
     @staticmethod
-    def _everywhere(item: GraphItem, context: Context, writes: dict[str, frozenset[str]]) -> GraphItem:
+    def _everywhere(item: Step, context: Context, writes: dict[str, frozenset[str]]) -> Step:
         editor = StepEditor(item)
         plan = context.plan
         by_handle: dict[str, list[str]] = {}
@@ -60,7 +60,7 @@ class SetByChief(Kernel):
         return editor.to_item(owners=read)
 
     @staticmethod
-    def _nowhere(item: GraphItem, writes: list[str]) -> GraphItem:
+    def _nowhere(item: Step, writes: list[str]) -> Step:
         editor = StepEditor(item)
         for name in writes:
             editor.replace_control(name, [])
@@ -89,7 +89,7 @@ def _write_copies(
     editor.run(made)
 
 
-def only_sets(item: GraphItem) -> bool:
+def only_sets(item: Step) -> bool:
     """Whether a run writes variables, from nothing that differs between replicas, and trains nothing."""
     if item.gradients:
         return False

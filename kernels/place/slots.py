@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from autodist.graph.find_stages import find_stages
-from autodist.graph.item import GraphItem
 from autodist.graph.parts import Variable
+from autodist.graph.step import Step
 from autodist.kernels.place.assign_owners import computed_from, find_served
 
 
-def find_slots(item: GraphItem) -> dict[str, tuple[Variable, ...]]:
+def find_slots(item: Step) -> dict[str, tuple[Variable, ...]]:
     """By trained variable, what its update alone keeps beside it; counters, which serve several, belong to none."""
     stages = find_stages(item)
     trained = list(dict.fromkeys(gradient.variable for gradient in item.gradients))

@@ -9,11 +9,11 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.subgraph import fragment
 from autodist.kernels.base import Context, Kernel
 
 STRIDE = 1_000_003
@@ -33,7 +33,7 @@ class AdvanceAlike(Kernel):
 
     name: ClassVar[str] = "advance-alike"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         draws = [node.name for node in item.wiring.of_op("RngReadAndSkip")]
         if context.is_alone or not draws:
             return item
@@ -46,7 +46,7 @@ class AdvanceAlike(Kernel):
         return editor.to_item()
 
 
-def reads_to_offset(editor: GraphEditor, item: GraphItem) -> list[tuple[str, str]]:
+def reads_to_offset(editor: GraphEditor, item: Step) -> list[tuple[str, str]]:
     """Inputs (consumer, tensor) that draw from a generator's state, without those that advance the state."""
     found = []
     for variable in item.variables:
@@ -85,7 +85,7 @@ class AddedToDraws:
         return AddedToDraws(self.indices + other.indices, {**self.nodes, **other.nodes})
 
 
-def draw_apart(editor: GraphEditor, item: GraphItem, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
+def draw_apart(editor: GraphEditor, item: Step, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
     """Adds to each read of a state or a seed a constant that is then multiplied by the replica's index.
 
     Args:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import input_names
 from autodist.graph.ops import Trait
 from autodist.graph.propagation import PerExample, Propagation, RowsOfDraw
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.subgraph import SubgraphBuilder, fragment
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.advance_alike import AddedToDraws
 from autodist.kernels.replicate.split_batch import first_example
@@ -36,7 +36,7 @@ class AlikeDraw:
     per: int = 0
 
 
-def find_alike_draws(item: GraphItem, flows: Propagation, varying: Set[str]) -> Iterator[AlikeDraw]:
+def find_alike_draws(item: Step, flows: Propagation, varying: Set[str]) -> Iterator[AlikeDraw]:
     """The draws by a seed that all replicas share, of those nodes that every replica has a copy of."""
     for node in item.wiring.having(Trait.BY_KEY):
         inputs = [tensor(name) for name in node.input if not is_control(name)]
@@ -52,14 +52,14 @@ def find_alike_draws(item: GraphItem, flows: Propagation, varying: Set[str]) -> 
             yield AlikeDraw(node.name, seed)
 
 
-def all_examples(item: GraphItem, context: Context) -> str | None:
+def all_examples(item: Step, context: Context) -> str | None:
     """The tensor with the number of examples of all replicas; None: each worker knows its own alone."""
     if item.is_global:
         return ALL_EXAMPLES
     return EXAMPLES if context.workers == 1 else None
 
 
-def first_and_all(f: Fragment, index: tf.Tensor, examples: str, replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
+def first_and_all(f: SubgraphBuilder, index: tf.Tensor, examples: str, replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
     """The first example of a replica, and the number of all.
 
     Args:
@@ -74,7 +74,7 @@ def first_and_all(f: Fragment, index: tf.Tensor, examples: str, replicas: int) -
 
 
 def rows_of_whole(
-    f: Fragment,
+    f: SubgraphBuilder,
     node: NodeDef,
     inputs: Sequence[str],
     dtype: tf.DType,
@@ -103,7 +103,7 @@ def rows_of_whole(
 
 
 def draw_for_all(
-    editor: GraphEditor, item: GraphItem, draws: Sequence[AlikeDraw], examples: str, replicas: int
+    editor: GraphEditor, item: Step, draws: Sequence[AlikeDraw], examples: str, replicas: int
 ) -> AddedToDraws:
     """Lets nodes draw for the whole batch and take the rows of their own replica, which are those of one device.
 

@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import input_names, types_of_inputs, types_of_outputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import DrawAt, Propagation, RowsOfDraw
+from autodist.graph.step import Step
+from autodist.graph.subgraph import fragment
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.finish.called_function import CalledFunction, call_node, shared_function
 from autodist.kernels.finish.compilable import NOT_IN_XLA
@@ -28,7 +28,7 @@ Draws = Mapping[DrawAt, RowsOfDraw | None]
 
 
 def draw_in_functions(
-    editor: GraphEditor, item: GraphItem, flows: Propagation, varying: Set[str], examples: str | None, replicas: int
+    editor: GraphEditor, item: Step, flows: Propagation, varying: Set[str], examples: str | None, replicas: int
 ) -> AddedToDraws:
     """Lets functions draw for the whole batch and take the rows of their own replica, which are those of one device.
 

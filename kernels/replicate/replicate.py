@@ -9,32 +9,32 @@ from typing import ClassVar
 from autodist.graph.execution_order import settle_depths
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem, Replication
 from autodist.graph.names import is_control, node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import Origins
-from autodist.graph.parts import JoinKind
+from autodist.graph.parts import PendingReductionKind
 from autodist.graph.propagation import Propagation
 from autodist.graph.seeds import varying_seeds
 from autodist.graph.stages import Stages
+from autodist.graph.step import Replication, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
 from autodist.kernels.replicate.advance_alike import STRIDE, AddedToDraws, draw_apart, reads_to_offset
 from autodist.kernels.replicate.draw_by_key import all_examples, draw_for_all, find_alike_draws
 from autodist.kernels.replicate.draw_in_functions import draw_in_functions
 from autodist.kernels.replicate.joins import (
+    GlobalState,
     GradientJoins,
+    InStepAllReduces,
     Joiner,
     OutputJoins,
     StateJoins,
     Statistics,
-    WholeState,
-    WholeSums,
 )
 from autodist.kernels.replicate.split_batch import split_batch
 from autodist.kernels.replicate.state_writes import take_state_writes
-from autodist.kernels.varying import find_varying, sources_of
 
 _SEEDED = having(Trait.SEEDED)
 
@@ -53,7 +53,7 @@ class Replicate(Kernel):
 
     name: ClassVar[str] = "replicate"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if context.goes_through_stages(item):
             context = context.of_replicas
         if context.is_alone:
@@ -64,19 +64,21 @@ class Replicate(Kernel):
 class _Replication:
     """The work of one `Replicate.apply`, in the order of `run`."""
 
-    def __init__(self, item: GraphItem, context: Context) -> None:
+    def __init__(self, item: Step, context: Context) -> None:
         self.item, self.context = item, context
         self.stages: Stages = find_stages(item)
         self.flows: Propagation = item.flows or flows_of(item)
         self.editor = StepEditor(item)
         self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.wiring.having(Trait.SEEDED)}
 
-    def run(self) -> GraphItem:
+    def run(self) -> Step:
         self._free_constants()
         states = reads_to_offset(self.editor, self.item)
         draws = [node for node, _ in states]
         varying = set(
-            find_varying(self.item, sources_of(self.item, varying_seeds(self.item, self.flows), draws), self.stages)
+            find_replica_dependent(
+                self.item, sources_of(self.item, varying_seeds(self.item, self.flows), draws), self.stages
+            )
         )
         added = self._draw_for_own_examples(states, varying)
         changes = take_state_writes(self.editor, self.item, self.stages, varying)
@@ -87,13 +89,13 @@ class _Replication:
         parts = split_batch(self.editor, self.item, clones)
         self._order_after_all(clones)
         joiner = Joiner(self.editor, self.item, self.context, self.stages, self.flows, parts, frozenset(varying))
-        WholeSums(joiner).join()
+        InStepAllReduces(joiner).join()
         gradients = GradientJoins(joiner)
         gradients.weigh_losses()
         gradients.join_gradients()
         statistics = Statistics(joiner)
         gradients.join_boundary(statistics)
-        whole = WholeState(joiner, changes, statistics)
+        whole = GlobalState(joiner, changes, statistics)
         StateJoins(joiner, whole).join_state(changes)
         output_joins = OutputJoins(joiner, whole, statistics)
         output_joins.join_texts()
@@ -113,7 +115,9 @@ class _Replication:
                 self.stages,
                 copies=copies,
                 joins=tuple(joiner.joins),
-                joined_gradients=frozenset(t for j in joiner.joins if j.kind is JoinKind.GRADIENT for t in j.result),
+                joined_gradients=frozenset(
+                    t for j in joiner.joins if j.kind is PendingReductionKind.GRADIENT for t in j.result
+                ),
                 counts_examples=some_examples is not None,
                 even_parts=joiner.even_parts,
             ),
@@ -176,7 +180,7 @@ class _Replication:
                 self.editor.run_instead(name, [renamed[name] for renamed in clones])
 
 
-def _with_settled_depths(item: GraphItem) -> GraphItem:
+def _with_settled_depths(item: Step) -> Step:
     if item.replication is None or not item.replication.joins:
         return item
     joins = settle_depths(item.wiring, item.replication.joins)

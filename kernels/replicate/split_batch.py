@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.fragment import Template, fragment
-from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of, tensor
-from autodist.kernels.replicate.weights import Parts
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.subgraph import Template, fragment
+from autodist.kernels.replicate.weights import ReplicaWeights
 
 Clones = Sequence[Mapping[str, str]]
 
 
-def split_batch(editor: GraphEditor, item: GraphItem, clones: Clones) -> Parts:
+def split_batch(editor: GraphEditor, item: Step, clones: Clones) -> ReplicaWeights:
     """Gives every local replica its part of each batch input; the first `examples % replicas` parts are one longer."""
 
     def named(name: str, k: int) -> str:
@@ -25,7 +25,7 @@ def split_batch(editor: GraphEditor, item: GraphItem, clones: Clones) -> Parts:
 
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
     if not axes:
-        return Parts(None, named, item.spec_of)
+        return ReplicaWeights(None, named, item.spec_of)
     for fed in (EXAMPLES, ALL_EXAMPLES)[: 1 + item.is_global]:
         node = NodeDef(name=node_of(fed), op="Placeholder")
         node.attr["dtype"].type = tf.int64.as_datatype_enum
@@ -33,7 +33,7 @@ def split_batch(editor: GraphEditor, item: GraphItem, clones: Clones) -> Parts:
         editor.add(node)
     lengths = {by: _count_rows(editor, item, by) for by in dict.fromkeys(item.apart.values())}
     if len(clones) == 1:
-        return Parts((EXAMPLES,), named, item.spec_of, item.is_global, {by: (n,) for by, n in lengths.items()})
+        return ReplicaWeights((EXAMPLES,), named, item.spec_of, item.is_global, {by: (n,) for by, n in lengths.items()})
     main = {name: axis for name, axis in axes.items() if name not in item.apart}
     sizes = _slice_inputs(editor, item, main, clones, EXAMPLES, "split_batch")
     apart = {
@@ -47,10 +47,10 @@ def split_batch(editor: GraphEditor, item: GraphItem, clones: Clones) -> Parts:
         )
         for by, count in lengths.items()
     }
-    return Parts(sizes, named, item.spec_of, item.is_global, apart)
+    return ReplicaWeights(sizes, named, item.spec_of, item.is_global, apart)
 
 
-def _count_rows(editor: GraphEditor, item: GraphItem, name: str) -> str:
+def _count_rows(editor: GraphEditor, item: Step, name: str) -> str:
     """How many rows of an input this worker is fed."""
     spec, axis = item.spec_of(name), item.inputs[name]
     with fragment(editor, f"rows/{node_of(name)}") as f:
@@ -59,7 +59,7 @@ def _count_rows(editor: GraphEditor, item: GraphItem, name: str) -> str:
 
 
 def _slice_inputs(
-    editor: GraphEditor, item: GraphItem, axes: Mapping[str, int], clones: Clones, counted: str, label: str
+    editor: GraphEditor, item: Step, axes: Mapping[str, int], clones: Clones, counted: str, label: str
 ) -> tuple[str, ...]:
     """Cuts inputs of as many rows as `counted` says; returns how many each replica has."""
     count = len(clones)

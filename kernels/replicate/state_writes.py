@@ -10,12 +10,12 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.control_flow import find_in_branches
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 _ARITHMETIC = {s.assign: s.arithmetic for s in SUMS}
@@ -73,9 +73,7 @@ class StateChange:
         return made.added[0] if made.base is None and len(made.added) == 1 and not made.subtracted else None
 
 
-def take_state_writes(
-    editor: GraphEditor, item: GraphItem, stages: Stages, varying: Collection[str]
-) -> list[StateChange]:
+def take_state_writes(editor: GraphEditor, item: Step, stages: Stages, varying: Collection[str]) -> list[StateChange]:
     """Turns the compute part's writes of what differs between replicas into arithmetic, one write for each variable.
 
         v.assign(f(v, x)); y = g(v)      becomes      v1 = f(v, x); y = g(v1); and once, at the end, v.assign(combined)
@@ -123,7 +121,7 @@ class _Run:
     after: str | None
 
 
-def _runs_of(item: GraphItem, stages: Stages, writes: Sequence[str]) -> Iterator[list[str]]:
+def _runs_of(item: Step, stages: Stages, writes: Sequence[str]) -> Iterator[list[str]]:
     """The writes of a variable in runs: none waits for what runs once behind another of its run."""
     run: list[str] = []
     for write in writes:
@@ -141,7 +139,7 @@ _OUT_OF_THE_BRANCH = (
 )
 
 
-def _take(editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, run: _Run) -> StateChange:
+def _take(editor: GraphEditor, item: Step, stages: Stages, variable: Variable, run: _Run) -> StateChange:
     handle, writes = variable.handle, run.writes
     for write in writes:
         op = editor[write].op
@@ -164,7 +162,7 @@ def _take(editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variab
     return StateChange(variable, before, tensor(writes[-1]), made, write, run.label)
 
 
-def _require_reads_that_run(item: GraphItem, stages: Stages, variable: Variable, writes: set[str]) -> None:
+def _require_reads_that_run(item: Step, stages: Stages, variable: Variable, writes: set[str]) -> None:
     """Passes if the one write can wait for all reads before it.
 
     Raises:
@@ -199,7 +197,7 @@ def _write(editor: GraphEditor, variable: Variable, label: str, control: list[st
     return editor.add(node)
 
 
-def _made(editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, run: _Run) -> dict[str, Made]:
+def _made(editor: GraphEditor, item: Step, stages: Stages, variable: Variable, run: _Run) -> dict[str, Made]:
     found = {}
     made = Made(None)
     for write in run.writes:
@@ -216,7 +214,7 @@ def _made(editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variab
 
 
 def _addend(
-    editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, earlier: Sequence[str], write: str
+    editor: GraphEditor, item: Step, stages: Stages, variable: Variable, earlier: Sequence[str], write: str
 ) -> str | None:
     """What a write adds to the value that the earlier ones leave, if it adds."""
     node = editor[write]

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from autodist.graph.fragment import Fragment
-from autodist.graph.item import ALL_EXAMPLES, EXAMPLES
 from autodist.graph.propagation import Elements, Examples, Scalar, Total, Weight
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES
+from autodist.graph.subgraph import SubgraphBuilder
 
 Named = Callable[[str, int], str]
 """The name of a captured tensor in the i-th local replica."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class ReplicaWeights:
     """The parts of a batch that this worker's replicas have.
 
     Attributes:
@@ -40,13 +40,13 @@ class Parts:
             return {}
         return dict.fromkeys((EXAMPLES, ALL_EXAMPLES)[: 1 + self.is_global])
 
-    def size(self, f: Fragment, k: int, dtype: tf.DType) -> tf.Tensor:
+    def size(self, f: SubgraphBuilder, k: int, dtype: tf.DType) -> tf.Tensor:
         """Number of examples of local replica `k`; 1 where there is no batch."""
         if self.sizes is None:
             return tf.constant(1, dtype)
         return tf.cast(f.input(self.sizes[k], tf.int64, []), dtype)
 
-    def whole(self, f: Fragment, weight: Weight, replicas: int, dtype: tf.DType) -> tf.Tensor | None:
+    def whole(self, f: SubgraphBuilder, weight: Weight, replicas: int, dtype: tf.DType) -> tf.Tensor | None:
         """The sum of a weight over all replicas of all workers, where each worker knows it by itself."""
         if not isinstance(weight, Examples):
             return None
@@ -54,23 +54,23 @@ class Parts:
             return tf.constant(replicas, dtype)
         return tf.cast(f.input(ALL_EXAMPLES, tf.int64, []), dtype) if self.is_global else None
 
-    def is_used(self, f: Fragment, k: int) -> tf.Tensor:
+    def is_used(self, f: SubgraphBuilder, k: int) -> tf.Tensor:
         """Whether local replica `k` has examples."""
         return self.size(f, k, tf.int64) > 0
 
-    def weight(self, f: Fragment, weight: Weight, k: int, dtype: tf.DType) -> tf.Tensor:
+    def weight(self, f: SubgraphBuilder, weight: Weight, k: int, dtype: tf.DType) -> tf.Tensor:
         """The weight of local replica `k`, 0 if it has no examples."""
         value = self._value(f, weight, k, dtype)
         if self.sizes is None or isinstance(weight, Examples):
             return value
         return tf.where(self.is_used(f, k), value, tf.zeros([], dtype))
 
-    def tensor(self, f: Fragment, name: str, k: int) -> tf.Tensor:
+    def tensor(self, f: SubgraphBuilder, name: str, k: int) -> tf.Tensor:
         """The captured tensor `name` as local replica `k` has it."""
         spec = self.spec_of(name)
         return f.input(self.named(name, k), spec.dtype, spec.shape)
 
-    def _value(self, f: Fragment, weight: Weight, k: int, dtype: tf.DType) -> tf.Tensor:
+    def _value(self, f: SubgraphBuilder, weight: Weight, k: int, dtype: tf.DType) -> tf.Tensor:
         match weight:
             case Examples():
                 return self.size(f, k, dtype)

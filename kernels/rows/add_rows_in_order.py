@@ -8,9 +8,9 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, output_index
 from autodist.graph.ops import SUMS, Trait, having
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
@@ -31,7 +31,7 @@ class AddRowsInOrder(Kernel):
 
     name: ClassVar[str] = "add-rows-in-order"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         scatters = [node.name for node in item.wiring.of_op(*_IN_ORDER)]
         if context.is_alone or not scatters:
             return item

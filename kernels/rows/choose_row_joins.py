@@ -9,11 +9,11 @@ from typing import ClassVar
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.parts import Gradient, RowJoin
+from autodist.graph.parts import RowJoin, VariableGradient
 from autodist.graph.propagation import PerExample, Propagation, Replicated
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.merge_rows import is_added_up
@@ -38,7 +38,7 @@ class ChooseRowJoins(Kernel):
 
     name: ClassVar[str] = "choose-row-joins"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if context.is_alone or not any(g.is_sparse for g in item.gradients):
             return item
         editor, flows = StepEditor(item), item.flows or flows_of(item)
@@ -48,8 +48,8 @@ class ChooseRowJoins(Kernel):
 
 
 def _chosen(
-    editor: StepEditor, flows: Propagation, item: GraphItem, gradient: Gradient, cut: Collection[str]
-) -> Gradient:
+    editor: StepEditor, flows: Propagation, item: Step, gradient: VariableGradient, cut: Collection[str]
+) -> VariableGradient:
     """The gradient with how its rows are joined; `cut` names the variables whose rows lie in several shards.
 
     Raises:
@@ -75,7 +75,7 @@ def _chosen(
     )
 
 
-def _aligned_end(item: GraphItem, found: Mapping[str, RowJoin]) -> int | None:
+def _aligned_end(item: Step, found: Mapping[str, RowJoin]) -> int | None:
     """How many rows at the end are of indices that all replicas have, if those before them are of examples."""
     hows = list(found.values())
     first = hows.index(RowJoin.ALIGNED) if RowJoin.ALIGNED in hows else 0

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import QUERIES, READS
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import is_in_batches
+from autodist.graph.step import Step
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 
 
@@ -29,7 +29,7 @@ class GatherRows(RowRule):
     name: ClassVar[str] = "gather-rows"
     ops: ClassVar[tuple[str, ...]] = ("ReadVariableOp",)
 
-    def candidates(self, item: GraphItem) -> Iterable[str]:
+    def candidates(self, item: Step) -> Iterable[str]:
         return _reads_asked_for_rows(item)
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
@@ -56,7 +56,7 @@ class GatherRows(RowRule):
         return rewrite
 
 
-def _reads_asked_for_rows(item: GraphItem) -> list[str]:
+def _reads_asked_for_rows(item: Step) -> list[str]:
     """The reads of variables whose rows, or whose shape, something asks for."""
     nodes = item.wiring.nodes
     found: dict[str, None] = {}

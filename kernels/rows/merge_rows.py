@@ -9,12 +9,12 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import SUMS, Trait, having
-from autodist.graph.parts import Join, JoinKind
+from autodist.graph.parts import PendingReduction, PendingReductionKind
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.subgraph import fragment
 from autodist.kernels.base import Context, Kernel
 
 # Their second input is the indices.
@@ -39,7 +39,7 @@ class MergeRows(Kernel):
 
     name: ClassVar[str] = "merge-rows"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         replication = item.replication
         if context.workers == 1 or replication is None:
             return item
@@ -47,7 +47,7 @@ class MergeRows(Kernel):
         returned = frozenset(map(tensor, item.outputs))
         merged = {
             join.name: _merge(editor, join) for join in replication.joins
-            if join.is_sparse and join.kind is JoinKind.GRADIENT
+            if join.is_sparse and join.kind is PendingReductionKind.GRADIENT
             and returned.isdisjoint(join.result) and is_added_up(editor, *join.result)
         }  # fmt: skip
         if not merged:
@@ -56,7 +56,7 @@ class MergeRows(Kernel):
         return editor.to_item(replication=replace(replication, joins=joins))
 
 
-def _merge(editor: GraphEditor, join: Join) -> tuple[str, str]:
+def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:
     ids, rows = join.local
     with fragment(editor, f"merge_rows/{join.name}") as f:
         given_ids, given = f.input(ids, join.index_dtype, [None]), f.input(rows, join.dtype, join.shape)

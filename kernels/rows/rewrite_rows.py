@@ -7,7 +7,7 @@ from itertools import cycle, islice
 from typing import ClassVar
 
 from autodist.errors import RewriteError
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.rows.divide_rows import DivideRows
 from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
@@ -34,7 +34,7 @@ class RewriteRows(Kernel):
     rules: tuple[Kernel, ...] = RULES
     name: ClassVar[str] = "rewrite-rows"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         changing: list[str] = []
         quiet = 0
         for rule in islice(cycle(self.rules), _MOST_ROUNDS * len(self.rules)):

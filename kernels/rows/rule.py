@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.signs import Signs
@@ -41,7 +41,7 @@ class RowFacts:
         editor: of the step.
     """
 
-    item: GraphItem
+    item: Step
     editor: StepEditor
     leads: dict[tuple[str, bool], bool] = field(default_factory=dict)
     """Answers of `gather-before-arithmetic`."""
@@ -68,11 +68,11 @@ class RowRule(Kernel):
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         """What is to be done with a node, and changes nothing yet; None: it is none of this rule's."""
 
-    def candidates(self, item: GraphItem) -> Iterable[str]:
+    def candidates(self, item: Step) -> Iterable[str]:
         """The nodes that may match, in the order in which they are looked at; none: the step is not looked into."""
         return [node.name for node in item.wiring.of_op(*self.ops)]
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         names = list(self.candidates(item))
         if not names:
             return item

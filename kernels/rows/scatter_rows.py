@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.find_stages import find_stages
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import SUMS
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
+from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 from autodist.kernels.rows.zero_rows import ZeroTable
 from autodist.kernels.unused import remove_unused
-from autodist.kernels.varying import find_varying, sources_of
 
 _SCATTERS = {s.assign: s.scatter for s in SUMS}
 
@@ -38,11 +38,13 @@ class ScatterRows(RowRule):
     name: ClassVar[str] = "scatter-rows"
     ops: ClassVar[tuple[str, ...]] = tuple(_SCATTERS)
 
-    def candidates(self, item: GraphItem) -> Iterable[str]:
+    def candidates(self, item: Step) -> Iterable[str]:
         if not item.wiring.of_op("UnsortedSegmentSum"):
             return ()
         stages = find_stages(item)
-        joined = find_varying(item, sources_of(item, (), ()), stages) & set(stages.state_writes)  # of whole values
+        joined = find_replica_dependent(item, sources_of(item, (), ()), stages) & set(
+            stages.state_writes
+        )  # of whole values
         return [node.name for node in item.graph_def.node if node.op in self.ops and node.name not in joined]
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
@@ -29,7 +29,7 @@ class SumRows(RowRule):
     name: ClassVar[str] = "sum-rows"
     ops: ClassVar[tuple[str, ...]] = ("Sum",)
 
-    def candidates(self, item: GraphItem) -> Iterable[str]:
+    def candidates(self, item: Step) -> Iterable[str]:
         return super().candidates(item) if item.wiring.of_op("UnsortedSegmentSum") else ()
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:

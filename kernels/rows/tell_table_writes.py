@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.find_stages import find_stages
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.rule import Refusal, RowFacts
@@ -48,7 +48,7 @@ class TellTableWrites(Kernel):
 
     name: ClassVar[str] = "tell-table-writes"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if context.worker == 0 and any(gradient.is_sparse for gradient in item.gradients):
             for table, writes in find_table_writes(item).items():
                 tell(_told(item.by_name[table], writes))
@@ -75,7 +75,7 @@ def _told(table: Variable, writes: Iterable[TableWrite]) -> str:
     ) + "\n".join(lines)
 
 
-def find_table_writes(item: GraphItem) -> dict[str, list[TableWrite]]:
+def find_table_writes(item: Step) -> dict[str, list[TableWrite]]:
     """For each variable with a sparse gradient, the writes of tables of its shape that follow from it, or decay it."""
     tables = {g.variable: item.by_name[g.variable] for g in item.gradients if g.is_sparse}
     shapes = {variable.shape for variable in tables.values()}
@@ -126,9 +126,7 @@ def _gradients_behind(editor: GraphEditor, stages: Stages, write: str) -> list[s
     return list(found)
 
 
-def _read_by(
-    item: GraphItem, editor: GraphEditor, stages: Stages, write: str, shape: tuple[int, ...]
-) -> tuple[str, ...]:
+def _read_by(item: Step, editor: GraphEditor, stages: Stages, write: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     """The variables of a shape from which arithmetic leads to a write, row by row."""
     handles: Mapping[str, Variable] = item.by_handle
     found: dict[str, None] = {}

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autodist.resources import ResourceSpec
-from autodist.strategies.teams import choose_teams, sum_cost
-from autodist.synchronizers import Teams
+from autodist.strategies.subgroups import choose_subgroups, sum_cost
+from autodist.synchronizers import Subgroups
 from bench.comparisons import Result
 
 RESNET50 = 102_228_128
@@ -20,7 +20,7 @@ RESNET50 = 102_228_128
 ON_PAPER = {16: 1.0, 64: 0.7, 256: 0.5}
 """On so many workers teams take at most so much of the time that SHUFFLE takes."""
 
-Link = tuple[int, int]
+WorkerConnection = tuple[int, int]
 """The worker that sends and the one that receives."""
 
 
@@ -54,23 +54,27 @@ class Vector:
         return [Vector(length, self.element_bytes, self.step, self.whole_bytes) for length in lengths]
 
 
-def messages(vector: Vector, workers: int, computing: Sequence[int], teams: Teams | None) -> list[tuple[Link, int]]:
+def messages(
+    vector: Vector, workers: int, computing: Sequence[int], teams: Subgroups | None
+) -> list[tuple[WorkerConnection, int]]:
     """All messages by which one vector is added up over the workers: link and bytes of each."""
     found = _by_all(vector, range(workers), computing) if teams is None else _in_teams(vector, teams)
     return [(link, size) for link, size in found if link[0] != link[1]]
 
 
-def by_link(sent: Sequence[tuple[Link, int]]) -> tuple[Counter[Link], Counter[Link]]:
+def by_link(
+    sent: Sequence[tuple[WorkerConnection, int]],
+) -> tuple[Counter[WorkerConnection], Counter[WorkerConnection]]:
     """Messages and bytes of each link."""
-    count: Counter[Link] = Counter()
-    size: Counter[Link] = Counter()
+    count: Counter[WorkerConnection] = Counter()
+    size: Counter[WorkerConnection] = Counter()
     for link, bytes_ in sent:
         count[link] += 1
         size[link] += bytes_
     return count, size
 
 
-def _by_all(vector: Vector, readers: Sequence[int], owners: Sequence[int]) -> Iterator[tuple[Link, int]]:
+def _by_all(vector: Vector, readers: Sequence[int], owners: Sequence[int]) -> Iterator[tuple[WorkerConnection, int]]:
     if len(readers) <= 2 or vector.goes_whole:
         yield from (((source, to), vector.bytes) for source in owners for to in readers)
         return
@@ -79,7 +83,7 @@ def _by_all(vector: Vector, readers: Sequence[int], owners: Sequence[int]) -> It
         yield from (((owner, to), piece.bytes) for to in readers)
 
 
-def _in_teams(vector: Vector, teams: Teams) -> Iterator[tuple[Link, int]]:
+def _in_teams(vector: Vector, teams: Subgroups) -> Iterator[tuple[WorkerConnection, int]]:
     everyone = [teams.everyone(team) for team in range(len(teams.members))]
     if vector.goes_whole:
         for team, members in enumerate(teams.members):
@@ -103,7 +107,7 @@ def compare_sums_on_paper() -> list[Result]:
             for k in range(workers)
         ]
         spec = ResourceSpec.from_dict({"nodes": nodes})
-        teams = Teams.of(choose_teams(spec, RESNET50, is_asked=True), range(workers))
+        teams = Subgroups.of(choose_subgroups(spec, RESNET50, is_asked=True), range(workers))
         ours, peer = sum_cost(teams, spec, RESNET50), sum_cost(None, spec, RESNET50)
         told = [f"{1000 * cost.seconds:.0f} ms" for cost in (ours, peer)]
         note = f"on paper; {ours.calls} workers called, {ours.messages * ours.buckets} messages, of {peer.calls} and "

@@ -21,10 +21,10 @@ import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
 from autodist.graph.placement import EVERY_WORKER, Placement
-from autodist.runtime.engine import Engine
-from autodist.runtime.pieces import Pieces
-from autodist.runtime.shipments import Listing
-from autodist.runtime.spread import Spread
+from autodist.runtime.batched_transfers import Listing
+from autodist.runtime.broadcast import VariableBroadcast
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import Kept, Tracked
 
 VARIABLES, SIZE = 200, 4096
@@ -43,14 +43,14 @@ def _seconds(workers: int) -> float:
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
     cluster = tf.train.ClusterSpec({"worker": addresses})
     servers = [tf.distribute.Server(cluster, "worker", k) for k in range(workers)]
-    engines = [Engine(server.target, tf.compat.v1.ConfigProto()) for server in servers]
+    engines = [GraphRunner(server.target, tf.compat.v1.ConfigProto()) for server in servers]
 
     def home(worker: int, dtype: tf.DType) -> str:
         return cpu_of(worker, workers)
 
     values = [Tracked(tf.Variable(np.full([SIZE], k, np.float32)), f"v{k}") for k in range(VARIABLES)]
-    others = [Spread(engine, k, workers, home) for k, engine in enumerate(engines) if k]
-    chief, pieces = Spread(engines[0], 0, workers, home), Pieces(engines[0], 0, workers, home)
+    others = [VariableBroadcast(engine, k, workers, home) for k, engine in enumerate(engines) if k]
+    chief, pieces = VariableBroadcast(engines[0], 0, workers, home), VariableSlices(engines[0], 0, workers, home)
     began = time.thread_time()
     listing = Listing.of([value.kept for value in values], range(workers))
     heard = listing.encode()

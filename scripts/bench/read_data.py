@@ -19,9 +19,9 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from autodist.batch.examples import rows_to_read
-from autodist.capture.own_arrays import own_arrays
-from autodist.reading.own_batches import OwnRows
-from autodist.reading.own_elements import own_elements
+from autodist.capture.array_sharding import own_arrays
+from autodist.reading.batch_sharding import OwnRows
+from autodist.reading.element_sharding import own_elements
 from autodist.runtime.sampler import Sampler
 
 EXAMPLES, BATCH, SIDE, EPOCHS = 2048, 256, 96, 3

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from autodist import ResourceSpec
 from autodist.capture.function import capture_function
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.kernels import Context, rewrite
 from autodist.strategies import (
     AllReduce,
@@ -47,14 +47,14 @@ def main() -> None:
     print(json.dumps({"nodes": len(item.graph_def.node), "seconds": seconds}))
 
 
-def _captured(name: str) -> GraphItem:
+def _captured(name: str) -> Step:
     model = CAPTURED[name](weights=None, input_shape=(64, 64, 3), classes=10)
     model.compile("adam", loss="sparse_categorical_crossentropy")
     specs = (tf.TensorSpec([None, 64, 64, 3], tf.float32), tf.TensorSpec([None], tf.int32))
     return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
 
 
-def _by_builder(item: GraphItem, clusters: Mapping[str, Sequence[int]], repeat: int) -> dict[str, Any]:
+def _by_builder(item: Step, clusters: Mapping[str, Sequence[int]], repeat: int) -> dict[str, Any]:
     """Seconds by builder and cluster, and the queues in the graph of a worker."""
     seconds: dict[str, dict[str, list[float]]] = {}
     queues: dict[str, dict[str, int]] = {}
@@ -80,7 +80,7 @@ def _machines(workers: int, replicas: int) -> ResourceSpec:
     return ResourceSpec.from_dict({"nodes": nodes})
 
 
-def _rewriting(item: GraphItem, spec: ResourceSpec, builder: BuildsStrategy) -> tuple[float, GraphItem]:
+def _rewriting(item: Step, spec: ResourceSpec, builder: BuildsStrategy) -> tuple[float, Step]:
     """Seconds of the processor that a worker needs for the rewriting, strategy and import left out; and what it made.
 
     The worker is the second one, which is like all others but for the chief.

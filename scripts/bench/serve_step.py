@@ -18,10 +18,10 @@ import tensorflow as tf
 
 from autodist import ResourceSpec
 from autodist.capture.function import CapturedFunction, capture_function
-from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.kernels import Context, rewrite
-from autodist.runtime.engine import Engine
+from autodist.runtime.graph_runner import GraphRunner
 from autodist.strategies import AllReduce, check_strategy, resolve_specs
 
 EXAMPLES_EACH, WIDTH = 4, 32
@@ -81,10 +81,10 @@ def _config() -> tf.compat.v1.ConfigProto:
 
 
 def _prepared(
-    server: tf.distribute.Server, item: GraphItem, captured: CapturedFunction, workers: int
+    server: tf.distribute.Server, item: Step, captured: CapturedFunction, workers: int
 ) -> Callable[[], object]:
     """A step of one worker, whose variables have their first values."""
-    engine = Engine(server.target, _config())
+    engine = GraphRunner(server.target, _config())
     present = {node.name for node in item.graph_def.node}
     values = {v.handle: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
     with engine.graph.as_default():
@@ -116,7 +116,7 @@ def _run(steps: Sequence[Callable[[], object]], count: int) -> None:
         thread.join()
 
 
-def _called(item: GraphItem, worker: int) -> int:
+def _called(item: Step, worker: int) -> int:
     """How many workers a step calls besides its own."""
     tasks = {tf.DeviceSpec.from_string(node.device).task for node in item.graph_def.node if node.device}
     return len(tasks - {None, worker})

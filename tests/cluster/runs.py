@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
-from autodist.cluster.patience import Stopwatch
+from autodist.cluster.load_adjusted_clock import Stopwatch
 from tests.forked_python.start import ON_CPU, forked_python
 
 MARK = "AUTODIST_TEST_RUN"
@@ -34,8 +34,8 @@ def note(what):
 _SCRIPT = """
 import json, os, signal, subprocess, sys, threading, time
 from autodist.cluster.coordinator import Coordinator
-from autodist.cluster.given.meet import meet
-from autodist.cluster.member import Member
+from autodist.cluster.environments.start_rendezvous import meet
+from autodist.cluster.worker_client import Member
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from autodist.cluster.bring import bring
+from autodist.cluster.file_sync import bring
 from autodist.cluster.folder import find_files
 from autodist.cluster.sftp_folder import Brought
 from autodist.cluster.ssh_reach import reach

@@ -16,7 +16,7 @@ import tensorflow as tf
 from autodist import AutoDist, ResourceSpec
 from autodist.capture.gradients import noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.kernels import Fetching
 from autodist.runs.run import Run
 from autodist.runs.step_plans import share_names
@@ -102,7 +102,7 @@ def _noting(name: str, positions: Sequence[int]) -> Iterator[dict[str, StoredSte
             raise _Enough
         return own
 
-    def noting_plan(self: Run, item: GraphItem, names: Mapping[str, str], *given: Any, **told: Any) -> Any:
+    def noting_plan(self: Run, item: Step, names: Mapping[str, str], *given: Any, **told: Any) -> Any:
         if item.gradients:
             own = note(StoredStep(undecided(share_names(item, names))))
             planned.clear()
@@ -123,24 +123,24 @@ def _noting(name: str, positions: Sequence[int]) -> Iterator[dict[str, StoredSte
         yield found
 
 
-def _drawn(**choices: Any) -> GraphItem:
+def _drawn(**choices: Any) -> Step:
     step = make_step(Choices(**choices))
     return in_one_process.capture(step, *make_batches(0, [4])[0]).item
 
 
-def _momentum_and_counter() -> GraphItem:
+def _momentum_and_counter() -> Step:
     return _drawn(loss="masked", optimizer="momentum", is_tied=True, is_frozen=True, counts_steps=True)
 
 
-def _adamw() -> GraphItem:
+def _adamw() -> Step:
     return _drawn(loss="mean", optimizer="adamw", is_tied=False, is_frozen=False, counts_steps=False)
 
 
-def _rmsprop() -> GraphItem:
+def _rmsprop() -> Step:
     return _drawn(loss="weighted", optimizer="rmsprop", is_tied=False, is_frozen=True, counts_steps=False)
 
 
-def _generator() -> GraphItem:
+def _generator() -> Step:
     """A weight that is trained on noise from a `tf.random.Generator`."""
     weight = tf.Variable(np.linspace(-0.5, 1.0, 6).reshape(3, 2), name="weight")
     generator = tf.random.Generator.from_seed(1)
@@ -155,7 +155,7 @@ def _generator() -> GraphItem:
     return in_one_process.capture(step, np.zeros((4, 3)), is_global=True).item
 
 
-def _evaluation() -> GraphItem:
+def _evaluation() -> Step:
     """Rows, means and metrics of the whole batch, in a step that trains nothing."""
     weight = tf.Variable(np.linspace(-0.5, 1.0, 12).reshape(4, 3), name="weight")
     metrics = [
@@ -177,7 +177,7 @@ def _evaluation() -> GraphItem:
     return in_one_process.capture(step, np.zeros((4, 4)), is_global=True, is_whole=True).item
 
 
-def _joined_rows() -> GraphItem:
+def _joined_rows() -> Step:
     """Tables of which every example asks for the same rows, for rows once each, and for both."""
     rng = np.random.default_rng(0)
     tables = [keras.Variable(rng.normal(size=(9, 3)), dtype="float64", name=f"table_{k}") for k in range(3)]
@@ -198,12 +198,12 @@ def _joined_rows() -> GraphItem:
     return in_one_process.capture(step, np.zeros((4, 2), np.int32)).item
 
 
-def _clipped_rows() -> GraphItem:
+def _clipped_rows() -> Step:
     """A table whose rows are clipped with all others by their norm."""
     return table_step(keras.optimizers.SGD(0.1, global_clipnorm=0.01))[0].item
 
 
-def _descending(variables: Sequence[tf.Variable], loss_of: Callable[..., Any], *examples: Any) -> GraphItem:
+def _descending(variables: Sequence[tf.Variable], loss_of: Callable[..., Any], *examples: Any) -> Step:
     """A step of gradient descent on a mean of what `loss_of` makes of the examples."""
 
     def step(*batch: tf.Tensor) -> Any:
@@ -216,14 +216,14 @@ def _descending(variables: Sequence[tf.Variable], loss_of: Callable[..., Any], *
     return in_one_process.capture(step, *examples).item
 
 
-def _of_layers(inputs: Sequence[int], *made: keras.layers.Layer) -> GraphItem:
+def _of_layers(inputs: Sequence[int], *made: keras.layers.Layer) -> Step:
     """Layers one after the other."""
     model = keras.Sequential([keras.Input(inputs), *made])
     variables = [v.value for v in model.trainable_variables]
     return _descending(variables, lambda x: tf.reduce_mean(tf.square(model(x, training=True))), np.zeros((4, *inputs)))
 
 
-def _attention() -> GraphItem:
+def _attention() -> Step:
     """Sequences whose positions see one another."""
     layers = keras.layers
     sequence = keras.Input([6, 4])
@@ -233,7 +233,7 @@ def _attention() -> GraphItem:
     return _descending(variables, lambda x: tf.reduce_mean(tf.square(model(x))), np.zeros((4, 6, 4)))
 
 
-def _images() -> GraphItem:
+def _images() -> Step:
     layers = keras.layers
     return _of_layers(
         [8, 8, 2],
@@ -247,7 +247,7 @@ def _images() -> GraphItem:
     )
 
 
-def _many_ops() -> GraphItem:
+def _many_ops() -> Step:
     """Values that are made of the batch by ops which reorder it, count it, cut it or put it together."""
     weight = tf.Variable(np.linspace(-0.5, 1.0, 12).reshape(4, 3), name="weight")
 
@@ -288,7 +288,7 @@ def _many_ops() -> GraphItem:
     return _descending([weight], values, np.zeros((4, 4)), np.zeros(4, np.int32))
 
 
-def _aggregations() -> GraphItem:
+def _aggregations() -> Step:
     """State that the script writes itself, of which it says how it is joined."""
     weight = tf.Variable(np.linspace(-0.5, 1.0, 6).reshape(3, 2), name="weight")
     kinds = tf.VariableAggregation
@@ -307,7 +307,7 @@ def _aggregations() -> GraphItem:
     return _descending([weight], values, np.zeros((4, 3)))
 
 
-def _update_by_loss() -> GraphItem:
+def _update_by_loss() -> Step:
     """The update takes more of the batch than a gradient: it is as long as the loss is large."""
     weight = tf.Variable(np.linspace(-0.5, 1.0, 6).reshape(3, 2), name="weight")
 
@@ -320,7 +320,7 @@ def _update_by_loss() -> GraphItem:
     return in_one_process.capture(step, np.zeros((4, 3))).item
 
 
-def _whole_sums(make: Callable[[], Callable[..., object]]) -> GraphItem:
+def _whole_sums(make: Callable[[], Callable[..., object]]) -> Step:
     return in_one_process.capture(make(), np.zeros((4, 3)), is_global=True).item
 
 
@@ -340,7 +340,7 @@ def _sampled_classes() -> StoredStep:
     return StoredStep(step, joins_outputs=False)
 
 
-OF_TESTS: Mapping[str, Callable[[], GraphItem | StoredStep]] = {
+OF_TESTS: Mapping[str, Callable[[], Step | StoredStep]] = {
     "adamw": _adamw,
     "aggregations": _aggregations,
     "attention": _attention,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
 from autodist.graph.propagation import (
     ByPosition,
     Elements,
@@ -25,6 +24,7 @@ from autodist.graph.propagation import (
     Unknown,
     Weight,
 )
+from autodist.graph.step import Step
 from tests.replay.stored import StoredStep
 
 PREFIX = "layouts/"
@@ -46,7 +46,7 @@ def layouts_of(step: str) -> str:
     return "".join(lines)
 
 
-def _tensors(item: GraphItem, node: str) -> list[str]:
+def _tensors(item: Step, node: str) -> list[str]:
     """Returns the names of a node's outputs."""
     names: list[str] = []
     while True:

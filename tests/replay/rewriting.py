@@ -9,9 +9,9 @@ from functools import cache
 from google.protobuf import text_format
 
 from autodist.errors import FetchedElsewhereError, RewriteError
-from autodist.graph.item import GraphItem, place_variables
-from autodist.graph.parts import Join
+from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import Placement
+from autodist.graph.step import Step, place_variables
 from autodist.graph.step_text import text_of_step
 from autodist.graph.verify import verify
 from autodist.kernels import Context, Fetching, find_placements, run_pipeline
@@ -39,7 +39,7 @@ class Replayed:
     text: str
     strategy: strategy_pb2.Strategy
     changed_by: frozenset[str]
-    joins: tuple[Join, ...]
+    joins: tuple[PendingReduction, ...]
     fault: str | None
 
 
@@ -66,7 +66,7 @@ def replay(case: Case) -> Replayed:
     return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.joins), watch.fault)
 
 
-def _planned(case: Case) -> tuple[StoredStep, GraphItem, strategy_pb2.Strategy]:
+def _planned(case: Case) -> tuple[StoredStep, Step, strategy_pb2.Strategy]:
     """A case's step, what is rewritten of it, and by which strategy."""
     step, spec = load(case.step), machines(case.cluster)
     planned = load(step.planned_by).item if step.planned_by else step.item
@@ -83,7 +83,7 @@ def machines(cluster: str) -> ResourceSpec:
     return ResourceSpec.from_dict({"nodes": nodes})
 
 
-def build(item: GraphItem, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strategy:
+def build(item: Step, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strategy:
     """As a run does it: a step without gradients needs no plan."""
     if not item.gradients:
         return resolve_specs(strategy_pb2.Strategy(builder="none", graph_config=graph_config(spec)), item, spec)
@@ -92,7 +92,7 @@ def build(item: GraphItem, strategy: str, spec: ResourceSpec) -> strategy_pb2.St
     return resolve_specs(built, item, spec)
 
 
-def _placed_as(planned: GraphItem, item: GraphItem, strategy: strategy_pb2.Strategy) -> GraphItem:
+def _placed_as(planned: Step, item: Step, strategy: strategy_pb2.Strategy) -> Step:
     """The item with its variables where they lie by the plan for another one, which knows them by other names."""
     shared = {name: planned.by_name[name].handle for name in planned.by_name}
     placements = find_placements(planned, strategy)
@@ -100,11 +100,11 @@ def _placed_as(planned: GraphItem, item: GraphItem, strategy: strategy_pb2.Strat
     return place_variables(item, {v.name: known.get(_shared_name(item, v.handle), Placement()) for v in item.variables})
 
 
-def _shared_name(item: GraphItem, handle: str) -> bytes:
+def _shared_name(item: Step, handle: str) -> bytes:
     return item.wiring.nodes[handle].attr["shared_name"].s
 
 
-def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: _Watch) -> GraphItem:
+def _rewrite(step: StoredStep, captured: Step, context: Context, watch: _Watch) -> Step:
     """As a session does it: what is fetched of others' is sent only where all fetch it."""
     kernels = PIPELINES[step.pipeline]
     try:
@@ -118,14 +118,14 @@ class _Watch:
     """Sees which kernels change a step, and which rules for rows; and whether they leave it whole, if it `verifies`."""
 
     changed_by: set[str] = field(default_factory=set)
-    joins: list[Join] = field(default_factory=list)
+    joins: list[PendingReduction] = field(default_factory=list)
     verifies: bool = False
     fault: str | None = None
     _last: Mapping[str, object] = field(default_factory=dict)
-    _last_joins: tuple[Join, ...] = ()
+    _last_joins: tuple[PendingReduction, ...] = ()
 
-    def __call__(self, kernel: str, item: GraphItem) -> None:
-        now = {one.name: getattr(item, one.name) for one in fields(GraphItem) if one.compare}
+    def __call__(self, kernel: str, item: Step) -> None:
+        now = {one.name: getattr(item, one.name) for one in fields(Step) if one.compare}
         if kernel != "captured" and now != self._last:
             self.changed_by.add(kernel)
         if self.verifies and now != self._last:
@@ -137,13 +137,13 @@ class _Watch:
             self.joins.extend(joins)
         self._last, self._last_joins = now, joins
 
-    def _verify(self, kernel: str, item: GraphItem) -> None:
+    def _verify(self, kernel: str, item: Step) -> None:
         try:
             verify(item)
         except RewriteError as error:
             self.fault = self.fault or f"after {kernel}: {error}"
 
-    def _try_rules(self, item: GraphItem) -> None:
+    def _try_rules(self, item: Step) -> None:
         for rule in RULES:  # one after the other, as the kernel that follows applies them
             before, item = item, rule.apply(item, Context(strategy_pb2.Strategy(), 0))
             if item is not before:

@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
-from autodist.graph.parts import Aggregation, Gradient, GradientCall, RowJoin, Term, Variable
-from autodist.graph.whole_sums import WholeSum
+from autodist.graph.in_step_all_reduce import InStepAllReduce
+from autodist.graph.parts import Aggregation, GradientCall, RowJoin, Term, Variable, VariableGradient
+from autodist.graph.step import Step
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel
 
 FOLDER = Path(__file__).parent / "steps"
@@ -24,7 +24,7 @@ PIPELINES: Mapping[str, tuple[Kernel, ...]] = {"all": KERNELS, "setting": SETTIN
 
 _GRAPH, _REST = "graph_def.pb", "step.json"
 _AS_IT_IS = ("inputs", "apart", "jit_compile", "is_global", "is_whole")
-"""Fields of a GraphItem that JSON can hold."""
+"""Fields of a Step that JSON can hold."""
 _TUPLES = ("outputs", "targets")
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -42,7 +42,7 @@ class StoredStep:
         joins_outputs: whether it was rewritten with `Fetching.BY_ALL`, or else `BY_EACH`.
     """
 
-    item: GraphItem
+    item: Step
     planned_by: str | None = None
     pipeline: str = "all"
     joins_outputs: bool = True
@@ -75,7 +75,7 @@ class StoredStep:
             for node, found in rest["specs"].items()
             for k, (shape, dtype) in enumerate(found)
         }
-        item = GraphItem(
+        item = Step(
             graph_def,
             noted=specs.__getitem__,
             **{field: rest[field] for field in _AS_IT_IS},
@@ -89,12 +89,12 @@ def stored_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.zip"))
 
 
-def undecided(item: GraphItem) -> GraphItem:
+def undecided(item: Step) -> Step:
     """The item as it is before anything places its variables."""
     return replace(item, owners={}, cuts={})
 
 
-def _specs(item: GraphItem, node: str) -> Iterator[tf.TensorSpec]:
+def _specs(item: Step, node: str) -> Iterator[tf.TensorSpec]:
     """Of each of a node's tensors."""
     index = 0
     while True:
@@ -122,8 +122,8 @@ def _variable(shape: list[int], dtype: str, aggregation: str, **same: Any) -> Va
     return Variable(shape=tuple(shape), dtype=tf.as_dtype(dtype), aggregation=Aggregation(aggregation), **same)
 
 
-def _gradient(tensors: list[str], row_join: str, **same: Any) -> Gradient:
-    return Gradient(tensors=tuple(tensors), row_join=RowJoin(row_join), **same)
+def _gradient(tensors: list[str], row_join: str, **same: Any) -> VariableGradient:
+    return VariableGradient(tensors=tuple(tensors), row_join=RowJoin(row_join), **same)
 
 
 def _call(targets: list[str], terms: list[dict[str, Any]], **same: Any) -> GradientCall:
@@ -138,6 +138,6 @@ _PARTS: Mapping[str, Callable[..., Any]] = {
     "variables": _variable,
     "gradients": _gradient,
     "gradient_calls": _call,
-    "whole_sums": WholeSum,
+    "whole_sums": InStepAllReduce,
 }
-"""Fields of a GraphItem that hold parts of a kind, and what makes such a part."""
+"""Fields of a Step that hold parts of a kind, and what makes such a part."""

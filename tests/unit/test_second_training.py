@@ -54,7 +54,7 @@ class Pair:
         optimizer.apply_gradients(zip(self.gradients(model, x), model.trainable_variables, strict=True))
 
 
-Beside = Callable[[Pair], Callable[[], Any]]
+ExtraState = Callable[[Pair], Callable[[], Any]]
 """Makes what a script calls after each distributed step."""
 
 
@@ -111,7 +111,7 @@ def gradients_in_a_function(pair: Pair) -> Callable[[], Any]:
     ],
 )  # fmt: skip
 def test_a_second_training_is_told_once_with_its_line_and_the_mend(
-    ad: AutoDist, caplog: pytest.LogCaptureFixture, beside: Beside
+    ad: AutoDist, caplog: pytest.LogCaptureFixture, beside: ExtraState
 ) -> None:
     pair = Pair(ad)
     play(pair, beside(pair))
@@ -187,7 +187,7 @@ def evaluation(pair: Pair) -> Callable[[], Any]:
     ],
 )  # fmt: skip
 def test_what_trains_nothing_of_the_scope_alone_is_not_told(
-    ad: AutoDist, caplog: pytest.LogCaptureFixture, beside: Beside
+    ad: AutoDist, caplog: pytest.LogCaptureFixture, beside: ExtraState
 ) -> None:
     pair = Pair(ad)
     play(pair, beside(pair))

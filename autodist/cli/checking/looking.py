@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from autodist.cli.checking.conversation import Conversation
 from autodist.cli.checking.protocol import MachineAnswer, MachineQuestion, Reach
 from autodist.cluster.addresses import host_and_port
-from autodist.cluster.ways import transport_to
+from autodist.cluster.transports import transport_to
 from autodist.errors import ClusterError
 from autodist.resources import Node, ResourceSpec, Worker
 from autodist.runtime.clocks import ClockOffset

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from autodist.cli.checking.links import ENVIRONMENT, MeasuredLink, MeasureOrder
 from autodist.cluster.coordinator import Coordinator
-from autodist.cluster.member import Member
 from autodist.cluster.script import Script
 from autodist.cluster.servers import JOB, start_server, wait_until_listening
+from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import AutoDistError
 from autodist.resources import ResourceSpec
 
@@ -39,7 +39,7 @@ _RUNS = 3
 
 def main() -> int:
     logging.getLogger("autodist").setLevel(logging.ERROR)  # that servers listen everywhere is told by the check
-    member = Member.from_environment()
+    member = WorkerClient.from_environment()
     if member is None:
         return _measure_all(MeasureOrder.model_validate_json(sys.stdin.buffer.read()))
     start_server(member.addresses, member.index, member.held)

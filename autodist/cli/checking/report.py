@@ -13,7 +13,7 @@ from autodist.cli.checking.looking import FoundMachine
 from autodist.cli.checking.protocol import Hardware
 from autodist.cluster.ssh_config import read_options
 from autodist.cluster.ssh_settings import SSHSettings
-from autodist.cluster.ways import ssh_settings
+from autodist.cluster.transports import ssh_settings
 from autodist.errors import ClusterError
 from autodist.resources import ResourceSpec
 

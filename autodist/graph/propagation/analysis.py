@@ -9,12 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.effects import PASSES
+from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.graph.propagation.answers import factor_of, kind_of
 from autodist.graph.propagation.bodies import DrawAt, Library, RowsOfDraw, leave
 from autodist.graph.propagation.by_example import in_turn
-from autodist.graph.propagation.factors import EXAMPLES, NONE, Count, Part, power, times
+from autodist.graph.propagation.factors import EXAMPLES, NONE, Count, PartialSum, power, times
 from autodist.graph.propagation.facts import (
     SAME,
     WITHOUT_A_NODE,
@@ -22,9 +23,9 @@ from autodist.graph.propagation.facts import (
     Form,
     GeneratorState,
     Nothing,
-    Opaque,
     Recovery,
     Rows,
+    UnknownFact,
     form_of,
     made_of_noise,
     made_of_state,
@@ -43,9 +44,8 @@ from autodist.graph.propagation.kinds import (
     Unknown,
     Weight,
 )
-from autodist.graph.propagation.site import Site, tensor_name
+from autodist.graph.propagation.op_context import OpContext, tensor_name
 from autodist.graph.propagation.table import NOT_FOLDED, TABLE
-from autodist.graph.whole_sums import WholeOf, WholeSum
 
 ShapeOf = Callable[[str], tf.TensorShape]
 _UNKNOWN_SHAPE = tf.TensorShape(None)
@@ -118,7 +118,7 @@ class GraphPropagation(Propagation):
             ValueError: it is too late, since what is made of the tensor was asked for.
         """
         name = tensor_name(tensor)
-        factor = Part(name, NONE) if weight is None else factor_of(weight)
+        factor = PartialSum(name, NONE) if weight is None else factor_of(weight)
         self._frame.declare(name, Form(factors=power(factor, 1)))
 
 
@@ -129,7 +129,7 @@ def propagate(
     *,
     declared: Mapping[str, Kind] | None = None,
     nodes: Mapping[str, tf.compat.v1.NodeDef] | None = None,
-    whole_sums: Mapping[str, WholeSum] | None = None,
+    whole_sums: Mapping[str, InStepAllReduce] | None = None,
     apart: Mapping[str, str] | None = None,
 ) -> GraphPropagation:
     """Prepares the analysis of a graph of which replicas compute the same nodes, each on its part of the batch.
@@ -166,7 +166,7 @@ def propagate(
 
 
 def _declared_fact(tensor: str, kind: Kind) -> Fact:
-    additive = power(Part(tensor, frozenset()), 1)
+    additive = power(PartialSum(tensor, frozenset()), 1)
     match kind:
         case Replicated(is_generator):
             return GeneratorState() if is_generator else SAME
@@ -176,9 +176,9 @@ def _declared_fact(tensor: str, kind: Kind) -> Fact:
             return Form(factors=additive)
         case Mean(Examples()):
             below = power(EXAMPLES, -1)
-            return Form(factors=times(power(Part(tensor, below), 1), below))
+            return Form(factors=times(power(PartialSum(tensor, below), 1), below))
         case Unknown(reason):
-            return Opaque(reason)
+            return UnknownFact(reason)
     raise ValueError(f"'{tensor}' cannot be declared as {kind}: only a mean over the examples can be declared.")
 
 
@@ -192,7 +192,7 @@ class Frame:
         shape_of: ShapeOf,
         seeds: Mapping[str, Fact],
         tag: str = "",
-        whole_sums: Mapping[str, WholeSum] | None = None,
+        whole_sums: Mapping[str, InStepAllReduce] | None = None,
     ) -> None:
         self._nodes = nodes
         self._whole_sums = whole_sums or {}
@@ -256,9 +256,9 @@ class Frame:
                 self._evaluate(_node_of(source))
             found, assumed = self._output(*_split(source)), self._brought_back[name]
             self._followed.add(name)
-            if found != assumed and not isinstance(assumed, Opaque):  # opaque holds whatever is brought back
+            if found != assumed and not isinstance(assumed, UnknownFact):  # opaque holds whatever is brought back
                 first = isinstance(assumed, Nothing)
-                changes = Opaque(f"node '{name}' (NextIteration): its loop changes how the value joins")
+                changes = UnknownFact(f"node '{name}' (NextIteration): its loop changes how the value joins")
                 self._brought_back[name] = found if first and not names_a_sum(found) else changes
                 self._followed.clear()
                 self._facts.clear()
@@ -287,7 +287,7 @@ class Frame:
                 continue
             stack.pop()
             if missing:
-                self._facts[name] = Opaque(f"node '{name}' ({node.op}): it stands in a loop of the graph")
+                self._facts[name] = UnknownFact(f"node '{name}' ({node.op}): it stands in a loop of the graph")
             else:
                 self._facts[name] = self._apply(node, sources)
 
@@ -298,7 +298,7 @@ class Frame:
         if node.name in self._whole_sums:
             return self._summed(self._whole_sums[node.name], facts[0])
         rule = TABLE.get(node.op)
-        turned = in_turn(Site(node, sources, facts, self), is_stateless(node.op))
+        turned = in_turn(OpContext(node, sources, facts, self), is_stateless(node.op))
         if turned is not None:
             return turned
         if node.op not in NOT_FOLDED and (rule is not None or _is_stateless(node.op)):
@@ -306,7 +306,7 @@ class Frame:
                 return SAME
             if (made := made_of_noise(facts) or made_of_state(facts)) is not None:
                 return made
-        site = Site(node, sources, facts, self)
+        site = OpContext(node, sources, facts, self)
         if rule is None and self._library.has(node.op):
             return self.call(site, node.op, facts, sources)
         if rule is None:
@@ -318,22 +318,24 @@ class Frame:
             self._library.note_draw((self.tag, node.name), site, found)
         return [_named(site, fact) for fact in found] if isinstance(found, list) else _named(site, found)
 
-    def _summed(self, whole: WholeSum, own: Fact) -> Fact:
+    def _summed(self, whole: InStepAllReduce, own: Fact) -> Fact:
         """The fact of a sum over all replicas, or of the rows that they gather."""
         first = whole.of or whole.node
         before = self.fact(tensor_name(_data_inputs(self._nodes[first])[0])) if first in self._nodes else None
         if before == SAME:
             return own
         mixed_at = own.mixed_at if isinstance(own, Form) else None
-        if whole.how is WholeOf.OWN_ROWS:
+        if whole.how is InStepAllReduceKind.OWN_ROWS:
             found = before.rows if isinstance(before, Form) else None
-            return Form(found, mixed_at=mixed_at) if found else Opaque(f"node '{first}' gathers what has no examples")
+            return (
+                Form(found, mixed_at=mixed_at) if found else UnknownFact(f"node '{first}' gathers what has no examples")
+            )
         return Form(mixed_at=mixed_at) if isinstance(own, Form) else SAME
 
     def same_as(self, key: object, tensor: str) -> str:
         return self._same.setdefault(key, tensor)
 
-    def call(self, site: Site, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
+    def call(self, site: OpContext, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
         """What a function of the library gives; `tensors` are the caller's names of its arguments."""
         if not self._library.has(function) or self.tag.count(">") >= 2 * _DEEPEST_CALL:
             why = f"its function '{function}' is not in the graph's library, or calls are too deep"
@@ -349,9 +351,9 @@ class Frame:
         return leave([frame.fact(name) for name in body.outputs], site, tag)
 
 
-def _named(site: Site, fact: Fact) -> Fact:
+def _named(site: OpContext, fact: Fact) -> Fact:
     """Sees to it that the node is named at which something is not known."""
-    if isinstance(fact, Opaque) and fact.reason in WITHOUT_A_NODE:
+    if isinstance(fact, UnknownFact) and fact.reason in WITHOUT_A_NODE:
         return site.opaque(f"of an input, {fact.reason}", fact.recovery)
     return fact
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autodist.graph.propagation.factors import NONE, Count, Factor, Factors, Part, additive_over, describe, power
-from autodist.graph.propagation.facts import Base, Chosen, Fact, Form, Opaque, Reduction, Rows, Statistic, form_of
+from autodist.graph.propagation.factors import NONE, Count, Factor, Factors, PartialSum, additive_over, describe, power
+from autodist.graph.propagation.facts import Base, Chosen, Extremum, Fact, Form, Rows, Statistic, UnknownFact, form_of
 from autodist.graph.propagation.kinds import (
     ByPosition,
     Kind,
@@ -21,12 +21,12 @@ from autodist.graph.propagation.kinds import (
 
 def kind_of(fact: Fact) -> Kind:
     """What a fact says to those who ask from outside."""
-    if isinstance(fact, Reduction):
+    if isinstance(fact, Extremum):
         return Reduced(fact.reason, fact.by, fact.mixed_at)
     form = form_of(fact)
     if isinstance(form, Chosen):
         return ByPosition(form.reason, form.whole_up_to)
-    if isinstance(form, (Statistic, Opaque)):
+    if isinstance(form, (Statistic, UnknownFact)):
         return Unknown(form.reason)
     if form.rows is not None:
         return _kind_of_rows(form, form.rows)
@@ -81,7 +81,7 @@ def factor_of(weight: Weight) -> Factor:
     """The factor that a weight is: what `weight_of` makes the weight of."""
     match weight:
         case Scalar(tensor):
-            return Part(tensor, NONE)
+            return PartialSum(tensor, NONE)
         case Total(tensor, inner):
-            return Part(tensor, power(factor_of(inner), -1))
+            return PartialSum(tensor, power(factor_of(inner), -1))
     return Count(weight)

@@ -16,31 +16,31 @@ from autodist.graph.propagation.combine import (
 )
 from autodist.graph.propagation.distinct import row_by_row
 from autodist.graph.propagation.factors import NONE, Factors, additive_over, describe, power, times
-from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Reduction, Statistic
+from autodist.graph.propagation.facts import SAME, Base, Dims, Extremum, Fact, Form, Statistic, UnknownFact
 from autodist.graph.propagation.kinds import ReducedBy
 from autodist.graph.propagation.lengths import is_same_length, length, whole_quotient
 from autodist.graph.propagation.numbered import with_numbers
-from autodist.graph.propagation.site import Rule, Site, op_names
+from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 
 
-def linear(site: Site) -> Fact:
+def linear(site: OpContext) -> Fact:
     """f(x) = c·x: what is known stays, of shapes and lists too."""
     return site.facts[0]
 
 
-def outputs_of_inputs(site: Site) -> list[Fact]:
+def outputs_of_inputs(site: OpContext) -> list[Fact]:
     """IdentityN: each output is its input."""
     return list(site.facts)
 
 
-def negate(site: Site) -> Fact:
+def negate(site: OpContext) -> Fact:
     fact = site.facts[0]
-    if isinstance(fact, Reduction):
+    if isinstance(fact, Extremum):
         return replace(fact, by=_NEGATED[fact.by]) if fact.by in _NEGATED else nonlinear(site)
     return replace(fact, values=(None,) * len(fact.values)) if isinstance(fact, Dims) else fact
 
 
-def cast(site: Site) -> Fact:
+def cast(site: OpContext) -> Fact:
     """A cast of a sum stays a sum unless it rounds."""
     from tensorflow import dtypes
 
@@ -49,7 +49,7 @@ def cast(site: Site) -> Fact:
     target = dtypes.as_dtype(site.node.attr["DstT"].type)
     if isinstance(fact, Dims):
         return fact if target.is_integer else operands_of(site)[0]
-    if isinstance(fact, Reduction):
+    if isinstance(fact, Extremum):
         keeps_order = not (target.is_bool or target.is_unsigned or target.is_complex or source.is_complex)
         return fact if keeps_order and fact.by in _NEGATED else nonlinear(site)
     if target.is_bool or (target.is_integer and (source.is_floating or source.is_complex)):
@@ -57,7 +57,7 @@ def cast(site: Site) -> Fact:
     return fact
 
 
-def bitcast(site: Site) -> Fact:
+def bitcast(site: OpContext) -> Fact:
     """The same bits as another type: element by element, where that has as many of them (Keras's argmax does it)."""
     from tensorflow import dtypes
 
@@ -65,7 +65,7 @@ def bitcast(site: Site) -> Fact:
     return nonlinear(site) if source.size == target.size else site.opaque("it makes elements of another length")
 
 
-def nonlinear(site: Site, indices: Sequence[int] | None = None) -> Fact:
+def nonlinear(site: OpContext, indices: Sequence[int] | None = None) -> Fact:
     """Any function of elements: rows stay rows, what is the same stays the same, sums and means are lost."""
     chosen = list(range(len(site.facts))) if indices is None else list(indices)
     operands = operands_of(site, chosen)
@@ -84,15 +84,15 @@ def nonlinear(site: Site, indices: Sequence[int] | None = None) -> Fact:
     return site.opaque("a function of sums over the batch that is no sum itself")
 
 
-def multiply(site: Site) -> Fact:
+def multiply(site: OpContext) -> Fact:
     return _with_values(site, _product(site, 1), lambda left, right: left * right)
 
 
-def divide(site: Site) -> Fact:
+def divide(site: OpContext) -> Fact:
     return _product(site, -1)
 
 
-def reciprocal(site: Site) -> Fact:
+def reciprocal(site: OpContext) -> Fact:
     """1 / x, with factors turned over."""
     operand = operands_of(site)[0]
     if isinstance(operand, Form) and operand.base is not Base.ADDED:
@@ -100,25 +100,25 @@ def reciprocal(site: Site) -> Fact:
     return nonlinear(site)
 
 
-def square(site: Site) -> Fact:
+def square(site: OpContext) -> Fact:
     operand = operands_of(site)[0]
     if isinstance(operand, Form) and operand.base is Base.SAME and operand.factors:
         return replace(operand, factors=times(operand.factors, operand.factors))
     return nonlinear(site)
 
 
-def floor_divide(site: Site) -> Fact:
+def floor_divide(site: OpContext) -> Fact:
     """Exact for what is the same everywhere, as how many elements each row has; a count of rows may be rounded."""
     if site.rank(0) == site.rank(1) == 0 and (number := whole_quotient(length(site, 0), length(site, 1))) is not None:
         return Dims((SAME,), (number,), is_scalar=True)
     return _with_values(site, nonlinear(site), lambda left, right: left // right if right else None)
 
 
-def _product(site: Site, sign: int) -> Fact:
+def _product(site: OpContext, sign: int) -> Fact:
     left, right = operands = operands_of(site)
     if has_rows(operands):
         form = joined_rows(site, operands, (0, 1))
-        if isinstance(form, Opaque):
+        if isinstance(form, UnknownFact):
             return form
         return replace(form, factors=times(factors_of(left), factors_of(right), sign))
     opaque = weakest(operands)
@@ -140,7 +140,7 @@ def factors_of(operand: Operand) -> Factors:
     return operand.factors if isinstance(operand, Form) and operand.base is not Base.ADDED else NONE
 
 
-def add(site: Site) -> Fact:
+def add(site: OpContext) -> Fact:
     """Add, subtract, AddN."""
     if site.node.op == "Sub" and (left := _shape_left(site)) is not None:
         return left
@@ -150,7 +150,7 @@ def add(site: Site) -> Fact:
     return _with_values(site, total, lambda left, right: left + right) if len(site.facts) == 2 else total
 
 
-def _shape_left(site: Site) -> Dims | None:
+def _shape_left(site: OpContext) -> Dims | None:
     """A shape of which another is taken away, axis by axis, where it is the same everywhere what that leaves."""
     left, right = site.dims(0), site.dims(1)
     if left is None or right is None or left.is_scalar or right.is_scalar or len(left.forms) != len(right.forms):
@@ -167,15 +167,15 @@ def _shape_left(site: Site) -> Dims | None:
     return Dims((SAME,) * len(values), tuple(values))
 
 
-def add_operands(site: Site, indices: Sequence[int]) -> Fact:
+def add_operands(site: OpContext, indices: Sequence[int]) -> Fact:
     """A sum of some of the inputs, or a choice between them: zeros fit anything."""
     operands = operands_of(site, indices)
     counted = [o for o, index in zip(operands, indices, strict=True) if not is_neutral(site, o, index)]
     if has_rows(operands):
         form = joined_rows(site, operands, indices)
         scales = {factors_of(operand) for operand in counted if isinstance(operand, Form)}
-        if isinstance(form, Opaque) or len(scales) <= 1:
-            return form if isinstance(form, Opaque) else replace(form, factors=next(iter(scales), NONE))
+        if isinstance(form, UnknownFact) or len(scales) <= 1:
+            return form if isinstance(form, UnknownFact) else replace(form, factors=next(iter(scales), NONE))
         return site.opaque("it adds rows of examples to sums or means over the batch, or rows of different scales")
     opaque = weakest(operands)
     if opaque is not None:
@@ -183,11 +183,11 @@ def add_operands(site: Site, indices: Sequence[int]) -> Fact:
     return add_forms(site, counted)
 
 
-def is_neutral(site: Site, operand: Operand, index: int) -> bool:
+def is_neutral(site: OpContext, operand: Operand, index: int) -> bool:
     return isinstance(operand, Form) and not operand.factors and site.is_zero(index)
 
 
-def add_forms(site: Site, operands: Sequence[Operand], output: int = 0) -> Form | Statistic | Opaque:
+def add_forms(site: OpContext, operands: Sequence[Operand], output: int = 0) -> Form | Statistic | UnknownFact:
     """What values without rows have in common, as a node's output: they add up alike, or are means of one weight."""
     if not operands:
         return SAME
@@ -202,7 +202,7 @@ def add_forms(site: Site, operands: Sequence[Operand], output: int = 0) -> Form 
     return total
 
 
-def _add_pair(site: Site, left: Form, right: Form, output: int) -> Form | None:
+def _add_pair(site: OpContext, left: Form, right: Form, output: int) -> Form | None:
     mixed_at = left.mixed_at or right.mixed_at
     if left.base is Base.SAME and right.base is Base.SAME and left.factors == right.factors:
         return replace(left, mixed_at=mixed_at)
@@ -227,7 +227,7 @@ def _adds_over(form: Form, rest: Factors) -> bool:
     return additive_over(form.factors, rest) is not None
 
 
-def _refuse_sum(site: Site, operands: Sequence[Operand]) -> Statistic | Opaque:
+def _refuse_sum(site: OpContext, operands: Sequence[Operand]) -> Statistic | UnknownFact:
     if all(map(is_intensive, operands)):
         reason = "it adds means over the batch that have different weights, or functions of them"
         return Statistic(site.opaque(reason).reason)
@@ -236,7 +236,7 @@ def _refuse_sum(site: Site, operands: Sequence[Operand]) -> Statistic | Opaque:
     return site.opaque("it adds sums and means over the batch that do not join in one way")
 
 
-def _with_values(site: Site, fact: Fact, function: Callable[[int, int], int | None]) -> Fact:
+def _with_values(site: OpContext, fact: Fact, function: Callable[[int, int], int | None]) -> Fact:
     """Keeps integers that come from shapes as such, with their values where both are known."""
     if not isinstance(fact, Form) or fact.rows is not None or not any(isinstance(f, Dims) for f in site.facts):
         return fact

@@ -8,17 +8,17 @@ import numpy as np
 
 from autodist.graph.propagation.facts import Fact, Form, Rows
 from autodist.graph.propagation.layout import moving
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.op_context import OpContext, Rule
 
 _IN_BLOCKS = "in blocks of space"
 
 
-def space_to_batch(site: Site) -> Fact:
+def space_to_batch(site: OpContext) -> Fact:
     """SpaceToBatchND: all examples of a block's first place, then all of its second."""
     return moving(_to_batch)(site)
 
 
-def _to_batch(site: Site, form: Form, batch: Rows) -> Fact:
+def _to_batch(site: OpContext, form: Form, batch: Rows) -> Fact:
     places = _places(site)
     if places is None or batch.axis != 0:
         return site.opaque("its blocks are not known, or the examples not along the first axis")
@@ -26,12 +26,12 @@ def _to_batch(site: Site, form: Form, batch: Rows) -> Fact:
     return replace(form, base=replace(batch, per=per, order=(_IN_BLOCKS, places, batch.order)))
 
 
-def batch_to_space(site: Site) -> Fact:
+def batch_to_space(site: OpContext) -> Fact:
     """BatchToSpaceND: back, if the blocks are those that space was divided into."""
     return moving(_to_space)(site)
 
 
-def _to_space(site: Site, form: Form, batch: Rows) -> Fact:
+def _to_space(site: OpContext, form: Form, batch: Rows) -> Fact:
     places = _places(site)
     if places is None or batch.axis != 0 or batch.order[:2] != (_IN_BLOCKS, places):
         return site.opaque("it makes space of entries of the batch that were not made of blocks of space")
@@ -41,7 +41,7 @@ def _to_space(site: Site, form: Form, batch: Rows) -> Fact:
     return replace(form, base=replace(batch, per=per, order=before))
 
 
-def _places(site: Site) -> tuple[int, ...] | None:
+def _places(site: OpContext) -> tuple[int, ...] | None:
     values = site.integers(1)
     known = tuple(value for value in values or () if value is not None)
     return known if values and len(known) == len(values) else None

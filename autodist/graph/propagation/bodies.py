@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
 
 from autodist.graph.op_types import input_names
-from autodist.graph.propagation.factors import Count, Factor, Factors, Part
+from autodist.graph.propagation.factors import Count, Factor, Factors, PartialSum
 from autodist.graph.propagation.facts import (
     SAME,
     Base,
@@ -31,7 +31,7 @@ from autodist.graph.propagation.facts import (
     form_of,
 )
 from autodist.graph.propagation.kinds import Elements
-from autodist.graph.propagation.site import Site
+from autodist.graph.propagation.op_context import OpContext
 
 Rename = Callable[[str], str]
 
@@ -90,7 +90,7 @@ class Library:
             tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=self._library), name="")
         return graph
 
-    def note_draw(self, at: DrawAt, site: Site, drawn: Fact) -> None:
+    def note_draw(self, at: DrawAt, site: OpContext, drawn: Fact) -> None:
         """Notes what is known last of a draw by a seed that all replicas share, unless they share the numbers, too."""
         self.draws.pop(at, None)
         first, *_ = called = input_names(site.node.op)
@@ -156,7 +156,7 @@ def _become_handle(node: tf.compat.v1.NodeDef, handle: tf.compat.v1.NodeDef) -> 
     node.attr.pop("_class", None)
 
 
-def leave(facts: Sequence[Fact], site: Site, tag: str) -> list[Fact]:
+def leave(facts: Sequence[Fact], site: OpContext, tag: str) -> list[Fact]:
     """Facts about a function's results with the caller's names.
 
     Scalars that only the body knows can serve as a factor no more, except where the function gives them back.
@@ -178,12 +178,12 @@ def _given_back(fact: Fact) -> str | None:
     """The scalar that a result is, up to what all replicas share."""
     if isinstance(fact, Form) and fact.base is Base.SAME:
         for factor, exponent in fact.factors:
-            if isinstance(factor, Part) and exponent == 1 and fact.factors == factor.without | {(factor, 1)}:
+            if isinstance(factor, PartialSum) and exponent == 1 and fact.factors == factor.without | {(factor, 1)}:
                 return factor.tensor
     return None
 
 
-def _left(fact: Fact, names: dict[str, str], site: Site, tag: str) -> Fact:
+def _left(fact: Fact, names: dict[str, str], site: OpContext, tag: str) -> Fact:
     try:
         return _rename(fact, lambda tensor: names[tensor] if tensor.startswith(tag) else tensor)
     except KeyError as missing:
@@ -247,8 +247,8 @@ def _rename_factors(factors: Factors, outer: Rename) -> Factors:
 
 
 def _rename_factor(factor: Factor, outer: Rename) -> Factor:
-    if isinstance(factor, Part):
-        return Part(outer(factor.tensor), _rename_factors(factor.without, outer))
+    if isinstance(factor, PartialSum):
+        return PartialSum(outer(factor.tensor), _rename_factors(factor.without, outer))
     return _rename_count(factor, outer)
 
 

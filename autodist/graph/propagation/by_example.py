@@ -6,15 +6,15 @@ import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.factors import power
-from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, InTurn, ListOf, Opaque, Role, Rows, form_of
+from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, InTurn, ListOf, Role, Rows, UnknownFact, form_of
 from autodist.graph.propagation.lengths import is_length_of, length
-from autodist.graph.propagation.site import Site, tensor_name
+from autodist.graph.propagation.op_context import OpContext, tensor_name
 
 _MOST_TURNS = 4
 _GOES_ON = "each of its turns is for one example of the part, and goes on from what another example has left"
 
 
-def map_over_examples(site: Site) -> list[Fact] | None:
+def map_over_examples(site: OpContext) -> list[Fact] | None:
     """What a While leaves whose turns are the examples, each by itself; None where its turns are counted otherwise."""
     bounds = [bound for index in range(len(site.facts)) if (bound := _bound(site, index)) is not None]
     if not bounds:
@@ -33,7 +33,7 @@ def map_over_examples(site: Site) -> list[Fact] | None:
     return [site.opaque(_GOES_ON)] * len(state)
 
 
-def _bound(site: Site, index: int) -> Rows | None:
+def _bound(site: OpContext, index: int) -> Rows | None:
     """The rows of which an input is the number, as far as it is one."""
     fact = site.facts[index]
     if not isinstance(fact, Dims) or not fact.is_scalar or fact.forms[0].is_same:
@@ -42,7 +42,7 @@ def _bound(site: Site, index: int) -> Rows | None:
     return found if isinstance(found, Rows) and found.per is not None else None
 
 
-def _at_start(site: Site, index: int, within: Rows) -> Fact:
+def _at_start(site: OpContext, index: int, within: Rows) -> Fact:
     """A loop variable as the first turn finds it: what counts turns begins with zero."""
     fact = site.facts[index]
     if _bound(site, index) == within:
@@ -55,26 +55,26 @@ def _at_start(site: Site, index: int, within: Rows) -> Fact:
     return fact
 
 
-def _is_as_long(site: Site, index: int, within: Rows) -> bool:
+def _is_as_long(site: OpContext, index: int, within: Rows) -> bool:
     """Whether an empty list has a place for each example, or grows."""
     node = site.scope.producer(site.inputs[index])
     if node is None or node.op == "EmptyTensorList":
         return node is not None
     inputs = [tensor_name(name) for name in node.input if not name.startswith("^")]
-    return node.op == "TensorListReserve" and is_length_of(Site(node, inputs, [], site.scope), 1, within)
+    return node.op == "TensorListReserve" and is_length_of(OpContext(node, inputs, [], site.scope), 1, within)
 
 
-def _carried(site: Site, old: Fact, new: Fact) -> Fact:
+def _carried(site: OpContext, old: Fact, new: Fact) -> Fact:
     if isinstance(old, InTurn) and old.role is Role.TURN:
         if new == InTurn(Role.NEXT, old.within):
             return old
         return SAME if new in (SAME, old) else site.opaque(_GOES_ON)
     if isinstance(old, ListOf) and isinstance(new, ListOf) and (old.element is None or old == new):
         return new
-    return old if old == new or isinstance(old, Opaque) else site.opaque(_GOES_ON)
+    return old if old == new or isinstance(old, UnknownFact) else site.opaque(_GOES_ON)
 
 
-def _left(site: Site, index: int, fact: Fact) -> Fact:
+def _left(site: OpContext, index: int, fact: Fact) -> Fact:
     node = site.scope.producer(site.inputs[index])
     if isinstance(fact, ListOf) and fact.element is not None and node is not None and node.op == "EmptyTensorList":
         return site.opaque("how often a turn adds to a list is not followed")
@@ -83,7 +83,7 @@ def _left(site: Site, index: int, fact: Fact) -> Fact:
     return fact
 
 
-def in_turn(site: Site, is_stateless: bool) -> Fact | None:
+def in_turn(site: OpContext, is_stateless: bool) -> Fact | None:
     """What an op in such a loop makes of the number of the turn or of the turn's example; None where it takes neither.
 
     An op that draws no numbers and keeps no state makes of one example what belongs to that example.
@@ -100,9 +100,9 @@ def in_turn(site: Site, is_stateless: bool) -> Fact | None:
     if _takes_own(site, within):
         return InTurn(Role.EXAMPLE, within, site.facts[0].mixed_at if isinstance(site.facts[0], Form) else None)
     others = [form_of(fact) for fact in site.facts if not isinstance(fact, InTurn)]
-    opaque = next((form for form in others if isinstance(form, Opaque)), None)
+    opaque = next((form for form in others if isinstance(form, UnknownFact)), None)
     if opaque is not None:
-        return Opaque(opaque.reason)
+        return UnknownFact(opaque.reason)
     if roles == {Role.EXAMPLE} and all(form == SAME for form in others):
         if is_stateless or site.node.op in having(Trait.READ):
             return InTurn(Role.EXAMPLE, within, next((f.mixed_at for f in found if f.mixed_at), None))
@@ -110,7 +110,7 @@ def in_turn(site: Site, is_stateless: bool) -> Fact | None:
     return _counted(site, within, [fact.role if isinstance(fact, InTurn) else None for fact in site.facts])
 
 
-def _takes_own(site: Site, within: Rows) -> bool:
+def _takes_own(site: OpContext, within: Rows) -> bool:
     """Whether an op takes the turn's example of a batch: x[i], x[i:i + 1], tf.gather(x, i)."""
     batch, places = site.facts[0], [fact.role if isinstance(fact, InTurn) else None for fact in site.facts]
     if not isinstance(batch, Form) or batch.base != within or batch.factors:
@@ -123,7 +123,7 @@ def _takes_own(site: Site, within: Rows) -> bool:
     return first_stride is not None and int(first_stride.reshape(-1)[0]) == 1 and ends and not any(masks)
 
 
-def _counted(site: Site, within: Rows, roles: list[Role | None]) -> Fact:
+def _counted(site: OpContext, within: Rows, roles: list[Role | None]) -> Fact:
     op = site.node.op
     are_same = all(form_of(fact) == SAME for fact in site.facts[1:])
     if op == "Pack" and are_same and roles[0] in (Role.TURN, Role.NEXT):

@@ -17,17 +17,17 @@ from autodist.graph.propagation.facts import (
     Fact,
     Form,
     ListOf,
-    Opaque,
     Positions,
     Rows,
     Shuffled,
     Statistic,
+    UnknownFact,
 )
 from autodist.graph.propagation.lengths import is_length_of, length
-from autodist.graph.propagation.site import Rule, Site, tensor_name
+from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
 
 
-def select(site: Site) -> Fact:
+def select(site: OpContext) -> Fact:
     """Chooses between two values; the condition may only be of rows or the same everywhere."""
     if isinstance(site.facts[1], Positions) and _holds_for_several(site, site.facts[1]):
         return site.facts[1]
@@ -41,52 +41,52 @@ def select(site: Site) -> Fact:
     if site.node.op == "Select" and site.rank(0) == 1 and site.rank(1) != 1:
         return _select_rows(site)
     branches = add_operands(site, (1, 2))
-    if isinstance(branches, Opaque) and not has_rows(operands_of(site)):
+    if isinstance(branches, UnknownFact) and not has_rows(operands_of(site)):
         return branches
     condition = operands_of(site, (0,))[0]
     if isinstance(condition, Form) and condition.is_same and isinstance(branches, (Form, Statistic)):
         return _same_condition(site, branches)
     if isinstance(condition, Form) and condition.rows is not None and not condition.factors:
         return _rows_condition(site)
-    if isinstance(condition, Opaque) and condition.recovery.value and has_rows(operands_of(site, (1, 2))):
+    if isinstance(condition, UnknownFact) and condition.recovery.value and has_rows(operands_of(site, (1, 2))):
         return _rows_condition(site)
-    if isinstance(condition, Opaque):
-        return Opaque(condition.reason)
+    if isinstance(condition, UnknownFact):
+        return UnknownFact(condition.reason)
     return site.opaque("its condition depends on the whole batch")
 
 
-def _holds_for_several(site: Site, positions: Positions) -> bool:
+def _holds_for_several(site: OpContext, positions: Positions) -> bool:
     """`where(n > 1, range(n), 0)`, with which `tf.vectorized_map` takes elements: with one row its number is 0, too."""
     condition = site.scope.producer(site.inputs[0])
     if condition is None or condition.op != "Greater" or not site.is_zero(2) or site.rank(2) != 0:
         return False
-    asked = Site(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
+    asked = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
     bound = asked.constant(1)
     all_of_them = positions.entries == positions.within and is_length_of(asked, 0, positions.within)
     return all_of_them and bound is not None and bound.ndim == 0 and int(bound) == 1
 
 
-def _is_negative(site: Site, numbers: Positions | Shuffled) -> bool:
+def _is_negative(site: OpContext, numbers: Positions | Shuffled) -> bool:
     """Whether the condition asks which of the numbers of rows are below zero: none is."""
     condition = site.scope.producer(site.inputs[0])
     if condition is None or condition.op != "Less":
         return False
-    asked = Site(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
+    asked = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
     return asked.is_zero(1) and site.scope.fact(asked.inputs[0]) == numbers
 
 
-def _same_condition(site: Site, branches: Form | Statistic) -> Fact:
+def _same_condition(site: OpContext, branches: Form | Statistic) -> Fact:
     if isinstance(branches, Form) and branches.rows is not None:
         joined = joined_rows(site, operands_of(site), (0, 1, 2))
         return replace(joined, factors=branches.factors) if isinstance(joined, Form) else joined
     return branches
 
 
-def _rows_condition(site: Site) -> Fact:
+def _rows_condition(site: OpContext) -> Fact:
     """Rows of which some are one branch and some the other: scales of both must agree, zeros aside."""
     operands = operands_of(site)
     joined = joined_rows(site, operands, (0, 1, 2))
-    if isinstance(joined, Opaque):
+    if isinstance(joined, UnknownFact):
         return joined
     scales = {
         factors_of(operand)
@@ -98,7 +98,7 @@ def _rows_condition(site: Site) -> Fact:
     return replace(joined, factors=next(iter(scales), NONE))
 
 
-def _select_rows(site: Site) -> Fact:
+def _select_rows(site: OpContext) -> Fact:
     """The old Select: a vector chooses whole rows of the first axis."""
     operands = operands_of(site)
     branches = add_operands(site, (1, 2))
@@ -112,7 +112,7 @@ def _select_rows(site: Site) -> Fact:
     return site.opaque("a vector that chooses rows does not have the examples along the axis that the rows have")
 
 
-def _guarded_quotient(site: Site) -> Fact | None:
+def _guarded_quotient(site: OpContext) -> Fact | None:
     """`where(s > 0, a / s, 0)` and `where(s == 0, 1, s)`: a guard for replicas on which the divisor is zero.
 
     Where s is zero the replica's weight is zero too, so the guard changes nothing that is joined. A guard by `>` is
@@ -121,7 +121,7 @@ def _guarded_quotient(site: Site) -> Fact | None:
     condition = site.scope.producer(site.inputs[0])
     if condition is None or condition.op not in _GUARDS:
         return None
-    guard = Site(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
+    guard = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
     if not guard.is_zero(1):
         return None
     divisor = site.scope.fact(guard.inputs[0])
@@ -141,7 +141,7 @@ _GUARDS = {"Greater": (1, 2), "NotEqual": (1, 2), "Equal": (2, 1)}
 """By how a divisor is compared with zero, which operand is taken where it is not zero, and which one where it is."""
 
 
-def maximum(site: Site) -> Fact:
+def maximum(site: OpContext) -> Fact:
     """`maximum(count, 1)` is the count where it divides: with nothing to count the weight is zero anyway."""
     counted = _of_one_length(site)
     if counted is not None:
@@ -155,13 +155,13 @@ def maximum(site: Site) -> Fact:
     return nonlinear(site)
 
 
-def minimum(site: Site) -> Fact:
+def minimum(site: OpContext) -> Fact:
     """Minimum: of lengths that are the same, one of them."""
     counted = _of_one_length(site)
     return nonlinear(site) if counted is None else counted
 
 
-def _of_one_length(site: Site) -> Dims | None:
+def _of_one_length(site: OpContext) -> Dims | None:
     """The greater or smaller of two lengths that are the same, as tensors that fit each other have them."""
     first, second = site.facts
     if isinstance(first, Dims) and isinstance(second, Dims) and first.is_scalar and first.forms == second.forms:
@@ -170,7 +170,7 @@ def _of_one_length(site: Site) -> Dims | None:
     return None
 
 
-def _counts(site: Site, tensor: str) -> bool:
+def _counts(site: OpContext, tensor: str) -> bool:
     """Whether a scalar is a number of things: of rows, or of places where something holds."""
     if isinstance(site.scope.fact(tensor), Dims):
         return True

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autodist.graph.propagation.facts import Base, Form, Opaque, Recovery, Reordered, Rows, Statistic, form_of
-from autodist.graph.propagation.site import Site
+from autodist.graph.propagation.facts import Base, Form, Recovery, Reordered, Rows, Statistic, UnknownFact, form_of
+from autodist.graph.propagation.op_context import OpContext
 
-Operand = Form | Statistic | Opaque
+Operand = Form | Statistic | UnknownFact
 
 
-def operands_of(site: Site, indices: Sequence[int] | None = None) -> list[Operand]:
+def operands_of(site: OpContext, indices: Sequence[int] | None = None) -> list[Operand]:
     chosen = range(len(site.facts)) if indices is None else indices
     return [form_of(site.facts[index]) for index in chosen]
 
@@ -20,7 +20,7 @@ def has_rows(operands: Sequence[Operand]) -> bool:
     return any(isinstance(operand, Form) and operand.rows for operand in operands)
 
 
-def joined_rows(site: Site, operands: Sequence[Operand], indices: Sequence[int]) -> Form | Opaque:
+def joined_rows(site: OpContext, operands: Sequence[Operand], indices: Sequence[int]) -> Form | UnknownFact:
     """The rows that operands with rows among them make when they are broadcast against one another.
 
     Factors are left out: the caller knows what its op does to them.
@@ -44,7 +44,7 @@ def joined_rows(site: Site, operands: Sequence[Operand], indices: Sequence[int])
     assert found is not None
     for operand, own_rank, index in zip(operands, ranks, indices, strict=True):
         verdict = _beside_rows(site, operand, index, found.axis - (rank - (own_rank or 0)), own_rank == rank)
-        if isinstance(verdict, Opaque):
+        if isinstance(verdict, UnknownFact):
             return verdict
         mixed_at = mixed_at or verdict
     return Form(found, mixed_at=mixed_at)
@@ -80,24 +80,26 @@ def _before(rows: Rows) -> Rows:
     return rows if change is None else replace(rows, order=change.before)
 
 
-def _beside_rows(site: Site, operand: Operand, index: int, position: int, same_rank: bool) -> Opaque | str | None:
+def _beside_rows(
+    site: OpContext, operand: Operand, index: int, position: int, same_rank: bool
+) -> UnknownFact | str | None:
     """Whether rows stay rows beside this operand: a refusal, the node that mixes examples, or None for "yes"."""
     if isinstance(operand, Form) and operand.rows is not None:
         return None
     shape = site.shape(index)
     length = shape[position] if position >= 0 else 1
-    if isinstance(operand, Opaque):
+    if isinstance(operand, UnknownFact):
         if operand.recovery is Recovery.ALWAYS:
             return None
         if operand.recovery is Recovery.BATCH_SHAPED and same_rank and length != 1:
             return site.node.name
-        return Opaque(operand.reason)
+        return UnknownFact(operand.reason)
     if isinstance(operand, Statistic) or operand.base is Base.ADDED:
         is_mean = isinstance(operand, Statistic) or operand.degree == 0
         if is_mean and length == 1 and shape.rank != 0:
             return site.node.name
         reason = operand.reason if isinstance(operand, Statistic) else "rows are combined with a sum over the batch"
-        return site.opaque(reason) if isinstance(operand, Form) else Opaque(reason)
+        return site.opaque(reason) if isinstance(operand, Form) else UnknownFact(reason)
     if length != 1 and not site.is_uniform(index):
         return site.opaque(
             f"its input '{site.inputs[index]}' is the same on all replicas but has a length of its own along the "
@@ -106,17 +108,19 @@ def _beside_rows(site: Site, operand: Operand, index: int, position: int, same_r
     return None
 
 
-def weakest(operands: Sequence[Operand]) -> Opaque | None:
+def weakest(operands: Sequence[Operand]) -> UnknownFact | None:
     """The opaque operand that speaks for all, if there is one and no rows stand beside it."""
-    opaque = [operand for operand in operands if isinstance(operand, Opaque)]
+    opaque = [operand for operand in operands if isinstance(operand, UnknownFact)]
     if not opaque:
         return None
-    plain = all(isinstance(operand, Opaque) or (isinstance(operand, Form) and operand.is_same) for operand in operands)
+    plain = all(
+        isinstance(operand, UnknownFact) or (isinstance(operand, Form) and operand.is_same) for operand in operands
+    )
     recoveries = {operand.recovery for operand in opaque}
     if not plain or Recovery.NEVER in recoveries:
-        return Opaque(next((o for o in opaque if o.recovery is Recovery.NEVER), opaque[0]).reason)
+        return UnknownFact(next((o for o in opaque if o.recovery is Recovery.NEVER), opaque[0]).reason)
     keeps = Recovery.BATCH_SHAPED if Recovery.BATCH_SHAPED in recoveries else Recovery.ALWAYS
-    return Opaque(opaque[0].reason, keeps)
+    return UnknownFact(opaque[0].reason, keeps)
 
 
 def is_intensive(operand: Operand) -> bool:

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from autodist.graph.propagation.combine import Operand, in_one_order, operands_of
 from autodist.graph.propagation.factors import NONE, times
-from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, Statistic, is_noise
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Recovery, Rows, Statistic, UnknownFact, is_noise
+from autodist.graph.propagation.op_context import OpContext, Rule
 
 Labels = list[object]
 _Labelled = tuple[Rows | None, Labels]
 
 
-def matmul(site: Site) -> Fact:
+def matmul(site: OpContext) -> Fact:
     left: Labels = ["k", "m"] if site.flag("transpose_a") else ["m", "k"]
     right: Labels = ["n", "k"] if site.flag("transpose_b") else ["k", "n"]
     return contract(site, left, right, ["m", "n"])
 
 
-def batch_matmul(site: Site) -> Fact:
+def batch_matmul(site: OpContext) -> Fact:
     """BatchMatMulV2: leading axes are broadcast, counted from the right."""
     first, second = site.rank(0), site.rank(1)
     if first is None or second is None:
@@ -29,7 +29,7 @@ def batch_matmul(site: Site) -> Fact:
     return contract(site, left, right, [*range(max(first, second) - 2, 0, -1), "m", "n"])
 
 
-def einsum(site: Site) -> Fact:
+def einsum(site: OpContext) -> Fact:
     """Einsum of one or two inputs, with or without an ellipsis."""
     inputs, _, output = site.text("equation").replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -54,13 +54,13 @@ def _expand(term: str, rank: int | None) -> Labels | None:
     return [*before, *range(rank - len(before) - len(after), 0, -1), *after]
 
 
-def contract(site: Site, left: Labels, right: Labels, result: Labels) -> Fact:
+def contract(site: OpContext, left: Labels, right: Labels, result: Labels) -> Fact:
     """The product of two tensors whose axes bear labels, summed over the labels that the result lacks."""
     operands = _beside_noise(operands_of(site))
-    opaque = next((operand for operand in operands if isinstance(operand, Opaque)), None)
+    opaque = next((operand for operand in operands if isinstance(operand, UnknownFact)), None)
     if opaque is not None:
-        others_same = all(isinstance(o, Opaque) or (isinstance(o, Form) and o.is_same) for o in operands)
-        return opaque if others_same and opaque.recovery is not Recovery.NEVER else Opaque(opaque.reason)
+        others_same = all(isinstance(o, UnknownFact) or (isinstance(o, Form) and o.is_same) for o in operands)
+        return opaque if others_same and opaque.recovery is not Recovery.NEVER else UnknownFact(opaque.reason)
     forms = [operand for operand in operands if isinstance(operand, Form)]
     if len(forms) < len(operands) or sum(form.base is Base.ADDED for form in forms) > 1:
         return _with_statistics(site, operands)
@@ -120,15 +120,15 @@ def _batch_label(labelled: list[_Labelled]) -> tuple[Rows, object] | None:
     return rows, label
 
 
-def _with_statistics(site: Site, operands: list[Operand]) -> Fact:
+def _with_statistics(site: OpContext, operands: list[Operand]) -> Fact:
     if any(isinstance(operand, Form) and operand.rows for operand in operands):
         return site.opaque("it multiplies rows of examples by statistics of the batch")
     return Statistic(site.opaque("a function of means over the batch that is no mean itself").reason)
 
 
-def _opaque_or(site: Site, why: str) -> Opaque:
-    opaque = next((operand for operand in operands_of(site) if isinstance(operand, Opaque)), None)
-    return Opaque(opaque.reason) if opaque else site.opaque(why)
+def _opaque_or(site: OpContext, why: str) -> UnknownFact:
+    opaque = next((operand for operand in operands_of(site) if isinstance(operand, UnknownFact)), None)
+    return UnknownFact(opaque.reason) if opaque else site.opaque(why)
 
 
 RULES: dict[str, Rule] = {

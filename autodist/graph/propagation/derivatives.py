@@ -6,42 +6,42 @@ from dataclasses import replace
 
 from autodist.graph.propagation.arithmetic import factors_of, nonlinear
 from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of, same_rows
-from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Rows, form_of, with_axis
+from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Rows, UnknownFact, form_of, with_axis
 from autodist.graph.propagation.layout import moving, pad
 from autodist.graph.propagation.network import first_axis_by_itself
+from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 from autodist.graph.propagation.shapes import batch_of
-from autodist.graph.propagation.site import Rule, Site, op_names
 from autodist.graph.propagation.slices import strided_rows
 
 
 def linear_in(given: int, other: int) -> Rule:
     """Elementwise, linear in the gradient that comes in and any function of the value at which it is taken."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         operands = operands_of(site)
         if not has_rows(operands) or factors_of(operands[other]):
             return nonlinear(site)
         joined = joined_rows(site, operands, (0, 1))
-        return joined if isinstance(joined, Opaque) else replace(joined, factors=factors_of(operands[given]))
+        return joined if isinstance(joined, UnknownFact) else replace(joined, factors=factors_of(operands[given]))
 
     return apply
 
 
-def bias_gradient(site: Site) -> Fact:
+def bias_gradient(site: OpContext) -> Fact:
     """BiasAddGrad: a sum over all axes but the channels'."""
     form = site.form(0)
     if not isinstance(form, Form) or form.rows is None:
-        return Opaque(form.reason) if isinstance(form, Opaque) else form
+        return UnknownFact(form.reason) if isinstance(form, UnknownFact) else form
     channels = 1 if site.text("data_format") == "NCHW" else (site.rank(0) or 0) - 1
     if form.rows.axis == channels:
         return site.opaque("the examples lie along its channels")
     return Form(Base.ADDED, form.factors, form.mixed_at)
 
 
-def filter_gradient(site: Site) -> Fact:
+def filter_gradient(site: OpContext) -> Fact:
     """Conv2DBackpropFilter: value, sizes, gradient: a sum over the batch."""
     forms = site.forms(0, 2)
-    if isinstance(forms, Opaque):
+    if isinstance(forms, UnknownFact):
         return forms
     value, gradient = forms
     if value.rows is None or gradient.rows is None or not _same_examples(value.rows, gradient.rows):
@@ -55,12 +55,12 @@ def _same_examples(left: Rows, right: Rows) -> bool:
     return left.axis == 0 and same_rows(left, right)
 
 
-def pooling_gradient(site: Site) -> Fact:
+def pooling_gradient(site: OpContext) -> Fact:
     """MaxPoolGrad: value, result, gradient; linear in the last, each entry of the first axis by itself."""
     return _pooled(site, (0, 1), 2)
 
 
-def average_gradient(site: Site) -> Fact:
+def average_gradient(site: OpContext) -> Fact:
     """AvgPoolGrad: shape of the value, gradient."""
     sizes = site.dims(0)
     if sizes is None or not all(form.is_same for form in sizes.forms[1:]):
@@ -68,9 +68,9 @@ def average_gradient(site: Site) -> Fact:
     return _pooled(site, (), 1)
 
 
-def _pooled(site: Site, values: tuple[int, ...], given: int) -> Fact:
+def _pooled(site: OpContext, values: tuple[int, ...], given: int) -> Fact:
     known = site.forms(*values, given)
-    if isinstance(known, Opaque):
+    if isinstance(known, UnknownFact):
         return known
     gradient = known[-1]
     fits = all(form.rows and gradient.rows and _same_examples(form.rows, gradient.rows) for form in known)
@@ -79,15 +79,15 @@ def _pooled(site: Site, values: tuple[int, ...], given: int) -> Fact:
     return replace(gradient, mixed_at=next((form.mixed_at for form in known if form.mixed_at), None))
 
 
-def enlarged_gradient(site: Site) -> Fact:
+def enlarged_gradient(site: OpContext) -> Fact:
     """ResizeBilinearGrad, ResizeBicubicGrad: gradient, value; each entry of the first axis by itself."""
     return _pooled(site, (1,), 0)
 
 
-def slice_gradient(site: Site) -> Fact:
+def slice_gradient(site: OpContext) -> Fact:
     """StridedSliceGrad: shape of the value, begin, end, strides, gradient: zeros where nothing was taken."""
     gradient, dims = site.form(4), site.dims(0)
-    if isinstance(gradient, Opaque):
+    if isinstance(gradient, UnknownFact):
         return gradient
     if gradient.rows is None and all(known is not None and known.is_same for known in map(site.dims, range(4))):
         return gradient  # among zeros
@@ -102,12 +102,12 @@ def slice_gradient(site: Site) -> Fact:
     return whole if isinstance(taken, Form) else taken
 
 
-def normalised_gradient(site: Site) -> list[Fact]:
+def normalised_gradient(site: OpContext) -> list[Fact]:
     """FusedBatchNormGrad: gradient, value, scale, statistics; these are constants where it is not training."""
     known = site.forms(0, 1)
     others: list[Fact] = [SAME] * 2
-    if isinstance(known, Opaque):
-        return [*[Opaque(known.reason)] * 3, *others]
+    if isinstance(known, UnknownFact):
+        return [*[UnknownFact(known.reason)] * 3, *others]
     gradient, value = known
     if site.flag("is_training") or any(form_of(fact) != SAME for fact in site.facts[2:5]):
         return [*[site.opaque("the examples of a part see one another in it")] * 3, *others]
@@ -118,7 +118,7 @@ def normalised_gradient(site: Site) -> list[Fact]:
     return [replace(gradient, mixed_at=added.mixed_at), added, added, *others]
 
 
-def broadcast_axes(site: Site) -> list[Fact]:
+def broadcast_axes(site: OpContext) -> list[Fact]:
     """BroadcastGradientArgs: for each of two shapes, the axes along which it was repeated to fit the other."""
     left, right = site.dims(0), site.dims(1)
     if left is None or right is None:
@@ -127,7 +127,7 @@ def broadcast_axes(site: Site) -> list[Fact]:
     return [_axes_of(site, left, right), _axes_of(site, right, left)]
 
 
-def _axes_of(site: Site, own: Dims, other: Dims) -> Fact:
+def _axes_of(site: OpContext, own: Dims, other: Dims) -> Fact:
     axes = _repeated(own, other)
     if axes is None:
         return site.opaque("which axes were broadcast depends on lengths that are not known")

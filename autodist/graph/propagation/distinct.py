@@ -6,15 +6,25 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autodist.graph.ops import Trait, having
-from autodist.graph.propagation.facts import SAME, Distinct, Fact, Form, Numbered, Numbers, Opaque, Positions, form_of
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.facts import (
+    SAME,
+    Distinct,
+    Fact,
+    Form,
+    Numbered,
+    Numbers,
+    Positions,
+    UnknownFact,
+    form_of,
+)
+from autodist.graph.propagation.op_context import OpContext, Rule
 
 
-def unique(site: Site) -> list[Fact]:
+def unique(site: OpContext) -> list[Fact]:
     """Unique: the different ids, and for each id where it stands among them."""
     ids, number = site.form(0), 3 if site.node.op.endswith("Counts") or site.node.op == "UniqueWithCountsV2" else 2
     if not isinstance(ids, Form):
-        return [Opaque(ids.reason)] * number
+        return [UnknownFact(ids.reason)] * number
     if ids.is_same:
         return [SAME] * number
     if ids.rows is None or ids.factors or site.rank(0) != 1:
@@ -25,7 +35,7 @@ def unique(site: Site) -> list[Fact]:
     return found[:number]
 
 
-def looked_up(site: Site) -> Fact | None:
+def looked_up(site: OpContext) -> Fact | None:
     """A gather by different ids, or of what was gathered by them; None where it is neither."""
     params, ids = site.facts[0], site.facts[1]
     if isinstance(params, Distinct) and isinstance(ids, Numbers) and ids.of == params.of:
@@ -35,10 +45,10 @@ def looked_up(site: Site) -> Fact | None:
     return None
 
 
-def numbers(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
+def numbers(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
     """A rule for ops that move elements, for numbers of different ids or of rows too: they are moved as rows are."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         found = site.facts[0]
         if not isinstance(found, Numbers | Numbered):
             return rule(site)
@@ -60,7 +70,7 @@ def numbers(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
 def row_by_row(rule: Rule) -> Rule:
     """A rule for arithmetic element by element, for the different ids' rows too where all else is one number."""
 
-    def apply(site: Site) -> Fact | list[Fact]:
+    def apply(site: OpContext) -> Fact | list[Fact]:
         different = {fact for fact in site.facts if isinstance(fact, Distinct)}
         others = [index for index, fact in enumerate(site.facts) if not isinstance(fact, Distinct)]
         if len(different) == 1 and all(site.facts[i] == SAME and site.rank(i) == 0 for i in others):

@@ -12,17 +12,17 @@ from autodist.graph.propagation.facts import (
     Fact,
     Form,
     GeneratorState,
-    Opaque,
     Recovery,
+    UnknownFact,
     form_of,
     is_noise,
     made_of_state,
 )
+from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 from autodist.graph.propagation.shapes import counted_batch
-from autodist.graph.propagation.site import Rule, Site, op_names
 
 
-def of_shape(site: Site) -> Fact:
+def of_shape(site: OpContext) -> Fact:
     """Random numbers: one draw an example where the shape holds the batch, else noise of each replica's own.
 
     By a seed that all replicas share, and that is no generator's state, they draw the same.
@@ -36,14 +36,14 @@ def of_shape(site: Site) -> Fact:
     return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
 
 
-def key(site: Site) -> list[Fact]:
+def key(site: OpContext) -> list[Fact]:
     """What is made of a seed to draw by it, and which algorithm does so."""
     if (state := made_of_state(site.facts)) is not None:
         return [state] * _MOST_OUTPUTS
     return [SAME if are_drawn_alike(site) else site.opaque("its seed is not the same on all replicas")] * _MOST_OUTPUTS
 
 
-def are_drawn_alike(site: Site) -> bool:
+def are_drawn_alike(site: OpContext) -> bool:
     """Whether all that says what a stateless op draws is the same on all replicas, and no generator's state."""
     return all(form_of(fact) == SAME and not isinstance(fact, GeneratorState) for fact in site.facts)
 
@@ -51,15 +51,15 @@ def are_drawn_alike(site: Site) -> bool:
 def of_shape_and(*parameters: int) -> Rule:
     """The same of ops that other inputs, which are broadcast to the shape, tell how the numbers are distributed."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         drawn, dims = of_shape(site), site.dims(0)
         own = drawn.rows if isinstance(drawn, Form) else None
         for index in parameters:
             form, rank = site.form(index), site.rank(index)
             if is_noise(site.facts[index]) or form == SAME:
                 continue
-            if isinstance(form, Opaque):
-                return Opaque(form.reason)
+            if isinstance(form, UnknownFact):
+                return UnknownFact(form.reason)
             if own is None or form.rows is None or form.factors or dims is None or rank is None:
                 return site.opaque("how its numbers are distributed depends on the batch, and not by examples")
             if not same_rows(replace(form.rows, axis=form.rows.axis + len(dims.forms) - rank), own):
@@ -69,7 +69,7 @@ def of_shape_and(*parameters: int) -> Rule:
     return apply
 
 
-def draw_classes(site: Site) -> Fact:
+def draw_classes(site: OpContext) -> Fact:
     """Multinomial: some draws for each row of logits."""
     form = site.form(0)
     if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0 and not form.factors:
@@ -79,7 +79,7 @@ def draw_classes(site: Site) -> Fact:
     return site.opaque("random numbers, which each replica draws for itself", Recovery.ALWAYS)
 
 
-def draw_for_each(site: Site) -> Fact:
+def draw_for_each(site: OpContext) -> Fact:
     """RandomGamma, RandomPoissonV2: some draws for each element of what says how they are distributed."""
     dims, form = site.dims(0), site.form(1)
     if isinstance(form, Form) and form.rows is not None:
@@ -91,7 +91,7 @@ def draw_for_each(site: Site) -> Fact:
     return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
 
 
-def _drawn_for_batch(site: Site, dims: Dims) -> Fact:
+def _drawn_for_batch(site: OpContext, dims: Dims) -> Fact:
     batch = counted_batch(site, 0, dims)
     return (
         Form(batch) if batch is not None and form_of(site.facts[1]) == SAME else site.opaque("its shape is not known")

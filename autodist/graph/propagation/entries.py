@@ -15,14 +15,14 @@ from autodist.graph.propagation.facts import (
     Fact,
     Form,
     Numbers,
-    Opaque,
     Positions,
+    UnknownFact,
     elements_of,
     form_of,
     with_axis,
 )
 from autodist.graph.propagation.lengths import is_length_of
-from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
+from autodist.graph.propagation.op_context import OpContext, Rule, op_names, tensor_name
 
 _LAST_MAY_BE_EMPTY = (
     "it makes no row for examples without entries that stand last in a part of the batch; "
@@ -36,7 +36,7 @@ def are_entries(form: Fact, positions: Positions) -> bool:
     return isinstance(form, Form) and form.base == positions.entries
 
 
-def with_columns(site: Site, indices: Sequence[int]) -> Coordinates | None:
+def with_columns(site: OpContext, indices: Sequence[int]) -> Coordinates | None:
     """Numbers of examples as the first column of a matrix, other columns beside it."""
     first = site.facts[indices[0]]
     if not isinstance(first, Positions):
@@ -46,7 +46,7 @@ def with_columns(site: Site, indices: Sequence[int]) -> Coordinates | None:
     return Coordinates(first) if fits and others else None
 
 
-def column(site: Site, coordinates: Coordinates) -> Fact:
+def column(site: OpContext, coordinates: Coordinates) -> Fact:
     """x[:, k], x[:, k:]: of the positions of entries, their examples' numbers or where they stand in these."""
     if site.rank(0) != 2:
         return site.opaque("which columns of the positions of entries it takes is not known")
@@ -65,14 +65,14 @@ def column(site: Site, coordinates: Coordinates) -> Fact:
     return site.opaque("which columns of the positions of entries it takes is not known")
 
 
-def kept(site: Site, positions: Positions, coordinates: Coordinates) -> Fact:
+def kept(site: OpContext, positions: Positions, coordinates: Coordinates) -> Fact:
     """Positions of those entries that a mask over all entries keeps."""
     if positions.within == coordinates.positions.entries:
         return Coordinates(Positions(coordinates.positions.within, positions.entries))
     return site.opaque("it takes entries by positions that were found among others")
 
 
-def values_at(site: Site) -> Fact | None:
+def values_at(site: OpContext) -> Fact | None:
     """GatherNd: the elements of a batch at the positions of its entries."""
     coordinates, params = site.facts[1], site.form(0)
     if not isinstance(coordinates, Coordinates) or not isinstance(params, Form) or site.number("batch_dims"):
@@ -81,12 +81,12 @@ def values_at(site: Site) -> Fact | None:
     return replace(params, base=positions.entries) if params.base == positions.within else None
 
 
-def to_dense(site: Site) -> Fact:
+def to_dense(site: OpContext) -> Fact:
     """SparseToDense: positions, shape, values, what stands elsewhere."""
     return _dense(site, site.facts[0], 1, (2, 3))
 
 
-def scatter(site: Site) -> Fact:
+def scatter(site: OpContext) -> Fact:
     """ScatterNd: positions, values, shape; where positions are what examples say, all that is said of one is added."""
     positions, values, shape = site.form(0), site.form(1), site.dims(2)
     is_fixed = form_of(site.facts[2]) == SAME or (shape is not None and shape.is_same)
@@ -97,14 +97,14 @@ def scatter(site: Site) -> Fact:
     return _dense(site, site.facts[0], 2, (1,))
 
 
-def _dense(site: Site, coordinates: Fact, shape: int, values: tuple[int, ...]) -> Fact:
+def _dense(site: OpContext, coordinates: Fact, shape: int, values: tuple[int, ...]) -> Fact:
     if not isinstance(coordinates, Coordinates):
         return _opaque_among(site)
     positions = coordinates.positions
     if not is_length_of(site, shape, positions.within):
         return site.opaque("it is not known that the shape that it makes has its examples along the first axis")
     forms = site.forms(*values)
-    if isinstance(forms, Opaque):
+    if isinstance(forms, UnknownFact):
         return forms
     for form, index in zip(forms, values, strict=True):
         if form.factors or not (are_entries(form, positions) or (form == SAME and site.is_uniform(index))):
@@ -112,7 +112,7 @@ def _dense(site: Site, coordinates: Fact, shape: int, values: tuple[int, ...]) -
     return Form(positions.within, mixed_at=next((form.mixed_at for form in forms if form.mixed_at), None))
 
 
-def split_strings(site: Site) -> list[Fact]:
+def split_strings(site: OpContext) -> list[Fact]:
     """StringSplitV2: of a vector of texts the positions of their words, the words, and a shape that holds them."""
     texts = site.form(0)
     longest = site.opaque("it holds the number of words of the longest text in the replica's part of the batch")
@@ -123,7 +123,7 @@ def split_strings(site: Site) -> list[Fact]:
     return [Coordinates(words), Form(words.entries, mixed_at=texts.mixed_at), longest]
 
 
-def ragged_to_dense(site: Site) -> Fact:
+def ragged_to_dense(site: OpContext) -> Fact:
     """RaggedTensorToTensor: shape, values, what stands elsewhere, number of rows, of each value the row."""
     if list(site.node.attr["row_partition_types"].list.s) != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
         return site.opaque("it is not known whose the values of its rows are")
@@ -140,7 +140,7 @@ def ragged_to_dense(site: Site) -> Fact:
     return _opaque_among(site)
 
 
-def ragged_counts(site: Site) -> Fact:
+def ragged_counts(site: OpContext) -> Fact:
     """RaggedBincount: where each row's values begin, the values, the number of bins, weights."""
     positions, values = _owners_behind(site, site.inputs[0]), site.form(1)
     if isinstance(positions, Positions) and isinstance(values, Form) and not values.factors:
@@ -150,7 +150,7 @@ def ragged_counts(site: Site) -> Fact:
     return _opaque_among(site)
 
 
-def _is_limit(site: Site, number: str) -> bool:
+def _is_limit(site: OpContext, number: str) -> bool:
     """Whether a number of bins is constant since its least and its most are: minimum(most, maximum(least, x))."""
     minimum = site.scope.producer(number)
     if minimum is None or minimum.op != "Minimum":
@@ -164,7 +164,7 @@ def _is_limit(site: Site, number: str) -> bool:
     return False
 
 
-def _owners_behind(site: Site, splits: str) -> Fact | None:
+def _owners_behind(site: OpContext, splits: str) -> Fact | None:
     """Of where rows begin, as RaggedTensor.from_value_rowids counts it, the row of each value; None if it is not so."""
     tensor = splits
     for op, operand in (("ConcatV2", 1), ("Cumsum", 0), ("DenseBincount", 0), ("Reshape", 0)):
@@ -177,7 +177,7 @@ def _owners_behind(site: Site, splits: str) -> Fact | None:
     return site.scope.fact(tensor)
 
 
-def sparse_matmul(site: Site) -> Fact:
+def sparse_matmul(site: OpContext) -> Fact:
     """SparseTensorDenseMatMul: positions, values, shape, a matrix; either one is the same everywhere."""
     dense = site.form(3)
     if isinstance(dense, Form) and dense.rows is not None and all(form_of(fact) == SAME for fact in site.facts[:3]):
@@ -188,7 +188,7 @@ def sparse_matmul(site: Site) -> Fact:
     return _opaque_among(site)
 
 
-def sparse_reduce(site: Site) -> Fact:
+def sparse_reduce(site: OpContext) -> Fact:
     """SparseReduceSum, SparseReduceMax: positions, values, shape, axes, of which the examples' may be none."""
     axes, rank = site.constant(3), site.shape(0)[1] if site.rank(0) == 2 else None
     if axes is None or rank is None or any(int(axis) % rank == 0 for axis in axes.reshape(-1)):
@@ -196,10 +196,10 @@ def sparse_reduce(site: Site) -> Fact:
     return _dense(site, site.facts[0], 2, (1,))
 
 
-def ctc_loss(site: Site) -> list[Fact]:
+def ctc_loss(site: OpContext) -> list[Fact]:
     """CTCLoss: logits with the examples along the second axis, labels as positions and values, lengths."""
     coordinates, forms = site.facts[1], site.forms(0, 2, 3)
-    if isinstance(coordinates, Coordinates) and not isinstance(forms, Opaque):
+    if isinstance(coordinates, Coordinates) and not isinstance(forms, UnknownFact):
         logits, labels, lengths = forms
         within = coordinates.positions.within
         same_examples = logits.base == replace(within, axis=1) and are_entries(labels, coordinates.positions)
@@ -210,7 +210,7 @@ def ctc_loss(site: Site) -> list[Fact]:
     return [_opaque_among(site)] * 2
 
 
-def reshape_sparse(site: Site) -> list[Fact]:
+def reshape_sparse(site: OpContext) -> list[Fact]:
     """SparseReshape: positions, shape, the new shape; the examples' axis stays."""
     coordinates, new = site.facts[0], site.dims(2)
     if isinstance(coordinates, Coordinates) and new is not None:
@@ -221,7 +221,7 @@ def reshape_sparse(site: Site) -> list[Fact]:
     return [reason, site.facts[2]]
 
 
-def fill_empty_rows(site: Site) -> list[Fact]:
+def fill_empty_rows(site: OpContext) -> list[Fact]:
     """SparseFillEmptyRows: positions, values, shape, the value of examples that have none."""
     coordinates, values = site.facts[0], site.form(1)
     if isinstance(coordinates, Coordinates) and is_length_of(site, 2, coordinates.positions.within):
@@ -235,12 +235,12 @@ def fill_empty_rows(site: Site) -> list[Fact]:
     return [site.opaque("its entries are not known to belong to the examples of its shape")] * 4
 
 
-def segments(site: Site) -> Fact:
+def segments(site: OpContext) -> Fact:
     """SegmentSum and its like: data, and of each row the segment, ascending."""
     return _by_example(site, None)
 
 
-def sparse_segments(site: Site) -> Fact:
+def sparse_segments(site: OpContext) -> Fact:
     """SparseSegmentSum and its like: data, which rows of it, and of each of these the segment."""
     number = 3 if site.node.op.endswith("NumSegments") else None
     data, ids, owners = site.facts[0], site.facts[1], site.facts[2]
@@ -255,12 +255,12 @@ def sparse_segments(site: Site) -> Fact:
     return _opaque_among(site)
 
 
-def unsorted_segments(site: Site) -> Fact | None:
+def unsorted_segments(site: OpContext) -> Fact | None:
     """UnsortedSegmentSum and its like, where a segment is what belongs to an example; None where it is not."""
     return _by_example(site, 2) if isinstance(site.facts[1], Positions) else None
 
 
-def beside_segments(site: Site, data: Form, depth: int | None) -> Fact:
+def beside_segments(site: OpContext, data: Form, depth: int | None) -> Fact:
     """Segments that are the same on all replicas, of the axes before that of the examples, which stay by themselves.
 
     Args:
@@ -278,7 +278,7 @@ def beside_segments(site: Site, data: Form, depth: int | None) -> Fact:
     return with_axis(data, data.rows.axis - depth + 1)
 
 
-def _by_example(site: Site, number: int | None) -> Fact:
+def _by_example(site: OpContext, number: int | None) -> Fact:
     """What segments are of data and, of each row, the segment; `number`: the input that says how many there are."""
     form, positions = site.form(0), site.facts[1]
     if isinstance(form, Form) and form.rows is not None and form_of(positions) == SAME:
@@ -290,7 +290,7 @@ def _by_example(site: Site, number: int | None) -> Fact:
     return _opaque_among(site)
 
 
-def _a_row_each(site: Site, owners: Positions, form: Form, number: int | None) -> Fact:
+def _a_row_each(site: OpContext, owners: Positions, form: Form, number: int | None) -> Fact:
     if number is None and not owners.covers:
         return site.opaque(_LAST_MAY_BE_EMPTY)
     if number is not None and not is_length_of(site, number, owners.within):
@@ -298,10 +298,10 @@ def _a_row_each(site: Site, owners: Positions, form: Form, number: int | None) -
     return Form(owners.within, form.factors, form.mixed_at)
 
 
-def _opaque_among(site: Site) -> Fact:
+def _opaque_among(site: OpContext) -> Fact:
     forms = [form_of(fact) for fact in site.facts]
-    opaque = next((form for form in forms if isinstance(form, Opaque)), None)
-    return Opaque(opaque.reason) if opaque else site.opaque("its data and its segments are not those of examples")
+    opaque = next((form for form in forms if isinstance(form, UnknownFact)), None)
+    return UnknownFact(opaque.reason) if opaque else site.opaque("its data and its segments are not those of examples")
 
 
 RULES: dict[str, Rule] = {

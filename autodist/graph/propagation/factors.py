@@ -15,14 +15,14 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialSum:
     """A factor: what is left of the scalar `tensor` when the factors of its own form are divided out."""
 
     tensor: str
     without: Factors
 
 
-Factor = Count | Part
+Factor = Count | PartialSum
 Factors = frozenset[tuple[Factor, int]]
 
 NONE: Factors = frozenset()
@@ -58,7 +58,7 @@ def describe(factors: Factors) -> str:
 
 
 def _describe_factor(factor: Factor, exponent: int) -> str:
-    if isinstance(factor, Part):
+    if isinstance(factor, PartialSum):
         name = f"'{factor.tensor}'"
     else:
         name = "examples" if isinstance(factor.of, Examples) else f"rows of '{factor.of.tensor}'"

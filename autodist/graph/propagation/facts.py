@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from autodist.graph.propagation.factors import EXAMPLES, NONE, Count, Factors, Part
+from autodist.graph.propagation.factors import EXAMPLES, NONE, Count, Factors, PartialSum
 from autodist.graph.propagation.kinds import Elements, ReducedBy
 
 
@@ -106,7 +106,7 @@ class Dims:
 
 
 @dataclass(frozen=True)
-class Reduction:
+class Extremum:
     """No batch axis; the largest of the part's values, or the like. To rules that do not know it, it is opaque.
 
     Attributes:
@@ -136,7 +136,7 @@ class Recovery(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Opaque:
+class UnknownFact:
     """Nothing is known, for this reason."""
 
     reason: str
@@ -144,7 +144,7 @@ class Opaque:
 
 
 @dataclass(frozen=True)
-class Chosen(Opaque):
+class Chosen(UnknownFact):
     """Rows of the batch that constants name by their position in it.
 
     Attributes:
@@ -246,7 +246,7 @@ class Followed:
     """
 
     first: Form
-    rest: Form | Opaque
+    rest: Form | UnknownFact
     length: int | None
 
 
@@ -305,7 +305,7 @@ class Nothing:
 
 
 _OfRows = Positions | Coordinates | Numbered | ByColumn | Shuffled | Followed | Distinct | Numbers | InTurn
-Fact = Form | Dims | Reduction | Statistic | Opaque | GeneratorState | ListOf | _OfRows | Nothing
+Fact = Form | Dims | Extremum | Statistic | UnknownFact | GeneratorState | ListOf | _OfRows | Nothing
 
 _NO_FORM: dict[type, str] = {
     ListOf: "it is a list of tensors",
@@ -335,7 +335,7 @@ def rows(axis: int) -> Form:
 
 def names_a_sum(fact: Fact) -> bool:
     """Whether a factor of this is the value of a certain tensor, which in a loop is another one at each turn."""
-    return isinstance(fact, Form) and any(isinstance(factor, Part) for factor, _ in fact.factors)
+    return isinstance(fact, Form) and any(isinstance(factor, PartialSum) for factor, _ in fact.factors)
 
 
 def with_axis(form: Form, axis: int, **changes: object) -> Form:
@@ -357,24 +357,24 @@ WITHOUT_A_NODE = frozenset([*_NO_FORM.values(), _HOLDS_A_BATCH])
 """Reasons that do not say at which node something is not known."""
 
 
-def form_of(fact: Fact) -> Form | Statistic | Opaque:
+def form_of(fact: Fact) -> Form | Statistic | UnknownFact:
     """A fact without what only shapes and lists need."""
     if isinstance(fact, Dims):
         if fact.is_scalar or len(fact.forms) == 1:
             return fact.forms[0]
         if fact.is_same:
             return SAME
-        return Opaque(_HOLDS_A_BATCH)
-    if isinstance(fact, Form | Statistic | Opaque):
+        return UnknownFact(_HOLDS_A_BATCH)
+    if isinstance(fact, Form | Statistic | UnknownFact):
         return fact
     if isinstance(fact, GeneratorState):
         return SAME
-    return Opaque(fact.reason if isinstance(fact, Reduction) else _NO_FORM[type(fact)])
+    return UnknownFact(fact.reason if isinstance(fact, Extremum) else _NO_FORM[type(fact)])
 
 
 def is_noise(fact: Fact) -> bool:
     """Whether each replica draws it for itself, all its examples alike."""
-    return isinstance(fact, Opaque) and fact.recovery is Recovery.ALWAYS
+    return isinstance(fact, UnknownFact) and fact.recovery is Recovery.ALWAYS
 
 
 def made_of_noise(facts: Sequence[Fact]) -> Fact | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.arithmetic import add_forms
 from autodist.graph.propagation.by_example import map_over_examples
-from autodist.graph.propagation.factors import Part
+from autodist.graph.propagation.factors import PartialSum
 from autodist.graph.propagation.facts import (
     SAME,
     Base,
@@ -16,68 +16,68 @@ from autodist.graph.propagation.facts import (
     Form,
     ListOf,
     Nothing,
-    Opaque,
     Recovery,
     Statistic,
+    UnknownFact,
     form_of,
     made_of_state,
 )
-from autodist.graph.propagation.site import Rule, Site, tensor_name
+from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
 
 _MOST_TURNS = 12
 
 
-def call(site: Site) -> list[Fact]:
+def call(site: OpContext) -> list[Fact]:
     """PartitionedCall and its stateful twin: what the body gives."""
     return site.scope.call(site, site.node.attr["f"].func.name, site.facts, site.inputs)
 
 
-def if_(site: Site) -> list[Fact]:
+def if_(site: OpContext) -> list[Fact]:
     """If: both branches, joined, where the condition is the same on all replicas."""
     branches = [site.node.attr[name].func.name for name in ("then_branch", "else_branch")]
     return _branches(site, branches)
 
 
-def case(site: Site) -> list[Fact]:
+def case(site: OpContext) -> list[Fact]:
     """Case: as If, with many branches."""
     return _branches(site, [branch.name for branch in site.node.attr["branches"].list.func])
 
 
-def _branches(site: Site, names: list[str]) -> list[Fact]:
+def _branches(site: OpContext, names: list[str]) -> list[Fact]:
     results = [site.scope.call(site, name, site.facts[1:], site.inputs[1:]) for name in names]
     joined = [_joined(site, list(facts), output) for output, facts in enumerate(zip(*results, strict=True))]
     return joined if form_of(site.facts[0]) == SAME else [_chosen_by_part(site, fact) for fact in joined]
 
 
-def _chosen_by_part(site: Site, fact: Fact) -> Fact:
+def _chosen_by_part(site: OpContext, fact: Fact) -> Fact:
     """Branches of which each replica takes its own, as its examples ask: rows stay rows, but see one another."""
     if isinstance(fact, Form) and fact.rows is not None and not fact.factors:
         return replace(fact, mixed_at=fact.mixed_at or site.node.name)
-    if isinstance(fact, Opaque):
-        return Opaque(fact.reason)
+    if isinstance(fact, UnknownFact):
+        return UnknownFact(fact.reason)
     return site.opaque("which branch is taken depends on the replica's part of the batch")
 
 
-def _joined(site: Site, facts: list[Fact], output: int) -> Fact:
+def _joined(site: OpContext, facts: list[Fact], output: int) -> Fact:
     """What is known of an output whichever branch is taken: as of a sum of them, for sums and means of one weight."""
     total = facts[0]
     for fact in facts[1:]:
         total = join(site, total, fact)
     forms = [form_of(fact) for fact in facts]
-    if isinstance(total, Opaque) and not any(isinstance(form, Form) and form.rows for form in forms):
+    if isinstance(total, UnknownFact) and not any(isinstance(form, Form) and form.rows for form in forms):
         added = add_forms(site, forms, output)
         return added if isinstance(added, Form) else total
     return total
 
 
-def join(site: Site, left: Fact, right: Fact) -> Fact:
+def join(site: OpContext, left: Fact, right: Fact) -> Fact:
     """What is known of a value that may be either."""
     if left == right:
         return left
     if isinstance(left, Nothing) or isinstance(right, Nothing):
         return left if isinstance(right, Nothing) else right
     for fact in (left, right):
-        if isinstance(fact, Opaque):
+        if isinstance(fact, UnknownFact):
             return fact
     if isinstance(left, ListOf) and isinstance(right, ListOf):
         if left.element is None or right.element is None:
@@ -111,7 +111,7 @@ def _differ_in_per_alone(left: object, right: object) -> bool:
     return replace(left.rows, per=None) == replace(right.rows, per=None) and left.factors == right.factors
 
 
-def while_(site: Site) -> list[Fact]:
+def while_(site: OpContext) -> list[Fact]:
     """While: what stays true from turn to turn, where the number of turns is the same on all replicas."""
     body, condition = site.node.attr["body"].func.name, site.node.attr["cond"].func.name
     state = list(site.facts)
@@ -140,11 +140,11 @@ def _is_rows(fact: Fact) -> bool:
     return isinstance(fact, Form) and fact.rows is not None
 
 
-def _ran_as_rows_ask(site: Site) -> Opaque:
+def _ran_as_rows_ask(site: OpContext) -> UnknownFact:
     return site.opaque("how often it runs depends on the replica's part of the batch")
 
 
-def _after_own_turns(site: Site, fact: Fact, index: int) -> Fact:
+def _after_own_turns(site: OpContext, fact: Fact, index: int) -> Fact:
     """A loop variable's last value where a bound was made of the part before the loop: the longest of its sequences.
 
     Each replica makes its own number of turns, and its examples see one another thereby; lists may differ in length,
@@ -157,7 +157,7 @@ def _after_own_turns(site: Site, fact: Fact, index: int) -> Fact:
     return _ran_as_rows_ask(site)
 
 
-def _has_its_length(site: Site, index: int) -> bool:
+def _has_its_length(site: OpContext, index: int) -> bool:
     """Whether a list was made with a number of elements that is the same on all replicas."""
     made = site.scope.producer(site.inputs[index])
     return (
@@ -167,16 +167,16 @@ def _has_its_length(site: Site, index: int) -> bool:
     )
 
 
-def _after_loop(site: Site, fact: Fact, index: int) -> Fact:
+def _after_loop(site: OpContext, fact: Fact, index: int) -> Fact:
     """A loop variable's last value, which may not depend on what another one was before the last turn."""
     if isinstance(fact, Form):
         others = {site.named(other) for other in range(len(site.facts)) if other != index}
-        if others & {factor.tensor for factor, _ in fact.factors if isinstance(factor, Part)}:
+        if others & {factor.tensor for factor, _ in fact.factors if isinstance(factor, PartialSum)}:
             return site.opaque("it divides by a sum over the batch that changes from turn to turn")
     return fact
 
 
-def _carried(site: Site, old: Fact, new: Fact, index: int) -> Fact:
+def _carried(site: OpContext, old: Fact, new: Fact, index: int) -> Fact:
     """The join of a loop variable before and after a turn; a uniform start fits rows (a state of zeros)."""
     if isinstance(old, Dims) and isinstance(new, (Dims, Form)):
         old, new = form_of(old), form_of(new)

@@ -7,16 +7,16 @@ from dataclasses import replace
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.arithmetic import nonlinear
 from autodist.graph.propagation.combine import operands_of, same_rows
-from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, form_of, reordered
+from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Recovery, Rows, UnknownFact, form_of, reordered
 from autodist.graph.propagation.layout import moving
 from autodist.graph.propagation.network import along_last_axis, first_axis_by_itself, is_same_for_all
-from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
+from autodist.graph.propagation.op_context import OpContext, Rule, op_names, tensor_name
 
 
-def project(site: Site) -> Fact:
+def project(site: OpContext) -> Fact:
     """ImageProjectiveTransformV3: images, one transform for all or one for each, size, value outside."""
     images, transforms = form_of(site.facts[0]), form_of(site.facts[1])
-    if isinstance(images, Opaque):
+    if isinstance(images, UnknownFact):
         return nonlinear(site, [0, 1])
     if form_of(site.facts[2]) != SAME or any(form_of(fact) != SAME for fact in site.facts[3:]):
         return site.opaque("its size is not the same on all replicas")
@@ -30,12 +30,12 @@ def project(site: Site) -> Fact:
     is_one = site.shape(1).rank == 2 and site.shape(1)[0] == 1
     if is_one and is_same_for_all(transforms):
         return images
-    if isinstance(transforms, Opaque) and transforms.recovery is Recovery.BATCH_SHAPED and not is_one:
+    if isinstance(transforms, UnknownFact) and transforms.recovery is Recovery.BATCH_SHAPED and not is_one:
         return replace(images, mixed_at=images.mixed_at or site.node.name)
     return site.opaque("its transforms are not the same on all replicas, or belong to positions in the batch")
 
 
-def pool_with_positions(site: Site) -> list[Fact]:
+def pool_with_positions(site: OpContext) -> list[Fact]:
     """MaxPoolWithArgmax: values, and where they stand in each image, or in the whole part."""
     values = first_axis_by_itself(site)
     if site.flag("include_batch_in_index") and not (isinstance(values, Form) and values.is_same):
@@ -43,7 +43,7 @@ def pool_with_positions(site: Site) -> list[Fact]:
     return [values, values]
 
 
-def roll(site: Site, form: Form, batch: Rows) -> Fact:
+def roll(site: OpContext, form: Form, batch: Rows) -> Fact:
     axes, rank = site.integers(2), site.rank(0)
     if form_of(site.facts[1]) != SAME or axes is None or None in axes or rank is None:
         return site.opaque("the axes along which it rolls are not known")
@@ -54,12 +54,12 @@ def roll(site: Site, form: Form, batch: Rows) -> Fact:
     return form
 
 
-def count_values(site: Site) -> Fact:
+def count_values(site: OpContext) -> Fact:
     """DenseBincount: how often each value occurs in a row; in a vector, over the batch."""
     values = site.form(0)
     weights = operands_of(site, (2,))[0]
-    if isinstance(values, Opaque):
-        return Opaque(values.reason)
+    if isinstance(values, UnknownFact):
+        return UnknownFact(values.reason)
     if values.rows is None or values.rows.axis != 0 or values.factors:
         return site.opaque("its values do not have the examples along the first axis")
     if form_of(site.facts[1]) != SAME and not _is_bounded(site, site.inputs[1]):
@@ -75,7 +75,7 @@ def count_values(site: Site) -> Fact:
     return site.opaque("whether a value occurs in the batch, which is neither a sum nor a mean")
 
 
-def _is_bounded(site: Site, tensor: str) -> bool:
+def _is_bounded(site: OpContext, tensor: str) -> bool:
     """`minimum(maximum(x, n), n)`: what asks for no fewer and no more than n."""
     bounds: dict[str, list[int]] = {"Minimum": [], "Maximum": []}
     passes = having(Trait.SAME | Trait.CASTS)

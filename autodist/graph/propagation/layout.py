@@ -20,10 +20,10 @@ from autodist.graph.propagation.facts import (
     Fact,
     Form,
     Numbered,
-    Opaque,
     Positions,
     Rows,
     Statistic,
+    UnknownFact,
     form_of,
     is_noise,
     reordered,
@@ -31,10 +31,10 @@ from autodist.graph.propagation.facts import (
 )
 from autodist.graph.propagation.lengths import is_length_of, length, length_in_order
 from autodist.graph.propagation.numbered import expanded
+from autodist.graph.propagation.op_context import OpContext, Rule
 from autodist.graph.propagation.shapes import lengths_in_turn
-from autodist.graph.propagation.site import Rule, Site
 
-RowsRule = Callable[[Site, Form, Rows], Fact]
+RowsRule = Callable[[OpContext, Form, Rows], Fact]
 
 BEHIND = "behind one another"
 """An order: each tuple after it is a part that holds rows of every example, with its rows for each and their order."""
@@ -42,7 +42,7 @@ OVER_AND_OVER = "over and over"
 """An order: the one part after it, as often as is not known."""
 
 
-def moving(rule: RowsRule, adds_elements: bool = False, drawn: Sequence[int] = ()) -> Callable[[Site], Fact]:
+def moving(rule: RowsRule, adds_elements: bool = False, drawn: Sequence[int] = ()) -> Callable[[OpContext], Fact]:
     """A rule for ops that move the elements of their first input: what has no rows stays what it is.
 
     Args:
@@ -51,18 +51,18 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: Sequence[int] = (
         drawn: inputs that may be noise, since how many rows the op makes does not depend on them.
     """
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         if isinstance(site.facts[0], Coordinates) and site.node.op == "ExpandDims":
             return expanded(site, site.facts[0])
         if site.node.op in having(Trait.RESHAPES) and (kept := _kept_by_reshape(site)) is not None:
             return kept
         form = form_of(site.facts[0])
-        if isinstance(form, (Opaque, Statistic)):
+        if isinstance(form, (UnknownFact, Statistic)):
             return form
         if form.rows is not None:
-            arguments = [(index, fact) for index, fact in enumerate(site.facts[1:], 1) if isinstance(fact, Opaque)]
+            arguments = [(index, fact) for index, fact in enumerate(site.facts[1:], 1) if isinstance(fact, UnknownFact)]
             unknown = [f for index, f in arguments if index not in drawn or not is_noise(f)]
-            return Opaque(unknown[0].reason) if unknown else rule(site, form, form.rows)
+            return UnknownFact(unknown[0].reason) if unknown else rule(site, form, form.rows)
         if adds_elements and not form.is_same:
             return site.opaque("it adds elements to a sum or mean over the batch")
         return form
@@ -70,24 +70,24 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: Sequence[int] = (
     return apply
 
 
-def by_column(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
+def by_column(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
     """A rule for `Transpose`, which makes rows of a matrix its columns."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         fact = site.facts[0]
         return fact.columns if isinstance(fact, ByColumn) and site.rank(0) == 2 else rule(site)
 
     return apply
 
 
-def transpose(site: Site, form: Form, batch: Rows) -> Fact:
+def transpose(site: OpContext, form: Form, batch: Rows) -> Fact:
     order = site.integers(1)
     if order is None or batch.axis not in order:
         return site.opaque("its permutation is not a constant")
     return with_axis(form, order.index(batch.axis))
 
 
-def expand_dims(site: Site, form: Form, batch: Rows) -> Fact:
+def expand_dims(site: OpContext, form: Form, batch: Rows) -> Fact:
     axis, rank = site.scalar(1), site.rank(0)
     if axis is None or (axis < 0 and rank is None):
         return site.opaque("the axis that it adds is not known")
@@ -95,7 +95,7 @@ def expand_dims(site: Site, form: Form, batch: Rows) -> Fact:
     return with_axis(form, batch.axis + (axis <= batch.axis))
 
 
-def squeeze(site: Site, form: Form, batch: Rows) -> Fact:
+def squeeze(site: OpContext, form: Form, batch: Rows) -> Fact:
     shape = site.shape(0)
     dims = list(site.node.attr["squeeze_dims"].list.i)
     if shape.rank is None:
@@ -116,7 +116,7 @@ def squeeze(site: Site, form: Form, batch: Rows) -> Fact:
     return with_axis(form, batch.axis - sum(axis < batch.axis for axis in axes))
 
 
-def _kept_by_reshape(site: Site) -> Positions | Dims | None:
+def _kept_by_reshape(site: OpContext) -> Positions | Dims | None:
     """Positions of rows, or one integer of a shape, which stay so whatever shape they are given."""
     fact = site.facts[0]
     if isinstance(fact, Positions):
@@ -126,7 +126,7 @@ def _kept_by_reshape(site: Site) -> Positions | Dims | None:
     return None
 
 
-def reshape(site: Site) -> Fact:
+def reshape(site: OpContext) -> Fact:
     if isinstance(site.facts[0], Positions):
         return _reshaped_positions(site, site.facts[0])
     if isinstance(site.facts[0], ByColumn):
@@ -136,7 +136,7 @@ def reshape(site: Site) -> Fact:
     if kept is not None:
         return kept
     form = form_of(site.facts[0])
-    if isinstance(form, (Opaque, Statistic)):
+    if isinstance(form, (UnknownFact, Statistic)):
         return form
     if form.rows is None:
         dims = site.dims(1)
@@ -146,7 +146,7 @@ def reshape(site: Site) -> Fact:
     return _reshape_rows(site, form, form.rows)
 
 
-def _reshaped_positions(site: Site, positions: Positions) -> Fact:
+def _reshaped_positions(site: OpContext, positions: Positions) -> Fact:
     """A vector or a column of numbers stays what it is."""
     shape = site.output_shape()
     if shape.rank == 1 or (shape.rank == 2 and shape[1] == 1):
@@ -154,7 +154,7 @@ def _reshaped_positions(site: Site, positions: Positions) -> Fact:
     return site.opaque("it cuts numbers of rows, of which each replica has its own")
 
 
-def _reshape_rows(site: Site, form: Form, batch: Rows) -> Fact:
+def _reshape_rows(site: OpContext, form: Form, batch: Rows) -> Fact:
     dims, before = site.dims(1) or lengths_in_turn(site, 1), site.shape(0)
     if dims is None or before.rank is None:
         return site.opaque("the shape that it makes, or its input's rank, is not known")
@@ -184,7 +184,7 @@ def _reshape_rows(site: Site, form: Form, batch: Rows) -> Fact:
     return site.opaque("it moves the batch axis among others")
 
 
-def _counted_as(site: Site, batch: Rows, dims: Dims, before: tf.TensorShape) -> Rows | None:
+def _counted_as(site: OpContext, batch: Rows, dims: Dims, before: tf.TensorShape) -> Rows | None:
     """A vector that gets the length of other rows: it fails where a part has more of the one than of the other.
 
     So element k of the one and element k of the other belong together in each part just where they do on one device.
@@ -195,7 +195,7 @@ def _counted_as(site: Site, batch: Rows, dims: Dims, before: tf.TensorShape) -> 
     return found
 
 
-def _in_layers(site: Site, batch: Rows, dims: Dims, before: tf.TensorShape) -> Rows | None:
+def _in_layers(site: OpContext, batch: Rows, dims: Dims, before: tf.TensorShape) -> Rows | None:
     """Rows that stand several times behind one another, once the times have an axis of their own before theirs."""
     parts = {part for part in batch.order[1:] if isinstance(part, tuple)}
     if (
@@ -251,7 +251,7 @@ def _product(lengths: list[int | None]) -> int | None:
     return total
 
 
-def pad(site: Site, form: Form, batch: Rows) -> Fact:
+def pad(site: OpContext, form: Form, batch: Rows) -> Fact:
     if any(length(site, 1, 2 * batch.axis + side) != 0 for side in (0, 1)):
         return site.opaque("it pads the batch axis, or it is not known which axes it pads")
     if form.factors and not (len(site.inputs) < 3 or site.is_zero(2)):
@@ -259,14 +259,14 @@ def pad(site: Site, form: Form, batch: Rows) -> Fact:
     return form
 
 
-def tile(site: Site) -> Fact:
+def tile(site: OpContext) -> Fact:
     """Tile: the batch axis may not be repeated, and what has none may get one from a count."""
     form = form_of(site.facts[0])
     dims = site.dims(1)
     if isinstance(site.facts[0], Positions) and dims is not None:
         return _tile_numbers(site, site.facts[0], dims)
-    if isinstance(form, (Opaque, Statistic)) or dims is None:
-        return form if isinstance(form, Opaque) else site.opaque("how often it repeats is not known")
+    if isinstance(form, (UnknownFact, Statistic)) or dims is None:
+        return form if isinstance(form, UnknownFact) else site.opaque("how often it repeats is not known")
     if form.rows is None:
         return _tile_same(site, form, dims)
     times = dims.values[form.rows.axis] if dims.is_same else None
@@ -278,7 +278,7 @@ def tile(site: Site) -> Fact:
     return replace(form, base=replace(form.rows, per=form.rows.per * times, order=order))
 
 
-def _tile_numbers(site: Site, positions: Positions, dims: Dims) -> Fact:
+def _tile_numbers(site: OpContext, positions: Positions, dims: Dims) -> Fact:
     """A column of numbers repeated beside itself, what a reshape then makes a vector of; or a vector, over and over."""
     if site.rank(0) == 2 and dims.values[0] == 1 and dims.values[1] and positions.entries.per is not None:
         entries = replace(positions.entries, per=positions.entries.per * dims.values[1])
@@ -290,7 +290,7 @@ def _tile_numbers(site: Site, positions: Positions, dims: Dims) -> Fact:
     return site.opaque("it repeats the numbers of all rows")
 
 
-def _tile_same(site: Site, form: Form, dims: Dims) -> Fact:
+def _tile_same(site: OpContext, form: Form, dims: Dims) -> Fact:
     counted = [axis for axis, dim in enumerate(dims.forms) if not dim.is_same]
     if not counted:
         return form
@@ -306,7 +306,7 @@ def _tile_same(site: Site, form: Form, dims: Dims) -> Fact:
     return site.opaque("it repeats a tensor as often as there are examples")
 
 
-def reverse(site: Site, form: Form, batch: Rows) -> Fact:
+def reverse(site: OpContext, form: Form, batch: Rows) -> Fact:
     axes, rank = site.integers(1), site.rank(0)
     if axes is None or rank is None or None in axes:
         return site.opaque("it is not known which axes it reverses")
@@ -317,10 +317,10 @@ def reverse(site: Site, form: Form, batch: Rows) -> Fact:
     )
 
 
-def reversed_dims(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
+def reversed_dims(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
     """A rule for `ReverseV2`, of a shape too."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         dims = site.facts[0]
         if isinstance(dims, Dims) and not dims.is_scalar and site.integers(1) in ([0], [-1]):
             return Dims(dims.forms[::-1], dims.values[::-1])
@@ -329,10 +329,10 @@ def reversed_dims(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
     return apply
 
 
-def padded_dims(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
+def padded_dims(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
     """A rule for `Pad`, of a shape too, which gets axes of a length that is given."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         dims, widths = site.facts[0], site.constant(1)
         filler = site.scalar(2) if len(site.inputs) > 2 else 0
         if not isinstance(dims, Dims) or dims.is_scalar or widths is None or site.node.op == "MirrorPad":
@@ -344,7 +344,7 @@ def padded_dims(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
     return apply
 
 
-def scan(site: Site, form: Form, batch: Rows) -> Fact:
+def scan(site: OpContext, form: Form, batch: Rows) -> Fact:
     """Cumsum, Cumprod: along other axes each example stays by itself."""
     axis, rank = site.scalar(1), site.rank(0)
     if axis is None or rank is None or axis % rank == batch.axis or (form.factors and site.node.op != "Cumsum"):
@@ -352,10 +352,10 @@ def scan(site: Site, form: Form, batch: Rows) -> Fact:
     return form
 
 
-def reverse_sequence(site: Site) -> Fact:
+def reverse_sequence(site: OpContext) -> Fact:
     form, lengths = site.form(0), site.form(1)
     if not isinstance(form, Form) or not isinstance(lengths, Form):
-        return Opaque(next(f.reason for f in (form, lengths) if isinstance(f, Opaque)))
+        return UnknownFact(next(f.reason for f in (form, lengths) if isinstance(f, UnknownFact)))
     batch_axis = site.number("batch_dim")
     fits = lengths.is_same or (lengths.rows is not None and lengths.rows.axis == 0 and not lengths.factors)
     if form.rows is not None and form.rows.axis == batch_axis and fits and (lengths.rows or site.is_uniform(1)):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.facts import Form, Rows, form_of, rows_of
-from autodist.graph.propagation.site import Scope, Site, tensor_name
+from autodist.graph.propagation.op_context import OpContext, Scope, tensor_name
 
 Length = Rows | int | None
 """The rows that an axis has, as those of a first axis; or how long it is; or None where neither is known."""
@@ -22,12 +22,12 @@ _SAME_ELEMENTS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 _DEEPEST = 24
 
 
-def length(site: Site, index: int, element: int = 0) -> Length:
+def length(site: OpContext, index: int, element: int = 0) -> Length:
     """What one element of an integer input of a node counts, in whichever order."""
     return _unordered(length_in_order(site, index, element))
 
 
-def length_in_order(site: Site, index: int, element: int = 0) -> Length:
+def length_in_order(site: OpContext, index: int, element: int = 0) -> Length:
     """The same, with the order of the rows whose shape was asked."""
     return _length(site.scope, site.inputs[index], element, _DEEPEST)
 
@@ -36,7 +36,7 @@ def _unordered(found: Length) -> Length:
     return replace(found, order=()) if isinstance(found, Rows) else found
 
 
-def is_length_of(site: Site, index: int, rows: Rows, element: int = 0) -> bool:
+def is_length_of(site: OpContext, index: int, rows: Rows, element: int = 0) -> bool:
     """Whether one element of an integer input is the number of these rows."""
     return is_same_length(rows, length(site, index, element))
 

@@ -10,24 +10,24 @@ from autodist.graph.propagation.facts import (
     Form,
     InTurn,
     ListOf,
-    Opaque,
     Role,
     Rows,
     Statistic,
+    UnknownFact,
     form_of,
     with_axis,
 )
 from autodist.graph.propagation.functions import join
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.op_context import OpContext, Rule
 
 _BY_POSITION = "it takes an example by its number in the replica's part of the batch"
 
 
-def empty(site: Site) -> Fact:
+def empty(site: OpContext) -> Fact:
     return ListOf(None)
 
 
-def from_tensor(site: Site) -> Fact:
+def from_tensor(site: OpContext) -> Fact:
     """TensorListFromTensor: the first axis becomes the list."""
     form = form_of(site.facts[0])
     if not isinstance(form, Form) or form.rows is None:
@@ -39,10 +39,10 @@ def from_tensor(site: Site) -> Fact:
     return ListOf(with_axis(form, form.rows.axis - 1))
 
 
-def get_item(site: Site) -> Fact:
+def get_item(site: OpContext) -> Fact:
     found = site.facts[0]
     if not isinstance(found, ListOf):
-        return found if isinstance(found, Opaque) else site.opaque("it reads from what is no list")
+        return found if isinstance(found, UnknownFact) else site.opaque("it reads from what is no list")
     if isinstance(found.element, InTurn):
         return found.element if site.facts[1] == InTurn(Role.TURN, found.element.within) else site.opaque(_BY_POSITION)
     if form_of(site.facts[1]) != SAME:
@@ -50,7 +50,7 @@ def get_item(site: Site) -> Fact:
     return SAME if found.element is None else found.element
 
 
-def set_item(site: Site) -> Fact:
+def set_item(site: OpContext) -> Fact:
     """TensorListSetItem: list, index, item."""
     place, item = site.facts[1], site.facts[2]
     if isinstance(place, InTurn) and place.role is Role.TURN:
@@ -62,37 +62,37 @@ def _of_turn(item: Fact, within: Rows) -> Fact:
     """What a turn gives its example: what it made of that, or what is the same for all."""
     if isinstance(item, InTurn) or item == SAME:
         return InTurn(Role.EXAMPLE, within) if item == SAME else item
-    return Opaque("each turn of a loop over the examples puts what belongs to all of them into a list")
+    return UnknownFact("each turn of a loop over the examples puts what belongs to all of them into a list")
 
 
-def push_back(site: Site) -> Fact:
+def push_back(site: OpContext) -> Fact:
     return _with_item(site, site.facts[1], True)
 
 
-def _with_item(site: Site, item: Fact, at_same_place: bool) -> Fact:
+def _with_item(site: OpContext, item: Fact, at_same_place: bool) -> Fact:
     found = site.facts[0]
     if not isinstance(found, ListOf):
-        return found if isinstance(found, Opaque) else site.opaque("it writes to what is no list")
+        return found if isinstance(found, UnknownFact) else site.opaque("it writes to what is no list")
     if not at_same_place:
         return site.opaque("where it writes depends on the batch")
     return join(site, found, ListOf(item if isinstance(item, ListOf | InTurn) else form_of(item)))
 
 
-def stack(site: Site) -> Fact:
+def stack(site: OpContext) -> Fact:
     """TensorListStack: the list becomes the first axis."""
     found = site.facts[0]
     if not isinstance(found, ListOf):
-        return found if isinstance(found, Opaque) else site.opaque("it stacks what is no list")
+        return found if isinstance(found, UnknownFact) else site.opaque("it stacks what is no list")
     if isinstance(found.element, InTurn):
         is_example = found.element.role is Role.EXAMPLE
         return Form(found.element.within, mixed_at=found.element.mixed_at) if is_example else site.opaque(_BY_POSITION)
     element = SAME if found.element is None else form_of(found.element)
-    if isinstance(element, (Opaque, Statistic)) or not isinstance(element.base, Rows):
+    if isinstance(element, (UnknownFact, Statistic)) or not isinstance(element.base, Rows):
         return element
     return with_axis(element, element.base.axis + 1)
 
 
-def length(site: Site) -> Fact:
+def length(site: OpContext) -> Fact:
     found = site.facts[0]
     if isinstance(found, ListOf) and isinstance(found.element, InTurn):
         return Dims((Form(factors=power(found.element.within.count, 1)),), (None,), True)
@@ -101,7 +101,7 @@ def length(site: Site) -> Fact:
     return site.opaque("it counts the elements of what is not known")
 
 
-def array(site: Site) -> list[Fact]:
+def array(site: OpContext) -> list[Fact]:
     """TensorArrayV3: its handle, and its flow, which stands for what is in it."""
     return [SAME, ListOf(None)]
 
@@ -109,16 +109,16 @@ def array(site: Site) -> list[Fact]:
 def _as_list(rule: Rule, *order: int) -> Rule:
     """A rule for the list that a tensor array's flow stands for; `order` says where its arguments are."""
 
-    def apply(site: Site) -> Fact | list[Fact]:
+    def apply(site: OpContext) -> Fact | list[Fact]:
         inputs, facts = [site.inputs[index] for index in order], [site.facts[index] for index in order]
-        return rule(Site(site.node, inputs, facts, site.scope))
+        return rule(OpContext(site.node, inputs, facts, site.scope))
 
     return apply
 
 
-def scatter(site: Site) -> Fact:
+def scatter(site: OpContext) -> Fact:
     """TensorArrayScatterV3 as list, value: the first axis becomes the list."""
-    items = from_tensor(Site(site.node, site.inputs[1:], site.facts[1:], site.scope))
+    items = from_tensor(OpContext(site.node, site.inputs[1:], site.facts[1:], site.scope))
     if isinstance(items, ListOf) and isinstance(items.element, InTurn):
         return site.opaque("it makes a list of the batch")
     return join(site, site.facts[0], items)

@@ -16,22 +16,22 @@ from autodist.graph.propagation.facts import (
     Fact,
     Followed,
     Form,
-    Opaque,
     Positions,
     Rows,
     Shuffled,
+    UnknownFact,
     elements_of,
     form_of,
     is_noise,
     with_axis,
 )
+from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
 from autodist.graph.propagation.positions import element_of_each
 from autodist.graph.propagation.sampling import of_both
 from autodist.graph.propagation.shuffles import in_order_of
-from autodist.graph.propagation.site import Rule, Site, tensor_name
 
 
-def gather(site: Site) -> Fact:
+def gather(site: OpContext) -> Fact:
     """GatherV2: params, indices, axis."""
     if isinstance(site.facts[0], Dims) and not site.facts[0].is_scalar:
         return _gather_of_dims(site, site.facts[0])
@@ -41,20 +41,20 @@ def gather(site: Site) -> Fact:
     return _gather(site, axis if axis >= 0 else axis + (rank or 0), _batch_dims(site))
 
 
-def gather_first_axis(site: Site) -> Fact:
+def gather_first_axis(site: OpContext) -> Fact:
     """Gather, ResourceGather."""
     if isinstance(site.facts[0], Dims) and not site.facts[0].is_scalar:
         return _gather_of_dims(site, site.facts[0])
     return _gather(site, 0, _batch_dims(site))
 
 
-def _batch_dims(site: Site) -> int:
+def _batch_dims(site: OpContext) -> int:
     value = site.number("batch_dims")
     rank = site.rank(1)
     return value if value >= 0 else value + (rank or 0)
 
 
-def _gather_of_dims(site: Site, dims: Dims) -> Fact:
+def _gather_of_dims(site: OpContext, dims: Dims) -> Fact:
     indices = site.dims(1)
     if indices is None or any(value is None for value in indices.values):
         return site.opaque("which elements of a shape it takes is not known")
@@ -66,7 +66,7 @@ def _gather_of_dims(site: Site, dims: Dims) -> Fact:
     )
 
 
-def _gather(site: Site, axis: int, batch_dims: int) -> Fact:
+def _gather(site: OpContext, axis: int, batch_dims: int) -> Fact:
     if axis == 0 and not batch_dims and (found := _gather_special(site)) is not None:
         return found
     if isinstance(site.facts[1], Positions):
@@ -74,7 +74,7 @@ def _gather(site: Site, axis: int, batch_dims: int) -> Fact:
     if is_noise(site.facts[1]) and not batch_dims:
         return _at_drawn_places(site, axis)
     forms = site.forms(0, 1)
-    if isinstance(forms, Opaque):
+    if isinstance(forms, UnknownFact):
         return forms
     params, indices = forms
     if indices.factors or (not indices.is_same and indices.rows is None):
@@ -92,12 +92,12 @@ def _gather(site: Site, axis: int, batch_dims: int) -> Fact:
     return _beside_gathered_axis(site, params, axis)
 
 
-def _by_position(site: Site, why: str) -> Opaque:
+def _by_position(site: OpContext, why: str) -> UnknownFact:
     found = site.opaque(why)
     return found if site.constant(1) is None else Chosen(found.reason)
 
 
-def _gather_special(site: Site) -> Fact | None:
+def _gather_special(site: OpContext) -> Fact | None:
     """Along the first axis: of entries, of different ids, of true and sampled classes, of classes that were drawn."""
     params, indices = site.facts[0], site.facts[1]
     if isinstance(params, Coordinates) and isinstance(indices, Positions):
@@ -116,20 +116,20 @@ def _fit(left: Rows, right: Rows) -> bool:
     return same_rows(left, right) and (None in (left.per, right.per) or left.per == right.per)
 
 
-def _at_drawn_places(site: Site, axis: int) -> Fact:
+def _at_drawn_places(site: OpContext, axis: int) -> Fact:
     """What each replica draws the places of, the same for all its examples: of rows rows, else noise."""
     params, places = site.form(0), site.facts[1]
     if isinstance(params, Form) and params.rows is not None and params.rows.axis != axis:
         return _beside_gathered_axis(site, params, axis)
     if params == SAME:
         return places
-    return Opaque(params.reason if isinstance(params, Opaque) else form_of(places).reason)  # type: ignore[union-attr]
+    return UnknownFact(params.reason if isinstance(params, UnknownFact) else form_of(places).reason)  # type: ignore[union-attr]
 
 
-def where(site: Site) -> Fact:
+def where(site: OpContext) -> Fact:
     """Where: the positions at which it holds: of a vector over the examples their numbers, else coordinates."""
     form = site.form(0)
-    if isinstance(form, Opaque) or form.is_same:
+    if isinstance(form, UnknownFact) or form.is_same:
         return form
     if form.rows is not None and form.rows.axis == 0 and not form.factors and not form.rows.order:
         is_vector = site.rank(0) == 1
@@ -139,7 +139,7 @@ def where(site: Site) -> Fact:
     return site.opaque("positions in the replica's own part of the batch")
 
 
-def _in_order(site: Site) -> object:
+def _in_order(site: OpContext) -> object:
     """What a vector has the elements of in their order: two that are made alike of one tensor are the same."""
     tensor = site.inputs[0]
     while (node := site.scope.producer(tensor)) is not None and node.op in having(Trait.SAME | Trait.RESHAPES):
@@ -147,7 +147,7 @@ def _in_order(site: Site) -> object:
     return _made_of(site, tensor)
 
 
-def _made_of(site: Site, tensor: str) -> object:
+def _made_of(site: OpContext, tensor: str) -> object:
     """What stands for a mask: a comparison is the same as another one of the same tensors and constants."""
     node, value = site.scope.producer(tensor), site.scope.constant(tensor)
     if value is not None and value.size == 1:
@@ -157,11 +157,11 @@ def _made_of(site: Site, tensor: str) -> object:
     return node.op, *(_made_of(site, tensor_name(name)) for name in node.input if not name.startswith("^"))
 
 
-def _masked(site: Site, positions: Positions, axis: int) -> Fact:
+def _masked(site: OpContext, positions: Positions, axis: int) -> Fact:
     """The rows at which a mask over the same rows holds."""
     params, shape = site.form(0), site.shape(1)
-    if isinstance(params, Opaque):
-        return Opaque(params.reason)
+    if isinstance(params, UnknownFact):
+        return UnknownFact(params.reason)
     is_vector = shape.rank == 1 or (shape.rank == 2 and shape[1] == 1)
     if axis == 0 and is_vector and params.base == positions.within:
         return replace(params, base=positions.entries)
@@ -170,7 +170,7 @@ def _masked(site: Site, positions: Positions, axis: int) -> Fact:
     return site.opaque("it takes rows by positions that were found in other rows")
 
 
-def _beside_gathered_axis(site: Site, params: Form, axis: int) -> Fact:
+def _beside_gathered_axis(site: OpContext, params: Form, axis: int) -> Fact:
     assert params.rows is not None
     if params.rows.axis < axis:
         return params
@@ -180,7 +180,7 @@ def _beside_gathered_axis(site: Site, params: Form, axis: int) -> Fact:
     return with_axis(params, params.rows.axis + rank - 1)
 
 
-def _gather_in_batches(site: Site, params: Form, indices: Form, batch_dims: int) -> Fact:
+def _gather_in_batches(site: OpContext, params: Form, indices: Form, batch_dims: int) -> Fact:
     if params.is_same and indices.is_same:
         return SAME
     if params.rows is not None and indices.rows is not None and same_rows(params.rows, indices.rows):
@@ -189,13 +189,13 @@ def _gather_in_batches(site: Site, params: Form, indices: Form, batch_dims: int)
     return site.opaque("its values and its indices do not have the examples along the same axis")
 
 
-def gather_nd(site: Site) -> Fact:
+def gather_nd(site: OpContext) -> Fact:
     """GatherNd, ResourceGatherNd: the last axis of the indices is one index."""
     found = element_of_each(site) or values_at(site)
     if found is not None:
         return found
     forms, rank = site.forms(0, 1), site.rank(1)
-    if isinstance(forms, Opaque):
+    if isinstance(forms, UnknownFact):
         return forms
     params, indices = forms
     looks_up = params.is_same and indices.rows is not None and not indices.factors and not site.number("batch_dims")
@@ -206,10 +206,10 @@ def gather_nd(site: Site) -> Fact:
     return _by_position(site, "it takes elements of the batch by their position in the part")
 
 
-def one_hot(site: Site) -> Fact:
+def one_hot(site: OpContext) -> Fact:
     """OneHot: a new axis, last by default."""
     indices = site.form(0)
-    if isinstance(indices, Opaque):
+    if isinstance(indices, UnknownFact):
         return indices
     if any(form_of(fact) != SAME for fact in site.facts[1:]):
         return site.opaque("its depth or its values are not the same on all replicas")
@@ -219,12 +219,14 @@ def one_hot(site: Site) -> Fact:
     return with_axis(indices, indices.rows.axis + (0 <= axis <= indices.rows.axis))
 
 
-def table_lookup(site: Site) -> Fact:
+def table_lookup(site: OpContext) -> Fact:
     """LookupTableFindV2: each key by itself."""
     if form_of(site.facts[2]) != SAME:
         return site.opaque("what it gives for keys that it does not have depends on the batch")
     keys = site.form(1)
-    return keys if isinstance(keys, Opaque) or not keys.factors else site.opaque("its keys are sums over the batch")
+    return (
+        keys if isinstance(keys, UnknownFact) or not keys.factors else site.opaque("its keys are sums over the batch")
+    )
 
 
 _COMPARE = having(Trait.COMPARISON | Trait.LOGIC)

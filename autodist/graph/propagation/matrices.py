@@ -8,15 +8,15 @@ from dataclasses import replace
 from autodist.graph.propagation.arithmetic import factors_of, nonlinear
 from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of, same_rows
 from autodist.graph.propagation.factors import times
-from autodist.graph.propagation.facts import SAME, Fact, Form, Opaque, form_of
+from autodist.graph.propagation.facts import SAME, Fact, Form, UnknownFact, form_of
 from autodist.graph.propagation.layout import moving
-from autodist.graph.propagation.site import Rule, Site, op_names
+from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 
 
 def of_last_axes(number: int, others: Sequence[int] = ()) -> Rule:
     """A function of the last `number` axes of the first input and of `others`, whose axes are aligned with its own."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         found = nonlinear(site, [0, *others])
         if not isinstance(found, Form) or found.rows is None:
             return found
@@ -34,7 +34,7 @@ def of_last_axes(number: int, others: Sequence[int] = ()) -> Rule:
 def linear_in_last_axes(number: int) -> Rule:
     """A linear function of the last `number` axes of the first input: sums and means of it stay what they are."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         if not _rest_is_same(site, (0,)):
             return site.opaque("its parameters differ between replicas")
         return moving(lambda s, form, rows: _apart(s, form, rows.axis, number))(site)
@@ -42,18 +42,18 @@ def linear_in_last_axes(number: int) -> Rule:
     return apply
 
 
-def _apart(site: Site, form: Form, axis: int, number: int) -> Fact:
+def _apart(site: OpContext, form: Form, axis: int, number: int) -> Fact:
     rank = site.rank(0)
     if rank is None or axis >= rank - number:
         return site.opaque(f"the examples lie along one of its last {number} axes, or its input's rank is not known")
     return form
 
 
-def _rest_is_same(site: Site, indices: Sequence[int]) -> bool:
+def _rest_is_same(site: OpContext, indices: Sequence[int]) -> bool:
     return all(form_of(fact) == SAME for index, fact in enumerate(site.facts) if index not in indices)
 
 
-def solve(site: Site) -> Fact:
+def solve(site: OpContext) -> Fact:
     """MatrixSolve, MatrixTriangularSolve: linear in the right-hand side, not in the matrix."""
     operands = operands_of(site)
     matrix, right = operands[:2]
@@ -65,28 +65,30 @@ def solve(site: Site) -> Fact:
     if factors_of(matrix):
         return site.opaque("it is not linear in a matrix that is scaled by sums over the batch")
     found = joined_rows(site, operands[:2], (0, 1))
-    if isinstance(found, Opaque) or found.rows is None:
+    if isinstance(found, UnknownFact) or found.rows is None:
         return found
     if found.rows.axis >= rank - 2:
         return site.opaque("the examples lie along a matrix's rows or columns")
     return replace(found, factors=factors_of(right))
 
 
-def cross(site: Site) -> Fact:
+def cross(site: OpContext) -> Fact:
     """Cross: bilinear, along the last axis."""
     operands = operands_of(site)
     if not has_rows(operands):
         return nonlinear(site)
     found = joined_rows(site, operands, (0, 1))
-    if isinstance(found, Opaque) or found.rows is None or found.rows.axis == (site.rank(0) or 0) - 1:
-        return found if isinstance(found, Opaque) else site.opaque("the examples lie along the axis of its vectors")
+    if isinstance(found, UnknownFact) or found.rows is None or found.rows.axis == (site.rank(0) or 0) - 1:
+        return (
+            found if isinstance(found, UnknownFact) else site.opaque("the examples lie along the axis of its vectors")
+        )
     return replace(found, factors=times(factors_of(operands[0]), factors_of(operands[1])))
 
 
-def set_diagonal(site: Site) -> Fact:
+def set_diagonal(site: OpContext) -> Fact:
     """MatrixSetDiagV3: matrix and diagonal have the same leading axes."""
     forms = site.forms(0, 1)
-    if isinstance(forms, Opaque):
+    if isinstance(forms, UnknownFact):
         return forms
     matrix, diagonal = forms
     if matrix.is_same and diagonal.is_same:

@@ -8,9 +8,9 @@ from autodist.graph.ops import linear_operands
 from autodist.graph.propagation.arithmetic import nonlinear
 from autodist.graph.propagation.combine import in_one_order, weakest
 from autodist.graph.propagation.factors import power, times
-from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Statistic, form_of, is_noise
+from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Recovery, Statistic, UnknownFact, form_of, is_noise
+from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 from autodist.graph.propagation.shuffles import sorted_places
-from autodist.graph.propagation.site import Rule, Site, op_names
 
 
 def is_same_for_all(fact: Fact) -> bool:
@@ -18,11 +18,11 @@ def is_same_for_all(fact: Fact) -> bool:
     return form_of(fact) == SAME or is_noise(fact)
 
 
-def first_axis_by_itself(site: Site) -> Fact:
+def first_axis_by_itself(site: OpContext) -> Fact:
     """Convolutions and pooling: each entry of the first axis by itself, with parameters that are the same."""
     form = site.form(0)
-    if isinstance(form, Opaque):
-        return form if all(form_of(fact) == SAME for fact in site.facts[1:]) else Opaque(form.reason)
+    if isinstance(form, UnknownFact):
+        return form if all(form_of(fact) == SAME for fact in site.facts[1:]) else UnknownFact(form.reason)
     if not all(map(is_same_for_all, site.facts[1:])):
         return site.opaque("its parameters are not the same on all replicas")
     if form.rows is None:
@@ -33,18 +33,18 @@ def first_axis_by_itself(site: Site) -> Fact:
     return site.opaque("the examples are not along its first axis")
 
 
-def transposed_convolution(site: Site) -> Fact:
+def transposed_convolution(site: OpContext) -> Fact:
     """Conv2DBackpropInput as a layer: sizes, filter, input."""
     sizes, value = site.dims(0), site.form(2)
-    if isinstance(value, Opaque):
-        return Opaque(value.reason)
+    if isinstance(value, UnknownFact):
+        return UnknownFact(value.reason)
     fits = site.facts[1] == SAME and value.rows is not None and value.rows.axis == 0
     if fits and sizes is not None and all(form.is_same for form in sizes.forms[1:]):
         return value
     return site.opaque("its filter or sizes are not the same on all replicas, or the examples not along its first axis")
 
 
-def along_last_axis(site: Site) -> Fact | list[Fact]:
+def along_last_axis(site: OpContext) -> Fact | list[Fact]:
     """Softmax and its like: a function of each row along the last axis."""
     form, rank = site.form(0), site.rank(0)
     if isinstance(form, Form) and form.rows is not None:
@@ -55,7 +55,7 @@ def along_last_axis(site: Site) -> Fact | list[Fact]:
     return nonlinear(site, [0])
 
 
-def top_k(site: Site) -> Fact | list[Fact]:
+def top_k(site: OpContext) -> Fact | list[Fact]:
     """TopK: the largest of each row along the last axis; of a batch, in which order its examples are."""
     form = site.form(0)
     places = sorted_places(site) if isinstance(form, Form) and form.rows is not None else None
@@ -64,10 +64,10 @@ def top_k(site: Site) -> Fact | list[Fact]:
     return along_last_axis(site)
 
 
-def bias_add(site: Site) -> Fact:
+def bias_add(site: OpContext) -> Fact:
     """BiasAdd: the bias lies along the channels."""
     value, bias = site.form(0), site.form(1)
-    if isinstance(value, Opaque) or isinstance(bias, Opaque):
+    if isinstance(value, UnknownFact) or isinstance(bias, UnknownFact):
         return weakest([value, bias]) or site.opaque("its input is not known")
     if value.rows is None:
         return SAME if value.is_same and bias.is_same else site.opaque("it adds a bias to a sum over the batch")
@@ -77,7 +77,7 @@ def bias_add(site: Site) -> Fact:
     return site.opaque("its bias lies along the batch, or its input is scaled by sums over the batch")
 
 
-def cross_entropy(site: Site) -> Fact:
+def cross_entropy(site: OpContext) -> Fact:
     """SoftmaxCrossEntropyWithLogits: [examples, classes] twice gives [examples] and their gradients."""
     joined = nonlinear(site, [0, 1])
     if isinstance(joined, Form) and joined.rows is not None and joined.rows.axis != 0:
@@ -85,7 +85,7 @@ def cross_entropy(site: Site) -> Fact:
     return joined
 
 
-def sparse_cross_entropy(site: Site) -> Fact:
+def sparse_cross_entropy(site: OpContext) -> Fact:
     """SparseSoftmaxCrossEntropyWithLogits, InTopK: [examples, classes] and [examples]."""
     first, second = site.form(0), site.form(1)
     if first == SAME and second == SAME:
@@ -98,23 +98,23 @@ def sparse_cross_entropy(site: Site) -> Fact:
         paired = in_one_order(*(form.rows for form in both if form.rows is not None))
         if paired is not None and paired[0].axis == 0:
             return Form(paired[0], mixed_at=both[0].mixed_at or both[1].mixed_at or paired[1])
-    opaque = next((form for form in (first, second) if isinstance(form, Opaque)), None)
+    opaque = next((form for form in (first, second) if isinstance(form, UnknownFact)), None)
     if opaque is None:
         return site.opaque("its inputs do not both have the examples along the first axis")
     recovers = opaque.recovery is Recovery.BATCH_SHAPED and len(both) == 1
-    return both[0] if recovers and both[0].rows and both[0].rows.axis == 0 else Opaque(opaque.reason)
+    return both[0] if recovers and both[0].rows and both[0].rows.axis == 0 else UnknownFact(opaque.reason)
 
 
-def batch_norm(site: Site) -> Fact | list[Fact]:
+def batch_norm(site: OpContext) -> Fact | list[Fact]:
     """FusedBatchNorm: in training, rows that see one another, and statistics of the part.
 
     The second output is the part's mean; the variance and what is reserved for the gradient are no means.
     """
     form = site.form(0)
-    if isinstance(form, Opaque) or not all(form_of(fact) == SAME for fact in site.facts[1:]):
-        reason = form.reason if isinstance(form, Opaque) else site.opaque("its parameters are not the same").reason
-        keeps = isinstance(form, Opaque) and form.recovery is Recovery.BATCH_SHAPED
-        return [Opaque(reason, Recovery.BATCH_SHAPED if keeps else Recovery.NEVER), *[Opaque(reason)] * 5]
+    if isinstance(form, UnknownFact) or not all(form_of(fact) == SAME for fact in site.facts[1:]):
+        reason = form.reason if isinstance(form, UnknownFact) else site.opaque("its parameters are not the same").reason
+        keeps = isinstance(form, UnknownFact) and form.recovery is Recovery.BATCH_SHAPED
+        return [UnknownFact(reason, Recovery.BATCH_SHAPED if keeps else Recovery.NEVER), *[UnknownFact(reason)] * 5]
     channels = 1 if site.text("data_format").startswith("NC") else (site.rank(0) or 1) - 1
     if form.rows is None or form.rows.axis == channels or form.factors:
         return site.opaque("the examples lie along its channels, or its input is scaled by sums over the batch")

@@ -6,7 +6,7 @@ import numpy as np
 
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.facts import SAME, Coordinates, Fact, Form, Positions, form_of
-from autodist.graph.propagation.site import Rule, Site, tensor_name
+from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
 
 _SAME_ELEMENTS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS | Trait.REPEATS)
 
@@ -14,7 +14,7 @@ _SAME_ELEMENTS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS | Trait.REPEAT
 def with_numbers(rule: Rule) -> Rule:
     """A product or sum that may make coordinates of numbers: n[:, None] * [1, 0, 0], and what is added to that."""
 
-    def apply(site: Site) -> Fact | list[Fact]:
+    def apply(site: OpContext) -> Fact | list[Fact]:
         for index, fact in enumerate(site.facts):
             if isinstance(fact, Positions) and site.node.op == "Mul" and _spreads(site, index):
                 return Coordinates(fact)
@@ -27,14 +27,14 @@ def with_numbers(rule: Rule) -> Rule:
     return apply
 
 
-def _are_ones(site: Site, positions: Positions, index: int) -> bool:
+def _are_ones(site: OpContext, positions: Positions, index: int) -> bool:
     """Whether it multiplies by ones, one for each number, as `tf.meshgrid` does."""
     form = form_of(site.facts[index])
     fits = isinstance(form, Form) and not form.factors and form.base == positions.entries
     return fits and site.rank(0) == site.rank(1) == 1 and site.is_filled_with(index, 1)
 
 
-def _spreads(site: Site, index: int) -> bool:
+def _spreads(site: OpContext, index: int) -> bool:
     """Whether a column of numbers is multiplied by [1, 0, …]."""
     shape, factors = site.shape(index), site.constant(1 - index)
     is_column = shape.rank == 2 and shape[1] == 1
@@ -43,7 +43,7 @@ def _spreads(site: Site, index: int) -> bool:
     )
 
 
-def _is_beside(site: Site, index: int) -> bool:
+def _is_beside(site: OpContext, index: int) -> bool:
     """Whether what is added names places of examples' own, the same for all replicas, and leaves the numbers alone."""
     form = form_of(site.facts[index])
     of_examples = isinstance(form, Form) and form.rows is not None and form.rows.axis == 0
@@ -51,7 +51,7 @@ def _is_beside(site: Site, index: int) -> bool:
     return is_known and _begins_with_zero(site, site.inputs[index])
 
 
-def _begins_with_zero(site: Site, tensor: str) -> bool:
+def _begins_with_zero(site: OpContext, tensor: str) -> bool:
     """Whether the first element along a tensor's last axis is zero everywhere."""
     value = site.scope.constant(tensor)
     if value is not None:
@@ -62,13 +62,13 @@ def _begins_with_zero(site: Site, tensor: str) -> bool:
         return False
     source = tensor_name(node.input[0])
     if node.op == "Pack" and node.attr["axis"].i in (rank - 1, -1):
-        return Site(node, [source], [], site.scope).is_zero(0)
+        return OpContext(node, [source], [], site.scope).is_zero(0)
     if node.op not in _SAME_ELEMENTS or not _keeps_last_axis(site, node.op, tensor, source):
         return False
     return _begins_with_zero(site, source)
 
 
-def _keeps_last_axis(site: Site, op: str, tensor: str, source: str) -> bool:
+def _keeps_last_axis(site: OpContext, op: str, tensor: str, source: str) -> bool:
     """Whether the last axis is that of the source, neither new nor repeated."""
     lengths = [site.scope.shape(name) for name in (tensor, source)]
     if op == "ExpandDims":
@@ -78,7 +78,7 @@ def _keeps_last_axis(site: Site, op: str, tensor: str, source: str) -> bool:
     return bool(lengths[0].rank and lengths[1].rank) and lengths[0][-1] == lengths[1][-1] is not None
 
 
-def expanded(site: Site, coordinates: Coordinates) -> Fact:
+def expanded(site: OpContext, coordinates: Coordinates) -> Fact:
     """ExpandDims: another axis between the examples and the positions."""
     axis, rank = site.scalar(1), site.rank(0)
     if axis is not None and rank is not None and 1 <= (axis if axis >= 0 else axis + rank + 1) < rank:

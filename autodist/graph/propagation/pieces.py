@@ -18,31 +18,31 @@ from autodist.graph.propagation.facts import (
     Dims,
     Fact,
     Form,
-    Opaque,
     Positions,
     Rows,
     Statistic,
+    UnknownFact,
     elements_of,
     form_of,
     with_axis,
 )
 from autodist.graph.propagation.kinds import Elements
 from autodist.graph.propagation.layout import BEHIND
+from autodist.graph.propagation.op_context import OpContext, Rule
 from autodist.graph.propagation.sampling import put_behind
-from autodist.graph.propagation.site import Rule, Site
 
 
-def concat(site: Site) -> Fact:
+def concat(site: OpContext) -> Fact:
     """ConcatV2: the axis is the last input."""
     return _concat(site, range(len(site.facts) - 1), len(site.facts) - 1)
 
 
-def concat_old(site: Site) -> Fact:
+def concat_old(site: OpContext) -> Fact:
     """Concat: the axis is the first input."""
     return _concat(site, range(1, len(site.facts)), 0)
 
 
-def _concat(site: Site, indices: Sequence[int], axis_index: int) -> Fact:
+def _concat(site: OpContext, indices: Sequence[int], axis_index: int) -> Fact:
     if any(isinstance(site.facts[index], Dims) for index in indices):
         return _dims_of(site, indices)
     axis = site.scalar(axis_index)
@@ -63,7 +63,7 @@ def _concat(site: Site, indices: Sequence[int], axis_index: int) -> Fact:
     return _stacked_rows(site, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
 
 
-def _put_together(site: Site, indices: Sequence[int], axis: int | None) -> Fact | None:
+def _put_together(site: OpContext, indices: Sequence[int], axis: int | None) -> Fact | None:
     """Columns of entries' positions; rows with what belongs to no example behind them; None where it is neither."""
     if axis in (1, -1) and site.rank(indices[0]) == 2:
         return with_columns(site, indices)
@@ -74,7 +74,7 @@ def _put_together(site: Site, indices: Sequence[int], axis: int | None) -> Fact 
     return None
 
 
-def _beside(site: Site, forms: Sequence[Form | Statistic | Opaque]) -> Fact:
+def _beside(site: OpContext, forms: Sequence[Form | Statistic | UnknownFact]) -> Fact:
     """Rows of the same examples, put together along another axis than theirs."""
     known = [form for form in forms if isinstance(form, Form) and form.rows]
     mixed = next((form.mixed_at for form in known if form.mixed_at), None)
@@ -88,7 +88,7 @@ def _beside(site: Site, forms: Sequence[Form | Statistic | Opaque]) -> Fact:
     return replace(known[0], base=found, mixed_at=mixed)
 
 
-def _stacked_rows(site: Site, form: Form, parts: list[Rows]) -> Fact:
+def _stacked_rows(site: OpContext, form: Form, parts: list[Rows]) -> Fact:
     """All examples of one tensor, then all of another: sums and means stay what they are, the order does not."""
     sizes = [part.per for part in parts if part.per is not None]
     if len(sizes) < len(parts):
@@ -98,7 +98,9 @@ def _stacked_rows(site: Site, form: Form, parts: list[Rows]) -> Fact:
     return replace(form, base=replace(form.rows, per=sum(sizes, Fraction(0)), order=order))
 
 
-def _of_different_numbers(site: Site, forms: Sequence[Form | Statistic | Opaque], axis: int | None) -> Form | None:
+def _of_different_numbers(
+    site: OpContext, forms: Sequence[Form | Statistic | UnknownFact], axis: int | None
+) -> Form | None:
     """Rows of examples and, behind them, other things that examples have, masked tokens say: they are counted anew."""
     known = [form for form in forms if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0]
     if axis != 0 or len(known) < len(forms) or len({form.factors for form in known}) != 1:
@@ -110,12 +112,12 @@ def _of_different_numbers(site: Site, forms: Sequence[Form | Statistic | Opaque]
     return Form(counted, known[0].factors, next((form.mixed_at for form in known if form.mixed_at), None))
 
 
-def _alike(site: Site, forms: list[Form | Statistic | Opaque]) -> Form | Statistic | Opaque:
+def _alike(site: OpContext, forms: list[Form | Statistic | UnknownFact]) -> Form | Statistic | UnknownFact:
     """What all inputs are; their rows may differ in order."""
     first = forms[0]
     for form in forms:
-        if isinstance(form, (Opaque, Statistic)):
-            return form if isinstance(form, Opaque) else site.opaque(form.reason)
+        if isinstance(form, (UnknownFact, Statistic)):
+            return form if isinstance(form, UnknownFact) else site.opaque(form.reason)
     assert isinstance(first, Form)
     known = [form for form in forms if isinstance(form, Form)]
     if len({_without_order(form) for form in known}) == 1:
@@ -132,17 +134,17 @@ def _without_order(form: Form) -> object:
     return (form.rows.axis, form.rows.count, form.factors)
 
 
-def _dims_of(site: Site, indices: Sequence[int]) -> Fact:
+def _dims_of(site: OpContext, indices: Sequence[int]) -> Fact:
     """Integers of shapes put together to one vector."""
     dims = [site.dims(index) for index in indices]
     if any(entry is None for entry in dims):
-        opaque = next((fact for fact in site.facts if isinstance(fact, Opaque)), None)
-        return Opaque(opaque.reason) if opaque else site.opaque("it builds a shape from what is not known")
+        opaque = next((fact for fact in site.facts if isinstance(fact, UnknownFact)), None)
+        return UnknownFact(opaque.reason) if opaque else site.opaque("it builds a shape from what is not known")
     forms = tuple(form for entry in dims if entry for form in entry.forms)
     return Dims(forms, tuple(value for entry in dims if entry for value in entry.values))
 
 
-def pack(site: Site) -> Fact:
+def pack(site: OpContext) -> Fact:
     """Pack (stack): a new axis."""
     indices = range(len(site.facts))
     if any(isinstance(fact, Dims) for fact in site.facts):
@@ -166,7 +168,7 @@ def pack(site: Site) -> Fact:
     return with_axis(beside, beside.rows.axis + (axis <= beside.rows.axis))
 
 
-def _columns(site: Site, first: Positions) -> Fact:
+def _columns(site: OpContext, first: Positions) -> Fact:
     """Numbers of rows, and what else says where entries stand, as rows or as columns of a matrix."""
     columns = first if len(site.facts) == 1 else with_columns(site, range(len(site.facts)))
     if columns is None:
@@ -174,7 +176,7 @@ def _columns(site: Site, first: Positions) -> Fact:
     return ByColumn(columns, len(site.facts)) if site.number("axis") == 0 else columns
 
 
-def unpack(site: Site) -> Fact | list[Fact]:
+def unpack(site: OpContext) -> Fact | list[Fact]:
     """Unpack (unstack): drops an axis."""
     fact, number = site.facts[0], site.number("num")
     if isinstance(fact, Dims) and not fact.is_scalar:
@@ -191,17 +193,17 @@ def unpack(site: Site) -> Fact | list[Fact]:
     return [with_axis(form, form.rows.axis - (axis % rank < form.rows.axis))] * number
 
 
-def split(site: Site) -> Fact | list[Fact]:
+def split(site: OpContext) -> Fact | list[Fact]:
     """Split: axis, value."""
     return _split(site, 1, 0, site.number("num_split"))
 
 
-def split_by_sizes(site: Site) -> Fact | list[Fact]:
+def split_by_sizes(site: OpContext) -> Fact | list[Fact]:
     """SplitV: value, sizes, axis."""
     return _split(site, 0, 2, site.number("num_split"))
 
 
-def _split(site: Site, data: int, axis_index: int, number: int) -> Fact | list[Fact]:
+def _split(site: OpContext, data: int, axis_index: int, number: int) -> Fact | list[Fact]:
     fact = site.facts[data]
     if isinstance(fact, Dims) and not fact.is_scalar and site.node.op == "SplitV":
         return _parts_of_dims(site, fact)
@@ -225,7 +227,7 @@ def _split(site: Site, data: int, axis_index: int, number: int) -> Fact | list[F
     return list(parts) if parts else [apart] * number
 
 
-def _parts_of_dims(site: Site, dims: Dims) -> list[Fact]:
+def _parts_of_dims(site: OpContext, dims: Dims) -> list[Fact]:
     """Integers of a shape, taken apart by sizes of which one may be what is left."""
     sizes = site.elements(1)
     if sizes is None or None in sizes or sizes.count(-1) > 1:

@@ -11,17 +11,17 @@ from autodist.graph.propagation.facts import (
     Coordinates,
     Fact,
     Form,
-    Opaque,
     Positions,
     Rows,
+    UnknownFact,
     elements_of,
     form_of,
 )
 from autodist.graph.propagation.lengths import length
-from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
+from autodist.graph.propagation.op_context import OpContext, Rule, op_names, tensor_name
 
 
-def all_rows(site: Site) -> Positions | None:
+def all_rows(site: OpContext) -> Positions | None:
     """What `range(shape(x)[0])` numbers: all rows of x."""
     if not site.is_zero(0) or site.scalar(2) != 1:
         return None
@@ -34,7 +34,7 @@ def numbers_all(positions: Positions, form: Fact) -> bool:
     return isinstance(form, Form) and positions.entries == positions.within == form.base
 
 
-def element_of_each(site: Site) -> Fact | None:
+def element_of_each(site: OpContext) -> Fact | None:
     """GatherNd of [number of the example, …]: of each example the element that the other columns name."""
     params, columns = site.form(0), _columns(site, site.inputs[1])
     if not columns or not isinstance(params, Form) or not isinstance(columns[0], Positions):
@@ -48,7 +48,7 @@ def element_of_each(site: Site) -> Fact | None:
     return params
 
 
-def _columns(site: Site, tensor: str) -> list[Fact]:
+def _columns(site: OpContext, tensor: str) -> list[Fact]:
     """What stands in the columns of a matrix that is put together from columns; empty where it is not."""
     node = site.scope.producer(tensor)
     if node is None:
@@ -62,12 +62,12 @@ def _columns(site: Site, tensor: str) -> list[Fact]:
     return []
 
 
-def crop_of_each(site: Site) -> Fact:
+def crop_of_each(site: OpContext) -> Fact:
     """CropAndResize: images, boxes, the number of each box's image."""
     images, boxes, numbers = site.form(0), site.form(1), site.facts[2]
     for form in (images, boxes):
-        if isinstance(form, Opaque):
-            return Opaque(form.reason)
+        if isinstance(form, UnknownFact):
+            return UnknownFact(form.reason)
     assert isinstance(boxes, Form)
     if isinstance(numbers, Positions) and numbers_all(numbers, images) and boxes.rows is not None:
         alike = (boxes.rows.axis, boxes.rows.count, boxes.rows.order) == (0, numbers.entries.count, ())
@@ -76,13 +76,13 @@ def crop_of_each(site: Site) -> Fact:
     return site.opaque("it crops images that it finds by their position in the part")
 
 
-def divide(site: Site) -> Fact | list[Fact]:
+def divide(site: OpContext) -> Fact | list[Fact]:
     """DynamicPartition: the rows of each class, as a mask takes them, or their numbers."""
     numbers, classes, number = site.facts[0], site.form(1), site.number("num_partitions")
     data = Form(numbers.entries) if isinstance(numbers, Positions) else site.form(0)
     for form in (data, classes):
-        if isinstance(form, Opaque):
-            return Opaque(form.reason)
+        if isinstance(form, UnknownFact):
+            return UnknownFact(form.reason)
     assert isinstance(data, Form) and isinstance(classes, Form)
     fits = data.rows is not None and classes.rows is not None and same_rows(data.rows, classes.rows)
     if not fits or data.rows is None or data.rows.axis != 0 or site.rank(1) != 1 or classes.factors:
@@ -95,12 +95,12 @@ def divide(site: Site) -> Fact | list[Fact]:
     return [Form(part, data.factors, data.mixed_at or classes.mixed_at) for part in parts]
 
 
-def _of_class(site: Site, number: int, index: int) -> Rows:
+def _of_class(site: OpContext, number: int, index: int) -> Rows:
     """The rows of a class, which are the same ones whatever is divided by these classes."""
     return elements_of(site.scope.same_as(("class", site.inputs[1], number, index), site.named(index)))
 
 
-def put_back(site: Site) -> Form | None:
+def put_back(site: OpContext) -> Form | None:
     """DynamicStitch of what was made of the rows of each class, by their numbers: all rows, where they were before."""
     half = len(site.facts) // 2
     within = _all_that_was_divided(site, half)
@@ -116,7 +116,7 @@ def put_back(site: Site) -> Form | None:
     return Form(within, forms[0].factors, next((form.mixed_at for form in forms if form.mixed_at), None))
 
 
-def _all_that_was_divided(site: Site, number: int) -> Rows | None:
+def _all_that_was_divided(site: OpContext, number: int) -> Rows | None:
     """The rows whose numbers the first inputs are, each in one of them: all classes of one division, in its order."""
     sources = [_origin(site, tensor) for tensor in site.inputs[:number]]
     node = site.scope.producer(sources[0])
@@ -128,13 +128,13 @@ def _all_that_was_divided(site: Site, number: int) -> Rows | None:
     return divided.within if isinstance(divided, Positions) and is_all else None
 
 
-def _origin(site: Site, tensor: str) -> str:
+def _origin(site: OpContext, tensor: str) -> str:
     while (node := site.scope.producer(tensor)) is not None and node.op in having(Trait.SAME):
         tensor = tensor_name(node.input[0])
     return tensor
 
 
-def scatter_beside(site: Site) -> Fact:
+def scatter_beside(site: OpContext) -> Fact:
     """TensorScatterAdd and its like: elements put into rows of examples at places that are the same for all examples.
 
     The indices name places along the first axes; behind these the examples lie, in the tensor and in what is put in.
@@ -142,7 +142,7 @@ def scatter_beside(site: Site) -> Fact:
     if isinstance(site.facts[1], Positions | Coordinates):
         return _scatter_to_own(site, site.facts[1])
     forms, indices, rank = site.forms(0, 1, 2), site.shape(1), site.rank(1)
-    if isinstance(forms, Opaque):
+    if isinstance(forms, UnknownFact):
         return forms
     tensor, places, given = forms
     depth = indices[-1] if rank else None
@@ -155,10 +155,10 @@ def scatter_beside(site: Site) -> Fact:
     return replace(tensor, mixed_at=tensor.mixed_at or given.mixed_at)
 
 
-def _scatter_to_own(site: Site, places: Positions | Coordinates) -> Fact:
+def _scatter_to_own(site: OpContext, places: Positions | Coordinates) -> Fact:
     """Elements put where a mask over the same rows holds: each into the row of its own example."""
     forms = site.forms(0, 2)
-    if isinstance(forms, Opaque):
+    if isinstance(forms, UnknownFact):
         return forms
     tensor, given = forms
     positions = places.positions if isinstance(places, Coordinates) else places

@@ -13,25 +13,25 @@ from autodist.graph.propagation.facts import (
     SAME,
     Base,
     Dims,
+    Extremum,
     Fact,
     Form,
-    Opaque,
-    Reduction,
     Rows,
     Statistic,
+    UnknownFact,
     form_of,
     with_axis,
 )
 from autodist.graph.propagation.kinds import ReducedBy
 from autodist.graph.propagation.lengths import length
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.op_context import OpContext, Rule
 
 
-def reduce_sum(site: Site) -> Fact:
+def reduce_sum(site: OpContext) -> Fact:
     return _linear_reduction(site, is_mean=False)
 
 
-def reduce_mean(site: Site) -> Fact:
+def reduce_mean(site: OpContext) -> Fact:
     return _linear_reduction(site, is_mean=True)
 
 
@@ -43,14 +43,14 @@ def reduced(by: ReducedBy | None) -> Rule:
 def extreme(by: ReducedBy) -> Rule:
     """Max, Min: of equal lengths it is each."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         counted = _one_length(site)
         return _reduced(site, by) if counted is None else counted
 
     return apply
 
 
-def _reduced(site: Site, by: ReducedBy | None) -> Fact:
+def _reduced(site: OpContext, by: ReducedBy | None) -> Fact:
     form = form_of(site.facts[0])
     if not isinstance(form, Form) or form.rows is None:
         return _without_rows(site, form)
@@ -60,12 +60,12 @@ def _reduced(site: Site, by: ReducedBy | None) -> Fact:
     return _reduction(site, form, by) if form.rows.axis in axes else _kept(site, form, axes)
 
 
-def _reduction(site: Site, form: Form, by: ReducedBy | None) -> Reduction | Opaque:
+def _reduction(site: OpContext, form: Form, by: ReducedBy | None) -> Extremum | UnknownFact:
     no_sum = site.opaque(_NO_SUM)
-    return no_sum if by is None else Reduction(by, no_sum.reason, form.mixed_at)
+    return no_sum if by is None else Extremum(by, no_sum.reason, form.mixed_at)
 
 
-def _one_length(site: Site) -> Dims | None:
+def _one_length(site: OpContext) -> Dims | None:
     """The greatest or smallest of several lengths that are the same number of rows."""
     fact = site.facts[0]
     if not isinstance(fact, Dims) or not fact.forms:
@@ -74,7 +74,7 @@ def _one_length(site: Site) -> Dims | None:
     return Dims(fact.forms[:1], fact.values[:1], True) if len(counted) == 1 and None not in counted else None
 
 
-def reduce_product(site: Site) -> Fact:
+def reduce_product(site: OpContext) -> Fact:
     """The product of a shape's elements is a count; other products are like Max."""
     fact = site.facts[0]
     if not isinstance(fact, Dims) or any(form.base is not Base.SAME for form in fact.forms):
@@ -87,7 +87,7 @@ def reduce_product(site: Site) -> Fact:
     return Dims((Form(factors=factors),), (value,), True)
 
 
-def half_squared_norm(site: Site) -> Fact:
+def half_squared_norm(site: OpContext) -> Fact:
     """L2Loss: a sum over all elements of their squares."""
     form = site.form(0)
     if isinstance(form, Form) and form.rows is not None and not form.factors:
@@ -98,7 +98,7 @@ def half_squared_norm(site: Site) -> Fact:
 def of_segments(by: ReducedBy) -> Rule:
     """Greatest, smallest, product of the rows of a segment: as sums of segments, but joined in their own way."""
 
-    def apply(site: Site) -> Fact:
+    def apply(site: OpContext) -> Fact:
         found = sum_of_segments(site)
         if not isinstance(found, Form) or found.base is not Base.ADDED:
             return found
@@ -107,7 +107,7 @@ def of_segments(by: ReducedBy) -> Rule:
     return apply
 
 
-def sum_of_segments(site: Site) -> Fact:
+def sum_of_segments(site: OpContext) -> Fact:
     """Rows added up by segment: a row for each example, where segments are examples; else a sum over the batch for each
     segment, if segments mean the same everywhere.
     """
@@ -115,7 +115,7 @@ def sum_of_segments(site: Site) -> Fact:
     if of_examples is not None:
         return of_examples
     data, segments = site.form(0), site.form(1)
-    if any(isinstance(fact, Opaque) for fact in (data, segments)):
+    if any(isinstance(fact, UnknownFact) for fact in (data, segments)):
         return site.opaque("its data or its segments are not known to be rows of examples")
     assert isinstance(data, Form) and isinstance(segments, Form)
     if segments == SAME and data.rows is not None:
@@ -129,7 +129,7 @@ def sum_of_segments(site: Site) -> Fact:
     return site.opaque("its data and its segments do not have the examples along the first axis")
 
 
-def _linear_reduction(site: Site, is_mean: bool) -> Fact:
+def _linear_reduction(site: OpContext, is_mean: bool) -> Fact:
     form = form_of(site.facts[0])
     if not isinstance(form, Form) or form.rows is None:
         return _without_rows(site, form, is_linear=True)
@@ -143,23 +143,23 @@ def _linear_reduction(site: Site, is_mean: bool) -> Fact:
     return site.additive(reduced) if site.output_shape().rank == 0 else reduced
 
 
-def _without_rows(site: Site, form: Form | Statistic | Opaque, is_linear: bool = False) -> Fact:
+def _without_rows(site: OpContext, form: Form | Statistic | UnknownFact, is_linear: bool = False) -> Fact:
     """Reductions of what has no batch axis: linear ones keep sums, others keep only what is the same."""
-    if isinstance(form, Opaque):
-        return Opaque(form.reason)
+    if isinstance(form, UnknownFact):
+        return UnknownFact(form.reason)
     if isinstance(form, Statistic):
         return form
     if form.is_same:
         return form
     if not is_linear:
         reason = site.opaque("a function of sums or means over the batch that is neither itself").reason
-        return Statistic(reason) if form.degree == 0 else Opaque(reason)
+        return Statistic(reason) if form.degree == 0 else UnknownFact(reason)
     if form.base is Base.ADDED and site.output_shape().rank == 0:
         return site.additive(form)
     return form
 
 
-def _kept(site: Site, form: Form, axes: set[int]) -> Fact:
+def _kept(site: OpContext, form: Form, axes: set[int]) -> Fact:
     """Rows after other axes were reduced."""
     assert isinstance(form.base, Rows)
     if site.flag("keep_dims"):
@@ -167,7 +167,7 @@ def _kept(site: Site, form: Form, axes: set[int]) -> Fact:
     return with_axis(form, form.base.axis - sum(axis < form.base.axis for axis in axes))
 
 
-def _axes(site: Site) -> set[int] | None:
+def _axes(site: OpContext) -> set[int] | None:
     """The axes that are reduced, counted from 0; None if they are not known."""
     rank = site.rank(0)
     if _is_all_axes(site):
@@ -179,7 +179,7 @@ def _axes(site: Site) -> set[int] | None:
     return axes if None not in values else None
 
 
-def _is_all_axes(site: Site) -> bool:
+def _is_all_axes(site: OpContext) -> bool:
     """`range(rank(x))`, what TensorFlow writes where the rank is not known when the graph is made."""
     node = site.scope.producer(site.inputs[1])
     if node is None or node.op != "Range":
@@ -189,7 +189,7 @@ def _is_all_axes(site: Site) -> bool:
     return limit is not None and limit.op == "Rank" and start is not None and not np.any(start)
 
 
-def _every_axis(site: Site) -> set[int]:
+def _every_axis(site: OpContext) -> set[int]:
     form = form_of(site.facts[0])
     assert isinstance(form, Form) and form.rows is not None
     return {form.rows.axis}

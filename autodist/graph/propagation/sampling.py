@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.graph.propagation.facts import SAME, Fact, Followed, Form, Opaque, Positions, Recovery, Rows, elements_of
+from autodist.graph.propagation.facts import (
+    SAME,
+    Fact,
+    Followed,
+    Form,
+    Positions,
+    Recovery,
+    Rows,
+    UnknownFact,
+    elements_of,
+)
 from autodist.graph.propagation.lengths import is_length_of, length
-from autodist.graph.propagation.site import Rule, Site, op_names
+from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 
 
-def sample(site: Site) -> list[Fact]:
+def sample(site: OpContext) -> list[Fact]:
     """Candidate samplers: classes, how often each true class and each of these classes is to be expected."""
     drawn: Fact = site.opaque("classes that each replica draws for itself", Recovery.ALWAYS)
     expected = _expected(site)
     return [drawn, drawn if isinstance(expected, Form) and expected.is_same else expected, drawn]
 
 
-def sample_all(site: Site) -> list[Fact]:
+def sample_all(site: OpContext) -> list[Fact]:
     """AllCandidateSampler: every class, one after the other."""
     return [SAME, _expected(site), SAME]
 
 
-def sample_by_counts(site: Site) -> list[Fact]:
+def sample_by_counts(site: OpContext) -> list[Fact]:
     """LearnedUnigramCandidateSampler: classes as often as the replica's own labels had them in the steps before."""
     drawn, expected, _ = sample(site)
     if isinstance(expected, Form):
@@ -29,19 +39,19 @@ def sample_by_counts(site: Site) -> list[Fact]:
     return [drawn, expected, drawn]
 
 
-def _expected(site: Site) -> Form | Opaque:
+def _expected(site: OpContext) -> Form | UnknownFact:
     true = site.form(0)
     if isinstance(true, Form) and true.factors:
         return site.opaque("its true classes are scaled by sums over the batch")
-    return true if isinstance(true, Form) else Opaque(true.reason)
+    return true if isinstance(true, Form) else UnknownFact(true.reason)
 
 
-def accidental_hits(site: Site) -> list[Fact]:
+def accidental_hits(site: OpContext) -> list[Fact]:
     """ComputeAccidentalHits: of each sampled class that is a true one: the example's number, its place, a weight."""
     true, sampled = site.form(0), site.form(1)
     known = isinstance(true, Form) and true.rows is not None and true.rows.axis == 0 and not true.factors
     if not known or not is_same_or_noise(sampled):
-        reason = true.reason if isinstance(true, Opaque) else "its true classes are not those of the examples"
+        reason = true.reason if isinstance(true, UnknownFact) else "its true classes are not those of the examples"
         return [site.opaque(reason)] * 3
     assert isinstance(true, Form) and true.rows is not None
     hits = elements_of(site.named())
@@ -50,11 +60,11 @@ def accidental_hits(site: Site) -> list[Fact]:
             else Positions(true.rows, hits), each, each]  # fmt: skip
 
 
-def is_same_or_noise(form: Form | Opaque) -> bool:
-    return form.recovery is Recovery.ALWAYS if isinstance(form, Opaque) else form.is_same
+def is_same_or_noise(form: Form | UnknownFact) -> bool:
+    return form.recovery is Recovery.ALWAYS if isinstance(form, UnknownFact) else form.is_same
 
 
-def put_behind(site: Site, first: int, second: int, axis: int) -> Followed | None:
+def put_behind(site: OpContext, first: int, second: int, axis: int) -> Followed | None:
     """Rows put together along their axis with what belongs to no example; None where it is something else."""
     rows, rest = site.form(first), site.form(second)
     if not isinstance(rows, Form) or rows.rows is None or rows.factors or rows.rows.order or rows.rows.axis != axis:
@@ -64,7 +74,7 @@ def put_behind(site: Site, first: int, second: int, axis: int) -> Followed | Non
     return Followed(rows, rest, site.shape(first)[0])
 
 
-def of_both(rule: Rule, site: Site, index: int) -> Fact:
+def of_both(rule: Rule, site: OpContext, index: int) -> Fact:
     """What a rule makes of rows and of what stands behind them, each by itself; it has to leave them on their axis."""
     followed = site.facts[index]
     assert isinstance(followed, Followed)
@@ -72,16 +82,16 @@ def of_both(rule: Rule, site: Site, index: int) -> Fact:
     keeps = isinstance(first, Form) and first.rows is not None and replace(first.rows, per=None) == replace(
         followed.first.rows or Rows(0), per=None
     )  # fmt: skip
-    if keeps and isinstance(first, Form) and isinstance(rest, Form | Opaque) and is_same_or_noise(rest):
+    if keeps and isinstance(first, Form) and isinstance(rest, Form | UnknownFact) and is_same_or_noise(rest):
         return Followed(first, rest, followed.length)
     return site.opaque("it does not keep rows of examples apart from what stands behind them")
 
 
-def _with(site: Site, index: int, fact: Fact) -> Site:
+def _with(site: OpContext, index: int, fact: Fact) -> OpContext:
     return replace(site, facts=[*site.facts[:index], fact, *site.facts[index + 1 :]])
 
 
-def one_part(site: Site) -> Fact:
+def one_part(site: OpContext) -> Fact:
     """Slice, where it takes just the rows, or just what stands behind them."""
     followed = site.facts[0]
     assert isinstance(followed, Followed)
@@ -97,7 +107,7 @@ def one_part(site: Site) -> Fact:
     return site.opaque("it takes other rows than those of examples, or than those behind them")
 
 
-def _ends(site: Site, index: int, followed: Followed) -> bool:
+def _ends(site: OpContext, index: int, followed: Followed) -> bool:
     """Whether the first element of an input is where the rows end."""
     assert followed.first.rows is not None
     if followed.length is not None and length(site, index) == followed.length:

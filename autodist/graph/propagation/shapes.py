@@ -14,49 +14,49 @@ from autodist.graph.propagation.facts import (
     Dims,
     Fact,
     Form,
-    Opaque,
     Recovery,
     Rows,
     Statistic,
+    UnknownFact,
     form_of,
     rows_of,
 )
 from autodist.graph.propagation.lengths import length_in_order
+from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
 from autodist.graph.propagation.positions import all_rows, put_back
-from autodist.graph.propagation.site import Rule, Site, tensor_name
 
 
-def shape(site: Site) -> Fact:
+def shape(site: OpContext) -> Fact:
     """The lengths of all axes: the batch's counts rows, the others are the same everywhere."""
     return _shape_of(site, 0)
 
 
-def shapes(site: Site) -> list[Fact]:
+def shapes(site: OpContext) -> list[Fact]:
     """ShapeN."""
     return [_shape_of(site, index) for index in range(len(site.facts))]
 
 
-def size(site: Site) -> Fact:
+def size(site: OpContext) -> Fact:
     """The number of all elements."""
     form = form_of(rows_of(site.facts[0]))
     known = site.shape(0).num_elements()
-    if isinstance(form, Opaque) and known is None:
+    if isinstance(form, UnknownFact) and known is None:
         return site.opaque(f"the size of what is not known: {form.reason}")
     if isinstance(form, Form) and form.rows is not None:
         return Dims((Form(factors=power(form.rows.count, 1)),), (known,), True)
     return Dims((SAME,), (known,), True)
 
 
-def rank(site: Site) -> Fact:
+def rank(site: OpContext) -> Fact:
     """The number of axes."""
     return Dims((SAME,), (site.rank(0),), True)
 
 
-def _shape_of(site: Site, index: int) -> Fact:
+def _shape_of(site: OpContext, index: int) -> Fact:
     form = form_of(rows_of(site.facts[index]))
     known = site.shape(index)
     is_open = not known.is_fully_defined()
-    if isinstance(form, Opaque) and form.recovery is not Recovery.ALWAYS and is_open:
+    if isinstance(form, UnknownFact) and form.recovery is not Recovery.ALWAYS and is_open:
         return site.opaque(f"the shape of what is not known: {form.reason}")
     if known.rank is None:
         return SAME if not isinstance(form, Form) or form.rows is None else site.opaque("its input's rank is not known")
@@ -67,19 +67,19 @@ def _shape_of(site: Site, index: int) -> Fact:
     return Dims(tuple(forms), tuple(known.as_list()))
 
 
-def fill(site: Site) -> Fact:
+def fill(site: OpContext) -> Fact:
     """Fill: rows where its shape holds the batch."""
     return spread(site, site.dims(0), form_of(site.facts[1]))
 
 
-def empty(site: Site) -> Fact:
+def empty(site: OpContext) -> Fact:
     """Empty: zeros, where it says that memory is to be set."""
     if not site.flag("init"):
         return site.opaque("it holds whatever was in the memory")
     return spread(site, site.dims(0), SAME)
 
 
-def broadcast_to(site: Site) -> Fact:
+def broadcast_to(site: OpContext) -> Fact:
     """BroadcastTo: as if it were combined with something of the asked shape."""
     value = form_of(site.facts[0])
     dims = site.dims(1)
@@ -95,9 +95,9 @@ def broadcast_to(site: Site) -> Fact:
     return replace(value, base=replace(value.rows, axis=axis))
 
 
-def spread(site: Site, dims: Dims | None, value: Form | Statistic | Opaque) -> Fact:
+def spread(site: OpContext, dims: Dims | None, value: Form | Statistic | UnknownFact) -> Fact:
     """What has no batch axis, repeated over a shape that may hold one."""
-    if isinstance(value, Opaque):
+    if isinstance(value, UnknownFact):
         return value
     if dims is None:
         return site.opaque("the shape that it makes is not known")
@@ -109,14 +109,14 @@ def spread(site: Site, dims: Dims | None, value: Form | Statistic | Opaque) -> F
     return Form(batch, value.factors, value.mixed_at)
 
 
-def _spread_statistic(site: Site, value: Form | Statistic, batch: Rows) -> Fact:
+def _spread_statistic(site: OpContext, value: Form | Statistic, batch: Rows) -> Fact:
     is_mean = isinstance(value, Statistic) or value.degree == 0
     if is_mean and site.rank(0 if site.node.op == "BroadcastTo" else 1) not in (0, None):
         return Form(batch, mixed_at=site.node.name)
     return site.opaque("it repeats a sum over the batch for each example")
 
 
-def lengths_in_turn(site: Site, index: int) -> Dims | None:
+def lengths_in_turn(site: OpContext, index: int) -> Dims | None:
     """The lengths of several shapes, those of all first axes first: so the gradient of Tile takes repetitions apart."""
     flat = site.scope.producer(site.inputs[index])
     turned = _read_by(site, flat, "Reshape")
@@ -127,7 +127,7 @@ def lengths_in_turn(site: Site, index: int) -> Dims | None:
     if order is None or order.tolist() != [1, 0]:
         return None
     inputs = [tensor_name(name) for name in node.input if not name.startswith("^")]
-    packed = Site(node, inputs, [site.scope.fact(name) for name in inputs], site.scope)
+    packed = OpContext(node, inputs, [site.scope.fact(name) for name in inputs], site.scope)
     shapes = [packed.dims(k) for k in range(len(inputs))]
     known = [dims for dims in shapes if dims is not None and not dims.is_scalar]
     if packed.number("axis") != 0 or len(known) != len(shapes) or len({len(dims.forms) for dims in known}) != 1:
@@ -137,12 +137,12 @@ def lengths_in_turn(site: Site, index: int) -> Dims | None:
     return Dims(tuple(forms), tuple(values))
 
 
-def _read_by(site: Site, node: tf.compat.v1.NodeDef | None, op: str) -> tf.compat.v1.NodeDef | None:
+def _read_by(site: OpContext, node: tf.compat.v1.NodeDef | None, op: str) -> tf.compat.v1.NodeDef | None:
     """The node that makes what a node of some op reads first."""
     return None if node is None or node.op != op else site.scope.producer(tensor_name(node.input[0]))
 
 
-def _two_batches(site: Site) -> Opaque:
+def _two_batches(site: OpContext) -> UnknownFact:
     return site.opaque("the shape that it makes depends on the batch in another way than by one axis of examples")
 
 
@@ -156,7 +156,7 @@ def batch_of(dims: Dims) -> Rows | None:
     return Rows(axis, count, per=None) if isinstance(count, Count) else None
 
 
-def counted_batch(site: Site, index: int, dims: Dims) -> Rows | None:
+def counted_batch(site: OpContext, index: int, dims: Dims) -> Rows | None:
     """The one axis of an input's shape that counts rows, with how many there are for each example, if that is known.
 
     They stand as the rows whose shape it is, or as these stood before their examples changed places: what is made of
@@ -170,15 +170,15 @@ def counted_batch(site: Site, index: int, dims: Dims) -> Rows | None:
     return replace(batch, per=counted.per, order=counted.order if change is None else change.before)
 
 
-def ones_like(site: Site) -> Fact:
+def ones_like(site: OpContext) -> Fact:
     """OnesLike, ZerosLike: the shape matters, the values do not."""
     form = form_of(site.facts[0])
     if isinstance(form, Form) and form.rows is not None:
         return Form(form.rows)
-    return form if isinstance(form, Opaque) else SAME
+    return form if isinstance(form, UnknownFact) else SAME
 
 
-def stitch(site: Site) -> Fact:
+def stitch(site: OpContext) -> Fact:
     """DynamicStitch of rows, or of integers of shapes: the elements of each vector, put where its indices say."""
     if (rows := put_back(site)) is not None:
         return rows
@@ -199,7 +199,7 @@ def stitch(site: Site) -> Fact:
     return Dims(tuple(found[k][0] for k in range(len(found))), tuple(found[k][1] for k in range(len(found))))
 
 
-def broadcast_shapes(site: Site) -> Fact:
+def broadcast_shapes(site: OpContext) -> Fact:
     """BroadcastArgs: the shape that two shapes make when they are broadcast against one another."""
     left, right = site.dims(0), site.dims(1)
     if left is None or right is None:
@@ -215,7 +215,7 @@ def broadcast_shapes(site: Site) -> Fact:
     return Dims(tuple(forms), tuple(values))
 
 
-def concat_offsets(site: Site) -> list[Fact]:
+def concat_offsets(site: OpContext) -> list[Fact]:
     """ConcatOffset: where each part of a concatenation begins, for the slices that its gradient takes."""
     axis, dims = site.scalar(0), [site.dims(k) for k in range(1, len(site.facts))]
     if axis is None or any(entry is None for entry in dims):
@@ -238,15 +238,15 @@ def concat_offsets(site: Site) -> list[Fact]:
 def _of_shapes(rule: Rule) -> Rule:
     """A rule for integers of shapes; what is made of what is the same stays the same, be it a shape or not."""
 
-    def apply(site: Site) -> Fact | list[Fact]:
+    def apply(site: OpContext) -> Fact | list[Fact]:
         found = rule(site)
         are_same = all(form_of(fact) == SAME for fact in site.facts)
-        return SAME if are_same and isinstance(found, Opaque) else found
+        return SAME if are_same and isinstance(found, UnknownFact) else found
 
     return apply
 
 
-def arange(site: Site) -> Fact:
+def arange(site: OpContext) -> Fact:
     """Range, LinSpace: numbers of positions within the replica's part join in no way."""
     positions = all_rows(site) if site.node.op == "Range" else None
     if positions is not None:

@@ -6,10 +6,10 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.draws import are_drawn_alike
 from autodist.graph.propagation.facts import SAME, Fact, Form, Positions, Recovery, Shuffled, reordered
 from autodist.graph.propagation.lengths import is_length_of
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.op_context import OpContext, Rule
 
 
-def shuffle(site: Site) -> Fact:
+def shuffle(site: OpContext) -> Fact:
     """RandomShuffle, StatelessShuffle: along the first axis."""
     fact = site.facts[0]
     if isinstance(fact, Positions) and fact.entries == fact.within:
@@ -24,7 +24,7 @@ def shuffle(site: Site) -> Fact:
     return site.opaque("it shuffles sums or means over the batch") if isinstance(form, Form) else form
 
 
-def sorted_places(site: Site) -> Shuffled | None:
+def sorted_places(site: OpContext) -> Shuffled | None:
     """What TopK of a vector over the batch numbers, where it takes all of it, as `argsort` lets it."""
     form = site.form(0)
     if isinstance(form, Form) and form.rows is not None and site.rank(0) == 1 and not form.factors:
@@ -33,7 +33,7 @@ def sorted_places(site: Site) -> Shuffled | None:
     return None
 
 
-def in_order_of(site: Site, order: Shuffled) -> Fact:
+def in_order_of(site: OpContext, order: Shuffled) -> Fact:
     """Gather by an order: of the numbers of all rows again an order, of the rows themselves rows that meet others."""
     params = site.facts[0]
     if isinstance(params, Positions) and params.entries == params.within == order.within:
@@ -45,7 +45,7 @@ def in_order_of(site: Site, order: Shuffled) -> Fact:
     return site.opaque("it takes rows by the order of others, or elements that are no rows of the batch")
 
 
-def inverted(site: Site) -> Fact:
+def inverted(site: OpContext) -> Fact:
     """InvertPermutation."""
     fact = site.facts[0]
     if isinstance(fact, Shuffled):

@@ -13,19 +13,19 @@ from autodist.graph.propagation.facts import (
     Fact,
     Followed,
     Form,
-    Opaque,
     Positions,
     Rows,
+    UnknownFact,
     reordered,
     with_axis,
 )
 from autodist.graph.propagation.layout import count_of, moving
 from autodist.graph.propagation.lengths import is_length_of
+from autodist.graph.propagation.op_context import OpContext, Rule
 from autodist.graph.propagation.sampling import one_part
-from autodist.graph.propagation.site import Rule, Site
 
 
-def strided_slice(site: Site) -> Fact:
+def strided_slice(site: OpContext) -> Fact:
     fact = site.facts[0]
     if isinstance(fact, Dims) and not fact.is_scalar:
         return _slice_of_dims(site, fact)
@@ -37,23 +37,23 @@ def strided_slice(site: Site) -> Fact:
         return column(site, fact)
     found = moving(lambda site, form, batch: strided_rows(site, form, batch, site.rank(0)), drawn=(1, 2))(site)
     drops_axes = bool(site.number("shrink_axis_mask"))
-    is_plain = isinstance(found, Opaque) and not isinstance(found, Chosen)
-    return Opaque(found.reason) if isinstance(found, Opaque) and is_plain and drops_axes else found
+    is_plain = isinstance(found, UnknownFact) and not isinstance(found, Chosen)
+    return UnknownFact(found.reason) if isinstance(found, UnknownFact) and is_plain and drops_axes else found
 
 
-def _only_adds_an_axis(site: Site) -> bool:
+def _only_adds_an_axis(site: OpContext) -> bool:
     """Whether it is x[:, None] of a vector."""
     whole = site.number("begin_mask") & site.number("end_mask") & 1
     return bool(whole) and site.number("new_axis_mask") == 2 and not site.number("shrink_axis_mask")
 
 
-def _keeps_rows(site: Site, positions: Positions) -> bool:
+def _keeps_rows(site: OpContext, positions: Positions) -> bool:
     """Whether it takes columns alone, of which each has all numbers: x[:, 0]."""
     found = strided_rows(site, Form(positions.entries), positions.entries, 2) if site.rank(0) == 2 else None
     return isinstance(found, Form) and found.base == positions.entries and not found.mixed_at
 
 
-def _slice_of_dims(site: Site, dims: Dims) -> Fact:
+def _slice_of_dims(site: OpContext, dims: Dims) -> Fact:
     begin, end, stride = (site.scalar(index) for index in (1, 2, 3))
     if any(site.number(mask) for mask in ("ellipsis_mask", "new_axis_mask")):
         return site.opaque("it slices a shape in a way that is not followed")
@@ -68,7 +68,7 @@ def _slice_of_dims(site: Site, dims: Dims) -> Fact:
     return Dims(dims.forms[part], dims.values[part])
 
 
-def strided_rows(site: Site, form: Form, batch: Rows, rank: int | None) -> Fact:
+def strided_rows(site: OpContext, form: Form, batch: Rows, rank: int | None) -> Fact:
     """What a strided slice takes of rows along the axis that `batch` names, in a value of that rank."""
     length = site.shape(1)[0] if site.shape(1).rank == 1 else None
     if length is None or rank is None:
@@ -92,7 +92,7 @@ def strided_rows(site: Site, form: Form, batch: Rows, rank: int | None) -> Fact:
     return with_axis(form, target + batch.axis - source)
 
 
-def _whole_axis(site: Site, form: Form, entry: int, masks: dict[str, int], target: int) -> Fact:
+def _whole_axis(site: OpContext, form: Form, entry: int, masks: dict[str, int], target: int) -> Fact:
     begin, end, stride = (site.dims(index) for index in (1, 2, 3))
     bit = 1 << entry
     starts = bool(masks["begin"] & bit) or (begin is not None and begin.values[entry] == 0)
@@ -115,7 +115,7 @@ def _whole_axis(site: Site, form: Form, entry: int, masks: dict[str, int], targe
     return _taken(site, form.rows, bool(first) or last is not None, number)
 
 
-def _taken(site: Site, batch: Rows, by_constants: bool, number: int | None = None) -> Opaque:
+def _taken(site: OpContext, batch: Rows, by_constants: bool, number: int | None = None) -> UnknownFact:
     """Rows that are taken by their position.
 
     Args:
@@ -131,7 +131,7 @@ def _taken(site: Site, batch: Rows, by_constants: bool, number: int | None = Non
     return Chosen(found.reason, whole_up_to=int(number / batch.per) if is_plain and number and batch.per else None)
 
 
-def slice_(site: Site) -> Fact:
+def slice_(site: OpContext) -> Fact:
     """Slice: begin and size."""
     fact = site.facts[0]
     begin, size = site.integers(1), site.integers(2)
@@ -145,7 +145,7 @@ def slice_(site: Site) -> Fact:
     return moving(_slice_rows, drawn=(1,))(site)
 
 
-def _slice_rows(site: Site, form: Form, batch: Rows) -> Fact:
+def _slice_rows(site: OpContext, form: Form, batch: Rows) -> Fact:
     begin, size = site.elements(1), site.elements(2)
     from_start = begin is not None and begin[batch.axis] == 0
     to_end = size is not None and size[batch.axis] == -1

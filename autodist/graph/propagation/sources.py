@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from autodist.graph.ops import Trait, having
-from autodist.graph.propagation.facts import SAME, Fact, GeneratorState, Opaque, names_a_sum
+from autodist.graph.propagation.facts import SAME, Fact, GeneratorState, UnknownFact, names_a_sum
 from autodist.graph.propagation.functions import join
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.op_context import OpContext, Rule
 
 
-def same(site: Site) -> Fact:
+def same(site: OpContext) -> Fact:
     """Constants, placeholders that do not hold the batch, variables and their handles."""
     return SAME
 
 
-def read_variable(site: Site) -> Fact:
+def read_variable(site: OpContext) -> Fact:
     """A variable is the same on all replicas, also after a write of this step: writes are combined."""
-    return site.facts[0] if isinstance(site.facts[0], Opaque | GeneratorState) else SAME
+    return site.facts[0] if isinstance(site.facts[0], UnknownFact | GeneratorState) else SAME
 
 
-def pass_on(site: Site) -> Fact:
+def pass_on(site: OpContext) -> Fact:
     """Enter, LoopCond, RngReadAndSkip: what it is given."""
     return site.facts[0]
 
 
-def switch(site: Site) -> Fact:
+def switch(site: OpContext) -> Fact:
     """Switch: the value, if all replicas take the same side."""
     if site.form(1) != SAME:
         return site.opaque("which branch is taken depends on the replica's part of the batch")
     return site.facts[0]
 
 
-def merge(site: Site) -> list[Fact]:
+def merge(site: OpContext) -> list[Fact]:
     """Merge: either of its inputs."""
     total = site.facts[0]
     for fact in site.facts[1:]:
@@ -38,7 +38,7 @@ def merge(site: Site) -> list[Fact]:
     return [total, SAME]
 
 
-def leave_loop(site: Site) -> Fact:
+def leave_loop(site: OpContext) -> Fact:
     """Exit: the last turn's value."""
     if names_a_sum(site.facts[0]):
         return site.opaque("a sum over the batch that an old while loop makes, which is not followed")

@@ -31,7 +31,7 @@ from autodist.graph.propagation import (
     slices,
     sources,
 )
-from autodist.graph.propagation.site import Rule
+from autodist.graph.propagation.op_context import Rule
 
 TABLE: dict[str, Rule] = {
     **sources.RULES,

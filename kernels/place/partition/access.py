@@ -9,10 +9,10 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.ops import Trait, having, writes_rows
 from autodist.kernels.place.partition.reads import READS
 from autodist.kernels.place.partition.whole import give_whole
-from autodist.kernels.place.partition.work import CutVariable, Work
+from autodist.kernels.place.partition.work import PartitionedVariable, Work
 from autodist.kernels.place.partition.writes import apply_by_shard, write
 
-Rule = Callable[[Work, NodeDef, CutVariable], bool]
+Rule = Callable[[Work, NodeDef, PartitionedVariable], bool]
 
 
 def access(work: Work, node: NodeDef) -> bool:

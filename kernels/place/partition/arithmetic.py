@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.ops import Trait, having
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout, Places, Routed, RowIds
 from autodist.kernels.place.partition.work import Work
 from autodist.kernels.sums import ordered_sum
@@ -50,7 +50,7 @@ def _common(work: Work, inputs: Sequence[str], out: str, found: set[Layout]) -> 
     for name in inputs:
         layout, rank = work.layout(name), work.rank(name)
         if isinstance(layout, Along) and rank is not None:
-            cuts.add(Cut(shape.rank - rank + layout.cut.axis, layout.cut.sizes))
+            cuts.add(Partitioning(shape.rank - rank + layout.cut.axis, layout.cut.sizes))
         elif layout is not None:
             return None
     cut = cuts.pop()
@@ -72,7 +72,7 @@ def _operand(work: Work, name: str, out: str, layout: Layout) -> Sequence[str] |
     axis = layout.cut.axis - rank + shape.rank
     if axis < 0 or shape[axis] == 1:
         return (name,)
-    cut = Cut(axis, layout.cut.sizes)
+    cut = Partitioning(axis, layout.cut.sizes)
     return work.along(name, cut) if work.layout(name) == Along(cut) or shape[axis] == sum(cut.sizes) else None
 
 
@@ -138,4 +138,4 @@ def _axes(work: Work, node: NodeDef, rank: int) -> set[int] | None:
 def _reduced(layout: Along | Routed, axes: set[int], *, keeps: bool) -> Layout:
     if isinstance(layout, Routed) or keeps:
         return layout
-    return Along(Cut(layout.cut.axis - sum(axis < layout.cut.axis for axis in axes), layout.cut.sizes))
+    return Along(Partitioning(layout.cut.axis - sum(axis < layout.cut.axis for axis in axes), layout.cut.sizes))

@@ -8,19 +8,21 @@ from dataclasses import replace
 import tensorflow as tf
 
 from autodist.graph.names import node_of
-from autodist.graph.parts import Gradient
+from autodist.graph.parts import VariableGradient
 from autodist.kernels.place.partition.layouts import Alike, Along, Routed, RowIds
 from autodist.kernels.place.partition.routes import route
-from autodist.kernels.place.partition.work import CutVariable, Work
+from autodist.kernels.place.partition.work import PartitionedVariable, Work
 
 
-def cut_gradients(work: Work, gradients: Sequence[Gradient], once: Collection[str]) -> tuple[Gradient, ...]:
+def cut_gradients(
+    work: Work, gradients: Sequence[VariableGradient], once: Collection[str]
+) -> tuple[VariableGradient, ...]:
     """The gradients of the step, those of cut variables in pieces.
 
     What runs once and asks for the whole of such a gradient gets its pieces put together again; a dense one cut along
     an axis, a sparse one as rows in the order of the shards.
     """
-    made: list[Gradient] = []
+    made: list[VariableGradient] = []
     for gradient in gradients:
         cut = work.variables.get(work.item.by_name[gradient.variable].handle)
         if cut is None:
@@ -34,7 +36,9 @@ def cut_gradients(work: Work, gradients: Sequence[Gradient], once: Collection[st
     return tuple(made)
 
 
-def _cut(work: Work, gradient: Gradient, cut: CutVariable, once: Collection[str]) -> list[tuple[str, ...]]:
+def _cut(
+    work: Work, gradient: VariableGradient, cut: PartitionedVariable, once: Collection[str]
+) -> list[tuple[str, ...]]:
     readers = [[c for c in work.editor.consumers(node_of(t)) if c in once] for t in gradient.tensors]
     if not gradient.is_sparse:
         pieces, wholes = _cut_dense(work, gradient.tensors[0], cut)
@@ -51,7 +55,7 @@ _Cut = tuple[list[tuple[str, ...]], Sequence[str]]
 """The gradient's tensors for each shard, and those that stand for the whole."""
 
 
-def _cut_dense(work: Work, name: str, cut: CutVariable) -> _Cut:
+def _cut_dense(work: Work, name: str, cut: PartitionedVariable) -> _Cut:
     spec = tf.TensorSpec(cut.variable.shape, work.spec(name).dtype)
     with work.fragment("gradient") as f:
         split = tf.split(f.input(name, spec.dtype, spec.shape), list(cut.cut.sizes), cut.cut.axis)
@@ -61,7 +65,7 @@ def _cut_dense(work: Work, name: str, cut: CutVariable) -> _Cut:
     return [(piece,) for piece in pieces], [whole]
 
 
-def _route_rows(work: Work, gradient: Gradient, cut: CutVariable) -> _Cut:
+def _route_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable) -> _Cut:
     ids, values = gradient.tensors
     brought = route(work, ids, cut.cut, [values])
     with work.fragment("gradient") as f:
@@ -74,7 +78,7 @@ def _route_rows(work: Work, gradient: Gradient, cut: CutVariable) -> _Cut:
     return list(zip(brought.ids, brought.rows[0], strict=True)), [all_ids, all_values]
 
 
-def _cut_rows(work: Work, gradient: Gradient, cut: CutVariable) -> _Cut:
+def _cut_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable) -> _Cut:
     """Columns of rows: every shard has a part of each."""
     with work.fragment("gradient") as f:
         (asked, rows) = f.inputs(gradient.tensors)

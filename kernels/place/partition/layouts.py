@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 
 
 @dataclass(frozen=True)
 class Along:
     """The pieces, one after the other along an axis, are the tensor."""
 
-    cut: Cut
+    cut: Partitioning
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RowIds:
     """Which row of a shard each row of the `Routed` tensors of equal `key` belongs to, counted within the shard."""
 
     key: str
-    cut: Cut
+    cut: Partitioning
 
 
 @dataclass(frozen=True)

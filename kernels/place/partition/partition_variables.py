@@ -13,13 +13,13 @@ from autodist.errors import StrategyError
 from autodist.graph.editor import NodeDef
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
-from autodist.graph.keeper import Pace
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.placement import shard_name
 from autodist.graph.propagation import DrawAt, Kind, Propagation, RowsOfDraw, Unknown
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.variable_placement import SyncMode
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.partition import rows
 from autodist.kernels.place.partition.access import access
@@ -46,7 +46,7 @@ whole: that is always right, and costs that the whole is put together."""
 
 @dataclass(frozen=True)
 class PartitionVariables(Kernel):
-    """Cuts variables, their slots, gradients and updates into shards, as `GraphItem.cuts` says.
+    """Cuts variables, their slots, gradients and updates into shards, as `Step.cuts` says.
 
     After it each shard is a variable of its own to every other kernel. Reads become a concatenation of the shards',
     gathers along the cut axis ask each shard for its own rows. Of a gradient each shard gets its part: a slice of a
@@ -61,7 +61,7 @@ class PartitionVariables(Kernel):
 
     name: ClassVar[str] = "partition-variables"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         if not any(name in item.by_name for name in item.cuts):
             return item
         made = partition(item)
@@ -81,12 +81,12 @@ class Partitioned:
         written_whole: variables that are cut and that an op writes as a whole, and the op.
     """
 
-    item: GraphItem
+    item: Step
     told: tuple[str, ...]
     written_whole: Mapping[str, str]
 
 
-def partition(item: GraphItem) -> Partitioned:
+def partition(item: Step) -> Partitioned:
     """Cuts a step's variables as `item.cuts` says."""
     flows = item.flows or flows_of(item)  # how rows are routed is not followed by propagation
     stages = find_stages(item)
@@ -113,7 +113,7 @@ def _require_synchronous(written_whole: Mapping[str, str], plan: Plan) -> None:
     """
     for variable, op in written_whole.items():
         keeper = plan.keeper(shard_name(variable, 0))
-        if keeper is not None and keeper.pace is Pace.ASYNCHRONOUS:
+        if keeper is not None and keeper.pace is SyncMode.ASYNCHRONOUS:
             raise StrategyError(
                 f"{variable} is partitioned, and {op} writes it as a whole, while its servers apply each worker's "
                 "gradient as it comes, shard by shard. Make it synchronous (sync: true), or leave it whole."

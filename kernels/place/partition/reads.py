@@ -12,10 +12,10 @@ from autodist.graph.names import tensor
 from autodist.graph.op_types import is_in_batches
 from autodist.kernels.place.partition.layouts import Along, Routed, RowIds
 from autodist.kernels.place.partition.routes import gather_rows, route
-from autodist.kernels.place.partition.work import CutVariable, Work
+from autodist.kernels.place.partition.work import PartitionedVariable, Work
 
 
-def read(work: Work, node: NodeDef, cut: CutVariable) -> bool:
+def read(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     """The whole value: those of the shards, one after the other."""
     copies = work.clones(node, [[shard.handle] for shard in cut.shards])
     _put_together(work, node, copies, Along(cut.cut))
@@ -31,20 +31,20 @@ def _put_together(work: Work, node: NodeDef, copies: tuple[str, ...], layout: Al
     work.becomes(node.name, lambda f: tf.concat(f.inputs(work.pieces(out)), axis))
 
 
-def _shape(work: Work, node: NodeDef, cut: CutVariable) -> bool:
+def _shape(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     dtype = tf.as_dtype(node.attr["out_type"].type)
     work.becomes(node.name, lambda f: tf.constant(cut.variable.shape, dtype))
     return True
 
 
-def _is_initialized(work: Work, node: NodeDef, cut: CutVariable) -> bool:
+def _is_initialized(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     copies = work.clones(node, [[shard.handle] for shard in cut.shards])
     work.order_after(node.name, copies)
     work.becomes(node.name, lambda f: tf.reduce_all(tf.stack(f.inputs(map(tensor, copies)))))
     return True
 
 
-def _gather(work: Work, node: NodeDef, cut: CutVariable) -> bool:
+def _gather(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     """Rows of the shards that hold them."""
     if is_in_batches(node):
         return False
@@ -65,7 +65,7 @@ def _gather(work: Work, node: NodeDef, cut: CutVariable) -> bool:
     return True
 
 
-def _gather_parts_of_rows(work: Work, node: NodeDef, cut: CutVariable, ids: str) -> bool:
+def _gather_parts_of_rows(work: Work, node: NodeDef, cut: PartitionedVariable, ids: str) -> bool:
     """Every shard has a part of each row."""
     rank = work.rank(tensor(node.name))
     if rank is None:
@@ -76,7 +76,7 @@ def _gather_parts_of_rows(work: Work, node: NodeDef, cut: CutVariable, ids: str)
     return True
 
 
-READS: Mapping[str, Callable[[Work, NodeDef, CutVariable], bool]] = {
+READS: Mapping[str, Callable[[Work, NodeDef, PartitionedVariable], bool]] = {
     "ReadVariableOp": read,
     "ResourceGather": _gather,
     "VariableShape": _shape,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.graph.fragment import Fragment
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
+from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.place.partition.work import Work
 
 
@@ -27,7 +27,7 @@ class Route:
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-def route(work: Work, ids: str, cut: Cut, rows: Sequence[str] = ()) -> Route:
+def route(work: Work, ids: str, cut: Partitioning, rows: Sequence[str] = ()) -> Route:
     """Brings the rows `ids` of a variable that is cut along its first axis to their shards, by one partition of places.
 
     Args:
@@ -56,7 +56,7 @@ def _flat_shape(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     return tf.concat([[-1], tf.shape(rows)[tf.rank(ids) :]], 0)
 
 
-def gather_rows(ids: str, asked: Route, parts: Sequence[str], f: Fragment) -> tf.Tensor:
+def gather_rows(ids: str, asked: Route, parts: Sequence[str], f: SubgraphBuilder) -> tf.Tensor:
     """The rows that shards gave for a route, in the order in which they were asked for."""
     got = f.inputs(parts)
     whole = tf.raw_ops.DynamicStitch(indices=f.inputs(asked.places), data=got)

@@ -8,7 +8,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.names import node_of, output_index
 from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import Trait, having
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout, Places, Routed, RowIds
 from autodist.kernels.place.partition.work import Work
 
@@ -112,13 +112,13 @@ def gather(work: Work, node: NodeDef) -> bool:
     return True
 
 
-def _on_parts_of_rows(work: Work, node: NodeDef, cut: Cut, before: int, after: int) -> bool:
+def _on_parts_of_rows(work: Work, node: NodeDef, cut: Partitioning, before: int, after: int) -> bool:
     """An op that puts `after` axes in the place of the first `before`, by ids, and does not look at the others."""
     if cut.axis < before:
         return False
     rows, ids, *more = work.data(node)
     pairs = zip(work.pieces(rows), work.alike(ids, len(cut.sizes)), strict=True)
     copies = work.clones(node, [[piece, own, *more] for piece, own in pairs])
-    work.know(f"{node.name}:0", Along(Cut(cut.axis - before + after, cut.sizes)), copies)
+    work.know(f"{node.name}:0", Along(Partitioning(cut.axis - before + after, cut.sizes)), copies)
     work.order_after(node.name, copies)
     return True

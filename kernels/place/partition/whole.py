@@ -7,13 +7,13 @@ from dataclasses import replace
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.fragment import Fragment
 from autodist.graph.names import tensor
 from autodist.graph.parts import Variable
 from autodist.graph.placement import WHOLE
+from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.place.copies import add_copy, read_before, take_copy
 from autodist.kernels.place.partition.reads import read
-from autodist.kernels.place.partition.work import CutVariable, Work
+from autodist.kernels.place.partition.work import PartitionedVariable, Work
 
 
 def give_whole(work: Work, node: NodeDef) -> None:
@@ -36,7 +36,7 @@ def give_whole(work: Work, node: NodeDef) -> None:
         work.order_after(node.name, [node.name, *written], by_shard=False)
 
 
-def _refreshed(work: Work, node: NodeDef, cut: CutVariable, taken: list[str]) -> Variable:
+def _refreshed(work: Work, node: NodeDef, cut: PartitionedVariable, taken: list[str]) -> Variable:
     """The variable that holds the whole, which `node` takes with the value that it finds."""
     variable = cut.variable
     whole = replace(variable, name=f"{variable.name}{WHOLE}", handle=f"{variable.handle}{WHOLE}")
@@ -54,13 +54,13 @@ def _refreshed(work: Work, node: NodeDef, cut: CutVariable, taken: list[str]) ->
     return whole
 
 
-def _asked_before(work: Work, node: NodeDef, cut: CutVariable) -> list[str]:
+def _asked_before(work: Work, node: NodeDef, cut: PartitionedVariable) -> list[str]:
     """What asks whether the variable is initialised, so that `node` reads it in a branch alone."""
     asking = [n for n in work.editor.consumers(cut.variable.handle) if work.editor[n].op == "VarIsInitializedOp"]
     return sorted(work.editor.ancestors([node.name]).intersection(asking)) if asking else []
 
 
-def _read_if_set(work: Work, name: str, cut: CutVariable, asking: list[str]) -> None:
+def _read_if_set(work: Work, name: str, cut: PartitionedVariable, asking: list[str]) -> None:
     """Lets a read give zeros, which nothing looks at, where there is no value yet.
 
     It comes after the question: initialisers may set the variable at the same time, and where the answer is that it is
@@ -68,7 +68,7 @@ def _read_if_set(work: Work, name: str, cut: CutVariable, asking: list[str]) -> 
     """
     waits = [*work.waits(work.editor[name]), *asking]
 
-    def value(f: Fragment, shard: Variable) -> tf.Tensor:
+    def value(f: SubgraphBuilder, shard: Variable) -> tf.Tensor:
         handle = f.input(shard.handle, tf.resource)
         return tf.cond(
             tf.raw_ops.VarIsInitializedOp(resource=handle),
@@ -76,14 +76,14 @@ def _read_if_set(work: Work, name: str, cut: CutVariable, asking: list[str]) -> 
             lambda: tf.zeros(shard.shape, shard.dtype),
         )
 
-    def whole(f: Fragment) -> tf.Tensor:
+    def whole(f: SubgraphBuilder) -> tf.Tensor:
         with tf.control_dependencies([f.after(waits)]):
             return tf.concat([value(f, shard) for shard in cut.shards], cut.cut.axis)
 
     work.becomes(name, whole)
 
 
-def _give_back(work: Work, node: NodeDef, cut: CutVariable, whole: Variable) -> list[str]:
+def _give_back(work: Work, node: NodeDef, cut: PartitionedVariable, whole: Variable) -> list[str]:
     """Writes what a node left in the whole to the shards; returns the writes."""
     work.written_whole[cut.variable.name] = f"{node.op} ({node.name})"
     work.tell(f"{cut.variable.name} is in shards, and is put together for {node.op} ({node.name}), which writes it")

@@ -12,28 +12,28 @@ from tensorflow.python.framework import op_def_registry
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import Effect
-from autodist.graph.fragment import Fragment
-from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.parts import Variable
-from autodist.graph.placement import Cut, shard_name
+from autodist.graph.placement import Partitioning, shard_name
 from autodist.graph.propagation.folding import Constants
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout
 
-Build = Callable[[Fragment], tf.Tensor]
+Build = Callable[[SubgraphBuilder], tf.Tensor]
 
 
 @dataclass(frozen=True)
-class CutVariable:
+class PartitionedVariable:
     """A variable, how it is cut, and its shards as variables."""
 
     variable: Variable
-    cut: Cut
+    cut: Partitioning
     shards: tuple[Variable, ...]
 
     @classmethod
-    def of(cls, variable: Variable, cut: Cut) -> CutVariable:
+    def of(cls, variable: Variable, cut: Partitioning) -> PartitionedVariable:
         shards = tuple(
             replace(
                 variable, name=shard_name(variable.name, k), handle=shard_name(variable.handle, k),
@@ -43,14 +43,14 @@ class CutVariable:
         )  # fmt: skip
         return cls(variable, cut, shards)
 
-    def within_rows(self, rank: int | None) -> Cut:
+    def within_rows(self, rank: int | None) -> Partitioning:
         """How rows are cut, where the variable is not cut along its first axis.
 
         Args:
             rank: of the tensor of rows; None: unknown, and the axis is counted from the end.
         """
         from_end = self.cut.axis - len(self.variable.shape)
-        return Cut(from_end if rank is None else rank + from_end, self.cut.sizes)
+        return Partitioning(from_end if rank is None else rank + from_end, self.cut.sizes)
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Work:
         written_whole: by name, the cut ones whose whole is written, and by which op.
     """
 
-    def __init__(self, item: GraphItem, editor: StepEditor, effects: Mapping[str, Effect]) -> None:
+    def __init__(self, item: Step, editor: StepEditor, effects: Mapping[str, Effect]) -> None:
         self.item, self.editor, self.effects = item, editor, effects
         self.variables = {
-            item.by_name[name].handle: CutVariable.of(item.by_name[name], cut)
+            item.by_name[name].handle: PartitionedVariable.of(item.by_name[name], cut)
             for name, cut in item.cuts.items()
             if name in item.by_name
         }
@@ -92,7 +92,7 @@ class Work:
         self._constants = Constants(lambda name: editor[node_of(name)], lambda name: self.spec(tensor(name)).shape)
         self._captured = {node.name for node in item.graph_def.node}
         self._pieces: dict[str, _Pieces] = {}
-        self._split: dict[tuple[str, Cut], tuple[str, ...]] = {}
+        self._split: dict[tuple[str, Partitioning], tuple[str, ...]] = {}
         self._sliced_from: dict[str, str] = {}
         self._instead: dict[str, _Instead] = {}
         self._removed: set[str] = set()
@@ -117,7 +117,7 @@ class Work:
         """The value of a tensor that constants make."""
         return self._constants.value(name)
 
-    def variable(self, name: str) -> CutVariable | None:
+    def variable(self, name: str) -> PartitionedVariable | None:
         """The cut variable whose handle a tensor is."""
         node = self.editor[node_of(name)]
         while node.op == "Identity":
@@ -146,7 +146,7 @@ class Work:
                 shape[0] = None
             self.editor.note({tensor(piece): tf.TensorSpec(shape, spec.dtype)})
 
-    def along(self, name: str, cut: Cut) -> tuple[str, ...]:
+    def along(self, name: str, cut: Partitioning) -> tuple[str, ...]:
         """The pieces of a tensor along an axis: those that it has, or slices of the whole."""
         if self.layout(name) == Along(cut):
             return self.pieces(name)
@@ -204,8 +204,8 @@ class Work:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def fragment(self, what: str) -> Iterator[Fragment]:
-        """New arithmetic (see `autodist.graph.fragment`), whose tensors' shapes and dtypes are noted."""
+    def fragment(self, what: str) -> Iterator[SubgraphBuilder]:
+        """New arithmetic (see `autodist.graph.subgraph`), whose tensors' shapes and dtypes are noted."""
         self._fragments += 1
         with self.editor.fragment(f"partition/{what}/{self._fragments}") as f:
             yield f

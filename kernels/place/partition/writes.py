@@ -8,20 +8,20 @@ from tensorflow.python.framework import op_def_registry
 from autodist.graph.editor import NodeDef
 from autodist.kernels.place.partition.layouts import Routed, RowIds
 from autodist.kernels.place.partition.routes import route
-from autodist.kernels.place.partition.work import CutVariable, Work
+from autodist.kernels.place.partition.work import PartitionedVariable, Work
 
 _VALUES = ("grad", "delta", "updates")
 """Inputs of the ops that update variables which have the variable's shape, or are rows of it."""
 
 
-def write(work: Work, node: NodeDef, cut: CutVariable) -> bool:
+def write(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     values = work.along(work.data(node)[1], cut.cut)
     copies = work.clones(node, [[shard.handle, value] for shard, value in zip(cut.shards, values, strict=True)])
     work.order_after(node.name, copies, removed=True)
     return True
 
 
-def apply_by_shard(work: Work, node: NodeDef, cut: CutVariable) -> bool:
+def apply_by_shard(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     """An op that updates a variable and its slots: `ResourceApplyAdam`, `ResourceSparseApplyAdagrad`, scatters of rows.
 
     A slot that serves others too is not cut alike, and elements are not told by their rows: then it is not done here.
@@ -45,7 +45,7 @@ def apply_by_shard(work: Work, node: NodeDef, cut: CutVariable) -> bool:
     return True
 
 
-def _rows_by_shard(work: Work, ids: str, rows: dict[str, str], cut: CutVariable) -> dict[str, list[str]]:
+def _rows_by_shard(work: Work, ids: str, rows: dict[str, str], cut: PartitionedVariable) -> dict[str, list[str]]:
     """For "indices" and each of `rows`, what each shard's copy of an op that writes rows takes."""
     if cut.cut.axis > 0:
         parts = {name: list(work.along(i, cut.within_rows(work.rank(i)))) for name, i in rows.items()}

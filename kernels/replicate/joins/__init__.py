@@ -1,21 +1,21 @@
 """Joins: what a worker's replicas make is put together; what is to be joined over the workers is noted."""
 
+from autodist.kernels.replicate.joins.global_state import GlobalState
 from autodist.kernels.replicate.joins.gradients import GradientJoins
+from autodist.kernels.replicate.joins.in_step_all_reduces import InStepAllReduces
 from autodist.kernels.replicate.joins.joiner import EVEN_PARTS, SOME_EXAMPLES, Joiner
 from autodist.kernels.replicate.joins.outputs import OutputJoins
 from autodist.kernels.replicate.joins.state import StateJoins
 from autodist.kernels.replicate.joins.statistics import Statistics
-from autodist.kernels.replicate.joins.whole_state import WholeState
-from autodist.kernels.replicate.joins.whole_sums import WholeSums
 
 __all__ = [
     "EVEN_PARTS",
     "SOME_EXAMPLES",
+    "GlobalState",
     "GradientJoins",
+    "InStepAllReduces",
     "Joiner",
     "OutputJoins",
     "StateJoins",
     "Statistics",
-    "WholeState",
-    "WholeSums",
 ]

@@ -9,14 +9,14 @@ from itertools import islice
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.fragment import Template, fragment
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.parts import Gradient, Join, JoinKind, RowJoin
+from autodist.graph.parts import PendingReduction, PendingReductionKind, RowJoin, VariableGradient
 from autodist.graph.propagation import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.seeds import Undecided, live_calls, seed_weight, summed_on_the_way
+from autodist.graph.subgraph import Template, fragment
 from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.kernels.replicate.joins.shares import Seeds, Shares
+from autodist.kernels.replicate.joins.loss_scales import LossScales, Seeds
 from autodist.kernels.replicate.joins.statistics import Statistics
 from autodist.kernels.replicate.joins.terms import TermSeeds
 from autodist.kernels.sums import ordered_sum, rows_of_examples, rows_together, sum_of_sums
@@ -29,7 +29,7 @@ class GradientJoins:
     """Joins the gradients of one replicated graph, and whatever else an update asks of the compute part."""
 
     def __init__(self, joiner: Joiner) -> None:
-        self._joiner, self._shares = joiner, Shares(joiner)
+        self._joiner, self._shares = joiner, LossScales(joiner)
         self._seeds: dict[int, Seeds] = {}
 
     def weigh_losses(self) -> None:
@@ -119,7 +119,7 @@ class GradientJoins:
                 self._joiner.editor.rewire(old, new, self._joiner.late_readers(old))
             self._joiner.note(join)
 
-    def _join_gradient(self, position: int, gradient: Gradient) -> Join:
+    def _join_gradient(self, position: int, gradient: VariableGradient) -> PendingReduction:
         specs = [self._joiner.item.spec_of(t) for t in gradient.tensors]
         named = [self._joiner.parts.named(t, k) for k in range(self._joiner.count) for t in gradient.tensors]
         seeds = self._seeds[gradient.call]
@@ -132,9 +132,9 @@ class GradientJoins:
         divides = seeds.divides or (
             seeds.is_shared and self._shares.is_divided_by_own(gradient.call, gradient.variable)
         )
-        return Join(
+        return PendingReduction(
             name=f"{gradient.variable}/{position}",
-            kind=JoinKind.GRADIENT,
+            kind=PendingReductionKind.GRADIENT,
             local=tuple(made[: len(specs)]),
             result=tuple(made[len(specs) :]),
             weight=seeds.total if divides else None,
@@ -148,12 +148,12 @@ class GradientJoins:
             aligned=gradient.aligned,
         )
 
-    def _sizes(self, gradient: Gradient) -> Sequence[str]:
+    def _sizes(self, gradient: VariableGradient) -> Sequence[str]:
         """The number of examples of each local replica, if rows of a replica without examples are left out."""
         is_left_out = gradient.is_sparse and gradient.row_join is not RowJoin.ALIGNED
         return self._joiner.parts.sizes or () if is_left_out else ()
 
-    def _sum_of(self, dtypes: tuple[tf.DType, ...], gradient: Gradient, seeds: Seeds) -> Template:
+    def _sum_of(self, dtypes: tuple[tf.DType, ...], gradient: VariableGradient, seeds: Seeds) -> Template:
         """Adds up the local replicas' tensors of a gradient: the sums, and what is to be read in their place."""
         row_join, aligned = gradient.row_join, gradient.aligned
         scaled = [] if seeds.scale is None else [seeds.dtype]
@@ -215,4 +215,4 @@ class GradientJoins:
         )
 
     def _join(self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0) -> str:
-        return self._joiner.join_value(label, JoinKind.BOUNDARY, name, kind, copies, depth)
+        return self._joiner.join_value(label, PendingReductionKind.BOUNDARY, name, kind, copies, depth)

@@ -9,10 +9,8 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.fragment import Fragment, Template, fragment
-from autodist.graph.item import UNEVEN, GraphItem
 from autodist.graph.names import node_of
-from autodist.graph.parts import EvenParts, Join, JoinKind, Merge
+from autodist.graph.parts import EvenParts, PendingReduction, PendingReductionKind, ReduceOp
 from autodist.graph.propagation import (
     Examples,
     Joined,
@@ -26,8 +24,10 @@ from autodist.graph.propagation import (
     Weight,
 )
 from autodist.graph.stages import Stages
+from autodist.graph.step import UNEVEN, Step
+from autodist.graph.subgraph import SubgraphBuilder, Template, fragment
 from autodist.kernels.base import Context
-from autodist.kernels.replicate.weights import Parts
+from autodist.kernels.replicate.weights import ReplicaWeights
 from autodist.kernels.sums import merged, nothing_like, ordered_sum
 
 EVEN_PARTS = "even_parts"
@@ -38,13 +38,15 @@ SOME_EXAMPLES = "some_examples"
 """Name of the join that tells whether any worker has examples."""
 
 
-def _takes_along(join: Join) -> bool:
+def _takes_along(join: PendingReduction) -> bool:
     """Whether a number may travel in the bucket of a join: of the same dtype, and one that holds counts exactly."""
-    is_plain = join.kind is JoinKind.STATE and join.merge is Merge.ADD and not join.depth and not join.is_sparse
+    is_plain = (
+        join.kind is PendingReductionKind.STATE and join.merge is ReduceOp.ADD and not join.depth and not join.is_sparse
+    )
     return is_plain and join.dtype in (tf.float32, tf.float64)
 
 
-_MERGES = {ReducedBy.MAX: Merge.MAX, ReducedBy.MIN: Merge.MIN, ReducedBy.PRODUCT: Merge.PRODUCT}
+_MERGES = {ReducedBy.MAX: ReduceOp.MAX, ReducedBy.MIN: ReduceOp.MIN, ReducedBy.PRODUCT: ReduceOp.PRODUCT}
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class _Local:
 
     local: tf.Tensor
     total: tf.Tensor | None = None
-    merge: Merge = Merge.ADD
+    merge: ReduceOp = ReduceOp.ADD
     is_squared: bool = False
 
     def finished(self, value: tf.Tensor) -> _Whole:
@@ -88,17 +90,17 @@ class Joiner:
     def __init__(
         self,
         editor: GraphEditor,
-        item: GraphItem,
+        item: Step,
         context: Context,
         stages: Stages,
         flows: Propagation,
-        parts: Parts,
+        parts: ReplicaWeights,
         varying: frozenset[str],
     ) -> None:
         self.editor, self.item, self.context = editor, item, context
         self.stages, self.flows, self.parts, self.varying = stages, flows, parts, varying
         self.count = len(context.copied_replicas)
-        self.joins: list[Join] = []
+        self.joins: list[PendingReduction] = []
         self.checks: list[str] = []
         self.even_parts: EvenParts | None = None
         self._templates: dict[Hashable, Template] = {}
@@ -130,7 +132,7 @@ class Joiner:
         """The nodes that read a captured tensor and run once."""
         return sorted(c for c in self.editor.consumers(node_of(name)) if c in self.stages.once)
 
-    def note(self, join: Join) -> None:
+    def note(self, join: PendingReduction) -> None:
         """Notes a join that other workers have a part in."""
         if self.context.workers > 1:
             self.joins.append(join)
@@ -138,7 +140,7 @@ class Joiner:
     def join_value(
         self,
         name: str,
-        purpose: JoinKind,
+        purpose: PendingReductionKind,
         captured: str,
         kind: Joined,
         copies: Sequence[str] | None = None,
@@ -162,7 +164,7 @@ class Joiner:
             made = self._locally(f, captured, kind, copies)
             whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
         self.note(
-            Join(
+            PendingReduction(
                 name=name, kind=purpose, local=(f.name(made.local),), result=(f.name(whole.joined),),
                 weight=None if made.total is None else f.name(made.total), level=self.level(captured),
                 dtype=made.local.dtype, shape=made.local.shape,
@@ -194,7 +196,7 @@ class Joiner:
             whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
         return f.name(whole.result)
 
-    def _locally(self, f: Fragment, captured: str, kind: Joined, copies: Sequence[str] | None) -> _Local:
+    def _locally(self, f: SubgraphBuilder, captured: str, kind: Joined, copies: Sequence[str] | None) -> _Local:
         if copies is None:
             self.require_known(captured, kind)
         spec = self.item.spec_of(captured)
@@ -209,14 +211,14 @@ class Joiner:
         return _Local(merged([self.kept(f, v, k, merge) for k, v in enumerate(values)], merge), merge=merge)
 
     def weighted_sum(
-        self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight | None
+        self, f: SubgraphBuilder, values: Sequence[tf.Tensor], weight: Weight | None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Σ w·v over the local replicas that have examples, and Σ w."""
         if weight is None:
             return ordered_sum([self.kept(f, v, k) for k, v in enumerate(values)]), None
         return self._weighed(f, values, weight)
 
-    def _weighed(self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight) -> tuple[tf.Tensor, tf.Tensor]:
+    def _weighed(self, f: SubgraphBuilder, values: Sequence[tf.Tensor], weight: Weight) -> tuple[tf.Tensor, tf.Tensor]:
         dtype = values[0].dtype
         names, total = self.weights_of(weight, dtype)
         weights = [f.input(name, dtype, []) for name in names]
@@ -237,7 +239,7 @@ class Joiner:
         """The stage in which a captured tensor is made."""
         return self.stages.level_of(node_of(name))
 
-    def kept(self, f: Fragment, value: tf.Tensor, k: int, merge: Merge = Merge.ADD) -> tf.Tensor:
+    def kept(self, f: SubgraphBuilder, value: tf.Tensor, k: int, merge: ReduceOp = ReduceOp.ADD) -> tf.Tensor:
         """A local replica's value, or, if it has no examples, one that changes nothing where it is joined."""
         if not self.parts.sizes:
             return value
@@ -245,9 +247,9 @@ class Joiner:
 
     def noted(
         self,
-        f: Fragment,
+        f: SubgraphBuilder,
         name: str,
-        kind: JoinKind,
+        kind: PendingReductionKind,
         local: tf.Tensor,
         total: tf.Tensor | None,
         result: tf.Tensor,
@@ -255,7 +257,7 @@ class Joiner:
     ) -> str:
         """Notes a join of what a fragment made; returns the tensor that is to be read."""
         self.note(
-            Join(
+            PendingReduction(
                 name=name, kind=kind, local=(f.name(local),), result=(f.name(result),),
                 weight=None if total is None else f.name(total), level=level, dtype=local.dtype, shape=local.shape,
                 weight_dtype=None if total is None else total.dtype,
@@ -279,7 +281,7 @@ class Joiner:
             local = ordered_sum([self.parts.size(f, k, dtype) for k in range(self.count)])
             total = None if beside.weight is None else f.input(beside.weight, dtype, [])
             result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
-        return self.noted(f, SOME_EXAMPLES, JoinKind.STATE, local, total, result, beside.level)
+        return self.noted(f, SOME_EXAMPLES, PendingReductionKind.STATE, local, total, result, beside.level)
 
     def require_even_parts(self, target: str, reason: str) -> None:
         """Stops a step whose replicas have different numbers of examples.
@@ -300,7 +302,7 @@ class Joiner:
             squares = [[size * size for size in sizes] for sizes in rows]
             moments = tf.stack([*map(ordered_sum, rows), *map(ordered_sum, squares)])
             result = tf.identity(moments)
-        joined = self.noted(f, EVEN_PARTS, JoinKind.STATE, moments, None, result)
+        joined = self.noted(f, EVEN_PARTS, PendingReductionKind.STATE, moments, None, result)
         with fragment(self.editor, "even_parts/check") as g:
             total, of_squares = tf.split(g.input(joined, tf.float64, [2 * len(rows)]), 2)
             is_uneven = tf.not_equal(len(self.context.replicas) * of_squares, total * total)

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.fragment import fragment
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.parts import Join, JoinKind, Merge
+from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
 from autodist.graph.propagation import (
     Examples,
     Joined,
@@ -25,11 +24,12 @@ from autodist.graph.propagation import (
     Sum,
     Unknown,
 )
+from autodist.graph.subgraph import fragment
+from autodist.kernels.replicate.joins.global_state import GlobalState
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.rows import concatenated
 from autodist.kernels.replicate.joins.statistics import Statistics
-from autodist.kernels.replicate.joins.whole_state import WholeState
-from autodist.kernels.replicate.made_of import MadeOf, find_made_of, make_again
+from autodist.kernels.replicate.recompute_after_reduce import RecomputedValue, find_recomputed, make_again
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -38,7 +38,7 @@ log = logging.getLogger("autodist")
 class OutputJoins:
     """Joins the outputs of one replicated graph."""
 
-    def __init__(self, joiner: Joiner, whole: WholeState, statistics: Statistics) -> None:
+    def __init__(self, joiner: Joiner, whole: GlobalState, statistics: Statistics) -> None:
         self._joiner, self._whole, self._statistics = joiner, whole, statistics
 
     def join_outputs(self) -> list[str]:
@@ -126,9 +126,9 @@ class OutputJoins:
         if node.op == "MergeSummary":
             merged = [tensor(i) for i in node.input if not is_control(i)]
             parts = {t: self._join_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
-            return make_again(self._joiner.editor, label, name, MadeOf(tuple(parts), (node.name,)), parts)
+            return make_again(self._joiner.editor, label, name, RecomputedValue(tuple(parts), (node.name,)), parts)
         kind_of = self._kind
-        made_of = find_made_of(item, name, kind_of, _is_joined)
+        made_of = find_recomputed(item, name, kind_of, _is_joined)
         if made_of is not None:
             own = [t for t in made_of.wholes if not self._is_of_all(t) or isinstance(kind_of(t), PerExample)]
             if self._joiner.context.computes or not own:
@@ -156,7 +156,7 @@ class OutputJoins:
         """The same over this worker's replicas alone."""
         if not self._joiner.context.computes or self._whole.is_of_written(name):
             return None
-        made_of = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_known)
+        made_of = find_recomputed(self._joiner.item, name, self._joiner.flows.kind, self._is_known)
         statistic = self._statistics.find(name) if made_of is None else None
         if self._joiner.count == 1:
             return name if made_of or statistic else None
@@ -182,7 +182,7 @@ class OutputJoins:
             return self._nothing(label, self._joiner.item.spec_of(name))
         return concatenated(self._joiner, label, name, kind.axis) if isinstance(kind, PerExample) else name
 
-    def _again(self, label: str, name: str, made_of: MadeOf, is_of_all: bool | None) -> str:
+    def _again(self, label: str, name: str, made_of: RecomputedValue, is_of_all: bool | None) -> str:
         """Arithmetic on what joins, or text that shows it (a summary), made of the joined values.
 
         Args:
@@ -201,7 +201,7 @@ class OutputJoins:
             joined[t] = self._joined(f"{label}/{k}", t, kind, self._is_of_all(t) if is_of_all is None else is_of_all)
         return make_again(self._joiner.editor, label, name, made_of, joined | self._in_first_replica(made_of, joined))
 
-    def _in_first_replica(self, made_of: MadeOf, joined: Mapping[str, str]) -> dict[str, str]:
+    def _in_first_replica(self, made_of: RecomputedValue, joined: Mapping[str, str]) -> dict[str, str]:
         """The same by what the first replica, whose nodes are made again, reads: its part of what is fed."""
         nodes, editor = self._joiner.item.wiring.nodes, self._joiner.editor
         read = [pair for name in made_of.between for pair in zip(nodes[name].input, editor[name].input, strict=False)]
@@ -221,7 +221,7 @@ class OutputJoins:
     def _join_over_all(
         self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
     ) -> str:
-        return self._joiner.join_value(label, JoinKind.STATE, name, kind, copies, depth)
+        return self._joiner.join_value(label, PendingReductionKind.STATE, name, kind, copies, depth)
 
     def _join_here(
         self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
@@ -257,9 +257,9 @@ class OutputJoins:
             result = tf.identity(f.input(local, spec.dtype, spec.shape))
         shape = [None if a == axis else length for a, length in enumerate(spec.shape)]
         self._joiner.note(
-            Join(
-                name=label, kind=JoinKind.STATE, local=(local,), result=(f.name(result),), weight=None,
-                level=self._joiner.level(name), dtype=spec.dtype, shape=tf.TensorShape(shape), merge=Merge.ROWS,
+            PendingReduction(
+                name=label, kind=PendingReductionKind.STATE, local=(local,), result=(f.name(result),), weight=None,
+                level=self._joiner.level(name), dtype=spec.dtype, shape=tf.TensorShape(shape), merge=ReduceOp.ROWS,
                 axis=axis,
             )
         )  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.parts import Join, JoinKind, Merge
+from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
+from autodist.graph.subgraph import SubgraphBuilder, fragment
 from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.kernels.replicate.weights import Parts
+from autodist.kernels.replicate.weights import ReplicaWeights
 from autodist.kernels.sums import ordered_sum
 
 
@@ -22,7 +22,7 @@ def concatenated(joiner: Joiner, label: str, name: str, axis: int) -> str:
     return f.name(whole)
 
 
-def _true_rows(f: Fragment, parts: Parts, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
+def _true_rows(f: SubgraphBuilder, parts: ReplicaWeights, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
     """A replica's rows; none where it has no examples and computed on a row that stands in for them."""
     rows = _number_of(f, parts, value, axis, k)
     if value.shape.rank is None:
@@ -30,7 +30,7 @@ def _true_rows(f: Fragment, parts: Parts, value: tf.Tensor, axis: int, k: int) -
     return tf.slice(value, tf.zeros([value.shape.rank], tf.int64), _lengths(value, axis, rows))
 
 
-def _number_of(f: Fragment, parts: Parts, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
+def _number_of(f: SubgraphBuilder, parts: ReplicaWeights, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
     return tf.shape(value, out_type=tf.int64)[axis] * tf.cast(parts.is_used(f, k), tf.int64)
 
 
@@ -87,7 +87,7 @@ class WholeRows:
             made = [self._cut_for(f, whole, starts, k) for k in range(joiner.count)]
         return [f.name(rows) for rows in made]
 
-    def _cut_for(self, f: Fragment, whole: tf.Tensor, starts: tf.Tensor, k: int) -> tf.Tensor:
+    def _cut_for(self, f: SubgraphBuilder, whole: tf.Tensor, starts: tf.Tensor, k: int) -> tf.Tensor:
         """The rows of one local replica; zeros for the row that is there all the same where it has no examples."""
         joiner = self._joiner
         mine = joiner.parts.tensor(f, self._captured, k)
@@ -116,9 +116,9 @@ class WholeRows:
         with fragment(self._joiner.editor, name) as f:
             result = tf.identity(f.input(local, dtype, shape))
         self._joiner.note(
-            Join(
-                name=name, kind=JoinKind.WHOLE, local=(local,), result=(f.name(result),), weight=None, level=level,
-                dtype=dtype, shape=tf.TensorShape(shape), merge=Merge.ROWS, axis=axis, depth=depth,
+            PendingReduction(
+                name=name, kind=PendingReductionKind.WHOLE, local=(local,), result=(f.name(result),), weight=None, level=level,
+                dtype=dtype, shape=tf.TensorShape(shape), merge=ReduceOp.ROWS, axis=axis, depth=depth,
             )
         )  # fmt: skip
         return f.name(result)

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.names import node_of
-from autodist.graph.parts import Aggregation, GradientCall, Join, JoinKind, Variable
+from autodist.graph.parts import Aggregation, GradientCall, PendingReduction, PendingReductionKind, Variable
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.read_again import writes_read_again
 from autodist.graph.seeds import Undecided, joined_calls, seed_weight
+from autodist.graph.subgraph import SubgraphBuilder, fragment
 from autodist.graph.walks import reach
-from autodist.kernels.replicate.growth import Growth
+from autodist.kernels.replicate.batch_degree import BatchDegree
+from autodist.kernels.replicate.joins.global_state import GlobalState
 from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.kernels.replicate.joins.whole_state import WholeState
 from autodist.kernels.replicate.state_writes import StateChange
 from autodist.kernels.sums import ordered_sum
 from autodist.logs.terminal import ALIKE_EVERYWHERE
@@ -35,9 +35,9 @@ _GUESSES = {
 class StateJoins:
     """Joins what the replicas of one graph leave in variables."""
 
-    def __init__(self, joiner: Joiner, whole: WholeState) -> None:
+    def __init__(self, joiner: Joiner, whole: GlobalState) -> None:
         self._joiner, self._whole = joiner, whole
-        self._growth = Growth(joiner.item, joiner.flows)
+        self._growth = BatchDegree(joiner.item, joiner.flows)
         self._averaged: dict[str, list[str]] = {}
         self._summed: dict[str, list[str]] = {}
 
@@ -57,7 +57,7 @@ class StateJoins:
             self._joiner.editor.set_inputs(change.write, [write.input[0], value, *write.input[2:]])
             self._joiner.editor.remove([placeholder])
 
-    def _combine(self, f: Fragment, change: StateChange, whole: WholeState) -> str:
+    def _combine(self, f: SubgraphBuilder, change: StateChange, whole: GlobalState) -> str:
         declared, only_adds = change.variable.aggregation, change.in_all.base is None
         if declared not in (Aggregation.NONE, Aggregation.SUM):
             return self._as_declared(f, change, declared)
@@ -161,7 +161,7 @@ class StateJoins:
                     item.by_handle[handle].name, extra=ALIKE_EVERYWHERE,
                 )  # fmt: skip
 
-    def _guess(self, f: Fragment, change: StateChange, reason: str) -> str:
+    def _guess(self, f: SubgraphBuilder, change: StateChange, reason: str) -> str:
         variable = change.variable
         if variable.is_overwritten:
             raise _not_known(variable, reason)
@@ -175,12 +175,12 @@ class StateJoins:
         )  # fmt: skip
         return self._as_declared(f, change, aggregation)
 
-    def _as_declared(self, f: Fragment, change: StateChange, aggregation: Aggregation) -> str:
+    def _as_declared(self, f: SubgraphBuilder, change: StateChange, aggregation: Aggregation) -> str:
         if aggregation is Aggregation.MEAN:
             return self._mean_of_states(change, Examples())
         return self._sum_of_changes(f, change) if aggregation is Aggregation.SUM else self._first(f, change)
 
-    def _sum_of_changes(self, f: Fragment, change: StateChange) -> str:
+    def _sum_of_changes(self, f: SubgraphBuilder, change: StateChange) -> str:
         before = f.input(change.before, change.variable.dtype, change.variable.shape)
         if change.only_added is not None:
             added = self._in_replicas(f, change, change.only_added)
@@ -191,14 +191,14 @@ class StateJoins:
         self._noted(f, change, local, result)
         return f.name(before + result)
 
-    def _first(self, f: Fragment, change: StateChange) -> str:
+    def _first(self, f: SubgraphBuilder, change: StateChange) -> str:
         after = self._in_replicas(f, change, change.after)
         is_first = self._joiner.context.worker == self._joiner.context.computing[0]
         return self._noted(f, change, after[0] if is_first else tf.zeros_like(after[0]), tf.identity(after[0]))
 
-    def _noted(self, f: Fragment, change: StateChange, local: tf.Tensor, result: tf.Tensor) -> str:
+    def _noted(self, f: SubgraphBuilder, change: StateChange, local: tf.Tensor, result: tf.Tensor) -> str:
         name, level = f"state/{change.label}/joined", self._joiner.level(change.after)
-        return self._joiner.noted(f, name, JoinKind.STATE, local, None, result, level)
+        return self._joiner.noted(f, name, PendingReductionKind.STATE, local, None, result, level)
 
     def _mean_of_states(self, change: StateChange, weight: Weight) -> str:
         """The mean of what the replicas leave; where all weigh nothing the variable stays."""
@@ -215,15 +215,15 @@ class StateJoins:
         name = f"state/{change.label}/joined"
         local, result = template.splice(self._joiner.editor, name, [change.before, total, *after, *weights])
         self._joiner.note(
-            Join(
-                name=name, kind=JoinKind.STATE, local=(local,), result=(result,), weight=total,
+            PendingReduction(
+                name=name, kind=PendingReductionKind.STATE, local=(local,), result=(result,), weight=total,
                 level=self._joiner.level(change.after), dtype=variable.dtype, shape=tf.TensorShape(variable.shape),
                 weight_dtype=variable.dtype,
             )
         )  # fmt: skip
         return result
 
-    def _in_replicas(self, f: Fragment, change: StateChange, captured: str) -> list[tf.Tensor]:
+    def _in_replicas(self, f: SubgraphBuilder, change: StateChange, captured: str) -> list[tf.Tensor]:
         """A captured tensor of a variable's shape, as each local replica has it."""
         dtype, shape = change.variable.dtype, change.variable.shape
         return [f.input(self._joiner.parts.named(captured, k), dtype, shape) for k in range(self._joiner.count)]

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import draws_numbers
@@ -24,6 +23,7 @@ from autodist.graph.propagation import (
     Unknown,
     propagate,
 )
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
 
@@ -147,7 +147,7 @@ class Statistics:
         return all(self._is_known(tensor(i), flows, region) for i in inputs)
 
 
-def _sharing(item: GraphItem, shared: Mapping[str, Joined]) -> Propagation:
+def _sharing(item: Step, shared: Mapping[str, Joined]) -> Propagation:
     """How tensors depend on the batch where all replicas have the same of some of them."""
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
     declared = dict.fromkeys(shared, Replicated())

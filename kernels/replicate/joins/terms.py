@@ -7,12 +7,12 @@ import logging
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.keeper import Pace
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import node_of, tensor
-from autodist.graph.parts import JoinKind, Term
+from autodist.graph.parts import PendingReductionKind, Term
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
+from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.variable_placement import SyncMode
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
@@ -66,7 +66,9 @@ class TermSeeds:
         """
         plan, stages = self._joiner.context.plan, self._joiner.stages
         keepers = {g.variable: plan.keeper(g.variable) for g in stages.gradients if g.call == self._call}
-        alone = [name for name, keeper in keepers.items() if keeper is not None and keeper.pace is Pace.ASYNCHRONOUS]
+        alone = [
+            name for name, keeper in keepers.items() if keeper is not None and keeper.pace is SyncMode.ASYNCHRONOUS
+        ]
         together = sorted(keepers.keys() - set(alone))
         if alone and together:
             raise StrategyError(
@@ -110,7 +112,7 @@ class TermSeeds:
             found |= {term: (f.name(value), value.shape) for term, value in made}
         return found
 
-    def _local_sum(self, f: Fragment, term: Term) -> tf.Tensor:
+    def _local_sum(self, f: SubgraphBuilder, term: Term) -> tf.Tensor:
         kind = self._kinds[term]
         values = [self._joiner.parts.tensor(f, term.tensor, k) for k in range(self._joiner.count)]
         exact = [tf.cast(value, EXACT) for value in values]
@@ -139,7 +141,7 @@ class TermSeeds:
             local = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
             result = tf.identity(local)
         level = self._joiner.level(self._terms[0].tensor)
-        joined = self._joiner.noted(f, label, JoinKind.LOSS, local, None, result, level)
+        joined = self._joiner.noted(f, label, PendingReductionKind.LOSS, local, None, result, level)
         with fragment(self._joiner.editor, f"{label}/unpacked") as g:
             pieces = tf.split(g.input(joined, EXACT, local.shape), [shape.num_elements() for _, shape in sums.values()])
             wholes = [tf.reshape(p, shape) for p, (_, shape) in zip(pieces, sums.values(), strict=True)]
@@ -156,7 +158,7 @@ class TermSeeds:
 
     def _share(
         self,
-        f: Fragment,
+        f: SubgraphBuilder,
         kind: Kind,
         k: int,
         wholes: Sums,

@@ -19,7 +19,7 @@ from tests.equivalence.cases.permutations import PERMUTATIONS
 SHAPES = ((1, 2), (2, 1), (2, 2))
 """Workers × replicas of each."""
 
-Cut = Callable[[Array], list[Array]]
+Partitioning = Callable[[Array], list[Array]]
 
 
 def cut_for_feeds(batch: Array, workers: int, replicas: int) -> list[Array]:
@@ -36,7 +36,9 @@ def weighted_mean(values: Sequence[Array], weights: Sequence[int]) -> Array:
     return np.asarray(np.average(np.stack(values), axis=0, weights=weights))
 
 
-def train_in_parts(_: Trainer, optimizer: str, cut: Cut, loss_name: str, permutation: int | None = None) -> Results:
+def train_in_parts(
+    _: Trainer, optimizer: str, cut: Partitioning, loss_name: str, permutation: int | None = None
+) -> Results:
     """Trains; a permutation puts the examples of each part into another order."""
     rng = None if permutation is None else np.random.default_rng(permutation)
     batches = make_batches("convolution")

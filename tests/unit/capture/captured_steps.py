@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from autodist.capture.demands import Demands
 from autodist.capture.function import capture_function
+from autodist.capture.training_requirements import TrainingRequirements
 
 X = tf.TensorSpec([None, 4], tf.float32)
 OUTSIDE = tf.Variable(np.ones((4, 2), np.float32), name="outside")
@@ -14,7 +14,9 @@ OUTSIDE = tf.Variable(np.ones((4, 2), np.float32), name="outside")
 
 def captured(step, *specs, needs_gradients=True):
     specs = specs or (X,)
-    return capture_function(step, specs, [0 if s.shape.rank else None for s in specs], Demands(needs_gradients))
+    return capture_function(
+        step, specs, [0 if s.shape.rank else None for s in specs], TrainingRequirements(needs_gradients)
+    )
 
 
 def plain_step(x):

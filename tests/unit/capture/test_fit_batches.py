@@ -14,8 +14,8 @@ import tensorflow as tf
 from autodist.batch.examples import rows_to_read
 from autodist.capture.keras_models import KerasModels
 from autodist.errors import CaptureError, ResourceSpecError
-from autodist.reading.own_batches import Reading, Slices, WholeBatch
-from autodist.reading.own_files import Files
+from autodist.reading.batch_sharding import Reading, Slices, WholeBatch
+from autodist.reading.file_sharding import Files
 
 X = np.arange(22.0).reshape(11, 2)
 

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture.batch_length import Dealt
+from autodist.capture.batch_requirements import Dealt
 from autodist.capture.function import capture_function
 from autodist.capture.rows_by_position import require_no_rows_by_position
 from autodist.errors import CaptureError
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 
 WEIGHT = tf.Variable(np.ones((3, 2)), name="weight", dtype=tf.float32)
 LAST = tf.Variable(np.zeros(2), name="last", dtype=tf.float32, trainable=False)
@@ -23,7 +23,7 @@ Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @cache
-def item_of(loss_of: Loss) -> GraphItem:
+def item_of(loss_of: Loss) -> Step:
     """A step on `y = x @ weight`, whose loss is the mean of what `loss_of` makes of y and x."""
 
     def step(x: tf.Tensor) -> tf.Tensor:

@@ -63,8 +63,8 @@ def test_a_step_has_the_cores_before_what_is_done_beside_it(tmp_path, monkeypatc
         return compute(path)
 
     monkeypatch.setattr(checksums, "checksum", note)
-    monkeypatch.setattr("autodist.checkpoint.trail.checksum", note)
-    monkeypatch.setattr("autodist.runtime.pieces.GROUP_BYTES", 1)  # a file for each
+    monkeypatch.setattr("autodist.checkpoint.checksummed_writes.checksum", note)
+    monkeypatch.setattr("autodist.runtime.variable_slices.GROUP_BYTES", 1)  # a file for each
     now = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     checkpoint = autodist().checkpoint(tmp_path, values=[tf.Variable(float(k)) for k in range(5)])
     checkpoint.save()

@@ -13,7 +13,7 @@ import pytest
 
 from autodist.checkpoint import preemption
 from autodist.checkpoint.preemption import Preemption
-from autodist.checkpoint.schedule import Schedule
+from autodist.checkpoint.save_schedule import Schedule
 from autodist.cluster.failure import LEAVING
 from autodist.errors import ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec

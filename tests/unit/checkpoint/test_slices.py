@@ -12,10 +12,10 @@ import tensorflow as tf
 from autodist.checkpoint import slices
 from autodist.checkpoint.slices import Here, read_here, read_into_session
 from autodist.checkpoint.write import PartWriter, merge
-from autodist.graph.placement import EVERY_WORKER, Cut, Placement
-from autodist.runtime import pieces as pieces_module
-from autodist.runtime.engine import Engine
-from autodist.runtime.pieces import Pieces
+from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
+from autodist.runtime import variable_slices as pieces_module
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import Tracked
 
 VALUE = np.arange(24.0).reshape(4, 6)
@@ -24,21 +24,21 @@ PLACEMENTS = {
     "whole": Placement(),
     "whole at a worker": Placement(None, (1,)),
     "whole at mates": Placement(None, (1,), ((),), (0,)),
-    "rows at owners": Placement(Cut(0, (1, 3)), (1, 0), ((), ())),
-    "rows with copies": Placement(Cut(0, (2, 2)), (1, 0), (("/proxy",), ())),
-    "columns": Placement(Cut(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
+    "rows at owners": Placement(Partitioning(0, (1, 3)), (1, 0), ((), ())),
+    "rows with copies": Placement(Partitioning(0, (2, 2)), (1, 0), (("/proxy",), ())),
+    "columns": Placement(Partitioning(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
 }
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine("", tf.compat.v1.ConfigProto())
+def engine() -> Iterator[GraphRunner]:
+    engine = GraphRunner("", tf.compat.v1.ConfigProto())
     yield engine
     engine.close()
 
 
-def written(engine: Engine, folder: str, placement: Placement) -> str:
-    pieces = Pieces(engine, 0, 2, lambda worker, dtype: "")
+def written(engine: GraphRunner, folder: str, placement: Placement) -> str:
+    pieces = VariableSlices(engine, 0, 2, lambda worker, dtype: "")
     saved = Tracked(tf.Variable(VALUE), "saved", placement)
     pieces.set([saved], lambda one: one.hand_over(is_same=True))
     prefix = f"{folder}/merged"
@@ -53,7 +53,7 @@ def test_what_was_saved_in_some_shards_is_read_in_others(engine, tmp_path, monke
     monkeypatch.setattr(slices, "LARGE", group)
     prefix = written(engine, str(tmp_path), PLACEMENTS[before])
     asked: list[int] = []
-    pieces = Pieces(engine, 0, 2, lambda worker, dtype: "")
+    pieces = VariableSlices(engine, 0, 2, lambda worker, dtype: "")
     for k, after in enumerate(PLACEMENTS.values()):
         one = Tracked(tf.Variable(np.zeros_like(VALUE)), f"v{k}", after)
         read_into_session(engine, pieces, lambda worker: asked.append(worker) or "", prefix, [("k", one.kept)])

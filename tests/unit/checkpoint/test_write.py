@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from autodist.checkpoint.write import PartWriter, merge, place_of, write_here
-from autodist.graph.placement import EVERY_WORKER, Cut, Placement
-from autodist.runtime import pieces as pieces_module
-from autodist.runtime.engine import Engine
-from autodist.runtime.pieces import Pieces
+from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
+from autodist.runtime import variable_slices as pieces_module
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import Tracked
 
 VALUE = np.arange(24.0).reshape(4, 6)
@@ -21,22 +21,22 @@ VALUE = np.arange(24.0).reshape(4, 6)
 PLACEMENTS = {
     "whole": Placement(),
     "whole_at_worker": Placement(None, (1,)),
-    "rows_at_owners": Placement(Cut(0, (1, 3)), (1, 0), ((), ())),
-    "rows_everywhere": Placement(Cut(0, (1, 3)), (EVERY_WORKER, EVERY_WORKER), ((), ())),
-    "columns": Placement(Cut(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
+    "rows_at_owners": Placement(Partitioning(0, (1, 3)), (1, 0), ((), ())),
+    "rows_everywhere": Placement(Partitioning(0, (1, 3)), (EVERY_WORKER, EVERY_WORKER), ((), ())),
+    "columns": Placement(Partitioning(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
 }
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine("", tf.compat.v1.ConfigProto())
+def engine() -> Iterator[GraphRunner]:
+    engine = GraphRunner("", tf.compat.v1.ConfigProto())
     yield engine
     engine.close()
 
 
-def push(engine: Engine) -> tuple[Pieces, dict[str, Tracked]]:
+def push(engine: GraphRunner) -> tuple[VariableSlices, dict[str, Tracked]]:
     """The chief's pieces, of two workers whose variables stand in one process, and one variable of each placement."""
-    pieces = Pieces(engine, 0, 2, lambda worker, dtype: "")
+    pieces = VariableSlices(engine, 0, 2, lambda worker, dtype: "")
     variables = {
         name: Tracked(tf.Variable(VALUE * k), f"v{k}", placement)
         for k, (name, placement) in enumerate(PLACEMENTS.items(), start=1)
@@ -97,7 +97,7 @@ def test_a_place_is_spelt_as_tensorflow_does(engine):
 
 
 def test_values_of_this_process_are_read_a_group_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("autodist.runtime.pieces.GROUP_BYTES", 16)
+    monkeypatch.setattr("autodist.runtime.variable_slices.GROUP_BYTES", 16)
     values = [(f"v{k}", lambda k=k: tf.fill([1], np.float64(k))) for k in range(5)]
     parts = write_here(values, str(tmp_path))
     assert len(parts) == 3

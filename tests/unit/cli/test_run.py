@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from autodist.cli import launched
 from autodist.cli.app import app
 from autodist.cli.run import find_given
-from autodist.cluster.given.form import OF_ONE_PROCESS
+from autodist.cluster.environments.launcher_env import OF_ONE_PROCESS
 from autodist.errors import StrategyError
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import VARIABLE

@@ -15,7 +15,7 @@ from autodist.cluster.ssh_program_connections import Connection
 from autodist.cluster.ssh_program_failures import why_no_login
 from autodist.cluster.ssh_program_logins import ProgramLogins
 from autodist.cluster.ssh_settings import SSHSettings
-from autodist.cluster.ways import ssh_settings
+from autodist.cluster.transports import ssh_settings
 from autodist.errors import ClusterError
 from autodist.resources import ResourceSpec
 

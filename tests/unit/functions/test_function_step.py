@@ -11,7 +11,7 @@ from autodist.errors import EmptyBatchError
 from autodist.functions import function_step
 from autodist.functions.running_step import RunningStep
 from autodist.functions.step_arguments import StepArguments
-from autodist.reading.own_batches import WholeBatch
+from autodist.reading.batch_sharding import WholeBatch
 
 
 @pytest.mark.parametrize("asked, found", [({}, False), ({"jit_compile": True}, True), ({"jit_compile": None}, False)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from autodist.graph.find_lists import find_lists
-from autodist.graph.wiring import Wiring
+from autodist.graph.index import GraphIndex
 
 
 def loop(x):
@@ -14,7 +14,7 @@ def loop(x):
 
 def test_what_hands_on_a_list_goes_together_and_each_loop_by_itself():
     traced = tf.function(lambda x: tf.exp(loop(tf.tanh(loop(x))))).get_concrete_function(tf.TensorSpec([4, 2]))
-    wiring = Wiring(traced.graph.as_graph_def())
+    wiring = GraphIndex(traced.graph.as_graph_def())
     found = find_lists(wiring, wiring.order)
     tied = set(found.values())
     assert len(tied) == 2

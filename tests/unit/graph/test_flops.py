@@ -10,7 +10,7 @@ from tensorflow.python.util import deprecation
 
 from autodist.graph.flops import flops_of_nodes
 from autodist.graph.layer_flops import OPEN_LENGTH, layer_flops
-from autodist.graph.tally import Tally
+from autodist.graph.partial_count import PartialCount
 from autodist.resources import ResourceSpec
 from autodist.strategies import Pipeline
 from tests.unit.kernels.in_one_process import capture
@@ -66,10 +66,10 @@ def test_a_sum_over_axes_that_are_not_known_counts_its_elements():
 
 
 def test_a_sum_of_which_a_part_is_not_known_is_told_as_the_least():
-    assert Tally.of([3, None, 4]) == Tally(7, is_least=True)
-    assert Tally.of([3, None, 4]).known == 7
-    assert Tally.of([None]).known is None
-    assert Tally.of([]).known == 0
+    assert PartialCount.of([3, None, 4]) == PartialCount(7, is_least=True)
+    assert PartialCount.of([3, None, 4]).known == 7
+    assert PartialCount.of([None]).known is None
+    assert PartialCount.of([]).known == 0
 
 
 def test_layers_count_forward_and_back_wherever_their_variables_are_used():

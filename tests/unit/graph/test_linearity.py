@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # what the inputs of an op are called
 
+from autodist.graph.index import GraphIndex
 from autodist.graph.linearity import Grade, find_linearity
 from autodist.graph.ops import linear_operands
 from autodist.graph.ops.table import TABLE
-from autodist.graph.wiring import Wiring
 
 
 def graded(function, **options):
@@ -18,7 +18,7 @@ def graded(function, **options):
     with tf.Graph().as_default() as graph:
         seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([]), shape=[], name="seed")
         tf.identity(function(seed), "made")
-    wiring = Wiring(graph.as_graph_def())
+    wiring = GraphIndex(graph.as_graph_def())
     found = find_linearity(wiring, ["seed"], **options)
     return found.of("made"), [wiring.nodes[name].op for name in found.bends]
 
@@ -77,7 +77,7 @@ def test_half_precision_is_seen_where_it_is_reached():
         seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([]), shape=[], name="seed")
         tf.cast(tf.constant([1.0]), tf.float16, "elsewhere")
         tf.cast(seed * 2.0, tf.float16, "reached")
-    assert find_linearity(Wiring(graph.as_graph_def()), ["seed"]).halves == {"reached"}
+    assert find_linearity(GraphIndex(graph.as_graph_def()), ["seed"]).halves == {"reached"}
 
 
 PAIRS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from autodist.graph.index import GraphIndex
 from autodist.graph.op_types import spelled_outputs, type_of, types_of_inputs, types_of_outputs
-from autodist.graph.wiring import Wiring
 
 FLOAT, INT = tf.float32.as_datatype_enum, tf.int32.as_datatype_enum
 
@@ -16,7 +16,7 @@ def wiring():
     with tf.Graph().as_default() as graph:
         tf.split(tf.ones([4]), 2, name="split")
         tf.raw_ops.IdentityN(input=[tf.ones([2]), tf.constant(1)], name="both")
-    return Wiring(graph.as_graph_def())
+    return GraphIndex(graph.as_graph_def())
 
 
 def test_outputs_are_spelled_as_functions_spell_them(wiring):
@@ -40,4 +40,4 @@ def test_an_op_may_be_a_function_of_the_graph():
     function.signature.output_arg.add(name="x", type=INT)
     function.signature.output_arg.add(name="y", type=FLOAT)
     graph_def.node.add(name="call", op="two")
-    assert type_of(Wiring(graph_def), "call:1") == FLOAT
+    assert type_of(GraphIndex(graph_def), "call:1") == FLOAT

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from autodist.capture.function import capture_function
 from autodist.errors import CaptureError, RewriteError
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.origins import note_origins, origins_in
+from autodist.graph.step import Step
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.proto import strategy_pb2
 
@@ -40,7 +40,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def captured(function) -> GraphItem:
+def captured(function) -> Step:
     return capture_function(function, (tf.TensorSpec([None, 2], tf.float32),), [0]).item
 
 

@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from tests.unit.graph.graph_text import from_text
 
 
 @pytest.fixture
-def step() -> GraphItem:
+def step() -> Step:
     """x → double → sum, double → log; a check that waits for `double`."""
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
@@ -21,7 +21,7 @@ def step() -> GraphItem:
         tf.raw_ops.Log(x=double, name="log")
         with tf.control_dependencies([double]):
             tf.no_op(name="check")
-    return GraphItem(
+    return Step(
         graph.as_graph_def(),
         inputs={"x:0": 0},
         outputs=("double:0", "sum:0"),
@@ -31,13 +31,13 @@ def step() -> GraphItem:
     )
 
 
-def test_what_all_read_the_step_returns(step: GraphItem) -> None:
+def test_what_all_read_the_step_returns(step: Step) -> None:
     editor = StepEditor(step)
     editor.rewire("double", "x")
     assert editor.to_item().outputs == ("x:0", "sum:0")
 
 
-def test_what_some_read_the_step_does_not_return(step: GraphItem) -> None:
+def test_what_some_read_the_step_does_not_return(step: Step) -> None:
     editor = StepEditor(step)
     editor.rewire("double:0", "x:0", ["sum"])
     made = editor.to_item()
@@ -45,7 +45,7 @@ def test_what_some_read_the_step_does_not_return(step: GraphItem) -> None:
     assert made.wiring.nodes["sum"].input[0] == "x"
 
 
-def test_what_all_wait_for_the_step_runs(step: GraphItem) -> None:
+def test_what_all_wait_for_the_step_runs(step: Step) -> None:
     editor = StepEditor(step)
     editor.replace_control("double", ["log", "x"])
     made = editor.to_item()
@@ -53,20 +53,20 @@ def test_what_all_wait_for_the_step_runs(step: GraphItem) -> None:
     assert list(made.wiring.nodes["check"].input) == ["^log", "^x"]
 
 
-def test_what_some_wait_for_the_step_does_not_run(step: GraphItem) -> None:
+def test_what_some_wait_for_the_step_does_not_run(step: Step) -> None:
     editor = StepEditor(step)
     editor.replace_control("double", ["log"], ["check"])
     assert editor.to_item().targets == step.targets
 
 
-def test_a_removed_node_runs_no_more(step: GraphItem) -> None:
+def test_a_removed_node_runs_no_more(step: Step) -> None:
     editor = StepEditor(step)
     editor.remove(["check", "log"])
     made = editor.to_item()
     assert (made.targets, made.served, made.landed) == (("double",), (), ())
 
 
-def test_another_node_runs_in_the_place_of_one_in_every_program(step: GraphItem) -> None:
+def test_another_node_runs_in_the_place_of_one_in_every_program(step: Step) -> None:
     editor = StepEditor(step)
     editor.run_instead("check", ["log"])
     editor.run_instead("log", ["sum", "double"])
@@ -74,7 +74,7 @@ def test_another_node_runs_in_the_place_of_one_in_every_program(step: GraphItem)
     assert (made.targets, made.served, made.landed) == (("double", "sum"), ("sum", "double"), ("sum", "double"))
 
 
-def test_roots_are_added_each_once(step: GraphItem) -> None:
+def test_roots_are_added_each_once(step: Step) -> None:
     editor = StepEditor(step)
     editor.run(["sum", "check"])
     editor.serve(["log", "sum"])
@@ -85,14 +85,14 @@ def test_roots_are_added_each_once(step: GraphItem) -> None:
     assert made.initializers == {"log/0": "log"}
 
 
-def test_a_step_that_returns_what_was_removed_is_refused(step: GraphItem) -> None:
+def test_a_step_that_returns_what_was_removed_is_refused(step: Step) -> None:
     editor = StepEditor(step)
     editor.remove(["sum"])
     with pytest.raises(RewriteError, match="sum:0, which the step returns, is not in the graph any more"):
         editor.to_item()
 
 
-def test_the_step_that_is_changed_stays_as_it_was(step: GraphItem) -> None:
+def test_the_step_that_is_changed_stays_as_it_was(step: Step) -> None:
     before = step.graph_def.SerializeToString(deterministic=True)
     editor = StepEditor(step)
     editor.rewire("double:0", "x:0")
@@ -103,7 +103,7 @@ def test_the_step_that_is_changed_stays_as_it_was(step: GraphItem) -> None:
 
 
 def test_what_is_known_of_tensors_is_what_was_captured_and_what_was_noted():
-    item = GraphItem(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
+    item = Step(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
     editor = StepEditor(item)
     with editor.fragment("more") as f:
         taken = f.name(tf.transpose(f.input("a")))
@@ -118,7 +118,7 @@ def test_what_is_known_of_tensors_is_what_was_captured_and_what_was_noted():
 
 
 def test_of_what_kernels_have_made_is_known_what_tensorflow_infers():
-    item = GraphItem(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
+    item = Step(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
     editor = StepEditor(item)
     editor.add_graph(from_text("c = Relu(b, ^a)\nn = Const()"))
     made = editor.to_item()
@@ -127,12 +127,12 @@ def test_of_what_kernels_have_made_is_known_what_tensorflow_infers():
 
 
 def test_an_input_that_the_graph_does_not_have_needs_a_dtype():
-    editor = StepEditor(GraphItem(from_text("a = Placeholder()")))
+    editor = StepEditor(Step(from_text("a = Placeholder()")))
     with pytest.raises(KeyError, match="nothing is known of b,"), editor.fragment("more") as f:
         f.input("b")
 
 
-def test_running_all_instead_is_running_one_after_the_other_instead(step: GraphItem) -> None:
+def test_running_all_instead_is_running_one_after_the_other_instead(step: Step) -> None:
     one, all_at_once = StepEditor(step), StepEditor(step)
     for old, new in (("check", ["log", "sum"]), ("log", ["double"])):
         one.run_instead(old, new)

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.item import GraphItem
-from autodist.graph.parts import Join, JoinKind
+from autodist.graph.parts import PendingReduction, PendingReductionKind
+from autodist.graph.step import Step
 from autodist.graph.verify import verify
 from tests.unit.graph.graph_text import from_text
 from tests.unit.graph.replications import replication
@@ -20,8 +20,10 @@ GRAPH = from_text("""
     c = Mul(a, b)
     d = NoOp(^c)
 """)
-JOIN = Join("c/0", JoinKind.GRADIENT, ("b:0",), ("c:0",), None, 1, tf.float32, tf.TensorShape(None))
-STEP = GraphItem(GRAPH, inputs={"a:0": 0}, outputs=("c:0",), targets=("d",), initializers={"k": "d"})
+JOIN = PendingReduction(
+    "c/0", PendingReductionKind.GRADIENT, ("b:0",), ("c:0",), None, 1, tf.float32, tf.TensorShape(None)
+)
+STEP = Step(GRAPH, inputs={"a:0": 0}, outputs=("c:0",), targets=("d",), initializers={"k": "d"})
 
 
 def _joining(join):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autodist.graph.editor import GraphEditor
+from autodist.graph.index import GraphIndex
 from autodist.graph.waiting import free_constants, nearest_before, wait_past
-from autodist.graph.wiring import Wiring
 from tests.unit.graph.graph_text import from_text
 
 GRAPH = """
@@ -56,7 +56,7 @@ def test_a_constant_waits_for_its_branch_and_for_nothing_else():
         rate = Const(^x)
         out = Mul(merge, rate)
     """)
-    editor, wiring = GraphEditor(graph), Wiring(graph)
+    editor, wiring = GraphEditor(graph), GraphIndex(graph)
     free_constants(editor, wiring, ())
     assert list(editor["one"].input) == ["^yes"] and list(editor["two"].input) == ["^no"]
     assert not editor["rate"].input and "^x" in editor["out"].input

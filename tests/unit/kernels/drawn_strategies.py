@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.proto import strategy_pb2
 
 AllReduce = strategy_pb2.AllReduce
@@ -91,7 +91,7 @@ def kept() -> st.SearchStrategy[Kept]:
 
 
 def strategy_of(
-    item: GraphItem, workers: int, replicas: int, kept_by_name: Mapping[str, Kept], servers: int = 0
+    item: Step, workers: int, replicas: int, kept_by_name: Mapping[str, Kept], servers: int = 0
 ) -> strategy_pb2.Strategy:
     """The strategy that keeps each variable as drawn; those that are not named are all-reduced.
 

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.graph.item import EXAMPLES, GraphItem, place_variables
 from autodist.graph.names import node_of
+from autodist.graph.step import EXAMPLES, Step, place_variables
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Fetching, Kernel, find_placements, only_sets, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import in_one_session
@@ -32,7 +32,7 @@ class Cluster:
     """What all workers of a graph's session run, side by side in one session."""
 
     def __init__(
-        self, graph: tf.Graph, notes: Sequence, plan: Callable[[GraphItem], strategy_pb2.Strategy], sums: Sequence = ()
+        self, graph: tf.Graph, notes: Sequence, plan: Callable[[Step], strategy_pb2.Strategy], sums: Sequence = ()
     ) -> None:
         self.captured = CapturedGraph.of(graph, notes, sums)
         whole = self.captured.whole()
@@ -64,7 +64,7 @@ class Cluster:
         shape = self.captured.graph.get_tensor_by_name(name).shape
         return 0 if shape.rank and shape[0] is None else None
 
-    def _add(self, item: GraphItem, context: Context, kernels: Sequence[Kernel], fed: Mapping[str, np.ndarray]) -> Run:
+    def _add(self, item: Step, context: Context, kernels: Sequence[Kernel], fed: Mapping[str, np.ndarray]) -> Run:
         made, worker = rewrite(item, context, kernels=kernels), context.worker
         self._count += 1
         prefix = f"run_{self._count}/"

@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.batch.examples import share_of, take
-from autodist.capture.demands import Demands
 from autodist.capture.function import CapturedFunction, capture_function
+from autodist.capture.training_requirements import TrainingRequirements
 from autodist.compressors import Compressor
 from autodist.graph.imported import ImportedGraph
-from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of
-from autodist.graph.placement import Cut, shard_name
+from autodist.graph.placement import Partitioning, shard_name
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.kernels import Context, rewrite
 from autodist.kernels.base import Kernel
 from autodist.kernels.pipeline import KERNELS
@@ -50,7 +50,7 @@ def capture(
         shape = list(example.shape)
         axes.append(0 if shape else None)
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
-    demands = Demands(may_evaluate=is_whole)
+    demands = TrainingRequirements(may_evaluate=is_whole)
     captured = capture_function(step, tuple(specs), axes, demands, jit_compile, is_split=is_split)
     return replace(captured, item=replace(captured.item, is_global=is_global, is_whole=is_whole))
 
@@ -69,7 +69,7 @@ def capture_one_weight() -> CapturedFunction:
 
 
 def plan(
-    item: GraphItem,
+    item: Step,
     workers: int = 1,
     replicas: int = 1,
     owners: Mapping[str, int] | None = None,
@@ -98,7 +98,7 @@ def plan(
 
 def rewritten(
     captured: CapturedFunction, strategy: strategy_pb2.Strategy, kernels: Sequence[Kernel] = KERNELS
-) -> list[GraphItem]:
+) -> list[Step]:
     """The step of every worker.
 
     Whose step it is counts from Replicate on, and from PlaceStages on where it goes through stages, as what
@@ -126,7 +126,7 @@ class Trained:
 
     variables: list[Values]
     outputs: list[list[list[np.ndarray]]]
-    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    cuts: Mapping[str, Partitioning] = field(default_factory=dict)
 
     def variable(self, name: str) -> np.ndarray:
         """The value of a variable, which is the same bits wherever it is."""
@@ -236,7 +236,7 @@ class Session:
             options.trace_level = tf.compat.v1.RunOptions.FULL_TRACE
         return self.session.run([fetches, targets, list(names)], feeds, options=options, run_metadata=metadata)
 
-    def _feeds(self, worker: int, item: GraphItem, batch: Batch) -> dict[str, object]:
+    def _feeds(self, worker: int, item: Step, batch: Batch) -> dict[str, object]:
         axes = self.captured.item.inputs
         count = next((len(value) for value, axis in zip(batch, axes.values(), strict=True) if axis is not None), 0)
         replicas = [r.worker for r in self.strategy.graph_config.replicas]
@@ -279,12 +279,12 @@ class Session:
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
 
 
-def returned_by(item: GraphItem) -> list[str]:
+def returned_by(item: Step) -> list[str]:
     """The outputs that are the script's."""
     return list(item.outputs[:-1] if item.replication and item.replication.counts_examples else item.outputs)
 
 
-def in_shards(values: Values, cuts: Mapping[str, Cut]) -> Values:
+def in_shards(values: Values, cuts: Mapping[str, Partitioning]) -> Values:
     """The values of whole variables, and of the shards of those that are cut."""
     found = {name: value for name, value in values.items() if name not in cuts}
     for name, cut in cuts.items():

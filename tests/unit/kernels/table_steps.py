@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from tests.unit.kernels.in_one_process import capture
 
 ROWS, WIDTH = 40, 3
@@ -40,7 +40,7 @@ def repeated_ids(count: int, size: int, rows: int = 6, seed: int = 0) -> list[tu
     return [(rng.integers(0, rows, (size, 2)).astype(np.int32),) for _ in range(count)]
 
 
-def nodes_with_rows(item: GraphItem, rows: int) -> Sequence[str]:
+def nodes_with_rows(item: Step, rows: int) -> Sequence[str]:
     """`op name` of the nodes that make a tensor with `rows` rows, as TensorFlow infers shapes."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(item.graph_def, name="")

@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.compressors import BFloat16, Float16, PowerSGD
 from autodist.kernels import Context, rewrite
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import Teams
+from autodist.synchronizers import Subgroups
 from tests.unit.kernels.communicate.test_compressors import gradients
 from tests.unit.kernels.communicate.test_reduce_by_shuffle import check_queues
 from tests.unit.kernels.compressed_models import (
@@ -57,7 +57,7 @@ def rounding_in_teams(compressor, teams):
     def add_up(shares):
         residuals[:] = residuals or [np.zeros_like(share) for share in shares]
         owed = [s + r * compressor.error_feedback for s, r in zip(shares, residuals, strict=True)]
-        found = Teams.of(teams, range(len(teams)))
+        found = Subgroups.of(teams, range(len(teams)))
         total = np.zeros_like(shares[0])
         places = pieces(total, found.seats * len(found.members))
         for seat in range(found.seats):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from autodist.capture.gradients import noting_gradients
 from autodist.errors import FetchedElsewhereError
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import plan
@@ -45,7 +45,7 @@ def build() -> None:
 def built(owners: str, **options: bool) -> Iterator[tuple[Cluster, v1.Session]]:
     """The workers of a graph, and one device that runs the same."""
 
-    def two_workers(item: GraphItem) -> strategy_pb2.Strategy:
+    def two_workers(item: Step) -> strategy_pb2.Strategy:
         return plan(item, 2, 1, OWNERS[owners], **options)
 
     with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:

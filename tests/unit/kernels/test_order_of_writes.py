@@ -10,7 +10,7 @@ import tensorflow as tf
 from autodist.capture.function import CapturedFunction
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effects
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
 from tests.unit.kernels.place.partition.shards import numbers
 
@@ -60,7 +60,7 @@ def test_the_write_comes_after_all_reads(name: str):
         assert sent & arrived, f"worker {1 - owner} does not tell that it has read {variable.name}"
 
 
-def _sent_after_reads(item: GraphItem, handle: str, to: int) -> set[str]:
+def _sent_after_reads(item: Step, handle: str, to: int) -> set[str]:
     """The queues by which a worker tells another something once it has read a variable."""
     editor, effects = GraphEditor(item.graph_def), Effects(item.graph_def)
     reads = {node.name for node in editor if handle in effects.of(node).reads}
@@ -68,7 +68,7 @@ def _sent_after_reads(item: GraphItem, handle: str, to: int) -> set[str]:
     return {_queue(editor, node.input[0]) for node in sends if reads <= editor.ancestors([node.name])}
 
 
-def _arrived_before_writes(item: GraphItem, handle: str) -> set[str]:
+def _arrived_before_writes(item: Step, handle: str) -> set[str]:
     editor, effects = GraphEditor(item.graph_def), Effects(item.graph_def)
     (write,) = [node.name for node in editor if handle in effects.of(node).writes]
     before = editor.ancestors([write])

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import CaptureMismatchError, RewriteError, StrategyError
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels import (
     KERNELS,
@@ -47,7 +47,7 @@ class HalfSteps(Kernel):
     factor: float = 0.5
     name: ClassVar[str] = "half-steps"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         editor = StepEditor(item)
         for node in item.wiring.of_op("AssignSubVariableOp"):
             with editor.fragment(f"half_steps/{node.name}") as f:
@@ -62,7 +62,7 @@ class Silent(Kernel):
 
     name: ClassVar[str] = "silent"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         return item
 
 
@@ -110,7 +110,7 @@ def test_an_error_in_it_says_its_name_and_the_worker():
     class Fails(Silent):
         name: ClassVar[str] = "fails"
 
-        def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        def apply(self, item: Step, context: Context) -> Step:
             raise KeyError("some node")
 
     step = capture_one_weight()
@@ -125,7 +125,7 @@ def test_what_it_returns_has_to_be_a_step():
     class Forgets(Silent):
         name: ClassVar[str] = "forgets"
 
-        def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        def apply(self, item: Step, context: Context) -> Step:
             return None  # type: ignore[return-value]
 
     step = capture_one_weight()
@@ -148,7 +148,7 @@ def test_its_step_is_dumped_and_verified_as_ours_are(tmp_path, monkeypatch):
     class Breaks(Silent):
         name: ClassVar[str] = "breaks"
 
-        def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        def apply(self, item: Step, context: Context) -> Step:
             return replace(item, targets=(*item.targets, "no_such_node"))
 
     with pytest.raises(RewriteError, match="the target no_such_node is not in the step's graph"):
@@ -186,7 +186,7 @@ def test_a_name_is_one_kernel_s(taken):
 class NoDataclass(Kernel):
     name: ClassVar[str] = "no-dataclass"
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         return item
 
 
@@ -197,7 +197,7 @@ class WithoutApply(Kernel):
 
 @dataclass(frozen=True)
 class Unnamed(Kernel):
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def apply(self, item: Step, context: Context) -> Step:
         return item
 
 

@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 
-from autodist.graph.parts import JoinKind, Merge, RowJoin
+from autodist.graph.parts import PendingReductionKind, ReduceOp, RowJoin
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS
 from autodist.kernels.rows.rewrite_rows import RULES
 from autodist.kernels.rows.tell_table_writes import TellTableWrites
@@ -74,8 +74,8 @@ def test_what_was_captured_stays_as_it_is(replayed):
 
 def test_every_kind_of_join_is_made(replayed):
     joins = [join for one in replayed for join in one.joins]
-    assert {join.kind for join in joins} == set(JoinKind)
-    assert {join.merge for join in joins} == set(Merge)
+    assert {join.kind for join in joins} == set(PendingReductionKind)
+    assert {join.merge for join in joins} == set(ReduceOp)
     assert {join.row_join for join in joins if join.is_sparse} == set(RowJoin)
 
 

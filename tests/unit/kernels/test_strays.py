@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, plan, train
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
@@ -108,5 +108,5 @@ def test_many_replicas_write_what_one_device_does(name, layout):
 def test_so_do_shards(name):
     captured, alone = on_one_device(name)
     strategy = plan(captured.item, 2, 1)
-    cut_in_strategy(strategy, f"{OF[name]}/table", Cut(0, (2, 3)), [0, 1])
+    cut_in_strategy(strategy, f"{OF[name]}/table", Partitioning(0, (2, 3)), [0, 1])
     assert_same(train(captured, strategy, BATCHES), alone)

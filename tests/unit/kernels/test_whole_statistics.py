@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.parts import JoinKind
+from autodist.graph.parts import PendingReductionKind
 from autodist.kernels import Context, rewrite
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 from tests.unit.kernels.pairs import pairs
@@ -239,4 +239,6 @@ def test_where_no_step_waits_for_another_replicas_go_by_their_own(pace: dict[str
     captured = capture(step, *data[0], is_split=True)
     owners = {g.variable: 0 for g in captured.item.gradients}
     item = rewrite(captured.item, Context(plan(captured.item, 2, owners=owners, **pace), 0))
-    assert item.replication is not None and not any(j.kind is JoinKind.WHOLE for j in item.replication.joins)
+    assert item.replication is not None and not any(
+        j.kind is PendingReductionKind.WHOLE for j in item.replication.joins
+    )

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.gradients import GradientNotes, noting_gradients
+from autodist.capture.in_step_all_reduces import AllReduceNotes, noting_sums
 from autodist.capture.replaced import replaced
 from autodist.capture.whole_in_graphs import WholeInGraph
-from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.graph import batch_statistics
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import plan
@@ -50,7 +50,7 @@ LOSSES = [deviation, variance, deviation_of_deviations, normalised_by_hand, norm
 
 
 @contextmanager
-def noting() -> Iterator[tuple[tf.Graph, GradientNotes, SumNotes]]:
+def noting() -> Iterator[tuple[tf.Graph, GradientNotes, AllReduceNotes]]:
     with (
         tf.Graph().as_default() as graph,
         noting_sums(in_functions=False) as sums,

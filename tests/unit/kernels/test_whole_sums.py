@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
 from autodist.errors import RewriteError, StrategyError
-from autodist.graph.parts import JoinKind
-from autodist.graph.whole_sums import SUM_NAME
+from autodist.graph.in_step_all_reduce import SUM_NAME
+from autodist.graph.parts import PendingReductionKind
 from autodist.kernels import Context, rewrite
 from autodist.kernels.communicate.buckets import make_buckets
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
@@ -128,7 +128,7 @@ def test_sums_of_one_layer_travel_together() -> None:
     captured, _ = on_one_device(steps.several_layers, (8, 7, 3), 2)
     before = KERNELS[: next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))]
     item = rewrite(captured.item, Context(plan(captured.item, 2), 0), kernels=before)
-    joins = [join for join in item.replication.joins if join.kind is JoinKind.WHOLE]
+    joins = [join for join in item.replication.joins if join.kind is PendingReductionKind.WHOLE]
     assert len(joins) == 3 * 3 + 3 * 2  # sums, sums of squares and counts; of counts there is no gradient
     assert len(make_buckets(joins, lambda join: None)) == 2 * 3
 

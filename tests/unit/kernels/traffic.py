@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.step import Step
 from tests.unit.kernels.in_one_process import Session, task_of_device
 
 
@@ -30,7 +30,7 @@ class Sent:
     to: int
 
 
-def crossings(items: Sequence[GraphItem]) -> list[Sent]:
+def crossings(items: Sequence[Step]) -> list[Sent]:
     """The tensors that TensorFlow moves between workers: each once, however many ops read it there.
 
     Handles of variables and queues say where something is, and are left out. What goes through a queue is an input of

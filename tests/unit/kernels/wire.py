@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.step import Step
 
 
-def sent_bytes(item: GraphItem) -> Mapping[str, int]:
+def sent_bytes(item: Step) -> Mapping[str, int]:
     """Bytes that a worker puts into other workers' queues in one step, by what they are for.
 
     Args:

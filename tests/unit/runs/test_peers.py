@@ -9,7 +9,7 @@ import pytest
 
 from autodist.resources import ResourceSpec
 from autodist.runs.peers import Peers
-from autodist.runs.start_up import StartUp
+from autodist.runs.startup_progress import StartupProgress
 
 SPEC = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]})
 
@@ -18,7 +18,7 @@ def worker(*said: tuple[str, str]) -> Peers:
     """Another worker than the chief, which has said this and then come to its first step."""
     left = [json.dumps(one) for one in said]
     member = SimpleNamespace(let_chief_fail_first=lambda limit: None, hear=lambda: left.pop(0) if left else None)
-    return Peers(SPEC, member, b"", 0, StartUp(is_chief=False))
+    return Peers(SPEC, member, b"", 0, StartupProgress(is_chief=False))
 
 
 def test_what_the_chief_says_is_heard_in_the_same_calls():

@@ -33,7 +33,7 @@ def spec_of(workers: int, restarts: int = 3) -> ResourceSpec:
 def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What the process would begin anew with, and nothing waits."""
     found: list[Any] = []
-    monkeypatch.setattr(restarts, "begin_anew_at_the_end", lambda told: found.append(json.loads(told[VARIABLE])))
+    monkeypatch.setattr(restarts, "re_exec_at_the_end", lambda told: found.append(json.loads(told[VARIABLE])))
     monkeypatch.setattr(restarts, "_SHORTEST_WAIT", 0.0)
     monkeypatch.setattr(restarts, "has_lost_input", lambda: False)
     monkeypatch.setattr(restarts, "_seeds", [])

@@ -12,7 +12,7 @@ import pytest
 from autodist.errors import AutoDistError, CheckpointError, ClusterError, MachinesAwayError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs import run_end
-from autodist.runs.missed_step import MissedStep
+from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.run_end import RunEnd
 
 SPEC = ResourceSpec.from_dict(
@@ -63,7 +63,7 @@ def end_of(done: list[str], await_updates: Callable[[], None] | None = None, **k
         SPEC,
         True,
         peers,  # type: ignore[arg-type]
-        MissedStep(lambda: True),
+        FailedStepGuard(lambda: True),
         await_updates or (lambda: done.append("updates")),
         lambda: done.append("session"),
         lambda: done.append("threads"),

@@ -13,12 +13,12 @@ import rich.console
 import tensorflow as tf
 
 from autodist.capture.function import capture_function
-from autodist.graph.tally import Tally
+from autodist.graph.partial_count import PartialCount
 from autodist.kernels import Context, rewrite
 from autodist.resources import ResourceSpec
+from autodist.runs.log_strategy import log_strategy
 from autodist.runs.pipeline_figures import figures_of
 from autodist.runs.stage_costs import Rewriting, costs_of
-from autodist.runs.told_strategy import tell_strategy
 from autodist.strategies.stage_table import PipelineFigures, StageFigures, flops_text, stage_tables
 from tests.unit.kernels.in_one_process import capture
 from tests.unit.kernels.pipelined.models import batches, made, pipelined, stage_of
@@ -142,12 +142,12 @@ def test_a_worker_waits_longer_where_stages_compute_less_alike():
 
 
 def test_what_is_known_in_part_is_told_as_the_least():
-    assert flops_text(Tally(1500, is_least=True)) == "at least 1.50 k"
-    assert flops_text(Tally(0, is_least=True)) == "not known"
-    assert flops_text(Tally(0)) == "0"
-    stage = StageFigures(("a",), 1, 8, None, Tally(3), Tally(4, is_least=True))
+    assert flops_text(PartialCount(1500, is_least=True)) == "at least 1.50 k"
+    assert flops_text(PartialCount(0, is_least=True)) == "not known"
+    assert flops_text(PartialCount(0)) == "0"
+    stage = StageFigures(("a",), 1, 8, None, PartialCount(3), PartialCount(4, is_least=True))
     assert stage.flops(2) is None
-    assert StageFigures(("a",), 1, 8, None, Tally(3), Tally(4)).flops(2) == 14
+    assert StageFigures(("a",), 1, 8, None, PartialCount(3), PartialCount(4)).flops(2) == 14
 
 
 def test_the_run_tells_the_stages_below_the_variables(caplog):
@@ -155,7 +155,7 @@ def test_the_run_tells_the_stages_below_the_variables(caplog):
     step, shapes = captured("mlp")
     strategy = pipelined(step, stage_of(step, 2), 2, 3)
     with caplog.at_level(logging.INFO, logger="autodist"):
-        tell_strategy(strategy, step.item, None, spec, None, shapes)
+        log_strategy(strategy, step.item, None, spec, None, shapes)
     told = caplog.text
     assert told.index("part_0_kernel") < told.index("FLOPs forward") < told.index("what crosses")
     assert "FLOPs and bytes of a micro-batch of 5 examples" in told

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from autodist.errors import CaptureError, ClusterError, EmptyBatchError
-from autodist.runs.whole_batches import Fed, WholeFed, bring_together
+from autodist.runs.whole_batches import GatheredInput, WholeFed, bring_together
 
 
-def on_workers(fed: Sequence[Sequence[Fed]]) -> list[WholeFed | Exception]:
+def on_workers(fed: Sequence[Sequence[GatheredInput]]) -> list[WholeFed | Exception]:
     """What each of some workers gets, in threads of this process."""
     barrier, said, told = Barrier(len(fed), timeout=20), {}, {}
 
@@ -50,7 +50,10 @@ def test_the_chief_has_all_parts_in_the_order_of_the_workers_and_others_no_rows(
     names = [np.array([b"a", b"b", b"c"], object), np.array([], object), np.array([b"d"], object)]
     rate = np.float64(0.5)
     chief, second, third = on_workers(
-        [[Fed("x", p, 0), Fed("rate", rate, None), Fed("names", n, 0)] for p, n in zip(parts, names, strict=True)]
+        [
+            [GatheredInput("x", p, 0), GatheredInput("rate", rate, None), GatheredInput("names", n, 0)]
+            for p, n in zip(parts, names, strict=True)
+        ]
     )
     np.testing.assert_array_equal(chief.values[0], np.concatenate(parts))
     assert [chief.values[1], second.values[1]] == [rate, rate]
@@ -61,7 +64,7 @@ def test_the_chief_has_all_parts_in_the_order_of_the_workers_and_others_no_rows(
 
 
 def test_a_worker_gets_back_the_rows_of_its_own_examples_alone() -> None:
-    found = on_workers([[Fed("x", np.zeros((2, n)), 1)] for n in (3, 0, 2)])
+    found = on_workers([[GatheredInput("x", np.zeros((2, n)), 1)] for n in (3, 0, 2)])
     rows, flat, scalar = np.arange(5), np.arange(20).reshape(2, 10), np.float64(3)
     mine = [one.own_rows([rows, flat, scalar], [0, 1, None]) for one in found]
     assert [m[0].tolist() for m in mine] == [[0, 1, 2], [], [3, 4]]
@@ -72,19 +75,19 @@ def test_a_worker_gets_back_the_rows_of_its_own_examples_alone() -> None:
 
 
 def test_rows_of_sparse_ones_are_padded_to_the_longest_of_any_worker() -> None:
-    chief, _ = on_workers([[Fed("ids", np.ones((2, n), np.int64), 0, is_padded=True)] for n in (1, 3)])
+    chief, _ = on_workers([[GatheredInput("ids", np.ones((2, n), np.int64), 0, is_padded=True)] for n in (1, 3)])
     assert chief.values[0].tolist() == [[1, 0, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("other", [np.zeros((2, 4)), np.zeros((2, 3), np.float32)])
 def test_parts_that_do_not_fit_are_refused_on_all_workers(other: np.ndarray) -> None:
-    for error in on_workers([[Fed("x", np.zeros((2, 3)), 0)], [Fed("x", other, 0)]]):
+    for error in on_workers([[GatheredInput("x", np.zeros((2, 3)), 0)], [GatheredInput("x", other, 0)]]):
         assert isinstance(error, CaptureError)
         assert "worker 1 feeds x as" in str(error)
 
 
 def test_a_batch_without_examples_is_refused_on_all_workers() -> None:
-    assert all(isinstance(e, EmptyBatchError) for e in on_workers([[Fed("x", np.zeros((0, 3)), 0)]] * 2))
+    assert all(isinstance(e, EmptyBatchError) for e in on_workers([[GatheredInput("x", np.zeros((0, 3)), 0)]] * 2))
 
 
 @pytest.mark.parametrize(
@@ -94,4 +97,4 @@ def test_a_step_that_the_chief_does_not_make_is_refused_by_name(said: bytes) -> 
     with pytest.raises(
         ClusterError, match="the chief has come to another call: every worker has to make the same steps"
     ):
-        bring_together([Fed("x", np.ones((2, 3)), 0)], 1, lambda content: [], lambda content: said)
+        bring_together([GatheredInput("x", np.ones((2, 3)), 0)], 1, lambda content: [], lambda content: said)

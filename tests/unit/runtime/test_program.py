@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import UnevenBatchError
-from autodist.graph.item import UNEVEN, GraphItem
-from autodist.graph.parts import EvenParts, Gradient
+from autodist.graph.parts import EvenParts, VariableGradient
+from autodist.graph.step import UNEVEN, Step
 from autodist.runtime import program as module
-from autodist.runtime.engines import Engines
+from autodist.runtime.graph_runners import GraphRunners
 from autodist.runtime.program import Program
 from autodist.runtime.updates import Updates
 from tests.unit.graph.replications import replication
@@ -18,7 +18,7 @@ from tests.unit.graph.replications import replication
 
 @pytest.fixture
 def engines():
-    made = Engines("", tf.compat.v1.ConfigProto())
+    made = GraphRunners("", tf.compat.v1.ConfigProto())
     yield made
     made.close()
 
@@ -28,8 +28,8 @@ def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trai
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.identity(x + 1.0, name="y")
-    gradients = (Gradient("v", ("y:0",), 0),) if trains else ()
-    item = GraphItem(graph.as_graph_def(), gradients=gradients, inputs={"x:0": None}, outputs=("y:0",))
+    gradients = (VariableGradient("v", ("y:0",), 0),) if trains else ()
+    item = Step(graph.as_graph_def(), gradients=gradients, inputs={"x:0": None}, outputs=("y:0",))
     step = Program(engines, item, ["x:0"], Updates(lambda failure: failure))
     given_back = []
     monkeypatch.setattr(module, "collect_and_trim", lambda: given_back.append("before"))
@@ -46,7 +46,7 @@ def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(engi
         tf.identity(x, name="y")
         check = tf.debugging.Assert(tf.reduce_all(x > 0), [UNEVEN, tf.constant(6, tf.int64)])
     even = EvenParts("loss:0", "node 'det' (MatrixDeterminant): why", 6, 2, is_own)
-    item = GraphItem(
+    item = Step(
         graph.as_graph_def(),
         inputs={"x:0": None},
         outputs=("y:0",),
@@ -68,9 +68,7 @@ def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(engines)
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.debugging.check_numerics(x, "not finite", name="y")
     even = EvenParts("loss:0", "why", 2, 2)
-    item = GraphItem(
-        graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), replication=replication(even_parts=even)
-    )
+    item = Step(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), replication=replication(even_parts=even))
     step = Program(engines, item, ["x:0"], Updates(lambda failure: failure))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
         step.run([np.full(2, np.nan, np.float32)], 2)

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import TraceError
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.runtime import timeline
-from autodist.runtime.engines import Engines
+from autodist.runtime.graph_runners import GraphRunners
 from autodist.runtime.program import Program
 from autodist.runtime.timeline import TRACE_VARIABLE, TRACED_RUN
 from autodist.runtime.updates import Updates
@@ -20,7 +20,7 @@ from autodist.runtime.updates import Updates
 
 @pytest.fixture
 def engines():
-    made = Engines("", tf.compat.v1.ConfigProto())
+    made = GraphRunners("", tf.compat.v1.ConfigProto())
     yield made
     made.close()
 
@@ -29,7 +29,7 @@ def program(engines):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [4, 4], name="x")
         tf.identity(x @ x + 1.0, name="y")
-    item = GraphItem(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",))
+    item = Step(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",))
     return Program(engines, item, ["x:0"], Updates(lambda failure: failure))
 
 

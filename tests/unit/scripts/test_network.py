@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from autodist.graph.names import node_of
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import Teams
+from autodist.synchronizers import Subgroups
 from tests.unit.kernels.in_one_process import capture, plan, rewritten
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "scripts"))
@@ -42,7 +42,7 @@ def captured():
 def test_each_link_carries_what_the_model_says(name, whole, captured, monkeypatch):
     kernel = "autodist.kernels.communicate.reduce_by_shuffle"
     monkeypatch.setattr(f"{kernel}.DIRECT_BYTES", whole)
-    monkeypatch.setattr(f"{kernel}.find_together", lambda item, buckets, *rest: ([], buckets))
+    monkeypatch.setattr(f"{kernel}.find_fused_buckets", lambda item, buckets, *rest: ([], buckets))
     numbers = TEAMS[name]
     workers = len(numbers) or 5
     strategy = plan(captured.item, workers)
@@ -50,7 +50,7 @@ def test_each_link_carries_what_the_model_says(name, whole, captured, monkeypatc
     if numbers:
         strategy.nodes[0].all_reduce.spec = strategy_pb2.AllReduce.HIERARCHICAL
     vector = Vector(ELEMENTS, 8, STEP, whole)
-    told = messages(vector, workers, range(workers), Teams.of(numbers, range(workers)))
+    told = messages(vector, workers, range(workers), Subgroups.of(numbers, range(workers)))
     assert by_link(told) == by_link(_sent(rewritten(captured, strategy)))
 
 

@@ -45,7 +45,7 @@ class PlannedGradient:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What strategies see of a GraphItem."""
+    """What strategies see of a Step."""
 
     variables: tuple[PlannedVariable, ...]
     gradients: tuple[PlannedGradient, ...]

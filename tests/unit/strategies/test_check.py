@@ -2,7 +2,7 @@ import pytest
 
 from autodist.compressors import BFloat16, Float16, PowerSGD, TopK, Uncompressed
 from autodist.errors import Place, StrategyError
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.strategies import (
     SYNCHRONOUS,
@@ -82,7 +82,7 @@ def test_an_owner_out_of_range_is_refused_with_the_workers(check, owner):
     with pytest.raises(StrategyError, match=said):
         check(all_reduce_node("a"), parameter_server_node("b", owner))
     with pytest.raises(StrategyError, match="a is to be owned by worker"):
-        check(partitioned_node("a", Cut(0, (2, 2)), served(0, owner)), all_reduce_node("b"))
+        check(partitioned_node("a", Partitioning(0, (2, 2)), served(0, owner)), all_reduce_node("b"))
 
 
 def test_a_negative_staleness_is_refused(check):
@@ -102,32 +102,37 @@ def test_a_spec_that_does_not_exist_is_refused(check):
         check(all_reduce_node("a"), unknown)
 
 
-@pytest.mark.parametrize("cut", [Cut(0, (4,)), Cut(0, (1, 3)), Cut(1, (2, 1, 1)), Cut(0, (1, 1, 1, 1))])
+@pytest.mark.parametrize(
+    "cut", [Partitioning(0, (4,)), Partitioning(0, (1, 3)), Partitioning(1, (2, 1, 1)), Partitioning(0, (1, 1, 1, 1))]
+)
 def test_shards_that_add_up_pass(check, cut):
     check(partitioned_node("a", cut, served(*[1] * len(cut.sizes))), all_reduce_node("b"))
     check(partitioned_node("a", cut, [all_reduce_synchronizer()] * len(cut.sizes)), all_reduce_node("b"))
 
 
 def test_shards_of_one_variable_may_differ_in_their_synchronizers(check):
-    check(partitioned_node("a", Cut(0, (1, 3)), [all_reduce_synchronizer(), *served(1)]), all_reduce_node("b"))
+    check(partitioned_node("a", Partitioning(0, (1, 3)), [all_reduce_synchronizer(), *served(1)]), all_reduce_node("b"))
 
 
 def test_a_sparse_variable_may_be_cut_along_any_axis(step, cluster):
     planned, machines = step({"table": (8, 4)}, sparse=["table"]), cluster()
-    node = partitioned_node("table", Cut(1, (1, 3)), served(0, 1))
+    node = partitioned_node("table", Partitioning(1, (1, 3)), served(0, 1))
     check_strategy(make_strategy("Mine", machines, synced_variables(planned), [node]), planned, machines)
 
 
 @pytest.mark.parametrize(
     ("cut", "said"),
     [
-        (Cut(2, (2, 2)), "axis 2 is out of range of its shape 4 × 4; take an axis from 0 to 1"),
-        (Cut(-1, (2, 2)), "axis -1 is out of range of its shape 4 × 4; take an axis from 0 to 1"),
-        (Cut(0, (1,) * 5), "5 shards are more than the 4 indices of its axis 0 .*; take at most 4"),
-        (Cut(0, (2, 1)), r"the sizes \[2, 1\] add up to 3, and its axis 0 has 4 indices .*; make them add up to 4"),
-        (Cut(1, (4, 0)), r"the sizes \[4, 0\] do not give each shard at least 1; leave empty shards out"),
-        (Cut(1, (5, -1)), r"the sizes \[5, -1\] do not give each shard at least 1"),
-        (Cut(0, ()), r"the sizes \[\] do not give each shard at least 1"),
+        (Partitioning(2, (2, 2)), "axis 2 is out of range of its shape 4 × 4; take an axis from 0 to 1"),
+        (Partitioning(-1, (2, 2)), "axis -1 is out of range of its shape 4 × 4; take an axis from 0 to 1"),
+        (Partitioning(0, (1,) * 5), "5 shards are more than the 4 indices of its axis 0 .*; take at most 4"),
+        (
+            Partitioning(0, (2, 1)),
+            r"the sizes \[2, 1\] add up to 3, and its axis 0 has 4 indices .*; make them add up to 4",
+        ),
+        (Partitioning(1, (4, 0)), r"the sizes \[4, 0\] do not give each shard at least 1; leave empty shards out"),
+        (Partitioning(1, (5, -1)), r"the sizes \[5, -1\] do not give each shard at least 1"),
+        (Partitioning(0, ()), r"the sizes \[\] do not give each shard at least 1"),
     ],
 )
 def test_a_cut_that_cannot_be_made_is_refused_with_the_mend(check, cut, said):
@@ -145,7 +150,7 @@ def test_a_cut_that_cannot_be_made_is_refused_with_the_mend(check, cut, said):
 )
 def test_what_has_nothing_to_cut_cannot_be_partitioned(step, cluster, shape, said):
     planned, machines = step({"v": shape}), cluster()
-    node = partitioned_node("v", Cut(0, (1, 2)), served(0, 1))
+    node = partitioned_node("v", Partitioning(0, (1, 2)), served(0, 1))
     with pytest.raises(StrategyError, match=f"v cannot be partitioned: {said}; leave its partition out"):
         check_strategy(make_strategy("Mine", machines, synced_variables(planned), [node]), planned, machines)
 
@@ -154,7 +159,7 @@ def test_what_has_nothing_to_cut_cannot_be_partitioned(step, cluster, shape, sai
     ("node", "said"),
     [
         (
-            partitioned_node("a", Cut(0, (2, 2)), served(0, 1, 1)),
+            partitioned_node("a", Partitioning(0, (2, 2)), served(0, 1, 1)),
             "a is cut in 2 pieces and has synchronizers for 3 shards",
         ),
         (
@@ -239,7 +244,7 @@ def test_a_compressor_out_of_range_is_refused(check, options, said):
 def test_a_compressor_of_a_sparse_gradient_is_refused_also_for_one_shard(step, cluster):
     planned, machines = step({"table": (8, 4)}, sparse=["table"]), cluster()
     lossy = all_reduce_synchronizer(compressor=Float16())
-    for node in (whole_node("table", lossy), partitioned_node("table", Cut(0, (4, 4)), [*served(0), lossy])):
+    for node in (whole_node("table", lossy), partitioned_node("table", Partitioning(0, (4, 4)), [*served(0), lossy])):
         with pytest.raises(StrategyError, match="table has the compressor FLOAT16, and its gradient is sparse.*NONE"):
             check_strategy(make_strategy("Mine", machines, synced_variables(planned), [node]), planned, machines)
 
@@ -265,7 +270,7 @@ def test_a_compressor_with_auto_beside_a_collective_is_refused(check):
 
 
 def test_a_collective_beside_a_shard_of_another_way_is_refused(check):
-    cut = partitioned_node("b", Cut(0, (2, 2)), [all_reduce_synchronizer(spec="RING"), *served(0)])
+    cut = partitioned_node("b", Partitioning(0, (2, 2)), [all_reduce_synchronizer(spec="RING"), *served(0)])
     with pytest.raises(StrategyError, match="a is reduced by RING and b by PS"):
         check(all_reduce_node("a", 0, "RING"), cut)
     with pytest.raises(StrategyError, match="b is reduced by RING and a by PS"):
@@ -286,7 +291,7 @@ def test_the_place_of_the_option_at_fault_is_told(planned, cluster):
     machines = cluster()
     faults = {
         "b.owner": parameter_server_node("b", 9),
-        "b.partition": partitioned_node("b", Cut(1, (1,)), served(0)),
+        "b.partition": partitioned_node("b", Partitioning(1, (1,)), served(0)),
         "b.staleness": whole_node("b", strategy_pb2.ParameterServer(staleness=-1)),
         "b.compressor": whole_node("b", strategy_pb2.AllReduce(compressor=strategy_pb2.Compressor(kind=9))),
         "b.all_reduce_spec": all_reduce_node("b", 0, "RING"),

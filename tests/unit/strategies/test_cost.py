@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from autodist.compressors import BFloat16, Float16, PowerSGD, TopK, Uncompressed
 from autodist.proto import strategy_pb2
 from autodist.strategies import (
-    Cut,
+    Partitioning,
     ServerOptions,
     SyncedVariable,
     Traffic,
@@ -95,7 +95,7 @@ def test_an_owner_without_replicas_serves_every_other_worker():
 
 
 def test_shards_at_all_workers_cost_what_all_reduce_costs():
-    cut = partitioned_node("dense", Cut(0, (20, 20, 20)), served(0, 1, 2))
+    cut = partitioned_node("dense", Partitioning(0, (20, 20, 20)), served(0, 1, 2))
     assert traffic(DENSE, cut, machines(3)) == traffic(DENSE, all_reduce_node("dense"), machines(3))
 
 
@@ -103,7 +103,7 @@ def test_shards_at_all_workers_cost_what_all_reduce_costs():
 def test_shards_cost_what_they_would_as_variables(sizes, workers, data):
     whole = SyncedVariable("v", (sum(sizes), 3), 12 * sum(sizes), False)
     owners = [data.draw(st.integers(0, workers - 1)) for _ in sizes]
-    node = partitioned_node("v", Cut(0, tuple(sizes)), served(*owners))
+    node = partitioned_node("v", Partitioning(0, tuple(sizes)), served(*owners))
     alone = [SyncedVariable(str(index), (size, 3), 12 * size, False) for index, size in enumerate(sizes)]
     nodes = [parameter_server_node(str(index), owner) for index, owner in enumerate(owners)]
     config = machines(workers)
@@ -112,9 +112,9 @@ def test_shards_cost_what_they_would_as_variables(sizes, workers, data):
 
 def test_a_row_lies_in_one_shard_of_rows_and_in_every_shard_of_columns():
     config = machines(2)
-    rows = partitioned_node("table", Cut(0, (750, 250)), served(0, 1))
+    rows = partitioned_node("table", Partitioning(0, (750, 250)), served(0, 1))
     assert traffic(SPARSE, rows, config).row == (36, 44)  # three rows in four are the first worker's: 32, else 48
-    columns = partitioned_node("table", Cut(1, (6, 2)), served(0, 1))
+    columns = partitioned_node("table", Partitioning(1, (6, 2)), served(0, 1))
     assert traffic(SPARSE, columns, config).row == (24 + (8 + 16), (24 + 16) + 8)
 
 
@@ -150,7 +150,7 @@ def test_top_k_is_gathered_by_all_others():
 
 def test_a_shards_compressor_sees_the_shard():
     synchronizers = [all_reduce_synchronizer(compressor=Float16()), all_reduce_synchronizer()]
-    node = partitioned_node("dense", Cut(0, (40, 20)), synchronizers)
+    node = partitioned_node("dense", Partitioning(0, (40, 20)), synchronizers)
     assert traffic(DENSE, node, machines(2)).step == (80 + 80,) * 2
 
 

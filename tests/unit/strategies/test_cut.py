@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.strategies import SyncedVariable, even_sizes, proportional_sizes, shards_of
 from autodist.strategies.cut import axes_to_cut
 
@@ -51,7 +51,7 @@ def test_more_weights_than_indices_are_refused(weights):
 
 def test_shards_share_the_bytes_and_keep_the_rest():
     table = SyncedVariable("table", (7, 5), 7 * 5 * 4, True)
-    first, second = shards_of(table, Cut(1, (2, 3)))
+    first, second = shards_of(table, Partitioning(1, (2, 3)))
     assert first == SyncedVariable("table/shard_0", (7, 2), 56, True)
     assert second == SyncedVariable("table/shard_1", (7, 3), 84, True)
     assert shards_of(table, None) == (table,)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autodist.compressors import PowerSGD
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
     PS,
@@ -93,7 +93,7 @@ def test_any_boundaries_that_a_user_gives_pass(step, cluster, sizes, axis):
     strategy = OverrideVariables(AllReduce(), (Override("v", use),)).build(planned, machines)
     check_strategy(strategy, planned, machines)
     (node,) = strategy.nodes
-    assert Cut(node.partition.axis, tuple(node.partition.sizes)) == Cut(axis, tuple(sizes))
+    assert Partitioning(node.partition.axis, tuple(node.partition.sizes)) == Partitioning(axis, tuple(sizes))
 
 
 @pytest.mark.parametrize("builder", BUILDERS[4:-1], ids=str)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.strategies import SyncedVariable, link_bytes, sums_by_worker, traffic
 from autodist.strategies.cut import even_sizes
@@ -25,7 +25,7 @@ NODES = {
     "server": lambda v: whole_node(v.name, ParameterServer(owner=1)),
     "server without replicas": lambda v: whole_node(v.name, ParameterServer(owner=3)),
     "proxies": lambda v: whole_node(v.name, ParameterServer(owner=1, local_proxy=True)),
-    "shards": lambda v: partitioned_node(v.name, Cut(0, (4, 8)), [ParameterServer(owner=w) for w in (0, 3)]),
+    "shards": lambda v: partitioned_node(v.name, Partitioning(0, (4, 8)), [ParameterServer(owner=w) for w in (0, 3)]),
 }
 
 
@@ -75,7 +75,7 @@ def test_links_are_those_of_each_piece_by_itself(length, row, is_sparse, rows, o
         "halves": lambda owner: ParameterServer(owner=owner) if owner % 2 else AllReduce(spec=AllReduce.SHUFFLE),
     }[kind]
     sizes = even_sizes(variable.shape[axis], len(owners))
-    node = partitioned_node("v", Cut(axis, sizes), [said(owner) for owner in owners[: len(sizes)]])
+    node = partitioned_node("v", Partitioning(axis, sizes), [said(owner) for owner in owners[: len(sizes)]])
     computing, expected = [0, 1, 2, 4, 5], {}
     for piece, synchronizer in pieces(variable, node):
         share = Fraction(piece.shape[0], length) if axis == 0 else Fraction(1)

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
@@ -69,7 +69,7 @@ def test_auto_is_shuffle_where_others_differ_or_are_served():
 
 def test_auto_of_a_shard_is_resolved_too():
     auto, ring = all_reduce_synchronizer(), all_reduce_synchronizer(spec="RING")
-    cut = partitioned_node("a", Cut(0, (1, 1)), [auto, ring])
+    cut = partitioned_node("a", Partitioning(0, (1, 1)), [auto, ring])
     (node,) = resolve(strategy_pb2.Strategy(nodes=[cut])).nodes
     assert [shard.all_reduce.spec for shard in node.shards] == [strategy_pb2.AllReduce.RING] * 2
     beside = resolve(strategy_pb2.Strategy(nodes=[cut, SERVED]))

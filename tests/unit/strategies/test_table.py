@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from autodist.compressors import PowerSGD
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.strategies import (
     PS,
     SYNCHRONOUS,
@@ -117,7 +117,7 @@ def test_all_reduced_shards_are_shown_with_their_groups(step, cluster):
 def test_shards_in_different_ways_are_shown_with_each(step, cluster):
     planned = step({"kernel": (4, 10)})
     shards = [all_reduce_synchronizer(2), SYNCHRONOUS.parameter_server(1)]
-    node = partitioned_node("kernel", Cut(0, (1, 3)), shards)
+    node = partitioned_node("kernel", Partitioning(0, (1, 3)), shards)
     table = strategy_table(make_strategy("Mine", cluster(), synced_variables(planned), [node]), planned)
     assert cells(table, 0)[4:6] == [
         "AllReduce SHUFFLE, group 2; PS",

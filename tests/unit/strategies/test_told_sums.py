@@ -5,7 +5,7 @@ import pytest
 from autodist.compressors import Float16
 from autodist.strategies import PS, AllReduce, Parallax, Pipeline, resolve_specs, strategy_table
 from autodist.strategies.specs import summed_bytes
-from autodist.strategies.teams import sum_cost
+from autodist.strategies.subgroups import sum_cost
 from autodist.strategies.told_sums import milliseconds, told_sums
 
 

@@ -2,8 +2,8 @@ import pytest
 
 from autodist.compressors import Float16, TopK
 from autodist.errors import StrategyError
-from autodist.graph.keeper import Keeper, Pace
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
+from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.strategies import partitioned_node, whole_node
@@ -35,8 +35,8 @@ def test_what_is_said_of_a_variable_is_read_as_it_was_written(said):
 
 
 def test_each_shard_has_its_own():
-    node = partitioned_node("v", Cut(1, (2, 3)), [KINDS[0], KINDS[2]])
-    assert synchronizers_of(node) == (KINDS[0], KINDS[2]) and cut_of(node) == Cut(1, (2, 3))
+    node = partitioned_node("v", Partitioning(1, (2, 3)), [KINDS[0], KINDS[2]])
+    assert synchronizers_of(node) == (KINDS[0], KINDS[2]) and cut_of(node) == Partitioning(1, (2, 3))
     assert list(named_synchronizers(node)) == [("v/shard_0", KINDS[0]), ("v/shard_1", KINDS[2])]
     strategy = strategy_pb2.Strategy(nodes=[node, whole_node("w", KINDS[1])])
     assert list(all_synchronizers(strategy)) == [("v", KINDS[0]), ("v", KINDS[2]), ("w", KINDS[1])]
@@ -75,9 +75,9 @@ def test_what_cannot_be_is_refused_by_its_option(message, option, said):
 
 def test_who_keeps_a_variable():
     assert AllReduce().keeper is None and AllReduce(compressor=Float16()).owner is None
-    assert ParameterServer(1).keeper == Keeper(1)
-    assert ParameterServer(1, staleness=3).keeper == Keeper(1, Pace.STALE, 3)
-    assert ParameterServer(1, asynchronous=True, staleness=3).keeper == Keeper(1, Pace.ASYNCHRONOUS, 3)
+    assert ParameterServer(1).keeper == VariablePlacement(1)
+    assert ParameterServer(1, staleness=3).keeper == VariablePlacement(1, SyncMode.STALE, 3)
+    assert ParameterServer(1, asynchronous=True, staleness=3).keeper == VariablePlacement(1, SyncMode.ASYNCHRONOUS, 3)
     assert ParameterServer(1, local_proxy=True).has_proxy and not AllReduce().has_proxy
 
 

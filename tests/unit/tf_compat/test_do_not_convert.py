@@ -15,8 +15,8 @@ from tensorflow.python.autograph.pyct import transpiler
 import autodist
 from autodist import AutoDist, ResourceSpec
 from autodist.batch.examples import rows_to_read
-from autodist.capture.own_arrays import own_arrays
-from autodist.reading.own_elements import own_elements
+from autodist.capture.array_sharding import own_arrays
+from autodist.reading.element_sharding import own_elements
 from autodist.tf_compat.do_not_convert import converting, ours
 
 OURS = [Path(autodist.__file__).parent, *(Path(__file__).parents[2] / name for name in ("kernels", "strategies"))]

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.kernels import KERNELS, LOCAL_KERNELS
 from autodist.proto import strategy_pb2
 from autodist.verify.recorder import NOTES, Recorder, Recording
@@ -23,7 +23,7 @@ def recorder(folder: Path, **told: object) -> Recorder:
 
 
 @pytest.fixture
-def item() -> GraphItem:
+def item() -> Step:
     """A step with a momentum, in float32."""
     weight = tf.Variable(np.ones((3, 2), np.float32), name="weight")
     moment = tf.Variable(np.zeros((3, 2), np.float32), name="moment", trainable=False)
@@ -41,7 +41,7 @@ def item() -> GraphItem:
 VALUES: Callable[[], dict[str, np.ndarray]] = lambda: {"weight": np.ones((3, 2)), "moment": np.zeros((3, 2))}  # noqa: E731
 
 
-def test_steps_are_written_by_kind_and_the_script_ends_with_the_last(tmp_path: Path, item: GraphItem) -> None:
+def test_steps_are_written_by_kind_and_the_script_ends_with_the_last(tmp_path: Path, item: Step) -> None:
     one = recorder(tmp_path)
     one.after_step(item, 0, VALUES, lambda: {"loss": tf.constant(2.0), "name": "text"})
     with pytest.raises(SystemExit) as ended:
@@ -57,14 +57,14 @@ def test_steps_are_written_by_kind_and_the_script_ends_with_the_last(tmp_path: P
     assert len(list(tmp_path.glob("*.npz"))) == 2
 
 
-def test_other_workers_make_as_many_steps_and_write_nothing(tmp_path: Path, item: GraphItem) -> None:
+def test_other_workers_make_as_many_steps_and_write_nothing(tmp_path: Path, item: Step) -> None:
     one = recorder(tmp_path, steps=1)
     with pytest.raises(SystemExit):
         one.after_step(item, 1, VALUES, dict)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_script_of_another_precision_ends_at_once_where_float64_was_tried(tmp_path: Path, item: GraphItem) -> None:
+def test_a_script_of_another_precision_ends_at_once_where_float64_was_tried(tmp_path: Path, item: Step) -> None:
     with pytest.raises(SystemExit):
         recorder(tmp_path, in_float64=True, steps=9).after_step(item, 0, VALUES, dict)
 
@@ -74,7 +74,7 @@ def test_the_reference_is_the_step_as_it_was_captured(tmp_path: Path) -> None:
     assert recorder(tmp_path).kernels(KERNELS) is KERNELS
 
 
-def test_examples_of_one_batch_are_permuted_alike_and_others_in_the_next_step(tmp_path: Path, item: GraphItem) -> None:
+def test_examples_of_one_batch_are_permuted_alike_and_others_in_the_next_step(tmp_path: Path, item: Step) -> None:
     one = recorder(tmp_path, permutation=0)
     x, y, whole = np.arange(20).reshape(10, 2), tf.range(10), np.arange(3)
     first = one.in_order([x, y, whole], [0, 0, None])
@@ -85,7 +85,7 @@ def test_examples_of_one_batch_are_permuted_alike_and_others_in_the_next_step(tm
     assert recorder(tmp_path).in_order([x], [0])[0] is x
 
 
-def test_a_batch_that_cannot_be_permuted_is_noted(tmp_path: Path, item: GraphItem) -> None:
+def test_a_batch_that_cannot_be_permuted_is_noted(tmp_path: Path, item: Step) -> None:
     one = recorder(tmp_path, permutation=0)
     rows = tf.SparseTensor([[0, 0]], [1.0], [2, 2])
     assert one.in_order([rows], [0]) == [rows]
@@ -93,7 +93,7 @@ def test_a_batch_that_cannot_be_permuted_is_noted(tmp_path: Path, item: GraphIte
     assert json.loads((tmp_path / NOTES).read_text())["is_permuted"] is False
 
 
-def test_a_batch_of_which_no_axis_is_known_is_noted_and_rates_are_no_batch(tmp_path: Path, item: GraphItem) -> None:
+def test_a_batch_of_which_no_axis_is_known_is_noted_and_rates_are_no_batch(tmp_path: Path, item: Step) -> None:
     for number, (values, is_permuted) in enumerate([([np.arange(3), np.array(0.1)], False), ([np.array(0.1)], True)]):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -119,7 +119,7 @@ def test_a_strategy_that_means_another_training_is_refused(tmp_path: Path, node:
     recorder(tmp_path).require_exact(strategy_pb2.Strategy(nodes=[exact]))
 
 
-def test_a_pipeline_is_noted(tmp_path: Path, item: GraphItem) -> None:
+def test_a_pipeline_is_noted(tmp_path: Path, item: Step) -> None:
     one, staged = recorder(tmp_path, steps=1), strategy_pb2.Strategy()
     staged.graph_config.replicas.add()
     for worker in range(2):

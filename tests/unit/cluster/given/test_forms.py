@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from autodist.cluster.given.find import find, require
-from autodist.cluster.given.form import Environment, EnvironmentForm, host_and_port_of
-from autodist.cluster.given.kubernetes import Kubernetes
-from autodist.cluster.given.open_mpi import OpenMPI
-from autodist.cluster.given.own import Own
-from autodist.cluster.given.pmi import PMI
-from autodist.cluster.given.slurm import Slurm, first_host
-from autodist.cluster.given.tf_config import TFConfig
+from autodist.cluster.environments.find import find, require
+from autodist.cluster.environments.kubernetes import Kubernetes
+from autodist.cluster.environments.launcher_env import Environment, LauncherEnv, host_and_port_of
+from autodist.cluster.environments.manual import Manual
+from autodist.cluster.environments.open_mpi import OpenMPI
+from autodist.cluster.environments.pmi import PMI
+from autodist.cluster.environments.slurm import Slurm, first_host
+from autodist.cluster.environments.tf_config import TFConfig
 from autodist.errors import ResourceSpecError
 
 OWN = {"AUTODIST_INDEX": "1", "AUTODIST_WORKERS": "3", "AUTODIST_CHIEF": "node1:15000"}
@@ -44,10 +44,10 @@ def without(environment: Environment, *names: str) -> dict[str, str]:
 
 
 def test_own_variables() -> None:
-    read = Own().read(OWN)
+    read = Manual().read(OWN)
     assert (read.index, read.count, read.chief, read.port) == (1, 3, "node1", 15000)
-    assert Own().read(without(OWN, "AUTODIST_WORKERS")).count is None
-    assert Own().read(OWN | {"AUTODIST_CHIEF": "node1"}).port == 15000
+    assert Manual().read(without(OWN, "AUTODIST_WORKERS")).count is None
+    assert Manual().read(OWN | {"AUTODIST_CHIEF": "node1"}).port == 15000
 
 
 def test_slurm_has_the_first_host_a_port_of_its_job_and_cores() -> None:
@@ -99,9 +99,7 @@ def test_the_chief_of_a_job_of_kubernetes_is_the_pod_with_index_0() -> None:
 
 
 @pytest.mark.parametrize("form, environment", [(OpenMPI(), MPI), (PMI(), PMI_RANKS)], ids=["Open MPI", "PMI"])
-def test_ranks_are_told_of_the_chief_unless_all_are_on_one_machine(
-    form: EnvironmentForm, environment: Environment
-) -> None:
+def test_ranks_are_told_of_the_chief_unless_all_are_on_one_machine(form: LauncherEnv, environment: Environment) -> None:
     read = form.read({**environment, "AUTODIST_CHIEF": "node1"})
     assert (read.index, read.count, read.chief, read.port) == (2, 4, "node1", 15000)
     local = next(name for name in environment if "LOCAL" in name)
@@ -111,11 +109,11 @@ def test_ranks_are_told_of_the_chief_unless_all_are_on_one_machine(
 
 
 MALFORMED = [
-    (Own(), OWN | {"AUTODIST_INDEX": "one"}, "AUTODIST_INDEX is 'one'; allowed: a whole number from 0"),
-    (Own(), OWN | {"AUTODIST_INDEX": "3"}, "AUTODIST_INDEX is 3, and AUTODIST_WORKERS is 3; allowed: 0 to 2"),
-    (Own(), without(OWN, "AUTODIST_CHIEF"), "AUTODIST_CHIEF is missing; set it to HOST:PORT"),
-    (Own(), OWN | {"AUTODIST_CHIEF": "node1:port"}, "AUTODIST_CHIEF is 'node1:port'; allowed: HOST or HOST:PORT"),
-    (Own(), without(OWN, "AUTODIST_WORKERS") | {"AUTODIST_INDEX": "0"}, "AUTODIST_WORKERS is missing"),
+    (Manual(), OWN | {"AUTODIST_INDEX": "one"}, "AUTODIST_INDEX is 'one'; allowed: a whole number from 0"),
+    (Manual(), OWN | {"AUTODIST_INDEX": "3"}, "AUTODIST_INDEX is 3, and AUTODIST_WORKERS is 3; allowed: 0 to 2"),
+    (Manual(), without(OWN, "AUTODIST_CHIEF"), "AUTODIST_CHIEF is missing; set it to HOST:PORT"),
+    (Manual(), OWN | {"AUTODIST_CHIEF": "node1:port"}, "AUTODIST_CHIEF is 'node1:port'; allowed: HOST or HOST:PORT"),
+    (Manual(), without(OWN, "AUTODIST_WORKERS") | {"AUTODIST_INDEX": "0"}, "AUTODIST_WORKERS is missing"),
     (Slurm(), without(SLURM, "SLURM_JOB_ID"), "SLURM_JOB_ID is missing"),
     (Slurm(), without(SLURM, "SLURM_STEP_NODELIST"), "SLURM_STEP_NODELIST is missing"),
     (Slurm(), SLURM | {"SLURM_STEP_NODELIST": "[1-2]"}, r"SLURM_STEP_NODELIST is '\[1-2\]'; allowed: a list of hosts"),
@@ -140,7 +138,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("form, environment, problem", MALFORMED, ids=[case[2][:50] for case in MALFORMED])
-def test_a_variable_that_cannot_be_used_is_named(form: EnvironmentForm, environment: Environment, problem: str) -> None:
+def test_a_variable_that_cannot_be_used_is_named(form: LauncherEnv, environment: Environment, problem: str) -> None:
     with pytest.raises(ResourceSpecError, match=problem):
         form.read(environment)
 

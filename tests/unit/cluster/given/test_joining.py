@@ -13,25 +13,25 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from autodist.cluster.given import follower as following
-from autodist.cluster.given.follower import Follower
-from autodist.cluster.given.form import Given
-from autodist.cluster.given.handshake import Welcome
-from autodist.cluster.given.reception import (
+from autodist.cluster.environments import follower as following
+from autodist.cluster.environments.follower import Follower
+from autodist.cluster.environments.handshake import Welcome
+from autodist.cluster.environments.launcher_env import Given
+from autodist.cluster.environments.rendezvous_server import (
     NEWS,
     Came,
     Failed,
     Listening,
     News,
     PortInUse,
-    Reception,
-    ReceptionOrder,
+    RendezvousServer,
+    RendezvousServerOrder,
     Warned,
 )
-from autodist.cluster.given.roll import MOST_TRIES
-from autodist.cluster.passing import Ends
+from autodist.cluster.environments.roster import MOST_TRIES
 from autodist.cluster.protocol import Line, Lost, decode, encode
 from autodist.cluster.script import Script
+from autodist.cluster.stream_relay import Ends
 from autodist.errors import ClusterError
 from tests.ports import free_port
 
@@ -51,8 +51,8 @@ class Chief:
         told, tell = os.pipe()
         self.news: BinaryIO = os.fdopen(told, "rb")
         self._tell: BinaryIO = os.fdopen(tell, "wb")
-        order = ReceptionOrder("127.0.0.1", port, count, SECRET, stays_open, 25.0, 3.0)
-        self._reception = Reception(order, self._theirs, self._tell)
+        order = RendezvousServerOrder("127.0.0.1", port, count, SECRET, stays_open, 25.0, 3.0)
+        self._reception = RendezvousServer(order, self._theirs, self._tell)
         self._thread = threading.Thread(target=self._reception.run)
         self._thread.start()
         assert not is_free or isinstance(self.hears(), Listening)
@@ -204,7 +204,7 @@ def test_a_port_that_may_not_be_used_is_refused(port: int, monkeypatch: pytest.M
     def refuse(host: str, port: int) -> socket.socket:
         raise PermissionError(errno.EACCES, "Permission denied (while attempting to bind)")
 
-    monkeypatch.setattr("autodist.cluster.given.reception.listen", refuse)
+    monkeypatch.setattr("autodist.cluster.environments.rendezvous_server.listen", refuse)
     with closing(Chief(2, port, is_free=False)) as chief:
         told = chief.hears()
     assert isinstance(told, Failed)

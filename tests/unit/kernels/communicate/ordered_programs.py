@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels import Context, Fetching, rewrite
 from autodist.kernels.pipeline import KERNELS
@@ -123,7 +123,7 @@ def strategy_of(captured: CapturedFunction, layout: Layout) -> strategy_pb2.Stra
     return made
 
 
-def rewritten_by_each(captured: Sequence[CapturedFunction], strategy: strategy_pb2.Strategy) -> list[GraphItem]:
+def rewritten_by_each(captured: Sequence[CapturedFunction], strategy: strategy_pb2.Strategy) -> list[Step]:
     """The step of every worker, which fetches what it likes: worker k makes the k-th of these steps, counted around."""
     workers = range(Context(strategy, 0).workers)
     with without_stacks():
@@ -134,7 +134,7 @@ def rewritten_by_each(captured: Sequence[CapturedFunction], strategy: strategy_p
 
 
 def unordered(
-    captured: CapturedFunction, strategy: strategy_pb2.Strategy, items: Sequence[GraphItem] | None = None
+    captured: CapturedFunction, strategy: strategy_pb2.Strategy, items: Sequence[Step] | None = None
 ) -> list[str]:
     """What no order of the rewritten step ensures: reads that may see another version than the captured step's.
 
@@ -166,7 +166,7 @@ def unordered(
 class _Union:
     """The graphs of all workers as one."""
 
-    def __init__(self, items: Sequence[GraphItem]) -> None:
+    def __init__(self, items: Sequence[Step]) -> None:
         self._sources: dict[str, list[str]] = {}
         self._touching: dict[tuple[str, str], list[str]] = {}
         senders: dict[str, str] = {}
@@ -220,7 +220,7 @@ class _Union:
         return bool(self._before[second] & self._bit[first])
 
 
-def _used(item: GraphItem) -> set[str]:
+def _used(item: Step) -> set[str]:
     """The nodes that write, send or return something, and what these are made of."""
     sent = {node.name for node in item.wiring.of_op("QueueEnqueueV2")}
     written = {name for name, effect in item.wiring.effects.items() if effect.writes}

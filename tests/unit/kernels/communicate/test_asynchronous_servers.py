@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from autodist.batch.examples import share_of
 from autodist.errors import StrategyError
-from autodist.graph.item import EXAMPLES
 from autodist.graph.names import is_control, node_of
+from autodist.graph.step import EXAMPLES
 from autodist.kernels import Context, rewrite
 from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step
 from tests.unit.kernels.in_one_process import Session, capture, plan, rewritten, train

@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.fragment import fragment
-from autodist.graph.parts import Join, JoinKind
+from autodist.graph.parts import PendingReduction, PendingReductionKind
+from autodist.graph.subgraph import fragment
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 
 
-def join(name, shape=(3,), dtype=tf.float32, weight="w:0", level=1, kind=JoinKind.GRADIENT):
-    return Join(name, kind, (f"{name}:0",), (f"{name}:0",), weight, level, dtype, tf.TensorShape(shape), name)
+def join(name, shape=(3,), dtype=tf.float32, weight="w:0", level=1, kind=PendingReductionKind.GRADIENT):
+    return PendingReduction(
+        name, kind, (f"{name}:0",), (f"{name}:0",), weight, level, dtype, tf.TensorShape(shape), name
+    )
 
 
 def names(buckets):
@@ -50,7 +52,7 @@ def test_what_differs_in_dtype_weight_stage_or_kind_is_apart():
         join("b", dtype=tf.float64),
         join("c", weight=None),
         join("d", level=2),
-        join("e", kind=JoinKind.STATE),
+        join("e", kind=PendingReductionKind.STATE),
         join("f"),
     ]
     assert sorted(map(sorted, names(make_buckets(joins, no_group)))) == [["a", "f"], ["b"], ["c"], ["d"], ["e"]]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist.compressors import Compressor, Float16, PowerSGD, TopK
 from autodist.errors import StrategyError
-from autodist.graph.parts import Join, JoinKind
+from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.kernels.communicate.chosen_compressor import compressor_of
 from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
@@ -24,7 +24,9 @@ TOP_K = TopK(fraction=0.1)
 
 def join(name="v", shape=(8, 6), dtype=tf.float32, is_sparse=False):
     local = ("i:0", "v:0") if is_sparse else ("v:0",)
-    return Join(name, JoinKind.GRADIENT, local, local, None, 1, dtype, tf.TensorShape(shape), "v")
+    return PendingReduction(
+        name, PendingReductionKind.GRADIENT, local, local, None, 1, dtype, tf.TensorShape(shape), "v"
+    )
 
 
 def plan_of(compressor, spec="SHUFFLE"):
@@ -60,7 +62,9 @@ def test_what_would_not_become_smaller_travels_as_it_is():
 
 
 def test_only_gradients_are_compressed():
-    state = Join("state", JoinKind.STATE, ("v:0",), ("v:0",), None, 1, tf.float32, tf.TensorShape([9, 9]))
+    state = PendingReduction(
+        "state", PendingReductionKind.STATE, ("v:0",), ("v:0",), None, 1, tf.float32, tf.TensorShape([9, 9])
+    )
     assert compressor_of(plan_of(FLOAT16), state) is None
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
 from autodist.compressors.power_sgd import first_right
-from autodist.graph.parts import Join, JoinKind
+from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.kernels.communicate.buckets import digest, key_of
 from tests.unit.kernels.compressed_models import (
     expected,
@@ -75,8 +75,8 @@ def test_power_sgd_is_one_power_iteration_on_the_sum(workers, shape):
     variable = tf.Variable(np.zeros(shape), name="v")
     strategy_item = capture(given_gradient(variable), batches[0]).item
     position = strategy_item.gradients[0].variable
-    named = Join(
-        f"{position}/0", JoinKind.GRADIENT, ("v:0",), ("v:0",), "w:0", 1, tf.float64, tf.TensorShape(shape), "v",
+    named = PendingReduction(
+        f"{position}/0", PendingReductionKind.GRADIENT, ("v:0",), ("v:0",), "w:0", 1, tf.float64, tf.TensorShape(shape), "v",
         weight_dtype=tf.float64,
     )  # fmt: skip
     right = first_right(named, 2, int(digest(key_of([named])), 16)).numpy()

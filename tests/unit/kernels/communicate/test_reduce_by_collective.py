@@ -11,9 +11,9 @@ import tensorflow as tf
 from autodist.batch.examples import share_of, take
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import EXAMPLES, GraphItem
 from autodist.graph.names import node_of
-from autodist.graph.parts import Join, JoinKind
+from autodist.graph.parts import PendingReduction, PendingReductionKind
+from autodist.graph.step import EXAMPLES, Step
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective, padded_lengths
 from autodist.proto import strategy_pb2
@@ -124,8 +124,10 @@ def handles(graph, worker, captured):
 def test_a_step_by_shuffle_is_left_as_it_is():
     captured = capture(make_step(), words(4))
     context = Context(plan(captured.item, 2), 0)
-    join = Join("j", JoinKind.STATE, ("a:0",), ("b:0",), None, 1, tf.float32, tf.TensorShape([]))
-    item = GraphItem(tf.compat.v1.GraphDef(), replication=replication(joins=(join,)))
+    join = PendingReduction(
+        "j", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.float32, tf.TensorShape([])
+    )
+    item = Step(tf.compat.v1.GraphDef(), replication=replication(joins=(join,)))
     assert ReduceByCollective().apply(item, context) is item
 
 
@@ -161,11 +163,11 @@ def reduced_alone(weight):
         local = tf.compat.v1.placeholder(tf.float64, [2], name="local")
         tf.compat.v1.placeholder(tf.float64, [], name="weight")
         tf.identity(local, name="result")
-    join = Join(
-        "kernel/0", JoinKind.GRADIENT, ("local:0",), ("result:0",), weight, 1, tf.float64, tf.TensorShape([2]),
+    join = PendingReduction(
+        "kernel/0", PendingReductionKind.GRADIENT, ("local:0",), ("result:0",), weight, 1, tf.float64, tf.TensorShape([2]),
         variable="kernel", weight_dtype=weight and tf.float64,
     )  # fmt: skip
-    item = GraphItem(graph.as_graph_def(), replication=replication(joins=(join,)))
+    item = Step(graph.as_graph_def(), replication=replication(joins=(join,)))
     return ReduceByCollective().apply(item, Context(by(Spec.RING, captured), 0))
 
 
@@ -205,9 +207,11 @@ def test_ring_collectives_do_not_wait_for_one_another():
 def test_a_type_that_collectives_do_not_know_is_refused():
     captured = capture(make_step(), words(4))
     context = Context(by(Spec.RING, captured), 0)
-    join = Join("state/z", JoinKind.STATE, ("a:0",), ("b:0",), None, 1, tf.complex64, tf.TensorShape([2]))
+    join = PendingReduction(
+        "state/z", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.complex64, tf.TensorShape([2])
+    )
     with pytest.raises(StrategyError, match="state/z is complex64.*SHUFFLE in place of RING"):
-        ReduceByCollective().apply(GraphItem(tf.compat.v1.GraphDef(), replication=replication(joins=(join,))), context)
+        ReduceByCollective().apply(Step(tf.compat.v1.GraphDef(), replication=replication(joins=(join,))), context)
 
 
 def test_padded_lengths_waste_at_most_a_quarter_and_reach_all_sizes():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.kernels.communicate.buckets import digest
 from tests.unit.kernels.communicate.ordered_programs import (
     BATCH,
@@ -118,7 +118,7 @@ def test_an_ordinary_step_sends_no_acknowledgement():
             assert not [name for name in _sent(item) if name.startswith("read/")]
 
 
-def _sent(item: GraphItem) -> list[str]:
+def _sent(item: Step) -> list[str]:
     """The names of the queues by which a worker sends."""
     editor = GraphEditor(item.graph_def)
     sends = [node for node in editor if node.op == "QueueEnqueueV2"]

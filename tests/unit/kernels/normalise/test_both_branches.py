@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.normalise.both_branches import BothBranches, find_hindrance
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 
 
-def step_with(branches: Callable[[tf.Variable, tf.Tensor], object]) -> GraphItem:
+def step_with(branches: Callable[[tf.Variable, tf.Tensor], object]) -> Step:
     """A step that updates a weight and then does something under a condition."""
     weight = tf.Variable(np.ones((4, 2)), name="weight")
 

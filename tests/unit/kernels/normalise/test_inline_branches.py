@@ -13,7 +13,7 @@ import tensorflow as tf
 from autodist.capture.gradients import noting_gradients
 from autodist.errors import RewriteError, StrategyError
 from autodist.graph.ops import writes_rows
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.kernels import Context, find_placements, rewrite
 from autodist.kernels.normalise.inline_branches import InlineBranches
 from tests.unit.kernels.graphs_in_one_process import Cluster
@@ -120,7 +120,7 @@ def test_shards_of_several_owners_train_what_one_device_does(optimizer):
     step = make_step(OPTIMIZERS[optimizer]())
     captured = capture(step, *batches[0])
     strategy = plan(captured.item, 2, 1, {"kernel": 1})
-    cut_in_strategy(strategy, "table", Cut(0, (7, 5)), [0, 1])
+    cut_in_strategy(strategy, "table", Partitioning(0, (7, 5)), [0, 1])
     assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)
 
 
@@ -358,7 +358,7 @@ def build_graph() -> None:
     v1.global_variables_initializer()
 
 
-@pytest.mark.parametrize("cuts", [{}, {"kernel": Cut(0, (1, 3))}])
+@pytest.mark.parametrize("cuts", [{}, {"kernel": Partitioning(0, (1, 3))}])
 def test_what_a_condition_writes_is_written_though_nobody_waits_for_it(cuts):
     """And who came after it, by way of a value, to what it wrote comes after that still."""
     with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autodist.graph.item import GraphItem
-from autodist.graph.parts import Gradient
+from autodist.graph.parts import VariableGradient
+from autodist.graph.step import Step
 from autodist.kernels.base import Context
 from autodist.kernels.normalise.split_bundles import SplitBundles
 from autodist.proto import strategy_pb2
@@ -17,12 +17,12 @@ ALONE = Context(
 
 
 def split(text, outputs=(), gradients=(), targets=()):
-    item = GraphItem(from_text(text), outputs=tuple(outputs), gradients=tuple(gradients), targets=tuple(targets))
+    item = Step(from_text(text), outputs=tuple(outputs), gradients=tuple(gradients), targets=tuple(targets))
     return SplitBundles().apply(item, ALONE)
 
 
 def test_a_graph_without_bundles_is_left_as_it_is():
-    item = GraphItem(from_text("a = Placeholder()\nb = Neg(a)"))
+    item = Step(from_text("a = Placeholder()\nb = Neg(a)"))
     assert SplitBundles().apply(item, ALONE) is item
 
 
@@ -70,15 +70,15 @@ def test_the_order_that_a_bundle_kept_is_kept():
 def test_gradients_are_those_that_were_bundled():
     found = split(
         "a = Placeholder()\nb = Placeholder()\ni = IdentityN(a, b)\nx = Neg(i:1)",
-        gradients=[Gradient("v", ("i:1",), 0)],
+        gradients=[VariableGradient("v", ("i:1",), 0)],
         targets=["x"],
     )
-    assert found.gradients == (Gradient("v", ("b:0",), 0),)
+    assert found.gradients == (VariableGradient("v", ("b:0",), 0),)
 
 
 @pytest.mark.parametrize("op", ["IdentityN"])
 def test_the_item_is_left_alone(op):
-    item = GraphItem(from_text(f"a = Placeholder()\nb = Placeholder()\ni = {op}(a, b)\nx = Neg(i)"), targets=("x",))
+    item = Step(from_text(f"a = Placeholder()\nb = Placeholder()\ni = {op}(a, b)\nx = Neg(i)"), targets=("x",))
     before = item.graph_def.SerializeToString(deterministic=True)
     assert SplitBundles().apply(item, ALONE) is not item
     assert item.graph_def.SerializeToString(deterministic=True) == before

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
-from autodist.graph.schedule import SCHEDULES
+from autodist.graph.pipeline_schedule import SCHEDULES
+from autodist.graph.step import Step
 from autodist.kernels import KERNELS
 from autodist.kernels.finish.call_units import CallUnits
 from autodist.proto import strategy_pb2
@@ -21,7 +21,7 @@ WORDS = 11
 IN_COPIES = tuple(kernel for kernel in KERNELS if not isinstance(kernel, CallUnits))
 """All kernels, but that what a pipeline stage computes for a micro-batch stays a copy of nodes."""
 
-Step = Callable[..., object]
+StepFunction = Callable[..., object]
 Apply = Callable[[Sequence[tf.Variable], Sequence[tf.Tensor]], None]
 
 
@@ -36,7 +36,7 @@ class Parts:
         self.variables.append(keras.Variable(value, name=f"part_{part}_{name}", dtype="float64"))
         return self.variables[-1]
 
-    def step(self, loss_of: Callable[..., tf.Tensor]) -> Step:
+    def step(self, loss_of: Callable[..., tf.Tensor]) -> StepFunction:
         self.optimizer.build(self.variables)
 
         def step(*batch):
@@ -49,7 +49,7 @@ class Parts:
         return step
 
 
-def mlp(parts: Parts) -> Step:
+def mlp(parts: Parts) -> StepFunction:
     """Four layers."""
     layers = [(parts.weight(k, "kernel", 5, 5), parts.weight(k, "bias", 5)) for k in range(4)]
 
@@ -61,7 +61,7 @@ def mlp(parts: Parts) -> Step:
     return parts.step(loss)
 
 
-def skip(parts: Parts) -> Step:
+def skip(parts: Parts) -> StepFunction:
     """What the first part makes is read by the last, and the input by all."""
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
 
@@ -74,7 +74,7 @@ def skip(parts: Parts) -> Step:
     return parts.step(loss)
 
 
-def tied(parts: Parts) -> Step:
+def tied(parts: Parts) -> StepFunction:
     """The first part's table gives the last part's logits."""
     table = parts.weight(0, "table", WORDS, 5)
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(1, 4)]
@@ -90,7 +90,7 @@ def tied(parts: Parts) -> Step:
     return parts.step(loss)
 
 
-def dropout(parts: Parts) -> Step:
+def dropout(parts: Parts) -> StepFunction:
     """Each part draws from a generator whose state is every worker's."""
     layers = [keras.layers.Dropout(0.4, seed=k, dtype="float64") for k in range(4)]
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
@@ -103,7 +103,7 @@ def dropout(parts: Parts) -> Step:
     return parts.step(loss)
 
 
-def recurrent(parts: Parts) -> Step:
+def recurrent(parts: Parts) -> StepFunction:
     """Loops of the later parts read lists that are made of what the first part gives, and of the batch."""
     first = parts.weight(0, "kernel", 5, 5)
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(1, 4)]
@@ -122,7 +122,7 @@ def recurrent(parts: Parts) -> Step:
     return parts.step(loss)
 
 
-def normalised(parts: Parts) -> Step:
+def normalised(parts: Parts) -> StepFunction:
     """Kernels are written before they are used, with what the step makes of them and of a state that all have."""
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
     state = tf.Variable(np.linspace(1.0, 2.0, 5)[:, None], name="direction")
@@ -139,7 +139,7 @@ def normalised(parts: Parts) -> Step:
     return parts.step(loss)
 
 
-def running(parts: Parts) -> Step:
+def running(parts: Parts) -> StepFunction:
     """Each part reads what the ones before it have written of their micro-batch into a state that all have."""
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
     state = tf.Variable(np.linspace(1.0, 2.0, 5), name="mean")
@@ -153,7 +153,7 @@ def running(parts: Parts) -> Step:
     return parts.step(loss)
 
 
-def draws(parts: Parts) -> Step:
+def draws(parts: Parts) -> StepFunction:
     """Each part draws by operations that advance a state of their own."""
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
 
@@ -165,7 +165,7 @@ def draws(parts: Parts) -> Step:
     return parts.step(loss)
 
 
-def norms(parts: Parts) -> Step:
+def norms(parts: Parts) -> StepFunction:
     """Batch normalisation in each part, whose averages every worker has."""
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
     layers = [keras.layers.BatchNormalization(name=f"part_{k}_norm", dtype="float64") for k in range(4)]
@@ -203,7 +203,7 @@ OPTIMIZERS: Mapping[str, Callable[[], keras.optimizers.Optimizer]] = {
 }
 
 
-def made(model: str, optimizer: str = "adam") -> Step:
+def made(model: str, optimizer: str = "adam") -> StepFunction:
     before = keras.config.floatx()
     keras.config.set_floatx("float64")
     try:
@@ -243,7 +243,7 @@ def pipelined(
 
 
 def pipelined_item(
-    item: GraphItem,
+    item: Step,
     stage_of: Mapping[str, int],
     stages: int,
     micro_batches: int,
@@ -267,7 +267,7 @@ def pipelined_item(
 
 
 def trained(
-    step: Step,
+    step: StepFunction,
     given: Sequence[Sequence[np.ndarray]],
     stages: int,
     micro_batches: int,

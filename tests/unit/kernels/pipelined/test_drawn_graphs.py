@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autodist.errors import StrategyError
-from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
-from autodist.graph.schedule import SCHEDULES
+from autodist.graph.pipeline_schedule import SCHEDULES
+from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels import KERNELS, Context
 from autodist.kernels.base import run_pipeline
@@ -151,14 +151,14 @@ def test_no_worker_waits_for_ever_or_the_step_is_refused(data, model):
         assert left_waiting(items) == []
 
 
-def dealt_out(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[GraphItem]:
+def dealt_out(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[Step]:
     """The step of each worker as `PlaceStages` leaves it."""
     first = Context(strategy, 0)
     item = run_pipeline(BEFORE, captured.item, first)
     return [PlaceStages().apply(item, Context(strategy, worker)) for worker in range(first.workers)]
 
 
-def left_waiting(items: Sequence[GraphItem]) -> list[tuple[int, str]]:
+def left_waiting(items: Sequence[Step]) -> list[tuple[int, str]]:
     """What does not run where all workers make a step together, of all that they are to run.
 
     A node runs once all that it reads or waits for has run, and one that takes from a queue once somebody has put
@@ -188,9 +188,7 @@ def left_waiting(items: Sequence[GraphItem]) -> list[tuple[int, str]]:
     return sorted(waits.keys() - set(runs))
 
 
-def _at_queues(
-    items: Sequence[GraphItem], needed: Sequence[set[str]], op: str
-) -> Iterator[tuple[bytes, tuple[int, str]]]:
+def _at_queues(items: Sequence[Step], needed: Sequence[set[str]], op: str) -> Iterator[tuple[bytes, tuple[int, str]]]:
     """What puts into queues or takes from them: the queue's name, and where."""
     for worker, item in enumerate(items):
         for node in item.wiring.of_op(op):

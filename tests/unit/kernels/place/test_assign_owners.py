@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.gradients import noting_gradients
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.kernels import find_placements
 from tests.unit.kernels.dense_steps import dense_step
 from tests.unit.kernels.graphs_in_one_process import Cluster
@@ -33,7 +33,7 @@ def test_a_slot_that_is_read_before_it_is_written_stands_with_its_variable(clip)
 
 @pytest.mark.parametrize(
     "planned",
-    [lambda item: plan(item, 2, 1, {"w": 1}), lambda item: sharded_plan(item, {"w": Cut(0, (1, 3))}, 2)],
+    [lambda item: plan(item, 2, 1, {"w": 1}), lambda item: sharded_plan(item, {"w": Partitioning(0, (1, 3))}, 2)],
     ids=["owned", "cut"],
 )
 def test_slots_of_an_update_that_no_gradient_reaches_stand_with_its_variable(planned):

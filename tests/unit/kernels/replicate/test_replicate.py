@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 from autodist.errors import RewriteError
-from autodist.graph.item import EXAMPLES
+from autodist.graph.step import EXAMPLES
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.replicate import Replicate
 from tests.unit.graph.graph_text import assert_imports

@@ -8,7 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels import KERNELS
 from autodist.kernels.base import Context, run_pipeline
@@ -93,7 +93,7 @@ ADDED = """
 
 def added_up(text, **shapes):
     known = {"rate:0": (), **{f"{name}:0": shape for name, shape in shapes.items()}}
-    item = GraphItem(from_text(text), noted=lambda name: tf.TensorSpec(known[name]))
+    item = Step(from_text(text), noted=lambda name: tf.TensorSpec(known[name]))
     return is_added_up(StepEditor(item), "ids:0", "rows:0")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
+from autodist.graph.step import Step
 from autodist.kernels.base import Context
 from autodist.kernels.rows.scatter_rows import ScatterRows
 from autodist.kernels.rows.sum_rows import SumRows
@@ -39,7 +39,7 @@ def item_of(build, write="assign_sub"):
         found = graph.get_tensor_by_name(name)
         return tf.TensorSpec(found.shape, found.dtype)
 
-    return GraphItem(definition, targets=("write",), noted=spec_of)
+    return Step(definition, targets=("write",), noted=spec_of)
 
 
 def applied(item, kernel=ScatterRows):
@@ -60,7 +60,7 @@ def run(item):
 
 
 def test_a_step_without_sums_of_segments_is_left_as_it_is():
-    item = GraphItem(from_text("v = VarHandleOp()\na = Placeholder()\nw = AssignAddVariableOp(v, a)"))
+    item = Step(from_text("v = VarHandleOp()\na = Placeholder()\nw = AssignAddVariableOp(v, a)"))
     assert applied(item) is item and applied(item, SumRows) is item
 
 

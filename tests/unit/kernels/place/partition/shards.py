@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.item import GraphItem
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
+from autodist.graph.step import Step
 from autodist.kernels import KERNELS, Context
 from autodist.kernels.base import run_pipeline
 from autodist.kernels.place.partition.partition_variables import PartitionVariables, partition
@@ -22,7 +22,7 @@ SHUFFLE = None
 Owners = Sequence[int | None]
 
 
-def cut_in_strategy(strategy: strategy_pb2.Strategy, variable: str, cut: Cut, owners: Owners) -> None:
+def cut_in_strategy(strategy: strategy_pb2.Strategy, variable: str, cut: Partitioning, owners: Owners) -> None:
     """Cuts a variable, each shard with an owner or `SHUFFLE`."""
     (node,) = [node for node in strategy.nodes if node.variable == variable]
     node.ClearField("synchronizer")
@@ -39,7 +39,7 @@ def _shard(owner: int | None) -> strategy_pb2.Shard:
 
 
 def sharded_plan(
-    item: GraphItem, cuts: Mapping[str, Cut], workers: int = 2, replicas: int = 1, by_server: bool = True
+    item: Step, cuts: Mapping[str, Partitioning], workers: int = 2, replicas: int = 1, by_server: bool = True
 ) -> strategy_pb2.Strategy:
     """A strategy that cuts variables; owners of shards go round, or every shard is reduced."""
     strategy = plan(item, workers, replicas)
@@ -54,18 +54,18 @@ def in_thirds(length: int) -> tuple[int, ...]:
     return {1: (1,), 2: (1, 1), 3: (1, 2)}.get(length, (2, 1, length - 3))
 
 
-def every_cut(item: GraphItem, axis: int = 0) -> dict[str, Cut]:
+def every_cut(item: Step, axis: int = 0) -> dict[str, Partitioning]:
     """A cut of every variable that has a gradient, along `axis` or its last."""
     shapes = {g.variable: item.by_name[g.variable].shape for g in item.gradients}
     found = {}
     for name, shape in shapes.items():
         at = min(axis, len(shape) - 1)
         if shape and shape[at] > 1:
-            found[name] = Cut(at, in_thirds(shape[at]))
+            found[name] = Partitioning(at, in_thirds(shape[at]))
     return found
 
 
-def partitioned(item: GraphItem, strategy: strategy_pb2.Strategy) -> tuple[GraphItem, tuple[str, ...]]:
+def partitioned(item: Step, strategy: strategy_pb2.Strategy) -> tuple[Step, tuple[str, ...]]:
     """The step in shards, before anything else, and what was told of what is not done in pieces."""
     before = itertools.takewhile(lambda kernel: kernel != PartitionVariables(), KERNELS)
     made = partition(run_pipeline(tuple(before), item, Context(strategy, 0)))

@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from tests.unit.kernels.in_one_process import Session, capture, one_device, plan, rewritten
 from tests.unit.kernels.place.partition.shards import assert_trains_alike, cut_in_strategy, numbers, sharded_plan
 
 ROWS, WIDTH = 7, 4
-BY_ROWS, BY_COLUMNS = Cut(0, (3, 1, 3)), Cut(1, (1, 3))
+BY_ROWS, BY_COLUMNS = Partitioning(0, (3, 1, 3)), Partitioning(1, (1, 3))
 
 
 def table_step(axes: int = 2) -> tuple[CapturedFunction, Callable[..., object]]:

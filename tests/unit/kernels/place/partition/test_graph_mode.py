@@ -12,8 +12,8 @@ import tensorflow as tf
 from autodist.capture.gradients import noting_gradients
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem, place_variables
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
+from autodist.graph.step import Step, place_variables
 from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.graphs_in_one_process import Cluster
@@ -21,10 +21,10 @@ from tests.unit.kernels.in_one_process import plan
 from tests.unit.kernels.place.partition.shards import numbers, sharded_plan
 
 v1 = tf.compat.v1
-CUTS = {"v": Cut(0, (1, 3)), "table": Cut(0, (3, 4))}
+CUTS = {"v": Partitioning(0, (1, 3)), "table": Partitioning(0, (3, 4))}
 
 
-def sharded(item: GraphItem) -> strategy_pb2.Strategy:
+def sharded(item: Step) -> strategy_pb2.Strategy:
     return sharded_plan(item, CUTS, 2)
 
 
@@ -54,7 +54,7 @@ def build(uses_loop: bool = False, measures: bool = False) -> None:
 
 @contextmanager
 def built(
-    planned: Callable[[GraphItem], strategy_pb2.Strategy] = sharded, **options: bool
+    planned: Callable[[Step], strategy_pb2.Strategy] = sharded, **options: bool
 ) -> Iterator[tuple[Cluster, v1.Session]]:
     """The workers of a graph, and one device that runs the same."""
     with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
@@ -165,6 +165,6 @@ def test_a_branch_of_tensorflow_1_that_writes_is_refused(first_control_flow):
         train = v1.cond(
             tf.reduce_sum(gradient) > 0.0, lambda: v.assign_sub(gradient), lambda: v.assign(gradient)
         ).op.name
-    cluster = Cluster(graph, notes.calls, lambda item: sharded_plan(item, {"v": Cut(0, (1, 3))}))
+    cluster = Cluster(graph, notes.calls, lambda item: sharded_plan(item, {"v": Partitioning(0, (1, 3))}))
     with pytest.raises(StrategyError, match=r"v is partitioned, and \w+ \(.*\) writes it inside a loop or a branch"):
         cluster.run(targets=[train], x=numbers(0, 6, 4))

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from tests.unit.kernels.in_one_process import capture, plan
 from tests.unit.kernels.place.partition.shards import SHUFFLE, Owners, assert_trains_alike, cut_in_strategy, numbers
 
@@ -24,7 +24,7 @@ class DrawnCut:
     """A variable's shape, how it is cut, and who owns each shard."""
 
     shape: tuple[int, ...]
-    cut: Cut
+    cut: Partitioning
     owners: Owners
 
 
@@ -45,7 +45,7 @@ def drawn_cuts(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> DrawnCu
         shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
     axis = draw(st.integers(0, len(shape) - 1))
     sizes = draw(compositions(shape[axis]))
-    return DrawnCut(shape, Cut(axis, sizes), draw(owners_of(len(sizes))))
+    return DrawnCut(shape, Partitioning(axis, sizes), draw(owners_of(len(sizes))))
 
 
 def by_hand(v: tf.Variable, slot: tf.Variable, gradient: tf.Tensor) -> None:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from tests.unit.kernels.in_one_process import capture
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import assert_trains_alike, numbers, partitioned, sharded_plan
 
 raw = tf.raw_ops
 ROWS, WIDTH = 7, 4
-CUTS = {"rows": Cut(0, (3, 1, 3)), "columns": Cut(1, (1, 3))}
+CUTS = {"rows": Partitioning(0, (3, 1, 3)), "columns": Partitioning(1, (1, 3))}
 
 Apply = Callable[..., object]
 
@@ -136,7 +136,7 @@ def test_a_slot_that_serves_another_variable_too_leaves_both_right():
 
     batches = [(numbers(k, 4, ROWS),) for k in range(3)]
     captured = capture(step, *batches[0])
-    strategy = sharded_plan(captured.item, {"v": Cut(0, (3, 4))}, by_server=False)
+    strategy = sharded_plan(captured.item, {"v": Partitioning(0, (3, 4))}, by_server=False)
     _, told = partitioned(captured.item, strategy)
     assert any("ResourceApplyMomentum" in line for line in told)
     assert_trains_alike(captured, step, strategy, batches)

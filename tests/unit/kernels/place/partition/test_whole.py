@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Partitioning
 from autodist.kernels import Context, rewrite
 from tests.unit.kernels.in_one_process import capture, plan
 from tests.unit.kernels.place.partition.shards import (
@@ -22,7 +22,7 @@ from tests.unit.kernels.place.partition.shards import (
     sharded_plan,
 )
 
-CUT = {"v": Cut(0, (1, 3))}
+CUT = {"v": Partitioning(0, (1, 3))}
 SERVERS = pytest.mark.parametrize("by_server", [True, False], ids=["servers", "all-reduce"])
 
 
@@ -102,7 +102,7 @@ def test_a_worker_without_replicas_updates_its_shards(place: str):
     batches = [(numbers(k, 6, 4),) for k in range(3)]
     captured = capture(step, *batches[0])
     strategy = plan(captured.item, workers=2, servers=1)
-    cut_in_strategy(strategy, "v", Cut(0, (1, 1, 2)), owners=[2, 0, 1])
+    cut_in_strategy(strategy, "v", Partitioning(0, (1, 1, 2)), owners=[2, 0, 1])
     assert_trains_alike(captured, step, strategy, batches)
 
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from autodist.graph.item import GraphItem
-from autodist.graph.parts import JoinKind
+from autodist.graph.parts import PendingReductionKind
+from autodist.graph.step import Step
 from autodist.kernels import Context, Fetching, rewrite
 from autodist.kernels.communicate.buckets import make_buckets
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
@@ -278,7 +278,7 @@ def test_it_is_told_whether_any_worker_has_examples_beside_what_is_joined_anyway
     assert none == [0.0] * shape[0]
 
 
-def bucketed(item: GraphItem) -> list[int]:
+def bucketed(item: Step) -> list[int]:
     """For each bucket of what is no gradient, how many joins share it."""
-    own = [join for join in item.replication.joins if join.kind is JoinKind.STATE]
+    own = [join for join in item.replication.joins if join.kind is PendingReductionKind.STATE]
     return [len(bucket.joins) // len(own) for bucket in make_buckets(own, lambda join: None)]

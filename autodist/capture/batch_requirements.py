@@ -1,0 +1,187 @@
+"""Steps that fit one number of examples alone are refused: each replica gets a part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from autodist.errors import CaptureError
+from autodist.graph.find_stages import find_stages
+from autodist.graph.flows import flows_of
+from autodist.graph.names import is_control, node_of
+from autodist.graph.ops import Trait, having
+from autodist.graph.parts import Variable
+from autodist.graph.propagation import PerExample, Propagation, Unknown
+from autodist.graph.step import Step
+from autodist.graph.walks import reach
+
+_MEND = (
+    "Leave the batch axis open (-1 or tf.shape(x)[0] in tf.reshape and tf.zeros; None in set_shape, tf.ensure_shape, "
+    "placeholders and keras.Input; no drop_remainder=True; no stateful RNN), or train with one replica."
+)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """How the examples that a step is called with are dealt out.
+
+    Attributes:
+        examples: how many there are.
+        shares: the replicas among which they are divided.
+        replicas: those of all workers; what others get does not come from these examples.
+        names: what the script calls an input, by the name of its tensor, where that is another name.
+    """
+
+    examples: int
+    shares: int
+    replicas: int
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Numbers of examples that the step has to take: those of the parts, unless one part has all.
+
+        A part of one example broadcasts where its length is wrong, and then tells nothing: another length does.
+        """
+        each, rest = divmod(self.examples, self.shares)
+        parts = {max(each, 1), max(each + (rest > 0), 1)} - {self.examples}
+        return sorted(parts | {self.examples + 1} if 1 in parts else parts)
+
+
+def require_any_length(item: Step, dealt: Dealt) -> None:
+    """Passes unless the graph shows that the step cannot take the part of its batch that a replica gets.
+
+    The shapes of all tensors are computed for such a part, as they are when the replica's graph is made; nothing runs.
+
+    Raises:
+        CaptureError: a constant of the step, or a variable with a row for each example, fits the whole batch alone.
+    """
+    if dealt.replicas == 1 or dealt.examples == 0 or item.apart or all(axis is None for axis in item.inputs.values()):
+        return
+    flows = flows_of(item)
+    fixed = _fixed_tensor(item, flows)
+    if fixed is None and not _is_unclear(item, flows):
+        return
+    kept = _kept_rows(item, dealt.examples)
+    if dealt.shares > 1:
+        found = _fault_of(item, dealt, dealt.lengths)
+        if found is not None:
+            raise CaptureError(_told(item, dealt, *found, fixed, kept))
+    elif kept and _fault_of(item, dealt, [dealt.examples + 1]) is not None:
+        raise CaptureError(
+            f"{_named(kept)} hold a row for each of the {dealt.examples} examples of a batch from step to step, as a "
+            f"stateful RNN's do, and each of the {dealt.replicas} replicas has other examples, so these rows cannot be "
+            f"combined. {_MEND}"
+        )
+
+
+def _is_unclear(item: Step, flows: Propagation) -> bool:
+    """Whether it is not known how a loss or an output depends on the batch."""
+    return any(isinstance(flows.kind(name), Unknown) for name in _results(item))
+
+
+def _results(item: Step) -> list[str]:
+    return [*item.outputs, *(t for call in item.gradient_calls for t in call.targets)]
+
+
+def _fixed_tensor(item: Step, flows: Propagation) -> str | None:
+    """The first tensor, on the way to a result, that has a row for each example and a number of rows that is fixed."""
+    needed = reach(map(node_of, _results(item)), item.wiring.data.__getitem__)
+    for name in item.wiring.order:
+        kind = flows.kind(name) if name in needed else None
+        if isinstance(kind, PerExample):
+            shape = item.spec_of(f"{name}:0").shape
+            if shape.rank is not None and shape[kind.axis] is not None:
+                return f"{name}:0"
+    return None
+
+
+def _kept_rows(item: Step, examples: int) -> list[Variable]:
+    """Variables that the compute part writes, and that may have a row for each example."""
+    trained = {g.variable for g in item.gradients}
+    stages = find_stages(item)
+    written = [item.by_handle[h] for h in sorted({h for w in stages.state_writes for h in stages.effects[w].writes})]
+    return [v for v in written if v.shape[:1] == (examples,) and v.name not in trained and not v.trainable]
+
+
+def fault_in_parts(item: Step, rows: Mapping[str, int], shares: int) -> str | None:
+    """Why the shapes of a step do not fit one another, for the whole batch or for the parts of some replica.
+
+    Args:
+        item: the step.
+        rows: of each input that is split.
+        shares: the replicas among which they are divided.
+    """
+    parts = [{name: n // shares + (k < n % shares) for name, n in rows.items()} for k in range(shares)]
+    distinct = {tuple(part.values()): part for part in (rows, *parts)}
+    return next((fault for part in distinct.values() if (fault := shape_fault(item, part)) is not None), None)
+
+
+def _fault_of(item: Step, dealt: Dealt, lengths: list[int]) -> tuple[int, str] | None:
+    """The first of `lengths` for which shapes of the step do not fit, and why; None if all fit, or none ever do."""
+    for length in lengths:
+        fault = shape_fault(item, length)
+        if fault is not None:
+            return (length, fault) if shape_fault(item, dealt.examples) is None else None
+    return None
+
+
+def shape_fault(item: Step, examples: int | Mapping[str, int]) -> str | None:
+    """Why the shapes of a step do not fit one another when its batch has so many examples; None if they do.
+
+    Args:
+        item: the step.
+        examples: of all inputs that are split, or of each.
+    """
+    definition = tf.compat.v1.GraphDef()
+    definition.CopyFrom(item.graph_def)
+    axes = {node_of(name): axis for name, axis in item.inputs.items() if axis is not None}
+    for node in definition.node:
+        shape = item.spec_of(f"{node.name}:0").shape if node.name in axes else tf.TensorShape(None)
+        if shape.rank is not None:
+            own = examples if isinstance(examples, int) else examples[f"{node.name}:0"]
+            lengths = [own if axis == axes[node.name] else length for axis, length in enumerate(shape)]
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(lengths).as_proto())
+    _show_shapes_of_lookups(definition)
+    try:
+        with tf.Graph().as_default():
+            tf.graph_util.import_graph_def(definition, name="")
+    except ValueError as error:
+        return str(error).rstrip(".")
+    return None
+
+
+def _show_shapes_of_lookups(definition: tf.compat.v1.GraphDef) -> None:
+    """Puts casts of the keys in the place of lookups in tables, for which TensorFlow infers no shapes.
+
+    That is where a table has a scalar for each key, so that the values have the shape of the keys.
+    """
+    scalar = {node.name for node in definition.node if node.op in having(Trait.OF_SCALARS)}
+    for node in definition.node:
+        if node.op != "LookupTableFindV2" or node_of(node.input[0]) not in scalar:
+            continue
+        source, target = node.attr["Tin"].type, node.attr["Tout"].type
+        node.op = "Cast"
+        node.input[:] = [node.input[1], *filter(is_control, node.input)]
+        node.attr.clear()
+        node.attr["SrcT"].type, node.attr["DstT"].type = source, target
+
+
+def _told(item: Step, dealt: Dealt, length: int, fault: str, fixed: str | None, kept: list[Variable]) -> str:
+    split = [name for name, axis in item.inputs.items() if axis is not None]
+    inputs = ", ".join(dict.fromkeys(dealt.names.get(name, node_of(name)) for name in split))
+    why = [f"With {length}, TensorFlow says: {fault}."]
+    if fixed is not None:
+        why.append(f"{dealt.names.get(fixed, fixed)} has the fixed shape {item.spec_of(fixed).shape}.")
+    if kept:
+        why.append(f"{_named(kept)} hold a row for each of them from step to step, as a stateful RNN's do.")
+    return (
+        f"the step takes {dealt.examples} examples at a time and no other number, and its batch ({inputs}) is divided "
+        f"among {dealt.shares} replicas. {' '.join(why)} {_MEND}"
+    )
+
+
+def _named(variables: list[Variable]) -> str:
+    return ", ".join(f"{v.name} {list(v.shape)}" for v in variables)

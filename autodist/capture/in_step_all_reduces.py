@@ -1,0 +1,171 @@
+"""Notes whole sums where a step asks for them: what it gives to `tf.distribute`'s all-reduce and all-gather.
+
+Keras's synchronized batch normalisation asks the replica context of `tf.distribute` to add up its sums, and losses that
+compare examples with each other ask it to gather rows; without a strategy that gives them back as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from autodist.capture.replaced import definer_of, replaced
+from autodist.errors import CaptureError
+from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
+
+_OF_OPTIMIZERS = "_all_reduce_sum_gradients"
+"""Keras's optimizers add up gradients there, which the kernels do."""
+
+
+@dataclass(frozen=True)
+class NotedAllReduce:
+    """What is made of all replicas' values.
+
+    Attributes:
+        graph: in which it is made.
+        whole: what it is.
+    """
+
+    graph: tf.Graph
+    whole: InStepAllReduce
+
+
+@dataclass
+class AllReduceNotes:
+    """What was noted, in order.
+
+    Attributes:
+        sums: the sums.
+        in_functions: whether graphs of functions are looked at, or else plain graphs.
+    """
+
+    in_functions: bool
+    sums: list[NotedAllReduce] = field(default_factory=list)
+
+    def looks_here(self) -> bool:
+        if tf.executing_eagerly():
+            return False
+        return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph) == self.in_functions
+
+    def whole(self, value: tf.Tensor, is_mean: bool = False, is_asked: bool = True) -> tf.Tensor:
+        """What stands for the sum of a value over all replicas; so does its gradient for that of all gradients."""
+        return self._standing_for(value, value.shape, InStepAllReduce("", is_mean=is_mean, is_asked=is_asked))
+
+    def gathered(self, value: tf.Tensor, axis: int) -> tf.Tensor:
+        """What stands for the rows of all replicas; its gradient for a replica's own rows of the sum of all gradients.
+
+        Args:
+            value: whose rows along `axis` belong to examples.
+            axis: counted from 0.
+        """
+        rows = tf.TensorShape([None if a == axis else length for a, length in enumerate(value.shape)])
+        return self._standing_for(value, rows, InStepAllReduce("", how=InStepAllReduceKind.ROWS, axis=axis))
+
+    def _standing_for(self, value: tf.Tensor, shape: tf.TensorShape, whole: InStepAllReduce) -> tf.Tensor:
+        @tf.custom_gradient
+        def standing_for(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            made = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape, name=SUM_NAME)
+            noted = replace(whole, node=made.op.name)
+            self.sums.append(NotedAllReduce(made.graph, noted))
+            gradient = replace(noted, of=noted.of or noted.node, how=_GRADIENTS[whole.how])
+            return made, lambda upstream: self._standing_for(upstream, value.shape, gradient)
+
+        return standing_for(value)
+
+
+_GRADIENTS = {
+    InStepAllReduceKind.SUM: InStepAllReduceKind.SUM,
+    InStepAllReduceKind.ROWS: InStepAllReduceKind.OWN_ROWS,
+    InStepAllReduceKind.OWN_ROWS: InStepAllReduceKind.ROWS,
+}
+
+
+@contextmanager
+def noting_sums(in_functions: bool) -> Iterator[AllReduceNotes]:
+    """Notes what is added up over replicas while the context is open.
+
+    Args:
+        in_functions: whether in graphs of functions, or else in plain graphs.
+    """
+    notes = AllReduceNotes(in_functions)
+    context = definer_of(tf.distribute.ReplicaContext, "all_reduce")
+    gathering = definer_of(tf.distribute.ReplicaContext, "all_gather")
+    all_gather = gathering.all_gather
+    optimizer = definer_of(keras.Optimizer, _OF_OPTIMIZERS)
+    all_reduce, of_gradients = context.all_reduce, getattr(optimizer, _OF_OPTIMIZERS)
+    moments = keras.layers.BatchNormalization._moments
+
+    @functools.wraps(all_reduce)
+    def noted(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        flat = tf.nest.flatten(value)
+        if not notes.looks_here() or not _are_tensors(flat) or tf.distribute.has_strategy():
+            return all_reduce(self, reduce_op, value, options)
+        is_mean = getattr(reduce_op, "name", str(reduce_op)).upper() == "MEAN"
+        return tf.nest.pack_sequence_as(value, [notes.whole(v, is_mean) for v in flat])
+
+    @functools.wraps(all_gather)
+    def gathered(self: Any, value: Any, axis: Any, options: Any = None) -> Any:
+        flat = tf.nest.flatten(value)
+        if not notes.looks_here() or not _are_tensors(flat) or tf.distribute.has_strategy():
+            return all_gather(self, value, axis, options)
+        return tf.nest.pack_sequence_as(value, [notes.gathered(v, _axis_of(v, axis)) for v in flat])
+
+    @functools.wraps(of_gradients)
+    def not_noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with replaced(context, "all_reduce", all_reduce):
+            return of_gradients(self, *args, **kwargs)
+
+    @functools.wraps(moments)
+    def with_mask(self: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
+        if mask is None or not self.synchronized or not notes.looks_here():
+            return moments(self, inputs, mask)
+        with _sums_are_whole(notes):  # Keras asks for nobody else's sums there
+            return moments(self, inputs, mask)
+
+    with (
+        replaced(context, "all_reduce", noted),
+        replaced(gathering, "all_gather", gathered),
+        replaced(optimizer, _OF_OPTIMIZERS, not_noted),
+        replaced(keras.layers.BatchNormalization, "_moments", with_mask),
+    ):
+        yield notes
+
+
+@contextmanager
+def _sums_are_whole(notes: AllReduceNotes) -> Iterator[None]:
+    """While it is open, what the code of batch normalisation adds up is added up over all replicas."""
+    operations = vars(sys.modules[keras.layers.BatchNormalization.__module__])["ops"]
+    plain = operations.sum
+
+    @functools.wraps(plain)
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        return notes.whole(plain(*args, **kwargs))
+
+    with replaced(operations, "sum", whole):
+        yield
+
+
+def _axis_of(value: tf.Tensor, axis: Any) -> int:
+    """The axis of a call of all-gather, counted from 0.
+
+    Raises:
+        CaptureError: it is none, or not known before the step runs.
+    """
+    given, rank = tf.get_static_value(axis), value.shape.rank
+    if given is None or rank is None or not -rank <= int(given) < rank:
+        raise CaptureError(
+            f"all_gather is to gather {value.name} of shape {value.shape} along axis {axis}, which it is not known to "
+            "have; give it a number below the number of axes (tf.ensure_shape says how many there are)."
+        )
+    return int(given) % rank
+
+
+def _are_tensors(values: Sequence[Any]) -> bool:
+    return bool(values) and all(tf.is_symbolic_tensor(v) for v in values)

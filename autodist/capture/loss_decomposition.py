@@ -1,0 +1,218 @@
+"""Seams: a loss that is arithmetic on a few values is computed again, so that it can be taken apart at each of them.
+
+    loss = 0.5 * (mean + sum)     becomes, beside it,     0.5 * (mean' + sum'),   mean' = value(seed * mean)
+
+It is the second that is differentiated. `seed` is 1 and `value` is what it is given, until a kernel says otherwise: by
+the seed it tells how much a replica's gradient of that value counts, and by the value what the whole batch has there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.ops import Trait, having, linear_operands
+
+SEED_NAME = "autodist_loss_weight"
+VALUE_NAME = "autodist_loss_value"
+
+MOST_ELEMENTS = 4096
+"""Of the values at which a loss is taken apart: one for each class, say, never one for each example of a large one."""
+
+
+@dataclass(frozen=True)
+class DecompositionPoint:
+    """A value of which a loss is made.
+
+    Attributes:
+        tensor: as the script made it.
+        seed: a scalar, 1 unless it is replaced, by which the gradients through this value are multiplied.
+        value: what the loss is computed from; its gradient is that of `tensor`, times the seed.
+        parts: positions, among the seams, of the values that this one is made of by arithmetic; none, if it is not
+            known as such.
+    """
+
+    tensor: tf.Tensor
+    seed: tf.Tensor
+    value: tf.Tensor
+    parts: tuple[int, ...]
+
+
+def take_apart(
+    targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor]
+) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
+    """What to differentiate in the place of the targets, and its seams; parts stand before what they are parts of.
+
+    Args:
+        targets: floats, of one graph.
+        ends: tensors behind which nothing is looked at, since gradients end at them.
+
+    Returns:
+        The targets themselves and no seams, where there is one alone that is no arithmetic on several values.
+    """
+    arithmetic = _Arithmetic(targets, {id(t) for t in ends})
+    if len(targets) == 1 and not arithmetic.again:
+        return list(targets), ()
+    apart, seams = arithmetic.with_seams()
+    return (apart, seams) if len(targets) > 1 or any(seam.parts for seam in seams) else (list(targets), ())
+
+
+class _Arithmetic:
+    """The arithmetic that leads to some targets.
+
+    Attributes:
+        again: what has to be computed again, by id; all else is a value that is taken as it is.
+    """
+
+    def __init__(self, targets: Sequence[tf.Tensor], ends: Collection[int]) -> None:
+        self._targets = targets
+        self._order = _in_order(targets, ends)
+        alike = _alike_everywhere(self._order, ends)
+        self.again = {
+            id(t): t for t in self._order if id(t) not in ends and id(t) not in alike and _operands(t) is not None
+        }
+        self._seams: list[DecompositionPoint] = []
+        self._at: dict[int, int] = {}
+        self._made: dict[int, tf.Tensor] = {}
+
+    def with_seams(self) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
+        cut = {id(t) for t in self._targets}
+        for t in self.again.values():
+            operands = [i for i in _operands(t) or () if i.op.type != "Const"]
+            if len(operands) > 1 or not _scales(t.op, operands[0]):
+                cut.update(id(i) for i in operands if i.dtype.is_floating)
+        needed = cut | {id(i) for t in self.again.values() for i in _operands(t) or ()}
+        for t in self._order:
+            if id(t) in needed or id(t) in self.again:
+                self._make(t, id(t) in cut)
+        return [self._made[id(t)] for t in self._targets], tuple(self._seams)
+
+    def _make(self, tensor: tf.Tensor, is_cut: bool) -> None:
+        made = tensor
+        if id(tensor) in self.again:
+            made = _AGAIN[tensor.op.type](tensor.op, [self._made.get(id(i), i) for i in tensor.op.inputs])
+        if is_cut:
+            seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([], tensor.dtype), shape=[], name=SEED_NAME)
+            made = tf.raw_ops.PlaceholderWithDefault(
+                input=tf.raw_ops.Mul(x=made, y=seed), shape=tensor.shape, name=VALUE_NAME
+            )
+            self._at[id(tensor)] = len(self._seams)
+            self._seams.append(DecompositionPoint(tensor, seed, made, self._parts(tensor)))
+        self._made[id(tensor)] = made
+
+    def _parts(self, tensor: tf.Tensor) -> tuple[int, ...]:
+        """The seams that lie next below a tensor; none if it is made of something that has no seam."""
+        found: dict[int, None] = {}
+        front = [tensor]
+        while front:
+            t = front.pop()
+            if id(t) not in self.again:
+                return ()
+            for i in _operands(t) or ():
+                if id(i) in self._at:
+                    found[self._at[id(i)]] = None
+                elif i.op.type != "Const":
+                    front.append(i)
+        return tuple(found)
+
+
+def _in_order(targets: Sequence[tf.Tensor], ends: Collection[int]) -> list[tf.Tensor]:
+    """The targets and what arithmetic makes them of, operands before what is made of them."""
+    order: dict[int, tf.Tensor] = {}
+    front = [(t, False) for t in targets]
+    while front:
+        tensor, is_entered = front.pop()
+        if id(tensor) in order:
+            continue
+        operands = None if id(tensor) in ends else _operands(tensor)
+        if is_entered or operands is None:
+            order[id(tensor)] = tensor
+        else:
+            front += [(tensor, True), *((i, False) for i in operands)]
+    return list(order.values())
+
+
+def _alike_everywhere(order: Sequence[tf.Tensor], ends: Collection[int]) -> set[int]:
+    """What is made of constants and variables alone; the values of these need no second look."""
+    found: set[int] = set()
+    for t in order:
+        operands = None if id(t) in ends else _operands(t)
+        if t.op.type in ("Const", "ReadVariableOp") or (operands and all(id(i) in found for i in operands)):
+            found.add(id(t))
+    return found
+
+
+def _operands(tensor: tf.Tensor) -> list[tf.Tensor] | None:
+    """The tensors of which arithmetic makes one; None if it is made in another way, or too large."""
+    op = tensor.op
+    if op.type not in _AGAIN or "_gradient_op_type" in op.node_def.attr or not _is_small(tensor):
+        return None
+    operands = list(op.inputs[: _DATA_INPUTS.get(op.type)])
+    return operands if all(_is_small(i) and (i.dtype.is_floating or _is_condition(i)) for i in operands) else None
+
+
+def _is_small(tensor: tf.Tensor) -> bool:
+    shape = tensor.shape
+    return bool(shape.is_fully_defined()) and int(shape.num_elements()) <= MOST_ELEMENTS
+
+
+def _is_condition(tensor: tf.Tensor) -> bool:
+    """Whether a truth value is a comparison of floats, which is as good as these are."""
+    return tensor.dtype == tf.bool and tensor.op.type in having(Trait.COMPARISON | Trait.LOGIC)
+
+
+def _scales(op: tf.Operation, operand: tf.Tensor) -> bool:
+    """Whether an op makes of one operand, and constants, what is joined over the replicas as that operand is."""
+    if op.type in having(Trait.CASTS):
+        return True
+    at, apart = linear_operands(op.type, len(op.inputs)) or ((), False)
+    return (apart or len(at) == 1) and any(op.inputs[k] is operand for k in at)
+
+
+Again = Callable[[tf.Operation, Sequence[tf.Tensor]], tf.Tensor]
+
+
+def _named(op_type: str, *names: str, attributes: Sequence[str] = ()) -> Again:
+    """The op once more, with other inputs, by the names that these have."""
+
+    def again(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        kept = {name: op.get_attr(name) for name in attributes}
+        return getattr(tf.raw_ops, op_type)(**dict(zip(names, inputs, strict=True)), **kept)
+
+    return again
+
+
+def _all(op_type: str, name: str, attributes: Sequence[str] = ()) -> Again:
+    """The op once more, of a list of inputs."""
+
+    def again(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        kept = {name: op.get_attr(name) for name in attributes}
+        return getattr(tf.raw_ops, op_type)(**{name: list(inputs)}, **kept)
+
+    return again
+
+
+_UNARY = "Abs Exp Expm1 Log Log1p Neg Reciprocal Inv Rsqrt Sigmoid Sqrt Square Tanh"
+_BINARY = "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference LogicalAnd LogicalOr"
+
+_AGAIN: Mapping[str, Again] = {
+    **{name: _named(name, "x") for name in _UNARY.split()},
+    **{name: _named(name, "x", "y") for name in (*_BINARY.split(), *having(Trait.COMPARISON))},
+    "LogicalNot": _named("LogicalNot", "x"),
+    "Identity": _named("Identity", "input"),
+    "Relu": _named("Relu", "features"),
+    "Softplus": _named("Softplus", "features"),
+    "Cast": _named("Cast", "x", attributes=["DstT", "Truncate"]),
+    "Reshape": _named("Reshape", "tensor", "shape"),
+    "Sum": _named("Sum", "input", "axis", attributes=["keep_dims"]),
+    "Mean": _named("Mean", "input", "axis", attributes=["keep_dims"]),
+    "SelectV2": _named("SelectV2", "condition", "t", "e"),
+    "AddN": _all("AddN", "inputs"),
+    "Pack": _all("Pack", "values", attributes=["axis"]),
+}
+"""How each op of the arithmetic is made once more."""
+
+_DATA_INPUTS: Mapping[str, int] = {"Reshape": 1, "Sum": 1, "Mean": 1}
+"""How many inputs are operands, where others say a shape or axes."""

@@ -1,0 +1,218 @@
+"""The meeting: the chief waits for the other processes of its cluster, and learns what machines it has."""
+
+from __future__ import annotations
+
+import atexit
+import ipaddress
+import logging
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import MutableMapping, Sequence
+from dataclasses import asdict
+
+from autodist.cluster.environments.handshake import Hello
+from autodist.cluster.environments.launcher_env import Given
+from autodist.cluster.environments.machines import Machines, machines_of
+from autodist.cluster.environments.rendezvous_server import (
+    NEWS,
+    Came,
+    Failed,
+    Listening,
+    News,
+    PortInUse,
+    RendezvousServerOrder,
+    Warned,
+)
+from autodist.cluster.environments.roster import Arrival
+from autodist.cluster.environments.secret import SecretSource
+from autodist.cluster.load_adjusted_clock import LOOK_INTERVAL, Stopwatch
+from autodist.cluster.protocol import Lost, encode
+from autodist.cluster.transport import Channel, start_between
+from autodist.errors import ClusterError
+from autodist.resources import Timeouts, is_own_address
+
+_log = logging.getLogger("autodist.cluster")
+
+# Seconds after which it is told again who has not come.
+_TELLS_EVERY = 30.0
+
+# Seconds for the reception to pass on last words.
+_CLOSE_LIMIT = 8.0
+
+_MOST_NAMES = 8
+
+
+class Rendezvous:
+    """The chief's side; `wait` gives the machines, and then `channels` are those of the workers' agents.
+
+    Args:
+        given: what this process knows of its cluster.
+        limits: of time.
+        environment: of this process, from which the secret is taken.
+
+    Raises:
+        ResourceSpecError: there is no secret.
+    """
+
+    def __init__(self, given: Given, limits: Timeouts, environment: MutableMapping[str, str]) -> None:
+        assert given.index == 0 and given.count is not None, "the chief's is"
+        self._given, self._limits, self._count = given, limits, given.count
+        self._source = SecretSource.of(given, environment) if given.count > 1 else None
+        self._channels: tuple[Channel, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._arrivals: dict[int, Arrival] = {}
+        self._machines: Machines | None = None
+        self._port_problem: str | None = None
+        self._owner = os.getpid()
+
+    def wait(self, own: Hello, replicas: int | None = None) -> Machines:
+        """Returns when all have come.
+
+        Args:
+            own: what the chief would say of itself.
+            replicas: of each worker; None: one for each of its GPUs, or one on its CPU.
+
+        Raises:
+            ClusterError: one has not come within `join_timeout`, has left again, or cannot take part; those that have
+                come are told.
+        """
+        try:
+            self._machines = self._meet(own, replicas)
+        except BaseException as error:
+            self.close(f"the run did not start: {error}")
+            raise
+        finally:
+            if self._source is not None:
+                self._source.forget()
+        atexit.register(self.close, "the chief's script ended before it started anything")
+        return self._machines
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether this process made the meeting, and not one that it was forked from."""
+        return os.getpid() == self._owner
+
+    @property
+    def machines(self) -> Machines:
+        """What `wait` gave."""
+        assert self._machines is not None, "they have met"
+        return self._machines
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """To the agents of all workers but the chief, in the order of the workers."""
+        return tuple(self._channels[process - 1] for process in self.machines.processes[1:])
+
+    def close(self, reason: str) -> None:
+        """Tells those who have come that nothing will be started, if nothing was, and ends the reception."""
+        if not self.is_of_this_process or self._process is None or self._process.poll() is not None:
+            return
+        for index, channel in enumerate(self._channels, start=1):
+            try:
+                if index in self._arrivals:
+                    channel.stdin.write(encode(Lost(reason)))
+                channel.stdin.close()
+            except (OSError, ValueError):  # it has gone; ValueError: the run was started, and is over
+                continue
+        try:
+            self._process.wait(_CLOSE_LIMIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _meet(self, own: Hello, replicas: int | None) -> Machines:
+        if self._source is not None:
+            self._open_reception(self._source.make().decode())
+            self._wait_for_all()
+        return machines_of(own, list(self._arrivals.values()), replicas, self._given.addresses)
+
+    def _open_reception(self, secret: str) -> None:
+        given = self._given
+        # TensorFlow's server takes the port over where the environment says that it is the chief's.
+        order = RendezvousServerOrder(
+            _host_to_listen_on(given.chief), given.port, self._count, secret, not given.addresses,
+            self._limits.silence_timeout, self._limits.stop_timeout,
+        )  # fmt: skip
+        module = "autodist.cluster.environments.rendezvous_server"
+        self._process, self._channels = start_between(module, self._count - 1, asdict(order), stdout=subprocess.PIPE)
+        threading.Thread(target=self._read_news, args=(self._process,), name="autodist-news", daemon=True).start()
+
+    def _read_news(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None, "it is a pipe"
+        for line in process.stdout:
+            match NEWS.validate_json(line):
+                case Warned() as news:
+                    _log.warning("%s", news.text)
+                case news:
+                    self._news.put(news)
+        self._news.put(None)
+
+    def _wait_for_all(self) -> None:
+        limit, told = self._limits.join_timeout, 0.0
+        stopwatch = Stopwatch()
+        while missing := [index for index in range(1, self._count) if index not in self._arrivals]:
+            waited = stopwatch.read()
+            if waited >= limit:
+                if self._port_problem is not None:
+                    raise ClusterError(f"The run cannot start: for {limit:g} s {self._port_problem}.")
+                raise ClusterError(self._who_is_missing(missing, limit))
+            if waited - told >= _TELLS_EVERY:
+                told = waited
+                _log.info("still waiting for %s", _names(missing))
+            try:
+                self._note(self._news.get(timeout=LOOK_INTERVAL))
+            except queue.Empty:
+                continue
+
+    def _note(self, news: News | None) -> None:
+        given = self._given
+        match news:
+            case PortInUse():
+                self._port_problem = news.problem
+                _log.warning("waiting for up to %g s: %s.", self._limits.join_timeout, news.problem)
+            case Listening():
+                self._port_problem = None
+                _log.info(
+                    "%s: this is process 0 of %d, which the others are to reach at %s, port %d",
+                    given.form, self._count, given.chief, given.port,
+                )  # fmt: skip
+            case Came():
+                hello = news.arrival.hello
+                self._arrivals[hello.index] = news.arrival
+                devices = f"{len(hello.gpus)} GPUs" if hello.gpus else f"{len(hello.cores)} cores"
+                _log.info("%s has come, with %s (%d of %d)", news.arrival.name, devices, self._here, self._count)
+            case Failed():
+                raise ClusterError(f"The run cannot start: {news.problem}.")
+            case None:
+                raise ClusterError("The run cannot start: the process that waits for the others ended.")
+
+    @property
+    def _here(self) -> int:
+        return len(self._arrivals) + 1
+
+    def _who_is_missing(self, missing: Sequence[int], limit: float) -> str:
+        given = self._given
+        at = "".join(f" ({given.addresses[index]})" for index in missing[:1] if given.addresses)
+        return (
+            f"{_names(missing)}{at} of {self._count} did not come within {limit:g} s. See whether the scheduler has "
+            f"started it, what it printed, and whether it can reach {given.chief} at port {given.port}; raise "
+            "`join_timeout` if it takes longer."
+        )
+
+
+def _names(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:_MOST_NAMES]))
+    more = f" and {len(indices) - _MOST_NAMES} more" if len(indices) > _MOST_NAMES else ""
+    return f"process{'es' if len(indices) > 1 else ''} {shown}{more}"
+
+
+def _host_to_listen_on(chief: str) -> str:
+    """The chief's address where it is one of this machine's; a name may mean another one here than elsewhere."""
+    try:
+        ipaddress.ip_address(chief)
+    except ValueError:
+        return "127.0.0.1" if chief == "localhost" else ""
+    return chief if is_own_address(chief) else ""

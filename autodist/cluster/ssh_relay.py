@@ -1,0 +1,100 @@
+"""The relay: a small process beside the chief's that holds the SSH connection to the agents of one machine.
+
+`python -m autodist.cluster.ssh_relay` reads a line from its standard input: where to connect, what to start there and, for
+each time that it is to be started, three descriptors. Then it passes bytes on: from the first of these to the command,
+and from the command's outputs to the others. It ends when all commands have, or those who asked for them. Both ends of
+the connection send heartbeats, since a link that is cut ends nothing by itself: after so many seconds of silence it
+counts as lost, and the coordinator is told so.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
+from autodist.cluster.protocol import Lost, encode
+from autodist.cluster.ssh_errors import UnreachableError
+from autodist.cluster.ssh_reach import reach
+from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.stream_relay import Ends, Relay
+from autodist.errors import ClusterError
+
+_LOOK_INTERVAL, _GRACE = 1.0, 1.0
+
+
+def _relay_all(
+    settings: SSHSettings,
+    module: Sequence[str],
+    all_ends: Sequence[Ends],
+    silence: float,
+    make_silence: Callable[[], HeartbeatTimeout],
+) -> None:
+    """Starts a command for each of the chief's ends, one after another, and returns when all have ended."""
+    have_started = threading.Event()
+    telling = _telling_of_the_chiefs_end(all_ends)
+    threading.Thread(
+        target=_end_with_the_chief, name="autodist-relay-chief", args=(telling, have_started), daemon=True
+    ).start()
+    with reach(settings, silence, lambda seconds: _stays_for(seconds, all_ends)) as machine:
+        relays: list[threading.Thread] = []
+        lost = None
+        for ends in all_ends:
+            if lost is None:
+                try:
+                    far = machine.start(settings.command(*module), settings.preamble)
+                except ClusterError as error:
+                    lost = Lost(str(error), isinstance(error, UnreachableError))
+                else:
+                    run = Relay(settings.host, far, ends, make_silence()).run
+                    relays.append(threading.Thread(target=run, name=f"autodist-relay-{len(relays)}"))
+                    relays[-1].start()
+                    continue
+            ends.tell(encode(lost))
+            ends.close()
+        have_started.set()
+        for relay in relays:
+            relay.join()
+
+
+def _stays_for(seconds: float, all_ends: Sequence[Ends]) -> bool:
+    """Waits, and says whether the chief is still there."""
+    return not _telling_of_the_chiefs_end(all_ends).poll(seconds * 1000)
+
+
+def _telling_of_the_chiefs_end(all_ends: Sequence[Ends]) -> select.poll:
+    gone = select.poll()
+    for ends in all_ends:
+        gone.register(ends.incoming, 0)  # that the other end was closed is told without asking
+    return gone
+
+
+def _end_with_the_chief(gone: select.poll, have_started: threading.Event) -> None:
+    """Ends this process where the chief goes away during a login, which may wait for its answer for long."""
+    while not have_started.is_set():
+        if gone.poll(_LOOK_INTERVAL * 1000) and not have_started.wait(_GRACE):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> int:
+    # It ends with the chief. SIGTERM to all processes of a machine says that this one may save before.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    order = json.loads(sys.stdin.readline() or "null")
+    if order is None:
+        return 0  # the chief has gone already
+    limit, first = order["limits"]["silence_timeout"], order["limits"]["reach_timeout"]
+    # Before an agent's first word, Python has to be loaded there, maybe from a network drive.
+    make_silence = functools.partial(HeartbeatTimeout, limit, patience=max(0.0, first - limit))
+    all_ends = [Ends.of(*three) for three in order["channels"]]
+    _relay_all(SSHSettings(**order["settings"]), order["module"], all_ends, limit, make_silence)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

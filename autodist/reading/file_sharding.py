@@ -1,0 +1,364 @@
+"""A `tf.data` pipeline whose files are dealt out to the workers, each of which trains on records of its own.
+
+    tf.data.TFRecordDataset(names).shuffle(n).batch(64)    becomes, of N workers, names[k::N], and 64 / N of its records
+
+All workers end together: one whose files are exhausted first takes part with no examples, until all are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import distribute  # by which tf.distribute deals out files
+
+from autodist.batch.examples import Share, length_of, share_of, slice_rows
+from autodist.errors import AutoDistError, ClusterError
+from autodist.logs.error_text import words_of
+from autodist.reading.batch_sharding import PartsIterator
+from autodist.reading.data_sets import all_of, kind_of
+
+MOST_AHEAD = 64
+"""Parts that a worker has read, at most, when it says that it has them."""
+
+_BYTES_AHEAD = 32 << 20
+
+_STRING_BYTES = 64
+
+NOTHING_DEALT = (
+    "`shard: files` is in the YAML, and no data set's files were dealt out: it holds for what `fit` or "
+    "ad.distribute_dataset is given. Give it a tf.data.Dataset there, or leave `shard` out."
+)
+
+_UNSHARDABLE, _OP = "unshardable source dataset", re.compile(r'^op: "(\w+)"', re.MULTILINE)
+
+_TOO_FEW = re.compile(r"the dataset only has (\d+) file")
+
+
+@dataclass(frozen=True)
+class Files:
+    """How files are dealt out.
+
+    Attributes:
+        replicas: for each replica, the index of its worker, in rising order; workers without replicas have no files.
+        worker: index of this worker.
+        names: of all workers, by index.
+        agree: tells the chief what this worker says, and all what the chief decides of what each has said.
+        error: made of a problem for what cannot be dealt out, with the place in the YAML.
+    """
+
+    replicas: Sequence[int]
+    worker: int
+    names: Sequence[str]
+    agree: Callable[[str, Callable[[list[str]], str]], str]
+    error: Callable[[str], AutoDistError]
+
+    def deal(self, dataset: Any) -> ShardedFiles:
+        """What gives this worker's part of each step; see `ShardedFiles`."""
+        return ShardedFiles(dataset, self)
+
+    def refused(self, problem: str) -> AutoDistError:
+        """The error for what cannot be dealt out."""
+        return self.error(problem)
+
+    @property
+    def readers(self) -> list[int]:
+        """The workers that have files."""
+        return sorted(set(self.replicas))
+
+
+def why_not_dealt(is_compared: bool, is_pipeline: bool) -> str | None:
+    """Why files cannot be dealt out in a run, with what is allowed; None: they can.
+
+    Args:
+        is_compared: whether the run is compared with one device.
+        is_pipeline: whether the strategy is a pipeline.
+    """
+    if is_compared:
+        return (
+            "where each worker reads files of its own, batches are others than on one device, with which a run is "
+            "compared; allowed: no `shard` under autodist verify and autodist diff."
+        )
+    if is_pipeline:
+        return (
+            "the stages of a pipeline work on the same examples, and one worker reads them; allowed: no `shard` with a "
+            "Pipeline, or another strategy."
+        )
+    return None
+
+
+class ShardedFiles:
+    """Gives this worker's part of each step, of the records of its own files; each iteration is an epoch of them.
+
+    Args:
+        dataset: of global batches, read from files.
+        files: how these are dealt out.
+
+    Raises:
+        AutoDistError: they cannot be, so that each record is used once.
+    """
+
+    def __init__(self, dataset: Any, files: Files) -> None:
+        if not isinstance(dataset, tf.data.Dataset):
+            raise files.refused(
+                f"a {type(dataset).__name__} has no files that can be dealt out; allowed: a tf.data.Dataset that reads "
+                "files (tf.data.TFRecordDataset, say). Leave `shard` out, and each worker reads its part of all else."
+            )
+        for one in all_of(dataset):
+            problem = _problem(one)
+            if problem is not None:
+                raise files.refused(problem)
+        self._files, self._spec = files, dataset.element_spec
+        if all(getattr(leaf, "shape", tf.TensorShape(None)).rank == 0 for leaf in tf.nest.flatten(self._spec)):
+            raise files.refused(_no_rows("none of it has rows"))
+        self._dealt = _dealt(dataset, files) if files.worker in files.readers else None
+
+    def holds_anywhere(self, here: bool) -> bool:
+        """Whether something holds for any worker; all of them ask."""
+        return bool(json.loads(self._files.agree(json.dumps(here), lambda said: json.dumps("true" in said))))
+
+    def __iter__(self) -> FilesIterator:
+        return FilesIterator(iter(()) if self._dealt is None else iter(self._dealt), self._spec, self._files)
+
+
+class FilesIterator(PartsIterator):
+    """Gives this worker's parts, one after the other, as long as any worker has some.
+
+    The workers agree on how many steps come next by what each has read ahead: 1, then 2, 4 and so on, as many as memory
+    bears.
+
+    Args:
+        batches: of this worker's records.
+        spec: of a batch.
+        files: how they are dealt out.
+    """
+
+    def __init__(self, batches: Iterator[Any], spec: Any, files: Files) -> None:
+        super().__init__(self._parts_of(batches))
+        self._spec, self._files = spec, files
+        self._ahead: deque[Any] = deque()
+        self._has_ended = self._is_over = False
+        self._agreed, self._round = 0, 1
+        self._last: Any = None
+        self._shapes: list[list[int]] | None = None
+        self._full = 0
+
+    def __iter__(self) -> FilesIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._agreed:
+            if not self._is_over:
+                self._agree()
+            if not self._agreed:
+                raise StopIteration
+        self._agreed -= 1
+        if not self._ahead:
+            return self._no_examples()
+        self._last = self._ahead.popleft()
+        return self._last
+
+    def _agree(self) -> None:
+        error = self._read_ahead()
+        told = {
+            "parts": min(len(self._ahead), self._round),
+            "has_ended": self._has_ended and len(self._ahead) <= self._round,
+            "bytes": max(map(_bytes_of, self._ahead), default=0),
+            "shapes": _shapes_of(self._ahead[0]) if self._ahead else None,
+            "failure": None if error is None else f"{type(error).__name__}: {words_of(error)}",
+        }
+        said = json.loads(self._files.agree(json.dumps(told), _decide))
+        if said["failures"]:
+            self._is_over = True
+            raise self._failure(said["failures"], error)
+        self._agreed, self._is_over = said["parts"], said["has_ended"] or not said["parts"]
+        self._shapes = self._shapes or said["shapes"]
+        self._round = max(1, min(2 * self._round, MOST_AHEAD, _BYTES_AHEAD // max(said["bytes"], 1)))
+
+    def _read_ahead(self) -> Exception | None:
+        """Reads ahead as many parts as are to be told of; returns what was raised, None: nothing."""
+        try:
+            while len(self._ahead) < self._round and not self._has_ended:
+                try:
+                    self._ahead.append(self._read())
+                except StopIteration:
+                    self._has_ended = True
+        except Exception as error:  # noqa: BLE001 - all workers raise then
+            return error
+        return None
+
+    def _failure(self, failures: dict[str, str], mine: Exception | None) -> Exception:
+        found = [int(few[1]) for text in failures.values() if (few := _TOO_FEW.search(text))]
+        if found:
+            workers = len(self._files.readers)
+            return self._files.refused(
+                f"the data set reads {max(found)} file{'s' if max(found) > 1 else ''}, and {workers} workers are to "
+                f"read files of their own; allowed: {workers} files or more. Write the records into more files, or "
+                "leave `shard` out."
+            )
+        if mine is not None:
+            return mine
+        worker, text = next(iter(failures.items()))
+        return ClusterError(f"{self._files.names[int(worker)]} cannot read its files: {text}")
+
+    def _parts_of(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            rows = self._rows_of(batch)
+            self._full = max(self._full, rows)
+            start = 0
+            for size in part_sizes(rows, self._full, self._files.replicas, self._files.worker):
+                share = Share(start, size)
+                yield tf.nest.map_structure(lambda x, s=share: x if length_of(x) is None else slice_rows(x, s), batch)
+                start += size
+
+    def _rows_of(self, batch: Any) -> int:
+        lengths = {rows for leaf in tf.nest.flatten(batch) if (rows := length_of(leaf)) is not None}
+        if len(lengths) != 1:
+            told = ", ".join(map(str, sorted(lengths)))
+            raise self._files.refused(_no_rows(f"what is in it has different numbers of rows ({told})"))
+        return lengths.pop()
+
+    def _no_examples(self) -> Any:
+        if self._last is not None:
+            return tf.nest.map_structure(
+                lambda x: x if length_of(x) is None else slice_rows(x, Share(0, 0)), self._last
+            )
+        leaves = tf.nest.flatten(self._spec)
+        if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+            raise self._files.refused(
+                f"the files of {self._files.names[self._files.worker]} have no record at all, and the data set gives "
+                "sparse or ragged tensors; allowed: files of which each worker gets a record at least."
+            )
+        assert self._shapes is not None, "a worker that has a part has said so"
+        shapes = [[0, *shape[1:]] if shape else [] for shape in self._shapes]
+        empty = [tf.zeros(shape, leaf.dtype) for leaf, shape in zip(leaves, shapes, strict=True)]
+        return tf.nest.pack_sequence_as(self._spec, empty)
+
+
+def dealt_otherwise(taken: int) -> str:
+    """What is said of an epoch that was under way when files were dealt out to other workers, or other files.
+
+    Args:
+        taken: steps that were made of it.
+    """
+    return (
+        f"the epoch under way had come to step {taken} on files as they were dealt out then, and they are dealt out "
+        "otherwise now (`shard: files`): it is read from its beginning, and some of its records are trained on twice."
+    )
+
+
+def part_sizes(rows: int, full: int, replicas: Sequence[int], worker: int) -> list[int]:
+    """The numbers of examples of the parts into which a worker's batch is cut, one part for each step.
+
+    Where all workers have equally many replicas, their parts of a step add up to a full batch, which has an example for
+    each of them. No part has none: other workers may have none left.
+
+    Args:
+        rows: in the batch.
+        full: in the largest so far.
+        replicas: for each replica, the index of its worker, in rising order.
+        worker: whose batch it is.
+
+    >>> [part_sizes(10, 10, [0, 1, 2], worker) for worker in range(3)]
+    [[4, 3, 3], [3, 3, 4], [3, 4, 3]]
+    >>> part_sizes(5, 10, [0, 1, 2], 1)
+    [3, 2]
+    >>> part_sizes(10, 10, [0, 0, 1], 0)
+    [7, 3]
+    """
+    readers = sorted(set(replicas))
+    at = readers.index(worker)
+    if len({replicas.count(one) for one in readers}) > 1:
+        each = max(1, share_of(full, replicas, worker).size)
+        shares = [each] * -(-rows // each)
+    else:
+        shares = [share_of(full, readers, one).size for one in readers]
+        shares = shares[at:] + shares[:at]
+    ends = np.minimum(np.cumsum(shares), rows)
+    return [int(size) for size in np.diff(ends, prepend=0) if size]
+
+
+def _decide(said: list[str]) -> str:
+    """On the chief, of what each worker says."""
+    told = [json.loads(one) for one in said]
+    return json.dumps(
+        {
+            "parts": max(one["parts"] for one in told),
+            "has_ended": all(one["has_ended"] for one in told),
+            "bytes": max(one["bytes"] for one in told),
+            "shapes": next((one["shapes"] for one in told if one["shapes"] is not None), None),
+            "failures": {k: one["failure"] for k, one in enumerate(told) if one["failure"] is not None},
+        }
+    )
+
+
+# -- the data set ----------------------------------------------------------------------------------------------------
+
+
+def _dealt(dataset: tf.data.Dataset, files: Files) -> Any:
+    """The data set with every n-th of its files."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    readers = files.readers
+    try:
+        return distribute._AutoShardDataset(dataset.with_options(options), len(readers), readers.index(files.worker))
+    except tf.errors.NotFoundError as error:
+        if _UNSHARDABLE not in str(error):
+            raise
+        op = _OP.search(str(error))
+        raise files.refused(
+            f"the data set begins with a {op[1] if op else 'source'}, which reads no files that can be dealt out; "
+            "allowed: tf.data.TFRecordDataset, TextLineDataset and FixedLengthRecordDataset, by themselves or in "
+            "interleave and flat_map over names of files. Where a map reads a file for each element, leave `shard` "
+            "out: a worker maps its own elements alone."
+        ) from None
+
+
+def _problem(data: Any) -> str | None:
+    """Why records would be left out or used twice where a part of a data set comes behind files that are dealt out."""
+    kind = kind_of(data)
+    if kind in ("Take", "Skip", "Shard"):
+        return (
+            f"the data set has a {kind.lower()}, which would count what one worker has, and not what all have; "
+            "allowed: none. Choose the files in Python, from the list of their names."
+        )
+    if kind == "AssertCardinality":
+        return (
+            "the data set has an assert_cardinality, and the files of one worker have fewer elements than all; "
+            "allowed: none, the workers find the end of an epoch by themselves."
+        )
+    if kind == "Cache" and data._filename.numpy():
+        return (
+            "the data set has a cache in a file, which would be that of another worker, or of a run with other "
+            "workers; allowed: a cache in memory, cache()."
+        )
+    drops = getattr(data, "_drop_remainder", None)
+    if drops is not None and bool(drops) and data._input_dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
+        return (
+            "the data set drops the remainder of its batches, which would leave out records of each worker; allowed: "
+            "batches without drop_remainder=True, or of a data set that is repeated for ever. Parts that are uneven "
+            "train as they should."
+        )
+    return None
+
+
+def _no_rows(why: str) -> str:
+    return (
+        f"it is not known what an example is of what the data set gives, since {why}; allowed: batches, as "
+        "dataset.batch(64) makes them."
+    )
+
+
+def _bytes_of(part: Any) -> int:
+    leaves = [x for x in tf.nest.flatten(part, expand_composites=True) if tf.is_tensor(x)]
+    return sum(int(np.prod(x.shape)) * (x.dtype.size or _STRING_BYTES) for x in leaves)
+
+
+def _shapes_of(part: Any) -> list[list[int]]:
+    return [list(map(int, leaf.shape)) if isinstance(leaf, tf.Tensor) else [] for leaf in tf.nest.flatten(part)]

@@ -1,0 +1,72 @@
+"""The strategy of a run's first training step, as the chief's log shows it."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+
+import rich.console
+
+from autodist.graph.gradient_rows import gradient_rows
+from autodist.graph.step import Step
+from autodist.kernels import Context
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.runs.pipeline_figures import figures_of
+from autodist.runs.stage_costs import Rewriting, costs_of
+from autodist.strategies import strategy_table
+from autodist.strategies.stage_table import stage_tables
+
+log = logging.getLogger("autodist")
+
+WIDTH = 150
+"""Columns of the table where the log goes to no terminal."""
+
+
+def log_strategy(
+    strategy: strategy_pb2.Strategy,
+    item: Step,
+    rewritten: Step | None,
+    spec: ResourceSpec,
+    columns: int | None,
+    shapes: Mapping[str, Sequence[int]],
+    seen: Rewriting | None = None,
+) -> None:
+    """Shows the strategy as a table; of a pipeline what its stages do, too.
+
+    Args:
+        strategy: the plan for the step.
+        item: the step as it was captured.
+        rewritten: the same, rewritten, where it is by now; of one worker it is not needed.
+        spec: the machines.
+        columns: of the terminal; None: there is none.
+        shapes: of the step's inputs, in the chief's part of the first batch, where it is known.
+        seen: the rewriting of the step, where it is by now.
+    """
+    if not log.isEnabledFor(logging.INFO):
+        return
+    # A file of its own: what captures flushes standard output too, and ends the process if nobody reads that.
+    text, width = io.StringIO(), columns or WIDTH
+    console = rich.console.Console(file=text, width=width, force_jupyter=False)
+    names = [worker.name for worker in spec.workers]
+    held, rows = _held_bytes(item, rewritten, len(names)), gradient_rows(item, shapes)
+    console.print(strategy_table(strategy, item, names, width, held, rows, spec))
+    if strategy.pipeline.stages:
+        costs = costs_of(item, Context(strategy, 0), shapes, seen)
+        for table in stage_tables(figures_of(strategy, item, names, held, costs)):
+            console.print(table)
+    log.info("the strategy:\n%s", text.getvalue())
+
+
+def _held_bytes(item: Step, rewritten: Step | None, workers: int) -> list[int] | None:
+    """Bytes of variables that each worker holds; None where the step is not rewritten yet."""
+    if workers > 1 and rewritten is None:
+        return None
+    placed = item if rewritten is None else rewritten
+    held = [0] * workers
+    for variable in placed.variables:
+        owner = placed.owners.get(variable.name) if rewritten is not None else None
+        for worker in range(workers) if owner is None else (owner, *placed.mates.get(owner, ())):
+            held[worker] += variable.byte_size
+    return held

@@ -1,0 +1,152 @@
+"""VariableSync: what scripts write to variables between steps reaches all workers, as the chief's script wrote it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autodist.graph.variable_placement import SyncMode
+from autodist.proto import strategy_pb2
+from autodist.runtime.batched_transfers import Listing
+from autodist.runtime.broadcast import VariableBroadcast
+from autodist.runtime.control_messages import ControlMessage
+from autodist.runtime.mailbox import Mailbox
+from autodist.runtime.variable_slices import VariableSlices
+from autodist.runtime.variables import Tracked, VariableTracker
+from autodist.runtime.write_consensus import Turn, WriteConsensus
+from autodist.synchronizers import all_synchronizers
+
+log = logging.getLogger("autodist")
+
+NAMED = 5
+"""Variables that a warning names."""
+
+
+class VariableSync:
+    """Sees to it, around each step, that all workers start from the same values.
+
+    Args:
+        pieces: where the values are.
+        spread: brings the chief's to the other workers.
+        tracker: of the script's variables.
+        mailbox: brings what the workers tell one another; None where there is one.
+        guard: calls what may wait for other workers.
+        catch_up: brings the script's objects up to date.
+    """
+
+    def __init__(
+        self,
+        pieces: VariableSlices,
+        spread: VariableBroadcast,
+        tracker: VariableTracker,
+        mailbox: Mailbox | None,
+        guard: Callable[..., Any],
+        catch_up: Callable[[], None],
+    ) -> None:
+        self._pieces, self._spread, self._tracker, self._is_chief = pieces, spread, tracker, spread.worker == 0
+        self._guard, self._catch_up = guard, catch_up
+        self._accord: WriteConsensus | None = None
+        self._told: set[str] = set()
+        if mailbox is not None:
+            send = mailbox.open_box(lambda message: accord.receive(ControlMessage.decode(message)))
+            self._accord = accord = WriteConsensus(
+                spread.worker,
+                spread.workers,
+                lambda to, letter: send(to, letter.encode()),
+                lambda told: spread.take(Listing.decode(told)),
+            )
+
+    def before_step(self, variables: Iterable[Tracked], land: Callable[[], None], keeps_pace: bool) -> Turn:
+        """Gives all workers what was written; says whether the step counts.
+
+        Args:
+            variables: of the step.
+            land: waits until all is written that earlier steps have asked for.
+            keeps_pace: whether nobody can end the step that another has not begun.
+        """
+        self._tracker.look_at_aliased()
+        ahead = [t for t in variables if t.is_ahead]
+        if self._accord is None:
+            if ahead:
+                land()
+                self._guard(self._pieces.set, ahead, _is_given)
+            return Turn.STEP
+        if self._accord.begins(bool(ahead)):
+            if self._accord.owes_answers:
+                self._guard(self._accord.answer_waiting)
+            return Turn.STEP
+        land()
+        return self._meet(self._accord, ahead, keeps_pace)
+
+    def _meet(self, accord: WriteConsensus, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
+        if self._is_chief:
+            self._pieces.prepare(ahead, [0])  # while others may still be on their way
+        else:  # now, so that the chief's values may lie where this worker's own ones did
+            for tracked in ahead:
+                tracked.hand_over(is_same=False)
+        turn, names = self._guard(accord.agree, keeps_pace)
+        if turn is Turn.PUSH:
+            self._guard(self._give, accord, ahead)
+            return Turn.STEP
+        if self._is_chief:
+            self._catch_up()  # with what the variables are before the step
+            return turn
+        for tracked in self._tracker:
+            if tracked.shared_name in names:
+                tracked.hand_over(is_same=False)
+        if turn is Turn.STEP:
+            self._tell([t for t in ahead if t.shared_name not in names])
+        return turn
+
+    def _give(self, accord: WriteConsensus, ahead: Sequence[Tracked]) -> None:
+        """On the chief, gives all workers its values; those that make no more steps may own some, and take no part."""
+        listing = Listing.of([t.kept for t in ahead], [0, *accord.present])
+        accord.give(listing.encode())
+        self._spread.give(listing, lambda k: np.asarray(ahead[k].read()))
+        absent = [worker for worker in range(1, self._spread.workers) if worker not in accord.present]
+        self._pieces.set(ahead, _is_given, [0, *absent])
+        accord.pushed([t.shared_name for t in ahead])
+
+    def after_step(self, turn: Turn, written: Iterable[Tracked]) -> bool:
+        """Whether the step is to be made again, with the chief's values.
+
+        Args:
+            turn: what `before_step` said.
+            written: the variables that the step has written.
+        """
+        if self._accord is None:
+            return False
+        if turn is Turn.VOID and self._is_chief:
+            for tracked in written:
+                tracked.is_ahead = True
+            return True
+        return self._accord.ended()
+
+    def close(self) -> None:
+        """This worker's script makes no more steps."""
+        if self._accord is not None:
+            self._guard(self._accord.leave)
+
+    def _tell(self, alone: Sequence[Tracked]) -> None:
+        new = [t.source.name.removesuffix(":0") for t in alone if t.shared_name not in self._told]
+        self._told |= {t.shared_name for t in alone}
+        if new:
+            rest = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
+            log.warning(
+                "between steps the script has written %s%s on this worker and not on the chief. All train on "
+                "the chief's values, so what was written here is dropped. Write on every worker, or on the chief.",
+                ", ".join(new[:NAMED]), rest,
+            )  # fmt: skip
+
+
+def _is_given(tracked: Tracked) -> None:
+    tracked.hand_over(is_same=True)
+
+
+def keeps_pace(strategy: strategy_pb2.Strategy) -> bool:
+    """Whether no worker can end a step under a strategy that another has not begun; that of an evaluation is empty."""
+    keepers = [synchronizer.keeper for _, synchronizer in all_synchronizers(strategy)]
+    return not keepers or any(k is None or k.pace is not SyncMode.ASYNCHRONOUS or k.staleness > 0 for k in keepers)

@@ -1,0 +1,196 @@
+"""Spread: the chief's values reach all workers, each of which hands on what all get and assigns what is its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import tensor_pb2
+
+from autodist.graph.devices import cpu_of
+from autodist.graph.placement import EVERY_WORKER
+from autodist.runtime.batched_transfers import BatchedTransfer, Listing, Slice, TransferPart
+from autodist.runtime.graph_runner import GraphRunner
+
+_CAPACITY = 2
+"""Messages that lie at a worker: one is on its way while another is assigned."""
+
+_ALIGNED = 64
+"""Where values begin in a message, and in memory: TensorFlow takes over what begins so, and copies what does not."""
+
+_Writes = tuple[tf.Tensor, list[tf.Operation]]
+
+
+class VariableBroadcast:
+    """One worker's side.
+
+    Broadcast by a tree whose inner workers pass on one message while the next is on its way, as MPI libraries do it for
+    long messages (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast", 2009).
+
+    Args:
+        engine: where it runs.
+        worker: index of this worker; 0 is the chief.
+        workers: how many there are.
+        home: the device on which a worker keeps a variable of a dtype.
+    """
+
+    def __init__(self, engine: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]) -> None:
+        self.worker, self.workers = worker, workers
+        self._engine, self._home = engine, home
+        self._sends: dict[tuple[int, ...] | int, Callable[..., object]] = {}
+        self._receives: dict[tuple[int, ...] | None, Callable[..., list[np.ndarray]]] = {}
+        self._writes: dict[tuple[TransferPart, bool], _Writes] = {}
+
+    def give(self, listing: Listing, read: Callable[[int], np.ndarray]) -> None:
+        """On the chief, sends what the others are to have; returns when all of it is under way.
+
+        Args:
+            listing: as they have it.
+            read: gives the value of a variable, by its place among those that are given.
+        """
+        known: tuple[int, np.ndarray] | None = None
+        for shipment in listing.shipments:
+            pieces = []
+            for one in shipment.slices:
+                part = listing.parts[one.part]
+                if known is None or known[0] != one.part:
+                    known = (one.part, _bytes_of(_cut(read(part.value), part)))
+                pieces.append(known[1] if one.stop < 0 else known[1][one.start : one.stop])
+            lengths = np.array([len(piece) for piece in pieces], np.int64)
+            content = pieces[0] if len(pieces) == 1 else _together(pieces)
+            self._send(shipment, listing)(content, lengths)
+
+    def take(self, listing: Listing) -> None:
+        """On another worker, takes what it is to have, and hands on what all get; returns when that is done."""
+        mine = listing.to(self.worker)
+        for one in (one for shipment in mine for one in shipment.slices):  # all at once, and so before the first comes
+            self._written_by(listing.parts[one.part], one)
+        halves: dict[int, np.ndarray] = {}
+        for shipment in mine:
+            content, lengths = self._receive(shipment, listing)()
+            found: dict[tf.Tensor, np.ndarray] = {}
+            writes: list[tf.Operation] = []
+            for one, piece in zip(shipment.slices, _apart(content, lengths), strict=True):
+                part = listing.parts[one.part]
+                whole = _whole(halves, part, one, piece)
+                if whole is not None:
+                    given, made = self._written_by(part, one)
+                    found[given] = _value_of(whole, part)
+                    writes += made
+            del content
+            if writes:
+                self._engine.session.run(writes, found)
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def _send(self, shipment: BatchedTransfer, listing: Listing) -> Callable[..., object]:
+        """A callable that sends a message on the chief."""
+        is_for_all = shipment.to == EVERY_WORKER
+        key = tuple(listing.after(0)) if is_for_all else shipment.to
+        if key not in self._sends:
+            with self._engine.graph.as_default():
+                with tf.device(cpu_of(self.worker, self.workers)):
+                    given = [tf.compat.v1.placeholder(dtype, [None]) for dtype in (tf.uint8, tf.int64)]
+                queues = [self._queue(w, is_for_all) for w in (listing.after(0) if is_for_all else [shipment.to])]
+                sends = [queue.enqueue(given) for queue in queues]
+            self._sends[key] = self._engine.callable([], sends, [t.name for t in given])
+        return self._sends[key]
+
+    def _receive(self, shipment: BatchedTransfer, listing: Listing) -> Callable[..., list[np.ndarray]]:
+        """A callable that gives the next message on another worker, and hands it on where it is for all."""
+        after = tuple(listing.after(self.worker)) if shipment.to == EVERY_WORKER else None
+        if after not in self._receives:
+            with self._engine.graph.as_default():
+                message = self._queue(self.worker, after is not None).dequeue()
+                sends = [self._queue(w, is_for_all=True).enqueue(message) for w in after or ()]
+            self._receives[after] = self._engine.callable(message, sends, [])
+        return self._receives[after]
+
+    def _queue(self, worker: int, is_for_all: bool) -> tf.queue.FIFOQueue:
+        """The queue by which a worker gets what all get, or the one of what it alone gets."""
+        name = f"autodist/{'values' if is_for_all else 'own_values'}/{worker}"
+        with tf.device(cpu_of(worker, self.workers)):
+            return tf.queue.FIFOQueue(_CAPACITY, [tf.uint8, tf.int64], shared_name=name)
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _written_by(self, part: TransferPart, one: Slice) -> _Writes:
+        """The placeholder that is fed with a part, and the operations that assign it on this worker."""
+        key = (part, one.stop < 0)
+        if key not in self._writes:
+            self._writes[key] = self._make_writes(part, has_own_memory=one.stop >= 0)
+        return self._writes[key]
+
+    def _make_writes(self, part: TransferPart, has_own_memory: bool) -> _Writes:
+        dtype = tf.as_dtype(part.dtype)
+        made = []
+        with (
+            self._engine.graph.as_default(),
+            tf.device(self._home(self.worker, tf.int64 if part.on_cpu else dtype)),
+        ):
+            given = tf.compat.v1.placeholder(dtype, part.shape)
+            for k, name in enumerate(part.names_on(self.worker)):
+                # What lies in a message is copied, so that the message goes; what was put together is taken over.
+                value = given if has_own_memory and k == 0 else tf.raw_ops.DeepCopy(x=given)
+                handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=part.shape, shared_name=name)
+                made.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
+        return given, made
+
+
+def _cut(value: np.ndarray, part: TransferPart) -> np.ndarray:
+    place = tuple(slice(b, b + n) for b, n in zip(part.begin, part.shape, strict=True))
+    return np.asarray(value)[place]
+
+
+def _bytes_of(value: np.ndarray) -> np.ndarray:
+    """A value as bytes: its memory, where that is one piece of numbers."""
+    if value.dtype.hasobject:
+        return np.frombuffer(tf.make_tensor_proto(value).SerializeToString(), np.uint8)
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+def _value_of(content: np.ndarray, part: TransferPart) -> np.ndarray:
+    dtype = tf.as_dtype(part.dtype)
+    if dtype == tf.string:
+        proto = tensor_pb2.TensorProto.FromString(content.tobytes())
+        return np.asarray(tf.make_ndarray(proto), object).reshape(part.shape)
+    return content.view(dtype.as_numpy_dtype).reshape(part.shape)
+
+
+def _padded(length: int) -> int:
+    return math.ceil(length / _ALIGNED) * _ALIGNED
+
+
+def _together(pieces: Sequence[np.ndarray]) -> np.ndarray:
+    content = np.zeros(sum(_padded(len(piece)) for piece in pieces), np.uint8)
+    start = 0
+    for piece in pieces:
+        content[start : start + len(piece)] = piece
+        start += _padded(len(piece))
+    return content
+
+
+def _apart(content: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    starts = np.cumsum([0, *map(_padded, lengths)])
+    return [content[start : start + length] for start, length in zip(starts, lengths, strict=False)]
+
+
+def _whole(halves: dict[int, np.ndarray], part: TransferPart, one: Slice, piece: np.ndarray) -> np.ndarray | None:
+    """Adds bytes that have come of a part; returns all of them once they are complete, until then None.
+
+    Args:
+        halves: by part, the bytes that have come of it; changed.
+        part: whose bytes these are.
+        one: which bytes of the part.
+        piece: the bytes.
+    """
+    if one.stop < 0:
+        return piece
+    if one.part not in halves:
+        memory = np.empty(part.byte_size + _ALIGNED, np.uint8)
+        begin = -memory.ctypes.data % _ALIGNED
+        halves[one.part] = memory[begin : begin + part.byte_size]
+    halves[one.part][one.start : one.stop] = piece
+    return halves.pop(one.part) if one.stop == part.byte_size else None

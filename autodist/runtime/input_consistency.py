@@ -1,0 +1,225 @@
+"""Whether the workers feed what is meant, the same global batch or each its own examples: first batches tell."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.runtime.messages import Messages
+
+log = logging.getLogger("autodist")
+
+LOOKED_AT = 16 << 20
+"""Bytes of an array that are looked at; of a larger one, as many from all over it."""
+
+_PIECE = 64 << 10
+
+_SEED = (
+    "Draw and shuffle by one seed on every worker: keras.utils.set_random_seed(1) where the script begins, "
+    "np.random.default_rng(1) for a generator of its own"
+)
+
+
+class Meant(enum.StrEnum):
+    """What an array is to the workers."""
+
+    GLOBAL = "global"  # the whole batch, of which each keeps its share
+    OWN = "own"  # a worker's own examples
+    WHOLE = "whole"  # whole for every replica
+
+
+@dataclass(frozen=True)
+class FedInput:
+    """One array of a batch.
+
+    Attributes:
+        name: as the script knows it.
+        meant: what it is.
+        digest: of its shape and values; "" where it has none.
+    """
+
+    name: str
+    meant: Meant
+    digest: str
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """What a worker feeds to a step when it runs it for the first time.
+
+    Attributes:
+        worker: its index.
+        step: tells steps apart, alike on all workers.
+        fed: its arrays, in the order of the step's inputs.
+    """
+
+    worker: int
+    step: str
+    fed: tuple[FedInput, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, message: bytes) -> FirstBatch:
+        content = json.loads(message)
+        fed = tuple(FedInput(f["name"], Meant(f["meant"]), f["digest"]) for f in content["fed"])
+        return cls(content["worker"], content["step"], fed)
+
+
+def digest_of(value: Any) -> str:
+    """A hash of an array's shape, dtype and values; "" where it has no values."""
+    array = np.asarray(value)
+    if not array.size:
+        return ""
+    found = hashlib.blake2b(f"{array.shape} {array.dtype}".encode(), digest_size=16)
+    if array.dtype.hasobject:
+        found.update(repr(array.ravel()[: LOOKED_AT // 64].tolist()).encode())
+        return found.hexdigest()
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if content.size <= LOOKED_AT:
+        found.update(content.data)
+    else:
+        for start in np.linspace(0, content.size - _PIECE, LOOKED_AT // _PIECE, dtype=np.int64):
+            found.update(content[start : start + _PIECE].data)
+    return found.hexdigest()
+
+
+def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str, str]:
+    """What is wrong with one step's first batches, by the kind of fault.
+
+    Args:
+        batches: of the workers that have replicas.
+        names: of all workers, by index.
+    """
+    found = {}
+    if told := _differing(batches, Meant.GLOBAL, names):
+        found["global"] = (
+            f"the workers feed different data where every one has to feed the same global batch: {told}. Each trains "
+            f"on its share of what it has itself, so some examples are missed and others taken twice. {_SEED}; read "
+            "files in one order (sorted). Where each worker is to feed examples of its own, say batch='per_worker' "
+            "(in the YAML, batch: per_worker)."
+        )
+    if told := _differing(batches, Meant.WHOLE, names):
+        found["whole"] = (
+            f"the workers pass different values where all have to pass the same, since each replica gets them whole: "
+            f"{told}. Each replica computes with its worker's own. Pass the same on every worker."
+        )
+    if told := _alike(batches, names):
+        found["own"] = (
+            f"{told} feed the same examples, though what a worker feeds is its own part of the batch: they all train "
+            "on the same. Give each worker other examples: x[ad.worker_index::ad.num_workers], or "
+            "ad.distribute_dataset of global batches; or say @ad.function(batch='global') (for a session, batch: "
+            "global in the YAML), and each keeps its share of what all feed."
+        )
+    return found
+
+
+def _differing(batches: Sequence[FirstBatch], meant: Meant, names: Sequence[str]) -> str:
+    """Which arrays of which workers are others than the first worker's."""
+    first, *others = batches
+    where: dict[str, list[str]] = defaultdict(list)
+    for at, mine in enumerate(first.fed):
+        if mine.meant == meant:
+            where[mine.name] += [names[b.worker] for b in others if b.fed[at : at + 1] != (mine,)]
+    told = [f"{name} of {_and(dict.fromkeys(who))}" for name, who in where.items() if who]
+    return f"{', '.join(told)} differs from that of {names[first.worker]}" if told else ""
+
+
+def _alike(batches: Sequence[FirstBatch], names: Sequence[str]) -> str:
+    by_content: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for batch in batches:
+        own = tuple(f.digest for f in batch.fed if f.meant == Meant.OWN)
+        if any(own):
+            by_content[own].append(names[batch.worker])
+    return "; ".join(_and(who) for who in by_content.values() if len(who) > 1)
+
+
+def _and(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+class InputConsistencyCheck:
+    """Compares, on the chief, what the workers feed to each training step when they first run it.
+
+    Nobody waits for it: a worker says what it feeds before its first run of a step, and the chief has heard that when
+    its own run is over, or, where nothing is synchronous, some runs later.
+
+    Args:
+        worker: index of this worker.
+        names: of all workers, by index.
+        with_replicas: indices of those whose data is used.
+        messages: by which they reach the chief; None before the workers have joined.
+        guard: calls what may fail because another worker went away.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        names: Sequence[str],
+        with_replicas: frozenset[int],
+        messages: Callable[[], Messages | None],
+        guard: Callable[..., Any],
+    ) -> None:
+        self._worker, self._names, self._with_replicas = worker, names, with_replicas
+        self._messages, self._guard = messages, guard
+        self._unsent: list[bytes] = []
+        self._open: dict[str, dict[int, FirstBatch]] = defaultdict(dict)
+        self._count: Counter[str] = Counter()
+        self._told: set[str] = set()
+
+    def tell(self, kind: str, fed: Iterable[tuple[str, Any, Meant]]) -> None:
+        """Says what this worker feeds to a step that it has not run yet.
+
+        Args:
+            kind: of step; all workers tell of those of one kind in the same order.
+            fed: name, array and meaning of each.
+        """
+        if self._worker not in self._with_replicas or len(self._with_replicas) == 1:
+            return
+        self._count[kind] += 1
+        step = f"{kind} {self._count[kind]}"
+        mine = FirstBatch(self._worker, step, tuple(FedInput(name, meant, digest_of(a)) for name, a, meant in fed))
+        if self._worker == 0:
+            self._open[step][0] = mine
+        else:
+            self._unsent.append(mine.encode())
+
+    def tell_of_data_set(self, batch: Any) -> None:
+        """Says which global batch a data set gives first, of which this worker takes its share."""
+        arrays = tf.nest.flatten(batch, expand_composites=True)
+        self.tell("data set", [(f"array {k} of the data set", array, Meant.GLOBAL) for k, array in enumerate(arrays)])
+
+    def send(self) -> None:
+        """Before a step: sends the chief what it has not been sent."""
+        messages = self._messages()
+        if messages is not None:
+            while self._unsent:
+                self._guard(messages.post, self._unsent.pop(0))
+
+    def look(self) -> None:
+        """On the chief, after a step: warns of what is wrong, each fault once."""
+        if not self._open:
+            return
+        messages = self._messages()
+        if messages is None:
+            return
+        for message in self._guard(messages.posted):
+            batch = FirstBatch.decode(message)
+            self._open[batch.step][batch.worker] = batch
+        for step in [s for s, batches in self._open.items() if batches.keys() == self._with_replicas]:
+            batches = self._open.pop(step)
+            found = complaints([batches[w] for w in sorted(batches)], self._names)
+            for fault in found.keys() - self._told:
+                log.warning("%s", found[fault])
+            self._told |= found.keys()

@@ -1,0 +1,119 @@
+"""Caller: runs what may wait for other workers, in a thread that can be left behind."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any
+
+from autodist.errors import ClusterError
+
+
+class InterruptibleExecutor:
+    """Calls functions one after the other in a thread of its own, while the callers wait.
+
+    A step that waits for a worker which is gone may never return from TensorFlow, not even when its session is closed.
+    The threads that asked for it wait here instead, where signals (Ctrl-C) and `fail` reach them. A process that is
+    forked from this one has no such thread, and is told so.
+    """
+
+    def __init__(self) -> None:
+        self._requests: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards all below
+        self._failure: BaseException | None = None
+        self._waiting: set[Future[Any]] = set()
+        self._under_way = 0
+        self._changed_at = time.monotonic()
+        _callers.add(self)
+        threading.Thread(target=self._serve, name="autodist-caller", daemon=True).start()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns `function(*args)`; from any thread.
+
+        Raises:
+            Exception: what the function raises, or what `fail` was given.
+        """
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._waiting.add(future)
+            self._under_way += 1
+            self._changed_at = time.monotonic()
+        self._requests.put((future, function, args))
+        try:
+            return future.result()
+        finally:
+            with self._lock:
+                self._waiting.discard(future)
+                self._changed_at = time.monotonic()
+
+    @property
+    def state(self) -> tuple[bool, float]:
+        """Whether somebody waits in `call`, and since when (by `time.monotonic`) that or the contrary is so."""
+        with self._lock:
+            return bool(self._waiting), self._changed_at
+
+    def fail(self, error: BaseException) -> None:
+        """Raises `error` in all threads that wait in `call`, and in every later call."""
+        with self._lock:
+            self._failure = error
+            for future in self._waiting:
+                with suppress(InvalidStateError):  # it has its result already
+                    future.set_exception(error)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        with self._lock:
+            return not self._under_way
+
+    def wait_until_idle(self, limit: float) -> None:
+        """Returns when all is done that is under way now, or after `limit` seconds."""
+        is_done = threading.Event()
+        with self._lock:
+            self._under_way += 1
+        self._requests.put((Future(), is_done.set, ()))
+        is_done.wait(limit)
+
+    def _refuse(self) -> None:
+        self._lock, self._waiting = threading.Lock(), set()  # some thread of the parent may have had the lock
+        self._failure = ClusterError(
+            f"Process {os.getpid()} was forked from a worker's, as those of `multiprocessing` are, and takes part in "
+            "nothing that workers do together: steps, and reading what they train. Do that in the worker's own "
+            "process, and hand others what they need."
+        )
+
+    def _serve(self) -> None:
+        while True:
+            future, function, args = self._requests.get()
+            outcome, error = (None, None) if future.done() else _outcome_of(function, args)
+            with self._lock:
+                self._under_way -= 1
+            with suppress(InvalidStateError):  # `fail` was first
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(outcome)
+
+
+def _outcome_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+    try:
+        return function(*args), None
+    except BaseException as error:  # noqa: BLE001 - all of it belongs to the thread that asked
+        return None, error
+
+
+def _leave_to_parent() -> None:
+    for caller in list(_callers):
+        caller._refuse()
+
+
+_callers: weakref.WeakSet[InterruptibleExecutor] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_leave_to_parent)

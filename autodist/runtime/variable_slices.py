@@ -1,0 +1,193 @@
+"""Pieces: where each variable's value lies in the run, to write it there and read it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.placement import EVERY_WORKER, Placement, Shard
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.variables import Kept, Tracked
+
+_Key = tuple[str, Placement]
+"""A variable's name in the session and where it lies there."""
+_Writes = tuple[tf.Tensor, list[tf.Operation]]
+"""What is fed with a value, and what writes it."""
+
+
+GROUP_BYTES = 16 << 20
+"""Values are sent in groups of about this size: what is under way lies in memory twice."""
+
+
+class HasSize(Protocol):
+    """Something with a size, that is moved together with others."""
+
+    @property
+    def byte_size(self) -> int: ...
+
+
+T = TypeVar("T", bound=HasSize)
+
+
+class HasKept(HasSize, Protocol):
+    """A variable of the session."""
+
+    @property
+    def kept(self) -> Kept: ...
+
+
+class HasValue(HasKept, Protocol):
+    """A value for a variable of the session."""
+
+    def read(self) -> Any: ...
+
+
+V = TypeVar("V", bound=HasValue)
+
+
+def in_groups(values: Iterable[T]) -> Iterator[list[T]]:
+    """Groups of values that are moved together, in order; the next value is read when the group before was taken."""
+    group: list[T] = []
+    size = 0
+    for value in values:
+        group.append(value)
+        size += value.byte_size
+        del value  # whoever has taken the group may let it go before the next is asked for
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+class VariableSlices:
+    """Moves values between the script's variables and the session's, on all workers.
+
+    Args:
+        engine: where it runs.
+        worker: index of this worker.
+        workers: how many there are.
+        home: the device on which a worker keeps a variable of a dtype.
+    """
+
+    def __init__(self, engine: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]) -> None:
+        self._engine = engine
+        self._worker, self._workers, self._home = worker, workers, home
+        self._reads: dict[_Key, tf.Tensor] = {}
+        self._writes: dict[tuple[_Key, tuple[int, ...]], _Writes] = {}
+
+    def prepare(self, values: Iterable[HasKept], workers: Collection[int] | None = None) -> None:
+        """What `set` of these values needs, all at once: where a run finds the graph grown it is taken in anew."""
+        for value in values:
+            self._write(value.kept, self._all(workers))
+
+    def set(
+        self,
+        values: Sequence[V],
+        then: Callable[[V], None] = lambda value: None,
+        workers: Collection[int] | None = None,
+    ) -> None:
+        """On the chief, gives every piece of some variables values; nobody is in a step.
+
+        Args:
+            values: as they are kept; each is read when its turn comes.
+            then: called with each once it is there.
+            workers: that have the pieces; None: all.
+        """
+        self.prepare(values, workers)
+        for some in in_groups(values):
+            made = [self._write(value.kept, self._all(workers)) for value in some]
+            arrays = {given: np.asarray(v.read()) for v, (given, ops) in zip(some, made, strict=True) if ops}
+            self._engine.session.run([op for _, ops in made for op in ops], arrays)
+            for value in some:
+                then(value)
+
+    def pull(self, variables: Sequence[Tracked]) -> None:
+        """Gives the script's objects the values that the session has."""
+        if not variables:
+            return
+        for tracked, value in zip(variables, self._engine.session.run([self._read(t) for t in variables]), strict=True):
+            tracked.write(value)
+            tracked.is_behind = False
+
+    def named_holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
+        """Every worker that has the shard or a copy of it, and the name of that there."""
+        for worker in range(self._workers):
+            if shard.owner in (EVERY_WORKER, worker) or worker in shard.mates:
+                yield worker, shard.name
+            for copy in shard.copies:
+                yield worker, shard.name + copy
+
+    def shards(self, kept: Kept, is_still: bool = False) -> Iterator[tuple[Shard, int, tf.Tensor]]:
+        """Each shard of a variable, the worker that has it (this one, where all have), and what reads it there.
+
+        Args:
+            kept: the variable.
+            is_still: whether nobody writes it meanwhile, so that one of which rows are written needs no copy. (From the
+                first such write on TensorFlow would make one; the next turns that on again.)
+        """
+        for shard in kept.shards:
+            worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
+            with self._engine.graph.as_default(), self.on(kept, worker):
+                handle = self._handle(kept, shard, shard.name)
+                first = [tf.raw_ops.DisableCopyOnRead(resource=handle)] if is_still else []
+                with tf.control_dependencies(first):
+                    read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
+            yield shard, worker, read  # outside of the graph, in which whoever asks is not
+
+    def holders(self, kept: Kept) -> Iterator[tuple[Shard, int, tf.Tensor]]:
+        """Each shard of a variable and each copy of one: the worker that has it, and its handle there."""
+        for shard in kept.shards:
+            for worker, name in self.named_holders(shard):
+                with self._engine.graph.as_default(), self.on(kept, worker):
+                    handle = self._handle(kept, shard, name)
+                yield shard, worker, handle
+
+    @staticmethod
+    def _handle(kept: Kept, shard: Shard, name: str) -> tf.Tensor:
+        return tf.raw_ops.VarHandleOp(dtype=kept.dtype, shape=shard.shape, shared_name=kept.shared_name + name)
+
+    def on(self, kept: Kept, worker: int) -> AbstractContextManager[None]:
+        """Where a worker keeps a variable."""
+        return tf.device(self._home(worker, tf.int64 if kept.on_cpu else kept.dtype))  # counters stay on the CPU
+
+    def _read(self, tracked: Tracked) -> tf.Tensor:
+        key = (tracked.shared_name, tracked.placement)
+        if key not in self._reads:
+            parts = [read for _, _, read in self.shards(tracked.kept)]
+            with self._engine.graph.as_default(), self.on(tracked.kept, self._worker):
+                self._reads[key] = _together(parts, tracked.placement)
+        return self._reads[key]
+
+    def _all(self, workers: Collection[int] | None) -> tuple[int, ...]:
+        return tuple(range(self._workers) if workers is None else sorted(workers))
+
+    def _write(self, kept: Kept, workers: tuple[int, ...]) -> _Writes:
+        key = ((kept.shared_name, kept.placement), workers)
+        if key not in self._writes:
+            made = []
+            with self._engine.graph.as_default():
+                with self.on(kept, self._worker):
+                    given = tf.compat.v1.placeholder(kept.dtype, kept.shape)
+                    # What is fed is the memory of the script's object; with a copy of its own the session lets go of
+                    # it, and the next group's copies take its place.
+                    whole = tf.raw_ops.DeepCopy(x=given)
+                for shard in kept.shards:
+                    with self.on(kept, self._worker):
+                        part = tf.slice(whole, shard.begin, shard.shape) if shard.name else whole
+                    for worker, name in self.named_holders(shard):
+                        if worker not in workers:
+                            continue
+                        with self.on(kept, worker):
+                            handle = self._handle(kept, shard, name)
+                            made.append(tf.raw_ops.AssignVariableOp(resource=handle, value=part))
+            self._writes[key] = (given, made)
+        return self._writes[key]
+
+
+def _together(parts: Sequence[tf.Tensor], placement: Placement) -> tf.Tensor:
+    return parts[0] if placement.cut is None else tf.concat(parts, placement.cut.axis)

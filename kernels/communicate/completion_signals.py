@@ -1,0 +1,101 @@
+"""Tokens: word from an owner that some of its writes are done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from autodist.graph.effects import NO_EFFECT, Effect
+from autodist.graph.execution_order import ExecutionOrder
+from autodist.graph.placement import EVERY_WORKER
+from autodist.graph.step import Step
+from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.node_assignment import NOBODY, Owners
+
+
+@dataclass(frozen=True)
+class Group:
+    """Writes of one owner that one token stands for.
+
+    Attributes:
+        owner: index of the worker.
+        writes: names of the nodes.
+        key: tells what is written, in the same way in all programs that write it.
+    """
+
+    owner: int
+    writes: tuple[str, ...]
+    key: str
+
+
+def group_writes(item: Step, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[Group]:
+    """The writes of owned variables (`owner`, by handle) by owner and rank."""
+    effects = item.wiring.effects
+    together: dict[tuple[int, int], list[str]] = {}
+    for name in filter(ranks.__contains__, effects):
+        [holder] = {owner[h] for h in effects[name].writes if h in owner}
+        together.setdefault((holder, ranks[name]), []).append(name)
+    groups: list[Group] = []
+    times: Counter[str] = Counter()
+    for (holder, _), writes in sorted(together.items()):
+        what = _key(item, effects, writes)
+        key = f"{what}/{times[what]}" if what in times else what  # the same variables may be written once more, later
+        times[what] += 1
+        groups.append(Group(holder, tuple(writes), key))
+    return groups
+
+
+def rank_writes(
+    order: ExecutionOrder,
+    owner: Mapping[str, int],
+    awaited: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    private: Mapping[str, Owners] = MappingProxyType({}),
+) -> dict[str, int]:
+    """For each write of an owned variable, how often it waits for what other workers do after earlier writes.
+
+    One token for two writes of an owner stands for both. Another worker that goes on after the first would wait for the
+    second, which may wait for that worker: for its gradients, its reads, or its own writes. Such writes differ in rank.
+
+    Args:
+        order: of all that the step does.
+        owner: of each owned variable, by handle.
+        awaited: by name in the order, what other workers do before it besides its sources.
+        private: by node, the workers that have all that it needs (`OwnPart`).
+    """
+    reached: dict[str, dict[int, int]] = {}  # by holder of a write before, twice its rank, and 1 if others come between
+    ranks: dict[str, int] = {}
+    messages = set(order.messages)
+    for name in order.names:
+        before: dict[int, int] = {}
+        for source in order.sources[name]:
+            _take_later(before, reached.get(source, {}), 0)
+        for source in awaited.get(name, ()):
+            _take_later(before, reached.get(source, {}), 1)
+        if not before and name not in order.wiring.effects:
+            continue
+        effect = order.wiring.effects.get(name, NO_EFFECT)
+        mine = next((owner[h] for h in sorted(effect.writes) if h in owner), None)
+        if mine is not None:
+            ranks[name] = max((r // 2 + 1 if h != mine else (r + 1) // 2 for h, r in before.items()), default=0)
+            before[mine] = 2 * ranks[name]
+        else:
+            holders = private.get(name, NOBODY)
+            only = next(iter(holders)) if len(holders) == 1 else EVERY_WORKER
+            for holder in before:
+                if name in messages or only not in (holder, EVERY_WORKER):
+                    before[holder] |= 1
+        if before:
+            reached[name] = before
+    return ranks
+
+
+def _take_later(before: dict[int, int], found: Mapping[int, int], is_away: int) -> None:
+    for holder, rank in found.items():
+        before[holder] = max(rank | is_away, before.get(holder, 0))
+
+
+def _key(item: Step, effects: Mapping[str, Effect], writes: list[str]) -> str:
+    handles = sorted({item.by_handle[h].name for w in writes for h in effects[w].writes})
+    return f"token/{digest(';'.join(handles))}"

@@ -1,0 +1,173 @@
+"""Duties: which worker runs which node of the part that runs once, and who needs which tensors of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autodist.graph.effects import Effect
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.placement import EVERY_WORKER
+from autodist.graph.step import Step
+from autodist.kernels.base import Context
+
+Owners = frozenset[int]
+NOBODY: Owners = frozenset()
+
+Workers = int
+"""A set of workers: bit k stands for worker k. One pass over the graph with these answers for all of them, where a walk
+for each worker would cost workers times nodes."""
+
+
+@dataclass(frozen=True)
+class NodeAssignment:
+    """What workers run of the part that runs once, and what they need of each other for it.
+
+    Attributes:
+        runs: by node, the workers that run it.
+        tensors: name, the one worker that has it, and those that need it of this one; by name.
+    """
+
+    runs: Mapping[str, Workers]
+    tensors: Sequence[tuple[str, int, frozenset[int]]]
+
+    def by(self, worker: int) -> frozenset[str]:
+        """The nodes that a worker runs."""
+        bit = 1 << worker
+        return frozenset(name for name, workers in self.runs.items() if workers & bit)
+
+
+def assign_nodes(
+    item: Step,
+    effects: Mapping[str, Effect],
+    owner: Mapping[str, int],
+    private: Mapping[str, Owners],
+    brought: Mapping[str, int],
+    context: Context,
+) -> NodeAssignment:
+    """Walks from what each worker runs for its own sake to what that is made from.
+
+    Args:
+        item: the step.
+        effects: of its nodes.
+        owner: of each owned variable, by handle.
+        private: who has everything for a node, as `OwnPart` tells it.
+        brought: who has the gradient behind each tensor that what runs once reads.
+        context: for whom.
+    """
+    return _Walk(item, effects, owner, private, brought, context).run()
+
+
+def only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:
+    """The worker that alone has everything for a node, if it is another one."""
+    holders = private.get(name, NOBODY)
+    only = next(iter(holders)) if len(holders) == 1 else me
+    return only if only not in (me, EVERY_WORKER) else None
+
+
+def once(item: Step) -> list[str]:
+    """What runs once, in its order."""
+    stages = item.replication and item.replication.stages
+    return sorted(stages.once, key=stages.order.__getitem__) if stages else []
+
+
+class _Walk:
+    """The work of `assign_nodes`: all workers at a time, each node once, after all that read it."""
+
+    def __init__(
+        self,
+        item: Step,
+        effects: Mapping[str, Effect],
+        owner: Mapping[str, int],
+        private: Mapping[str, Owners],
+        brought: Mapping[str, int],
+        context: Context,
+    ) -> None:
+        self._item, self._effects, self._owner, self._private = item, effects, owner, private
+        self._brought, self._every = brought, (1 << context.workers) - 1
+        self._outputs = item.outputs if context.joins_outputs else ()
+        self._runs: dict[str, Workers] = {}
+        self._new: dict[str, Workers] = {}
+        self._of_holder: dict[str, Workers] = {}
+        self._of_join: dict[str, Workers] = {}
+
+    def run(self) -> NodeAssignment:
+        for output in self._outputs:
+            self._ask(self._of_holder, output, self._others(node_of(output)))
+        for name, workers in self._roots():
+            self._enter(name, workers)
+        while self._new:  # again only where a loop leads back
+            for name in reversed(self._item.wiring.order):
+                workers = self._new.pop(name, 0)
+                if workers:
+                    self._visit(name, workers)
+        return NodeAssignment(self._runs, self._tensors())
+
+    def _tensors(self) -> list[tuple[str, int, frozenset[int]]]:
+        found = []
+        for name in sorted(self._of_holder.keys() | self._of_join.keys()):
+            of_join = self._of_join.get(name, 0)
+            of_holder = self._of_holder.get(name, 0) & ~of_join
+            if of_join:
+                found.append((name, self._brought[name], _members(of_join)))
+            if of_holder:
+                found.append((name, next(iter(self._private[node_of(name)])), _members(of_holder)))
+        return found
+
+    def _visit(self, name: str, workers: Workers) -> None:
+        """Notes what the workers need that begin to run a node."""
+        for i in self._item.wiring.nodes[name].input:
+            source, need = node_of(i), workers
+            if not is_control(i) and tensor(i) in self._brought:
+                far = need & ~_bit(self._brought[tensor(i)])
+                self._ask(self._of_join, tensor(i), far)
+                need &= ~far
+            others = need & self._others(source) & ~self._writers(source)
+            if not is_control(i):
+                self._ask(self._of_holder, tensor(i), others)
+            if source in self._private:
+                self._enter(source, need & ~others)
+
+    def _enter(self, name: str, workers: Workers) -> None:
+        new = workers & ~self._runs.get(name, 0)
+        if new:
+            self._runs[name] = self._runs.get(name, 0) | new
+            self._new[name] = self._new.get(name, 0) | new
+
+    def _ask(self, asked: dict[str, Workers], name: str, workers: Workers) -> None:
+        if workers:
+            asked[name] = asked.get(name, 0) | workers
+
+    def _roots(self) -> Iterator[tuple[str, Workers]]:
+        """What workers run for their own sake: writes of what they hold, and what the step returns."""
+        for name in once(self._item):
+            if name in self._effects:
+                yield name, self._writers(name)
+        for name in (*map(node_of, self._outputs), *self._item.targets):
+            effect = self._effects.get(name)
+            if not (effect and effect.writes):
+                yield name, self._every & ~self._others(name)
+
+    def _others(self, name: str) -> Workers:
+        """The workers that do not have a node which one other alone has everything for."""
+        holders = self._private.get(name, NOBODY)
+        if len(holders) != 1 or EVERY_WORKER in holders:
+            return 0
+        return self._every & ~_bit(*holders)
+
+    def _writers(self, name: str) -> Workers:
+        """The workers that hold all that a node writes."""
+        effect = self._effects.get(name)
+        if not (effect and effect.writes):
+            return 0
+        owners = {self._owner[handle] for handle in effect.writes if handle in self._owner}
+        return self._every if not owners else _bit(*owners) if len(owners) == 1 else 0
+
+
+def _bit(worker: int) -> Workers:
+    """The set of one worker, as bits; the empty set for `EVERY_WORKER`."""
+    return 0 if worker == EVERY_WORKER else 1 << worker
+
+
+def _members(workers: Workers) -> frozenset[int]:
+    return frozenset(k for k, digit in enumerate(reversed(bin(workers)[2:])) if digit == "1")

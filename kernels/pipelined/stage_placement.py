@@ -1,0 +1,263 @@
+"""Homes: which pipeline stage runs each node of a replicated step, and in which of several pipelines."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from autodist.graph.effects import PASSES
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.op_types import RESOURCE, is_stateless, types_of_outputs
+from autodist.graph.ops import Trait, having
+from autodist.graph.pipeline_schedule import Unit
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.walks import reach
+from autodist.kernels.base import Context
+from autodist.kernels.pipelined.assign_stages import stage_of_handles
+from autodist.logs.suggestions import listed
+from autodist.options.fields import OptionError
+
+_TABLES = having(Trait.TABLE_READ | Trait.CALL)
+
+
+class Wherever(enum.Enum):
+    """What has no pipeline stage of its own."""
+
+    READ = "each stage that reads it makes it for itself"
+    ALL = "every stage runs it"
+
+
+@dataclass(frozen=True)
+class StageRank:
+    """A pipeline stage of one of the pipelines that stand side by side, or of each of them.
+
+    Attributes:
+        stage: which.
+        pipeline: which; None: each.
+    """
+
+    stage: int
+    pipeline: int | None
+
+
+Home = StageRank | Wherever
+
+FED = StageRank(0, 0)
+"""Who is fed: the chief."""
+
+
+@dataclass(frozen=True)
+class StageTransfer:
+    """A tensor that one worker makes and another reads."""
+
+    name: str
+    source: int
+    reader: int
+
+
+class StagePlacement:
+    """Who runs what.
+
+    A node is run by one pipeline stage; or by every one, if it writes a variable of which each has a copy; or by
+    whoever reads what it makes, if it is made of nothing that one stage alone has. Of several pipelines that one runs
+    it whose micro-batch it is for; what is for those of several, an update for example, each runs for itself.
+
+    Args:
+        item: the step, replicated as that of one worker.
+        context: for whom it is rewritten.
+
+    Attributes:
+        home: of each node.
+        micro_batches: of each pipeline.
+    """
+
+    def __init__(self, item: Step, context: Context) -> None:
+        self.item, self.context, self.wiring = item, context, item.wiring
+        self.pipelines = context.plan.pipelines
+        self.micro_batches = len(context.replicas) // self.pipelines
+        self.stage_of = stage_of_handles(item, context)
+        self._seat_of = {
+            worker: (stage, pipeline)
+            for stage, workers in enumerate(context.plan.seats) for pipeline, worker in enumerate(workers)
+        }  # fmt: skip
+        self.home: dict[str, Home] = {}
+        self._find()
+
+    def unit_of(self, name: str) -> Unit | None:
+        """The unit in which a node is computed; None if it belongs to none."""
+        copies = self.item.replication.copies if self.item.replication else None
+        if copies is not None and name not in copies:
+            return None
+        micro_batch, captured = self.item.replica_of(name)
+        part = self.item.pipeline_parts.get(captured)
+        home = self.home[name]
+        if part is None or part.is_held or isinstance(home, Wherever) or home.stage != part.stage:
+            return None
+        return Unit(part.stage, micro_batch, part.is_backward)
+
+    def stage_of_worker(self, worker: int) -> int:
+        """The pipeline stage that a worker computes."""
+        return self._seat_of[worker][0]
+
+    def _find(self) -> None:
+        open_nodes: list[str] = []
+        """Made of a batch alone, or of chance: computed where they are first read."""
+        floating: set[str] = set()
+        for name in self.wiring.order:
+            found = self._own_home(name)
+            if found is None:
+                given = [h for s in self.wiring.data[name] if isinstance(h := self.home.get(s), StageRank)]
+                if given:
+                    found = StageRank(max(h.stage for h in given), self._pipeline_of(name, given))
+                elif not floating.isdisjoint(self.wiring.data[name]) or self._is_unique(name):
+                    open_nodes.append(name)
+                    floating.add(name)
+                    continue
+                else:
+                    found = Wherever.READ
+            self.home[name] = found
+            if name in self._fed:
+                del self.home[name]
+                floating.add(name)
+        self.home.update(dict.fromkeys((n for n in self._fed if n in self.wiring.nodes), FED))
+        for name in reversed(open_nodes):
+            self.home[name] = self._where_read(name)
+
+    def _pipeline_of(self, name: str, given: Iterable[StageRank]) -> int | None:
+        """The pipeline that runs a node which is made of what `given` have; None: each does."""
+        own = self._own_pipeline(name)
+        if own is not None:
+            return own
+        found = {seat.pipeline for seat in given} - {None}
+        if len(found) == 1:
+            return found.pop()
+        return FED.pipeline if self._is_unique(name) else None
+
+    def _own_pipeline(self, name: str) -> int | None:
+        """The pipeline of the micro-batch that a node is for; None: it is for all."""
+        copies = self.item.replication.copies if self.item.replication else {}
+        return copies[name][0] // self.micro_batches if name in copies else None
+
+    def _where_read(self, name: str) -> StageRank:
+        """The home of a node that is computed where it is first read, so that of a batch only the parts travel."""
+        own = self._own_pipeline(name)
+        if own is None and self.pipelines > 1 and not self._fed.isdisjoint(self.wiring.data[name]):
+            return FED
+        readers = (self.home.get(c) for c in self.wiring.consumers[name] if name in self.wiring.data[c])
+        seats = [home for home in readers if isinstance(home, StageRank)]
+        if not seats:
+            return FED
+        if own is None:
+            found = {seat.pipeline for seat in seats}
+            own = found.pop() if len(found) == 1 else None
+        return StageRank(min(seat.stage for seat in seats), FED.pipeline if own is None else own)
+
+    @cached_property
+    def _fed(self) -> frozenset[str]:
+        split = {node_of(name) for name, axis in self.item.inputs.items() if axis is not None}
+        return frozenset({*split, node_of(EXAMPLES), node_of(ALL_EXAMPLES)})
+
+    def _own_home(self, name: str) -> Home | None:
+        """The home of a node that its inputs do not decide."""
+        if name in self._fed:
+            return FED
+        effect = self.wiring.effects.get(name)
+        if effect is not None:
+            owned = {self.stage_of[h] for h in effect.reads | effect.writes if h in self.stage_of}
+            if len(owned) > 1:
+                raise self._of_several(name)
+            if owned:
+                self._require_own_writes(name)
+                return StageRank(owned.pop(), self._own_pipeline(name))
+            if effect.writes:
+                return Wherever.ALL
+        copies = self.item.replication.copies if self.item.replication else None
+        if copies is None or name in copies or name in self.item.pipeline_parts:
+            part = self.item.pipeline_parts.get(self.item.replica_of(name)[1])
+            return None if part is None else StageRank(part.stage, self._own_pipeline(name))
+        return None
+
+    def _of_several(self, name: str) -> OptionError:
+        effect = self.wiring.effects[name]
+        used = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
+        return OptionError(
+            "stages",
+            f"{name} ({self.wiring.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages: one "
+            "operation is not cut. Put these variables into one stage.",
+        )
+
+    def _require_own_writes(self, name: str) -> None:
+        """Passes an operation that writes no variable that every worker has beside those of its stage."""
+        effect = self.wiring.effects[name]
+        shared = sorted(self.item.by_handle[h].name for h in effect.writes if h not in self.stage_of)
+        owned = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
+        if shared:
+            raise OptionError(
+                "stages",
+                f"{name} ({self.wiring.nodes[name].op}) writes {listed(shared)}, which every worker holds, and uses "
+                f"{listed(owned)}, which a pipeline stage holds: the others would not see what it writes. Write them "
+                "by operations of their own.",
+            )
+
+    def _is_unique(self, name: str) -> bool:
+        """Whether a node that nothing of a stage leads to may make something else on every worker that runs it."""
+        node = self.wiring.nodes[name]
+        if node.op in _TABLES or node.op in PASSES or name in self.wiring.effects or is_stateless(node.op):
+            return False
+        try:
+            return RESOURCE not in types_of_outputs(node)
+        except AttributeError:  # a function of the graph's, called as an op
+            return True
+
+    # -- what runs where -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """All that the step's outputs and targets need."""
+        roots = [*map(node_of, self.item.outputs), *self.item.targets]
+        return frozenset(reach(roots, self.wiring.sources.__getitem__))
+
+    @cached_property
+    def runs_at(self) -> dict[str, frozenset[int]]:
+        """The workers that run each needed node."""
+        everywhere = frozenset(self._seat_of)
+        roots = {*map(node_of, self.item.outputs), *self.item.targets}
+        found: dict[str, frozenset[int]] = {}
+        for name in reversed(self.wiring.order):
+            if name not in self.needed:
+                continue
+            home = self.home[name]
+            if isinstance(home, StageRank):
+                workers = self.context.plan.seats[home.stage]
+                found[name] = frozenset(workers if home.pipeline is None else (workers[home.pipeline],))
+            elif home is Wherever.ALL or name in roots:
+                found[name] = everywhere
+            else:
+                readers = self.wiring.consumers[name]
+                found[name] = frozenset().union(*(found[c] for c in readers if c in found))
+        return found
+
+    def crossings(self) -> Iterator[StageTransfer]:
+        """The tensors that travel, each to each of its readers once, in the order in which they are made."""
+        asked: dict[str, dict[StageTransfer, None]] = {}
+        for name in self.needed:
+            for i in self.wiring.nodes[name].input:
+                if not is_control(i):
+                    self._ask(asked, tensor(i), self.runs_at[name])
+        for name in self.item.outputs:
+            self._ask(asked, tensor(name), self._seat_of)
+        for name in self.wiring.order:
+            yield from sorted(asked.get(name, ()), key=lambda crossing: (crossing.name, crossing.reader))
+
+    def _ask(self, asked: dict[str, dict[StageTransfer, None]], name: str, readers: Iterable[int]) -> None:
+        """Notes who sends a tensor to its readers: what each pipeline has comes from the reader's own."""
+        home = self.home[node_of(name)]
+        if isinstance(home, Wherever):
+            return
+        for reader in readers:
+            pipeline = self._seat_of[reader][1] if home.pipeline is None else home.pipeline
+            source = self.context.plan.seats[home.stage][pipeline]
+            if source != reader:
+                asked.setdefault(node_of(name), {})[StageTransfer(name, source, reader)] = None

@@ -1,0 +1,124 @@
+"""Which nodes differ between replicas: those that a batch, a gradient's weight or a random draw reaches.
+
+They reach by data, and through variables: what a replica has written is its own, until the whole is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from autodist.graph.control_flow import find_inside
+from autodist.graph.index import GraphIndex
+from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
+from autodist.graph.stages import Stages
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+
+
+def sources_of(item: Step, seeds: Iterable[str], draws: Iterable[str]) -> list[str]:
+    """The nodes whose outputs differ between replicas by themselves.
+
+    Args:
+        item: the captured step.
+        seeds: of gradients, of which each replica has its own.
+        draws: nodes that take numbers from a generator's state, of which each replica draws its own.
+    """
+    batch = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
+    return [*batch, *(seed for seed in seeds if seed in item.wiring.nodes), *draws]
+
+
+def sources_of_replicas(item: Step, wiring: GraphIndex) -> list[str]:
+    """The nodes of a replicated step whose outputs differ between replicas by themselves; `wiring`: of its graph."""
+    counts = (EXAMPLES, ALL_EXAMPLES)
+    named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name in counts}
+    named |= {call.seed for call in item.gradient_calls}
+    named |= {term.seed for call in item.gradient_calls for term in call.terms}
+    drawn = {node.name for node in wiring.having(Trait.SEEDED)}
+    return [name for name in wiring.nodes if name in named or name in drawn]
+
+
+def find_replica_dependent(item: Step, sources: Iterable[str], stages: Stages) -> frozenset[str]:
+    """Names of the nodes that every replica needs a copy of.
+
+    Args:
+        item: the captured step.
+        sources: names of nodes whose outputs differ between replicas.
+        stages: what of the step runs once, whatever reaches it.
+    """
+    found = _reached(item.wiring, set(sources), stages.once)
+    while late := find_late_reads(stages, found) - found:
+        found = _reached(item.wiring, found | late, stages.once)
+    return frozenset(found)
+
+
+def find_late_reads(stages: Stages, varying: Collection[str]) -> set[str]:
+    """What reads, within the compute part, a variable that has been written there before, and differs since."""
+    written = {w for w in stages.state_writes if w in varying}
+    handles = {handle for w in written for handle in stages.effects[w].writes}
+    return {
+        reader
+        for handle in handles
+        for reader in stages.readers(handle)
+        if reader not in stages.once and not written.isdisjoint(stages.writes_before(reader, handle))
+    }
+
+
+def after_loops(wiring: GraphIndex, names: Iterable[str]) -> list[str]:
+    """What to wait for in the place of nodes, some of which stand in v1 loops: nothing outside waits for one inside.
+
+    What leaves a loop stands for all that is in it.
+    """
+    if not wiring.having(Trait.ENTER):
+        return list(names)
+    frames = _frames(wiring)
+    leaving: dict[str, list[str]] = {}
+    for node in wiring.having(Trait.EXIT):
+        frame = frames.get(node.name, "")
+        if any(frames.get(consumer) != frame for consumer in wiring.consumers[node.name]):
+            leaving.setdefault(frame, []).append(node.name)
+    found = [one for name in names for one in (leaving.get(frames[name], []) if name in frames else [name])]
+    return list(dict.fromkeys(found))
+
+
+def _reached(wiring: GraphIndex, sources: set[str], outside: Collection[str]) -> set[str]:
+    more, found = {*sources, *(node.name for node in wiring.having(Trait.SEEDED))} - {*outside} | sources, set[str]()
+    inside = set(find_inside(wiring))
+    while more - found:
+        found |= more
+        for name in wiring.order:
+            before = wiring.sources[name] if name in inside else wiring.data[name]  # which may not run for all
+            if not found.isdisjoint(before) and name not in outside:
+                found.add(name)
+        more = _whole_loops(wiring, found, outside) | _shared_stacks(wiring, found)
+    return found
+
+
+def _whole_loops(wiring: GraphIndex, varying: set[str], outside: Collection[str]) -> set[str]:
+    """All nodes of the v1 loops that hold a varying node: a loop is copied whole or not at all."""
+    if not wiring.having(Trait.ENTER):
+        return set()
+    frames = _frames(wiring)
+    copied = {frames[name] for name in varying if name in frames}
+    return {name for name, frame in frames.items() if frame in copied and name not in outside}
+
+
+def _shared_stacks(wiring: GraphIndex, varying: set[str]) -> set[str]:
+    """Stacks and arrays of TensorFlow 1 that a varying node writes or reads: each replica has its own."""
+    return {node.name for node in wiring.having(Trait.STACK) if not varying.isdisjoint(wiring.consumers[node.name])}
+
+
+def _frames(wiring: GraphIndex) -> dict[str, str]:
+    """The outermost v1 loop that each node stands in, by the name of its frame."""
+    inside: dict[str, tuple[str, ...]] = {}
+    for name in wiring.order:
+        node = wiring.nodes[name]
+        stack: tuple[str, ...] = ()
+        for source in wiring.sources[name]:
+            stack = max(stack, inside.get(source, ()), key=len)
+        if node.op in having(Trait.ENTER):
+            stack = (*stack, node.attr["frame_name"].s.decode())
+        inside[name] = stack[:-1] if node.op in having(Trait.EXIT) else stack
+    found = {name: stack[0] for name, stack in inside.items() if stack}
+    exits = {n.name: node_of(n.input[0]) for n in wiring.having(Trait.EXIT)}
+    found.update({name: found[source] for name, source in exits.items() if source in found})
+    return found

@@ -1,0 +1,239 @@
+"""Whole state: what one device would leave in a variable, made of means and sums over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
+from autodist.graph.parts import Aggregation, PendingReductionKind
+from autodist.graph.propagation import Joined, Kind, Mean, PerExample, Reduced, Replicated, Sum, Unknown
+from autodist.graph.subgraph import fragment
+from autodist.kernels.replica_dependent import find_late_reads
+from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.joins.statistics import Statistics, WholeStatistic
+from autodist.kernels.replicate.recompute_after_reduce import RecomputedValue, find_recomputed, make_again
+from autodist.kernels.replicate.state_writes import StateChange
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A variable as it is after one of the step's writes."""
+
+    change: StateChange
+    write: str
+
+
+class GlobalState:
+    """Makes of what a replica assigns and adds what the whole batch assigns and adds.
+
+        v ← v + n·loss, with n = Σ 1, loss = mean      becomes      v ← v + (Σₖ nₖ)·(Σₖ nₖ·lossₖ / Σₖ nₖ)
+
+    Means and sums are joined, and the arithmetic on them is done once: Keras adds loss · examples to its running loss,
+    which is not Σ loss · examples over the replicas where the mean has weights of its own. Where the step reads a
+    variable after it has written it, the arithmetic reads what one device would have written.
+
+    Args:
+        joiner: joins the means and sums.
+        changes: all of the step.
+        statistics: finds and makes what takes several passes over the examples.
+    """
+
+    def __init__(self, joiner: Joiner, changes: Sequence[StateChange], statistics: Statistics) -> None:
+        self._joiner, self._statistics = joiner, statistics
+        self._late = self._find_late(changes)
+        self._own = self._find_own()
+        self._kinds: dict[str, Kind] = {}
+        self._values: dict[str, str] = {}
+
+    def unknown(self, change: StateChange) -> str | None:
+        """Why it is not known what one device would leave; None if it is."""
+        return self._unknown_after(_Written(change, node_of(change.after)))
+
+    def unknown_parts(self, change: StateChange) -> list[str]:
+        """Of the tensors that a replica assigns and adds, those for which that is not known."""
+        made = change.in_all
+        return [t for t in dict.fromkeys((made.base, *made.changes)) if t is not None and self._unknown(t)]
+
+    def is_of_written(self, name: str) -> bool:
+        """Whether a tensor is made of what the step has written to a variable."""
+        return node_of(name) in self._own
+
+    def is_of_moments(self, change: StateChange) -> bool:
+        """Whether it is a moving average of moments by which replicas normalise their own examples.
+
+        Their mean over the replicas is what is wanted there (whose normalisation is told of by itself), though a
+        variance's is no variance: tf.distribute keeps it so.
+        """
+        nodes, found = self._joiner.item.wiring.nodes, False
+        front = self.unknown_parts(change)
+        if any(map(self.is_of_written, front)):
+            return False
+        seen: set[str] = set()
+        while front:
+            name = front.pop()
+            node = nodes[node_of(name)]
+            if node.op in having(Trait.NORMALISES) and name != tensor(node.name):
+                found = True
+            elif isinstance(self._kind(name), Unknown) and node.name not in seen:
+                seen.add(node.name)
+                front += [tensor(i) for i in node.input if not is_control(i)]
+            elif isinstance(self._kind(name), PerExample):
+                return False
+        return found
+
+    def take_for(self, name: str, kind: Kind) -> None:
+        """Takes a tensor of unknown kind for one of `kind` from now on."""
+        self._kinds[name] = kind
+
+    def value(self, change: StateChange) -> str:
+        """The tensor that holds what one device would leave."""
+        return self._value_after(_Written(change, node_of(change.after)))
+
+    def mean(self, change: StateChange) -> Mean | None:
+        """The mean that is all that a replica leaves, if it is one."""
+        made = change.in_all
+        if made.base is None or made.changes or self._statistic(made.base) is not None:
+            return None
+        kind = self._kind(made.base)
+        return kind if isinstance(kind, Mean) else None
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor is made of means, sums and the like over the batch, of nothing that the step has written."""
+        return bool(self.made_of(name)) or self._statistic(name) is not None
+
+    def made_of(self, name: str) -> list[str]:
+        """The means and sums over the batch that a tensor is arithmetic on, if it is that alone; else none."""
+        is_own = node_of(name) in self._own or node_of(name) not in self._joiner.varying
+        found = self._behind(name) if not is_own else None
+        return list(found.wholes) if found is not None else []
+
+    def of(self, label: str, name: str) -> str:
+        """A tensor that is arithmetic on means and sums, computed once from those of all replicas.
+
+        Args:
+            label: for the names of what is made.
+            name: the captured tensor.
+        """
+        return self._whole(label, name)
+
+    # -- what is read after it was written -------------------------------------------------------------------------
+
+    def _find_late(self, changes: Sequence[StateChange]) -> dict[str, _Written]:
+        """By what reads a variable after writes of the compute part: the variable, and the last of these writes."""
+        stages, found = self._joiner.stages, {}
+        late = find_late_reads(stages, self._joiner.varying)
+        for change in changes:
+            for reader in late.intersection(stages.readers(change.variable.handle)):
+                before = [w for w in stages.writes_before(reader, change.variable.handle) if w in change.made]
+                if before and reader not in change.made:
+                    found[reader] = _Written(change, max(before, key=stages.order.__getitem__))
+        return found
+
+    def _find_own(self) -> set[str]:
+        """The nodes to which data comes from such reads: they are each replica's own, whatever propagation says."""
+        wiring, found = self._joiner.item.wiring, set(self._late)
+        for name in wiring.order if found else ():
+            if not found.isdisjoint(wiring.data[name]):
+                found.add(name)
+        return found
+
+    def _kind(self, name: str) -> Kind:
+        if name not in self._kinds:
+            self._kinds[name] = self._find_kind(name)
+        return self._kinds[name]
+
+    def _find_kind(self, name: str) -> Kind:
+        """As propagation says; but a mean of what only its own replica wrote is one where nothing better is known."""
+        kind = self._joiner.flows.kind(name)
+        is_joined_or_same = isinstance(kind, Joined | Replicated)
+        if node_of(name) not in self._own or not is_joined_or_same:
+            return kind
+        if isinstance(kind, Replicated) or node_of(name) in self._late or self._behind(name) is not None:
+            return Unknown(f"{name} is made of what the step has written to a variable")
+        return kind
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    def _unknown_after(self, written: _Written) -> str | None:
+        made = written.change.made[written.write]
+        if written.change.variable.aggregation not in (Aggregation.NONE, Aggregation.SUM):
+            return f"{written.change.variable.name} is combined as it declares"
+        parts = [t for t in (made.base, *made.changes) if t is not None]
+        return next((reason for t in parts if (reason := self._unknown(t))), None)
+
+    def _unknown(self, name: str) -> str | None:
+        kind = self._kind(name)
+        if node_of(name) in self._late:
+            return self._unknown_after(self._late[node_of(name)])
+        if isinstance(kind, Replicated | Sum | Reduced):
+            return None
+        if isinstance(kind, Mean):
+            known = self._joiner.item.spec_of(name).dtype.is_floating
+            return None if known else f"{name} is a mean of whole numbers"
+        if isinstance(kind, Unknown):
+            return kind.reason if self._behind(name) is None and self._statistic(name) is None else None
+        return f"{name} holds a value for each example"
+
+    def _behind(self, name: str) -> RecomputedValue | None:
+        """The tensors that `name` is made from, if the whole of all is known."""
+        return find_recomputed(self._joiner.item, name, self._kind_here, self._is_whole)
+
+    def _kind_here(self, name: str) -> Kind:
+        """How a tensor differs between replicas; what they do not compute each for itself is the same for all."""
+        is_own = node_of(name) in self._joiner.varying or node_of(name) in self._late
+        return self._kind(name) if is_own else Replicated()
+
+    def _is_whole(self, name: str, kind: Kind) -> bool | None:
+        if node_of(name) in self._late or isinstance(kind, Joined):
+            return self._unknown(name) is None
+        return None
+
+    def _statistic(self, name: str) -> WholeStatistic | None:
+        """A tensor as a statistic of the whole batch; None if it is none."""
+        return None if node_of(name) in self._own else self._statistics.find(name)
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    def _value_after(self, written: _Written) -> str:
+        if written.write not in self._values:
+            self._values[written.write] = self._make(written)
+        return self._values[written.write]
+
+    def _make(self, written: _Written) -> str:
+        change, made = written.change, written.change.made[written.write]
+        dtype, shape, name = change.variable.dtype, change.variable.shape, f"state/{written.write}/whole"
+        base = change.before if made.base is None else self._whole(f"{name}/base", made.base)
+        wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(dict.fromkeys(made.changes))}
+        with fragment(self._joiner.editor, f"{name}/added") as f:
+            result = f.input(base, dtype, shape)
+            for t in made.added:
+                result += f.input(wholes[t], dtype, shape)
+            for t in made.subtracted:
+                result -= f.input(wholes[t], dtype, shape)
+            result = tf.identity(result)
+        return f.name(result)
+
+    def _whole(self, name: str, captured: str) -> str:
+        kind = self._kind(captured)
+        if node_of(captured) in self._late:
+            return self._value_after(self._late[node_of(captured)])
+        if isinstance(kind, Replicated):
+            return captured
+        statistic = self._statistic(captured)
+        found = self._behind(captured) if not isinstance(kind, Joined) else None
+        if found is None and statistic is not None:
+            return self._statistics.make(name, statistic, self._join_state)
+        if isinstance(kind, Joined):
+            return self._join_state(name, captured, kind)
+        assert found is not None, "`unknown` says so"
+        wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(found.wholes)}
+        return make_again(self._joiner.editor, name, captured, found, wholes)
+
+    def _join_state(
+        self, name: str, captured: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
+    ) -> str:
+        return self._joiner.join_value(name, PendingReductionKind.STATE, captured, kind, copies, depth)

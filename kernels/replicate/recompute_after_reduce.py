@@ -1,0 +1,75 @@
+"""Made of: the tensors from which a value is computed once more when they have been joined over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import draws_numbers
+from autodist.graph.propagation import Kind, Replicated, Unknown
+from autodist.graph.step import Step
+
+
+@dataclass(frozen=True)
+class RecomputedValue:
+    """What a tensor is made of, besides what all replicas share.
+
+    Attributes:
+        wholes: tensors whose value for the whole batch is known.
+        between: the nodes that make the tensor of them.
+    """
+
+    wholes: tuple[str, ...]
+    between: tuple[str, ...]
+
+
+def find_recomputed(
+    item: Step, name: str, kind_of: Callable[[str], Kind], is_whole: Callable[[str, Kind], bool | None]
+) -> RecomputedValue | None:
+    """What a captured tensor is made of; None if the whole of some of it is not known.
+
+    Args:
+        item: the captured step.
+        name: of the tensor, of unknown kind itself.
+        kind_of: how each tensor depends on the batch.
+        is_whole: whether the whole of a tensor of a kind is known; None: that depends on what it is made of.
+    """
+    wholes: dict[str, None] = {}
+    between: dict[str, None] = {node_of(name): None}
+    front = [node_of(name)]
+    while front:
+        node = item.wiring.nodes[front.pop()]
+        if draws_numbers(node.op):
+            return None
+        for i in node.input:
+            kind = None if is_control(i) else kind_of(i)
+            if kind is None or isinstance(kind, Replicated):
+                continue
+            known = is_whole(tensor(i), kind)
+            if known is False:
+                return None
+            if known:
+                wholes[tensor(i)] = None
+            elif isinstance(kind, Unknown) and item.spec_of(tensor(i)).shape.is_fully_defined():
+                if node_of(i) not in between:
+                    between[node_of(i)] = None
+                    front.append(node_of(i))
+            else:
+                return None
+    return RecomputedValue(tuple(wholes), tuple(between)) if wholes else None
+
+
+def make_again(editor: GraphEditor, label: str, name: str, made_of: RecomputedValue, joined: Mapping[str, str]) -> str:
+    """Computes a captured tensor once more, of what stands for its wholes; returns the new one.
+
+    Args:
+        editor: of the replicated step.
+        label: for the names of what is made.
+        name: of the captured tensor.
+        made_of: what it is made of.
+        joined: for each of the wholes, the tensor that is read in its place.
+    """
+    clones = editor.clone(made_of.between, f"autodist/{label}/", lambda i: joined.get(tensor(i), i))
+    return tensor(name).replace(node_of(name), clones[node_of(name)], 1)

@@ -1,0 +1,158 @@
+"""Who adds up with whom: the teams of a run's workers, and whether sums that teams make first pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isqrt
+
+from autodist.resources import ResourceSpec
+from autodist.strategies.base import workers_with_replicas
+from autodist.strategies.cut import even_sizes
+from autodist.strategies.loads import worker_bandwidths
+from autodist.synchronizers import Subgroups
+
+LEAST_WORKERS = 4
+"""With fewer a team has one worker, or there is one team."""
+
+PAYS = 0.8
+"""Teams are taken if a step's sums then take at most so much of the time that they take without."""
+
+CALL, MESSAGE, HOP = 1.3e-3, 0.3e-3 / 8, 0.5e-3
+"""Seconds: for each other worker on which a step runs something; for a message, of which eight are made at a time; for
+each message that has to wait for another one. Measured over TensorFlow's gRPC; `scripts/bench.py --only growth` does
+it again."""
+
+BUCKET_BYTES = 4 << 20
+"""About the size of what is added up at once."""
+
+
+@dataclass(frozen=True)
+class SumCost:
+    """What it costs a worker of a step to add up over all workers.
+
+    Attributes:
+        calls: how many other workers the step runs something on, at most.
+        messages: that a worker sends for each bucket, at most.
+        hops: messages that wait for one another, for a bucket.
+        buckets: how many there are.
+        transfer: seconds that the bytes take which cross the slowest machine's link.
+    """
+
+    calls: int
+    messages: int
+    hops: int
+    buckets: int
+    transfer: float
+
+    @property
+    def seconds(self) -> float:
+        """Of one step, were nothing done meanwhile."""
+        return CALL * self.calls + MESSAGE * self.messages * self.buckets + HOP * self.hops + self.transfer
+
+
+def sum_cost(teams: Subgroups | None, spec: ResourceSpec, byte_size: int) -> SumCost:
+    """What sums of so many bytes of dense gradients cost, within teams first or by all workers at once.
+
+    Args:
+        teams: None: all at once, by SHUFFLE.
+        spec: the machines.
+        byte_size: of what is added up.
+    """
+    computing = workers_with_replicas(spec)
+    buckets, count = max(1, -(-byte_size // BUCKET_BYTES)), len(computing)
+    out = _leaving(teams, spec, computing, byte_size)
+    machine_of = _machine_of(spec)
+    bandwidths = worker_bandwidths(spec)
+    link: dict[int, float] = {}
+    for worker, bandwidth in enumerate(bandwidths):
+        link[machine_of[worker]] = link.get(machine_of[worker], 0.0) + float(bandwidth)
+    transfer = max((8e-9 * out[m] / link[m] for m in out), default=0.0)
+    if teams is None:
+        return SumCost(count - 1, 2 * (count - 1), 2, buckets, transfer)
+    size, number = max(map(len, teams.members)), len(teams.members)
+    return SumCost(teams.most_called, 2 * (size - 1) + 2 * (number - 1), 4, buckets, transfer)
+
+
+def choose_subgroups(spec: ResourceSpec, byte_size: int, is_asked: bool = False) -> tuple[int, ...]:
+    """The team of each worker; none where teams do not pay.
+
+    Machines with several workers are not cut apart where that is cheaper. Unless teams are asked for, no step calls
+    more than 2·(√W+1) other workers.
+
+    Args:
+        spec: the machines.
+        byte_size: of the dense gradients that are added up in a step.
+        is_asked: whether teams are wanted wherever there can be any.
+    """
+    computing = workers_with_replicas(spec)
+    if len(computing) < LEAST_WORKERS:
+        return ()
+    at_once = sum_cost(None, spec, byte_size).seconds
+    found: list[tuple[float, tuple[int, ...]]] = []
+    for numbers in dict.fromkeys(_candidates(spec, computing)):
+        teams = Subgroups.of(numbers, computing)
+        if teams is not None:
+            cost = sum_cost(teams, spec, byte_size)
+            if (cost.calls - 2) ** 2 <= 4 * len(computing) or is_asked:
+                found.append((cost.seconds, numbers))
+    seconds, best = min(found, key=lambda one: one[0])
+    return best if is_asked or seconds <= PAYS * at_once else ()
+
+
+def _candidates(spec: ResourceSpec, computing: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Teams of neighbours: of whole machines, and of as many workers each."""
+    machine_of, root = _machine_of(spec), isqrt(len(computing))
+    machines = list(dict.fromkeys(machine_of[worker] for worker in computing))
+    of_machine = {m: [w for w in computing if machine_of[w] == m] for m in machines}
+    counts = (root, root + 1, 2 * root)
+    for count in (len(machines), *counts):
+        if 2 <= count <= len(machines) < len(computing):
+            yield _numbered(spec, [of_machine[m] for m in machines], count)
+    for count in counts:
+        if 2 <= count <= len(computing) // 2:
+            yield _numbered(spec, [[worker] for worker in computing], count)
+
+
+def _numbered(spec: ResourceSpec, units: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
+    """Neighbouring units in so many teams; workers without replicas are dealt out to them."""
+    team: dict[int, int] = {}
+    start = 0
+    for number, size in enumerate(even_sizes(len(units), count)):
+        team |= {worker: number for unit in units[start : start + size] for worker in unit}
+        start += size
+    servers = [worker.index for worker in spec.workers if worker.index not in team]
+    team |= {worker: position % count for position, worker in enumerate(servers)}
+    return tuple(team[worker] for worker in range(len(team)))
+
+
+def _machine_of(spec: ResourceSpec) -> list[int]:
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(worker.node.address, len(numbers)) for worker in spec.workers]
+
+
+def _leaving(teams: Subgroups | None, spec: ResourceSpec, computing: Sequence[int], byte_size: int) -> dict[int, float]:
+    """Bytes that leave each machine in a step."""
+    machine_of, total = _machine_of(spec), len(computing)
+    on = [0] * len(set(machine_of))
+    for worker in computing:
+        on[machine_of[worker]] += 1
+    out = dict.fromkeys(machine_of, 0.0)
+    if teams is None:
+        for machine, count in enumerate(on):
+            out[machine] = 2.0 * byte_size * count * (total - count) / total
+        return out
+    piece, number = byte_size / teams.seats, len(teams.members)
+    for members in teams.members:
+        seated = members[: teams.seats]
+        for worker in members:
+            far = sum(machine_of[seat] != machine_of[worker] for seat in seated)
+            out[machine_of[worker]] += far * piece
+        for seat in seated:
+            out[machine_of[seat]] += piece * sum(machine_of[w] != machine_of[seat] for w in members)
+    for seat in range(teams.seats):
+        across = teams.across(seat)
+        for worker in across:
+            far = sum(machine_of[other] != machine_of[worker] for other in across)
+            out[machine_of[worker]] += 2 * piece * far / number
+    return out

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
+
+LIMIT = 25.0
+
+
+class Clock:
+    """Tells the time that it was set to."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def looks_until_too_long(silence: HeartbeatTimeout, clock: Clock, most: int = 1000) -> int:
+    """How often `silence` is looked at, at its usual pace, before it is too long."""
+    for count in range(1, most):
+        clock.now += silence.look_interval
+        if silence.is_too_long():
+            return count
+    raise AssertionError("never too long")
+
+
+def test_connection_is_lost_just_after_the_limit() -> None:
+    clock = Clock()
+    silence = HeartbeatTimeout(LIMIT, clock=clock)
+    assert looks_until_too_long(silence, clock) == LIMIT / silence.look_interval + 1
+
+
+def test_a_word_starts_the_silence_anew() -> None:
+    clock = Clock()
+    silence = HeartbeatTimeout(LIMIT, clock=clock)
+    for _ in range(100):
+        clock.now += LIMIT - silence.look_interval
+        assert not silence.is_too_long()
+        silence.heard()
+    assert looks_until_too_long(silence, clock) == LIMIT / silence.look_interval + 1
+
+
+def test_patience_is_for_the_first_word_alone() -> None:
+    clock = Clock()
+    silence = HeartbeatTimeout(LIMIT, patience=20, clock=clock)
+    assert looks_until_too_long(silence, clock) == (20 + LIMIT) / silence.look_interval + 1
+    silence.heard()
+    assert looks_until_too_long(silence, clock) == LIMIT / silence.look_interval + 1
+
+
+def test_time_in_which_this_process_did_not_run_is_no_silence() -> None:
+    clock = Clock()
+    silence = HeartbeatTimeout(LIMIT, clock=clock)
+    clock.now += 3600
+    assert not silence.is_too_long()
+    assert looks_until_too_long(silence, clock) >= (LIMIT - 1) / silence.look_interval
+
+
+def test_a_small_limit_is_looked_at_more_often() -> None:
+    clock = Clock()
+    silence = HeartbeatTimeout(1.0, clock=clock)
+    assert silence.look_interval <= 0.2
+    began = clock.now
+    looks_until_too_long(silence, clock)
+    assert 1.0 < clock.now - began < 1.5
+
+
+def test_looks_that_come_late_under_load_still_end_the_silence() -> None:
+    clock = Clock()
+    silence = HeartbeatTimeout(LIMIT, clock=clock)
+    began = clock.now
+    while not silence.is_too_long():
+        clock.now += 3 * silence.look_interval
+    assert clock.now - began < 2 * LIMIT

@@ -1,0 +1,140 @@
+"""What a worker hears from its chief before their first step."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from autodist.cluster.ports import hold_port
+from autodist.cluster.protocol import (
+    Ask,
+    Heartbeat,
+    Joined,
+    Leaving,
+    Membership,
+    Message,
+    Release,
+    Said,
+    Waiting,
+    decode,
+    encode,
+)
+from autodist.cluster.script_end import watch_script_end
+from autodist.cluster.worker_client import WorkerClient
+
+
+class Chief:
+    """The other end of a member's control socket."""
+
+    def __init__(self, on_preempt: bool = False, silence_timeout: float = 600.0) -> None:
+        self._control, theirs = socket.socketpair()
+        self._lines = self._control.makefile("rb")
+        self.say(Membership(1, "localhost:1", ("a:1", "b:2"), b"", 3.0, silence_timeout, on_preempt=on_preempt))
+        self.member = WorkerClient(theirs, hold_port(None))
+
+    def say(self, message: Message) -> None:
+        self._control.sendall(encode(message))
+
+    def hear(self) -> Message:
+        return decode(self._lines.readline())
+
+    def end_the_script(self) -> None:
+        """As an agent does before its guard sends SIGTERM."""
+        self._control.shutdown(socket.SHUT_WR)
+
+    def leave(self) -> None:
+        self.member.held.release()
+        self._lines.close()
+        self._control.close()
+
+    def end(self) -> None:
+        self.say(Release())  # or the member ends this process
+        assert self.member._ended.wait(10)
+        self.leave()
+
+
+@pytest.fixture
+def chief() -> Iterator[Chief]:
+    one, hook = Chief(), sys.excepthook
+    yield one
+    sys.excepthook = hook
+    one.end()
+
+
+def test_what_the_chief_says_is_heard_in_order_and_waited_for(chief: Chief) -> None:
+    heard: list[str] = []
+    thread = threading.Thread(target=lambda: heard.extend(chief.member.hear() for _ in range(2)))
+    thread.start()
+    chief.say(Said("first"))
+    chief.say(Said("second"))
+    thread.join(10)
+    assert heard == ["first", "second"]
+
+
+def _raise(member: WorkerClient, told: list[str]) -> threading.Thread:
+    sys.excepthook = lambda kind, error, trace: told.append(str(error))
+    member.let_chief_fail_first(60.0)
+    thread = threading.Thread(target=sys.excepthook, args=(ValueError, ValueError("boom"), None))
+    thread.start()
+    return thread
+
+
+def test_an_error_before_the_first_step_is_told_once_the_chief_has_come_there(chief: Chief) -> None:
+    told: list[str] = []
+    thread = _raise(chief.member, told)
+    thread.join(0.2)
+    assert told == []
+    chief.say(Waiting())
+    thread.join(30)
+    assert told == ["boom"]
+
+
+def test_an_error_is_told_at_once_where_the_chief_waits_in_its_first_step(chief: Chief) -> None:
+    chief.say(Waiting())
+    chief.member.wait_for_chief()
+    told: list[str] = []
+    _raise(chief.member, told).join(30)
+    assert told == ["boom"]
+
+
+@pytest.fixture
+def saving_chief(monkeypatch: pytest.MonkeyPatch) -> Chief:
+    monkeypatch.setattr(watch_script_end(), "heeds_termination", watch_script_end().heeds_termination)
+    return Chief(on_preempt=True)
+
+
+def test_the_first_sigterm_is_told_to_a_chief_that_saves_then(saving_chief: Chief) -> None:
+    heeds = watch_script_end().heeds_termination
+    assert [heeds(), heeds()] == [True, False]
+    assert [saving_chief.hear(), saving_chief.hear()] == [Joined(), Leaving()]
+    saving_chief.end()
+
+
+def test_the_agent_s_own_sigterm_ends_the_script(saving_chief: Chief, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr("autodist.cluster.worker_client._end_own_group", lambda limit: ended.set())
+    saving_chief.say(Ask())  # which the member may not have read by then
+    saving_chief.end_the_script()
+    assert not watch_script_end().heeds_termination()
+    assert not ended.wait(0.1)  # its guard does that
+    saving_chief.leave()
+    assert ended.wait(10)  # unless the agent is gone
+
+
+def test_a_script_ends_itself_when_its_agent_sends_nothing_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr("autodist.cluster.worker_client._end_own_group", lambda limit: ended.set())
+    chief = Chief(silence_timeout=0.5)
+    for _ in range(4):
+        chief.say(Heartbeat())
+        assert not ended.wait(0.2)
+    assert ended.wait(30)
+    chief.leave()
+
+
+def test_without_that_sigterm_ends_the_script(chief: Chief) -> None:
+    assert not watch_script_end().heeds_termination()

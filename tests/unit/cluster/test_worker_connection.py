@@ -1,0 +1,68 @@
+"""What a link makes of what its worker's agent says."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autodist.cluster.protocol import Exited, Leaving, Line, encode
+from autodist.cluster.worker_connection import WorkerConnection
+
+STARTS = (
+    "I0000 00:00:1795321859.568474   23362 cudart_stub.cc:31] Could not find cuda drivers on your machine, "
+    "GPU will not be used."
+)
+
+
+class Shown:
+    """In place of the chief's outputs."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, stream: str, name: str, text: str) -> None:
+        self.lines.append(text)
+
+
+def _read(*lines: str) -> tuple[WorkerConnection, Shown]:
+    said = [encode(Line("stderr", text)) for text in lines]
+    channel: Any = SimpleNamespace(stdin=io.BytesIO(), stdout=[*said, encode(Exited(1))], stderr=[])
+    shown, changed, ended = Shown(), threading.Condition(), threading.Event()
+    link = WorkerConnection("worker", channel, changed, shown, lambda _: ended.set(), lambda _: None)  # type: ignore[arg-type]
+    assert ended.wait(10)
+    return link, shown
+
+
+def test_what_tensorflow_says_in_every_run_is_neither_shown_nor_kept() -> None:
+    link, shown = _read(STARTS, "ValueError: no", STARTS)
+    assert shown.lines == ["ValueError: no"]
+    assert link.last_lines == ("ValueError: no",)
+
+
+def test_it_is_shown_to_who_debugs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "autodist"):
+        _, shown = _read(STARTS)
+    assert shown.lines == [STARTS]
+
+
+def test_what_tensorflow_logs_is_shown_and_not_among_the_last_lines() -> None:
+    said = "I0000 00:00:1795321859.568093   23362 service.cc:153] something new"
+    link, shown = _read("ValueError: no", said)
+    assert shown.lines == ["ValueError: no", said]
+    assert link.last_lines == ("ValueError: no",)
+
+
+def test_that_a_worker_leaves_is_told_once() -> None:
+    channel: Any = SimpleNamespace(
+        stdin=io.BytesIO(), stdout=[encode(one) for one in (Leaving(), Leaving(), Exited(0))], stderr=[]
+    )
+    told: list[str] = []
+    ended = threading.Event()
+    link = WorkerConnection("worker", channel, threading.Condition(), Shown(), lambda _: ended.set(), told.append)  # type: ignore[arg-type]
+    assert ended.wait(10)
+    assert link.is_leaving and told == ["worker"]

@@ -1,0 +1,108 @@
+"""Talk: what one worker says goes by what all have said before, and what each call begins with is there."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autodist.errors import CheckpointError, ClusterError
+from autodist.runs.coordination import FIT, RESTORE, Coordination
+from autodist.runs.failed_step import FailedStepGuard
+
+
+class Mailbox:
+    """Where no worker writes."""
+
+    def open_box(self, receive: Callable[[bytes], None]) -> Callable[..., None]:
+        return lambda workers, content: None
+
+    def start(self) -> None:
+        """Nothing comes."""
+
+
+class Peers:
+    """Others that have said something, and those calls that waited for them."""
+
+    def __init__(self, said: str | None = None, apart: tuple[str, str] | None = None) -> None:
+        self.said, self.apart, self.heard = said, apart, []
+        self.guarded: list[str] = []
+
+    def check(self) -> None:
+        """All are well."""
+
+    def say(self, what: str, text: str) -> None:
+        self.heard.append((what, text))
+
+    def hear(self, what: str) -> str | None:
+        return self.said
+
+    def guard(self, call: Callable[..., Any], *args: Any) -> Any:
+        self.guarded.append(call.__name__)
+        return call(*args)
+
+
+def talk_of(index: int, peers: Peers, *parts: Any) -> Coordination:
+    """Of one of two workers, whose chief gathers `parts` besides its own when they join."""
+
+    def exchange(said: bytes) -> bytes:
+        return said
+
+    def gather(said: bytes) -> list[bytes]:
+        return [said, *(json.dumps(part).encode() for part in parts)]
+
+    def join() -> None:
+        if talk.messages is None:
+            talk.begin(SimpleNamespace(exchange=exchange, gather=gather), Mailbox())  # type: ignore[arg-type]
+
+    talk = Coordination(index, 2, peers, FailedStepGuard(lambda: True), join, lambda: None)  # type: ignore[arg-type]
+    return talk
+
+
+def test_the_chief_says_something_before_the_others_have_joined_and_waits_for_nobody() -> None:
+    peers = Peers()
+    talk = talk_of(0, peers)
+    assert talk.share("7") == "7"
+    assert (peers.heard, talk.messages) == ([(FIT, "7")], None)
+
+
+def test_another_worker_hears_it_in_the_same_call() -> None:
+    talk = talk_of(1, Peers(said="7"))
+    assert (talk.share("1"), talk.messages) == ("7", None)
+
+
+@pytest.mark.parametrize("what, error", [(FIT, ClusterError), (RESTORE, CheckpointError)])
+def test_workers_that_have_come_to_different_calls_are_told_so_as_they_join(what: str, error: type[Exception]) -> None:
+    talk = talk_of(0, Peers(), [what, ""])
+    with pytest.raises(error, match="worker 1 has come to .*, and the chief to a step. .*Call .* on every worker"):
+        talk.agree("", "".join)
+
+
+def test_all_that_is_said_waits_under_guard() -> None:
+    """So that who waits for a worker that has gone away is told of that one."""
+    peers = Peers()
+    talk = talk_of(0, peers, None)
+    assert talk.agree("mine", ",".join) == "mine,null"
+    assert peers.guarded == ["gather", "exchange"] * 2
+    assert talk.has_agreed
+    assert talk.has_work
+
+
+def test_evaluations_are_each_workers_own_where_the_script_knew_which_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    talk = talk_of(1, Peers())
+    talk.is_told_apart = True
+    with caplog.at_level(logging.INFO, "autodist"):
+        assert not talk.makes_together(lambda: ("evaluate", ""), is_certain=False)
+        assert not talk.makes_together(lambda: ("evaluate", ""), is_certain=False)
+    assert caplog.text.count("evaluations run on this worker alone") == 1
+    assert talk.messages is None
+
+
+def test_what_one_worker_reduces_needs_no_others() -> None:
+    talk = Coordination(0, 1, Peers(), FailedStepGuard(lambda: False), pytest.fail, lambda: None)  # type: ignore[arg-type]
+    assert talk.reduce(3.0, "mean") == 3.0
+    assert not talk.has_work

@@ -1,0 +1,118 @@
+"""Shipments: every holder gets each byte once, by few messages, and no link carries what all get more than twice."""
+
+from __future__ import annotations
+
+import collections
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+
+from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
+from autodist.runtime import batched_transfers
+from autodist.runtime.batched_transfers import Listing
+from autodist.runtime.variables import Kept
+
+MANY = [Kept(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(100)]
+"""400 MiB."""
+
+
+def link_bytes(listing: Listing) -> collections.Counter[tuple[int, int]]:
+    """How many bytes go from worker to worker."""
+    found: collections.Counter[tuple[int, int]] = collections.Counter()
+    for shipment in listing.shipments:
+        sizes = [listing.parts[s.part].byte_size if s.stop < 0 else s.stop - s.start for s in shipment.slices]
+        if shipment.to != EVERY_WORKER:
+            found[0, shipment.to] += sum(sizes)
+            continue
+        for worker in listing.present:
+            found.update({(worker, other): sum(sizes) for other in listing.after(worker)})
+    return found
+
+
+@given(st.integers(1, 80))
+def test_all_get_from_one_worker_each_and_none_hands_on_to_more_than_two(workers: int):
+    listing = Listing.of(MANY, range(workers))
+    after = [listing.after(worker) for worker in range(workers)]
+    assert sorted(w for some in after for w in some) == list(range(1, workers))
+    assert max(map(len, after)) <= 2
+    seen = {0}
+    for worker in range(workers):
+        assert worker in seen  # nobody hands on what has not come to it from the chief
+        seen.update(after[worker])
+
+
+@pytest.mark.parametrize("workers", [2, 3, 16, 64])
+def test_a_link_out_of_a_worker_carries_two_models_however_many_workers_there_are(workers: int):
+    sent: collections.Counter[int] = collections.Counter()
+    for (worker, _), size in link_bytes(Listing.of(MANY, range(workers))).items():
+        sent[worker] += size
+    assert max(sent.values()) == min(2, workers - 1) * 100 * (4 << 20)
+
+
+def test_small_values_go_in_one_message():
+    small = [Kept(f"v{k}", tf.float32, (8,), Placement()) for k in range(752)]
+    assert [shipment.to for shipment in Listing.of(small, range(64)).shipments] == [EVERY_WORKER]
+
+
+def test_what_one_worker_has_goes_to_that_one_and_the_chiefs_own_to_nobody():
+    cut = Placement(Partitioning(0, (1,) * 4), (0, 1, 2, 3), ((),) * 4)
+    listing = Listing.of([Kept(f"v{k}", tf.float32, (4, 256), cut) for k in range(5)], range(4))
+    assert link_bytes(listing) == {(0, worker): 5 * 1024 for worker in (1, 2, 3)}
+    assert len(listing.shipments) == 3
+
+
+def test_what_several_workers_hold_goes_to_each_of_them():
+    held = [
+        Kept(f"v{k}", tf.float32, (256,), Placement(None, (owner,), ((),), (owner + 1,)))
+        for k, owner in ((0, 0), (1, 2))
+    ]
+    listing = Listing.of(held, range(4))
+    assert link_bytes(listing) == {(0, worker): 1024 for worker in (1, 2, 3)}
+    assert [part.names_on(worker) for part, worker in zip(listing.parts, range(4), strict=True)] == [
+        ["v0"],
+        ["v0"],
+        ["v1"],
+        ["v1"],
+    ]
+
+
+def test_what_absent_workers_have_does_not_go_and_nothing_goes_by_them():
+    owned = [Kept("a", tf.float32, (4,), Placement(None, (2,))), Kept("b", tf.float32, (4,), Placement())]
+    listing = Listing.of(owned, [0, 1, 3, 4])
+    assert [shipment.to for shipment in listing.shipments] == [EVERY_WORKER]
+    assert {worker for link in link_bytes(listing) for worker in link} == {0, 1, 3, 4}
+
+
+def test_many_owners_get_smaller_messages_and_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(batched_transfers, "SHIPMENT_BYTES", 1024)
+    cut = Placement(Partitioning(0, (1,) * 64), tuple(range(64)), ((),) * 64)
+    listing = Listing.of([Kept(f"v{k}", tf.float32, (64, 16), cut) for k in range(50)], range(64))
+    waiting, sent = 0, iter(listing.shipments)
+    assert all(sum(listing.parts[s.part].byte_size for s in p.slices) <= 1024 for p in listing.shipments)
+    seen: set[int] = set()
+    for shipment in sent:
+        seen |= {s.part for s in shipment.slices}
+        waiting = max(waiting, 64 * (max(seen) + 1 - len(seen)))
+    assert waiting <= 4 * 1024 + 50 * 64  # those of the chief itself are never sent
+
+
+@given(st.integers(1, 5000), st.integers(1, 300))
+def test_a_large_value_goes_in_slices_that_are_the_whole(size: int, most: int):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batched_transfers, "SHIPMENT_BYTES", most)
+        listing = Listing.of([Kept("v", tf.float32, (size,), Placement())], range(3))
+    slices = [s for shipment in listing.shipments for s in shipment.slices]
+    if 4 * size <= most:
+        assert [s.stop for s in slices] == [-1]
+        return
+    np.testing.assert_array_equal([s.start for s in slices], [0, *(s.stop for s in slices[:-1])])
+    assert slices[-1].stop == 4 * size and all(0 < s.stop - s.start <= most for s in slices)
+
+
+def test_what_is_told_is_what_is_heard():
+    cut = Placement(Partitioning(1, (2, 3)), (EVERY_WORKER, 1), (("/proxy",), ()))
+    listing = Listing.of([Kept("v", tf.bfloat16, (4, 5), cut, on_cpu=True), *MANY[:20]], range(5))
+    assert Listing.decode(listing.encode()) == listing

@@ -1,0 +1,75 @@
+"""Each step has a session of its own on a server, and all have the same variables."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.graph_runners import GraphRunners
+
+
+def _handle() -> tf.Tensor:
+    return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="v")
+
+
+def _reading_step() -> tf.compat.v1.GraphDef:
+    with tf.Graph().as_default() as graph:
+        tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.float32, name="value")
+        tf.raw_ops.AssignVariableOp(resource=_handle(), value=7.0, name="start")
+    return graph.as_graph_def()
+
+
+def _read(engine: GraphRunner, prefix: str) -> float:
+    return float(engine.session.run(f"{prefix}value:0"))
+
+
+def _write_beside(engines: GraphRunners) -> None:
+    with engines.beside.graph.as_default():
+        write = tf.raw_ops.AssignVariableOp(resource=_handle(), value=3.0)
+    engines.beside.session.run(write)
+
+
+def test_a_servers_steps_each_have_a_session_and_share_variables() -> None:
+    engines = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
+    (one, first), (other, second) = engines.add(_reading_step()), engines.add(_reading_step())
+    assert len({one.graph, other.graph, engines.beside.graph}) == 3
+    assert (first, second) == ("step_1/", "step_2/")
+    assert not [op.name for op in other.graph.get_operations() if op.name.startswith(first)]
+    _write_beside(engines)
+    assert _read(one, first) == _read(other, second) == 3.0
+    engines.close()
+    engines.close()
+
+
+def test_without_a_server_one_session_has_all() -> None:
+    engines = GraphRunners("", tf.compat.v1.ConfigProto())
+    (one, first), (other, second) = engines.add(_reading_step()), engines.add(_reading_step())
+    assert one is other is engines.beside
+    _write_beside(engines)
+    assert _read(one, first) == _read(other, second) == 3.0
+    engines.close()
+
+
+def test_what_one_step_has_initialized_stays_for_the_next() -> None:
+    engines = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
+    (one, first), (other, second) = engines.add(_reading_step()), engines.add(_reading_step())
+    engines.initialize(one, {"v": f"{first}start"})
+    assert _read(other, second) == 7.0
+    _write_beside(engines)
+    engines.initialize(other, {"v": f"{second}start"})
+    assert _read(one, first) == 3.0
+    engines.close()
+
+
+def test_what_is_small_is_run_as_it_stands_and_steps_are_not() -> None:
+    engines = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
+    step, _ = engines.add(_reading_step())
+    assert engines.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    assert not step.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    engines.close()
+
+
+def test_alone_all_is_optimized() -> None:
+    engines = GraphRunners("", tf.compat.v1.ConfigProto())
+    assert not engines.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    engines.close()

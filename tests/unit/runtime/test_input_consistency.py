@@ -1,0 +1,191 @@
+"""First batches: the chief is told who feeds other data than is meant, whatever the order in which messages come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.runtime.dataset import DistributedDataset
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.input_consistency import (
+    LOOKED_AT,
+    FedInput,
+    FirstBatch,
+    InputConsistencyCheck,
+    Meant,
+    complaints,
+    digest_of,
+)
+from autodist.runtime.messages import Messages
+
+NAMES = ("a:0", "a:1", "b:0")
+X = np.arange(12.0).reshape(4, 3)
+
+
+def batch(worker: int, *arrays: tuple[str, Any, Meant]) -> FirstBatch:
+    return FirstBatch(worker, "step 1", tuple(FedInput(name, meant, digest_of(a)) for name, a, meant in arrays))
+
+
+def kinds(*batches: FirstBatch) -> set[str]:
+    return set(complaints(batches, NAMES))
+
+
+@pytest.mark.parametrize("meant", [Meant.GLOBAL, Meant.WHOLE])
+def test_what_has_to_be_alike_and_is_passes(meant: Meant):
+    assert kinds(*(batch(w, ("x", X, meant)) for w in range(3))) == set()
+
+
+@pytest.mark.parametrize("meant", [Meant.GLOBAL, Meant.WHOLE])
+def test_who_differs_in_what_is_told_with_the_mend(meant: Meant):
+    batches = [batch(w, ("x", X + (w == 2), meant), ("y", X, meant), ("z", X + w, meant)) for w in range(3)]
+    (told,) = complaints(batches, NAMES).values()
+    assert "x of b:0, z of a:1 and b:0 differs from that of a:0" in told
+    assert ("np.random.default_rng(1)" if meant == Meant.GLOBAL else "Pass the same on every worker") in told
+
+
+def test_own_examples_that_differ_pass():
+    assert kinds(*(batch(w, ("x", X + w, Meant.OWN)) for w in range(3))) == set()
+
+
+def test_workers_that_feed_the_same_examples_are_told():
+    batches = [batch(w, ("x", X * min(w, 1), Meant.OWN)) for w in range(3)]
+    told = complaints(batches, NAMES)["own"]
+    assert told.startswith("a:1 and b:0 feed the same examples") and "ad.worker_index" in told
+
+
+def test_labels_may_be_alike_where_the_examples_differ():
+    assert kinds(*(batch(w, ("x", X + w, Meant.OWN), ("y", X[0], Meant.OWN)) for w in range(3))) == set()
+
+
+@pytest.mark.parametrize(
+    "other", [X.astype(np.float32), X.reshape(3, 4), X + 1e-9, np.array(["a", "b"], object), np.array(["a", "b"])]
+)
+def test_the_digest_tells_arrays_apart(other: np.ndarray):
+    assert digest_of(other) != digest_of(X)
+
+
+@pytest.mark.parametrize("value", [X, X[:, ::2], 1.5, "text", np.array([b"a", "b"], object), np.zeros((0, 3)), True])
+def test_the_digest_of_a_copy_is_the_same(value: Any):
+    assert digest_of(value) == digest_of(np.array(value))
+
+
+def test_of_a_tensor_the_values_count():
+    assert digest_of(tf.constant(X)) == digest_of(X)
+    assert digest_of(tf.constant(X, tf.bfloat16)) != digest_of(X)
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_both_ends_of_a_large_array_are_looked_at(at: int):
+    large = np.zeros(LOOKED_AT + 4321, np.uint8)
+    before = digest_of(large)
+    large[at] = 1
+    assert digest_of(large) != before
+
+
+def test_a_message_is_read_as_it_was_sent():
+    one = batch(2, ("x", X, Meant.OWN), ("k", 1.5, Meant.WHOLE))
+    assert FirstBatch.decode(one.encode()) == one
+
+
+class Wire:
+    """Stands for the messages: what is posted waits until the chief looks."""
+
+    def __init__(self) -> None:
+        self.waiting: list[bytes] = []
+        self.is_there = True
+
+    def post(self, content: bytes) -> None:
+        self.waiting.append(content)
+
+    def posted(self) -> list[bytes]:
+        found, self.waiting = self.waiting, []
+        return found
+
+
+def workers(wire: Wire, with_replicas: Sequence[int] = (0, 1, 2)) -> list[InputConsistencyCheck]:
+    def guard(call: Any, *arguments: Any) -> Any:
+        return call(*arguments)
+
+    return [
+        InputConsistencyCheck(w, NAMES, frozenset(with_replicas), lambda: wire if wire.is_there else None, guard)  # type: ignore[arg-type, return-value]
+        for w in range(3)
+    ]
+
+
+def test_the_chief_warns_once_when_all_have_told(caplog: pytest.LogCaptureFixture):
+    wire = Wire()
+    chief, *others = workers(wire)
+    with caplog.at_level(logging.WARNING, "autodist"):
+        for _ in range(2):
+            chief.tell("step", [("x", X, Meant.GLOBAL)])
+            for k, other in enumerate(others):
+                chief.look()
+                assert len(caplog.messages) <= 1
+                other.tell("step", [("x", X + k, Meant.GLOBAL)])
+                other.send()
+            chief.look()
+    assert len(caplog.messages) == 1 and "x of b:0 differs" in caplog.messages[0]
+
+
+def test_a_worker_that_is_a_step_ahead_is_compared_step_by_step(caplog: pytest.LogCaptureFixture):
+    wire = Wire()
+    chief, *others = workers(wire)
+    for number in range(2):
+        for other in reversed(others):
+            other.tell("step", [("x", X + number, Meant.GLOBAL)])
+            other.send()
+    for number in range(2):
+        chief.tell("step", [("x", X + number, Meant.GLOBAL)])
+        chief.look()
+    assert not caplog.messages
+
+
+def test_a_worker_without_replicas_is_not_waited_for(caplog: pytest.LogCaptureFixture):
+    wire = Wire()
+    chief, server, other = workers(wire, (0, 2))
+    for one in (chief, server, other):
+        one.tell("step", [("x", X, Meant.OWN)])
+        one.send()
+    chief.look()
+    assert len(caplog.messages) == 1 and "a:0 and b:0 feed the same" in caplog.messages[0]
+
+
+def test_parts_without_examples_are_not_the_same_examples(caplog: pytest.LogCaptureFixture):
+    wire = Wire()
+    for one in (everyone := workers(wire)):
+        one.tell("step", [("x", X[:0], Meant.OWN)])
+        one.send()
+    everyone[0].look()
+    assert not caplog.messages
+
+
+def test_the_first_batch_of_a_data_set_is_sent_when_the_workers_have_joined(caplog: pytest.LogCaptureFixture):
+    wire = Wire()
+    wire.is_there = False
+    everyone = workers(wire)
+    for worker, one in enumerate(everyone):
+        data = DistributedDataset([(X + worker, X)] * 3, [0, 1, 2], worker, one.tell_of_data_set)
+        assert len(list(data)) == 3
+        one.send()
+    everyone[0].look()
+    wire.is_there = True
+    for one in everyone:
+        one.send()
+    everyone[0].look()
+    assert len(caplog.messages) == 1 and "array 0 of the data set of a:1 and b:0 differs" in caplog.messages[0]
+
+
+def test_the_chief_reads_what_was_posted_by_then():
+    engine = GraphRunner("", tf.compat.v1.ConfigProto())
+    messages = Messages(engine, 0, 1)
+    assert messages.posted() == []
+    for number in range(100):  # more than any other queue holds
+        messages.post(b"%d" % number)
+    assert messages.posted() == [b"%d" % number for number in range(100)]
+    assert messages.posted() == []
+    engine.close()

@@ -1,0 +1,111 @@
+"""Pieces: a variable's value reaches the shards in which the session keeps it, and comes back whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
+from autodist.runtime.graph_runner import GraphRunner
+from autodist.runtime.variable_slices import VariableSlices
+from autodist.runtime.variables import LARGE, Tracked
+
+VALUE = np.arange(24.0).reshape(4, 6)
+
+PLACEMENTS = {
+    "whole": Placement(),
+    "whole, at a worker": Placement(None, (1,)),
+    "whole, at mates": Placement(None, (1,), ((),), (0,)),
+    "rows at owners": Placement(Partitioning(0, (1, 3)), (1, 0), ((), ())),
+    "rows everywhere": Placement(Partitioning(0, (1, 3)), (EVERY_WORKER, EVERY_WORKER), ((), ())),
+    "columns, mixed": Placement(Partitioning(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
+    "rows with copies": Placement(Partitioning(0, (2, 2)), (1, 0), (("/proxy",), ())),
+}
+
+
+@dataclass(frozen=True)
+class Chief:
+    """The chief of two workers whose variables stand in one process."""
+
+    engine: GraphRunner
+    pieces: VariableSlices
+
+    def value(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """What the session has under a name."""
+        with self.engine.graph.as_default():
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
+            read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
+        return self.engine.session.run(read)
+
+
+@pytest.fixture
+def chief() -> Iterator[Chief]:
+    engine = GraphRunner("", tf.compat.v1.ConfigProto())
+    yield Chief(engine, VariableSlices(engine, 0, 2, lambda worker, dtype: ""))
+    engine.close()
+
+
+def tracked(placement: Placement) -> Tracked:
+    return Tracked(tf.Variable(VALUE), "v", placement)
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_what_was_set_is_pulled(chief: Chief, name: str):
+    one, given = tracked(PLACEMENTS[name]), []
+    chief.pieces.set([one], given.append)
+    assert given == [one]
+    one.write(np.zeros_like(VALUE))
+    one.is_behind = True
+    chief.pieces.pull([one])
+    assert not one.is_behind
+    np.testing.assert_array_equal(one.source, VALUE)
+
+
+def test_each_shard_gets_its_part_and_so_do_copies_of_it(chief: Chief):
+    chief.pieces.set([tracked(PLACEMENTS["rows with copies"])])
+    for name in ("v/shard_0", "v/shard_0/proxy"):
+        np.testing.assert_array_equal(chief.value(name, (2, 6)), VALUE[:2])
+    np.testing.assert_array_equal(chief.value("v/shard_1", (2, 6)), VALUE[2:])
+
+
+def test_a_variable_that_is_moved_is_set_where_it_is_now(chief: Chief):
+    one = tracked(Placement())
+    chief.pieces.set([one])
+    one.source.assign(2.0 * VALUE)
+    one.placement = PLACEMENTS["columns, mixed"]
+    chief.pieces.set([one])
+    np.testing.assert_array_equal(chief.value("v/shard_1", (4, 1)), 2.0 * VALUE[:, 2:3])
+    np.testing.assert_array_equal(chief.value("v", (4, 6)), VALUE)
+    one.placement = replace(one.placement, owners=(1, 1, 1))
+    chief.pieces.pull([one])
+    np.testing.assert_array_equal(one.source, 2.0 * VALUE)
+
+
+def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: Chief):
+    """The session is fed the memory of the script's object itself."""
+    large = Tracked(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
+    small = Tracked(tf.Variable(tf.ones([1024], tf.float64)), "small")
+    earlier = [one.read() for one in (large, small)]
+    chief.pieces.set([large, small])
+    with chief.engine.graph.as_default():
+        for one in (large, small):
+            shape = one.source.shape
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=one.shared_name)
+            chief.engine.session.run(tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones(shape, tf.float64)))
+    for value in (*earlier, small.read()):
+        np.testing.assert_array_equal(value, np.ones(value.shape))
+    for one in (large, small):
+        np.testing.assert_array_equal(chief.value(one.shared_name, one.source.shape), np.full(one.source.shape, 2.0))
+
+
+def test_the_workers_that_are_named_get_their_pieces_and_no_others(chief: Chief):
+    chief.pieces.set([tracked(PLACEMENTS["rows at owners"])], workers=[0])
+    np.testing.assert_array_equal(chief.value("v/shard_1", (3, 6)), VALUE[1:])
+    with pytest.raises(tf.errors.OpError):
+        chief.value("v/shard_0", (1, 6))
+    chief.pieces.set([tracked(PLACEMENTS["rows at owners"])], workers=[1])
+    np.testing.assert_array_equal(chief.value("v/shard_0", (1, 6)), VALUE[:1])

@@ -1,0 +1,233 @@
+"""Accord: whoever wrote something between two steps, all workers make the next from the chief's values; none hangs."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from autodist.errors import ClusterError
+from autodist.runtime import write_consensus
+from autodist.runtime.control_messages import ControlKind, ControlMessage
+from autodist.runtime.write_consensus import Turn, WriteConsensus
+from tests.cluster.runs import within
+
+LIMIT = 20.0
+"""Seconds till a worker that still waits counts as hanging."""
+
+WORKERS = 3
+
+
+@dataclass
+class Workers:
+    """Workers in threads: each has a value that steps make one larger, and that scripts write.
+
+    A step waits for all, as one does that sums gradients.
+
+    Attributes:
+        values: of each worker's variable.
+        dropped: workers that have written for nothing.
+        letters: all that were sent.
+    """
+
+    values: list[int] = field(default_factory=lambda: [0] * WORKERS)
+    dropped: list[int] = field(default_factory=list)
+    letters: list[ControlMessage] = field(default_factory=list)
+    waits: bool = True
+
+    def __post_init__(self) -> None:
+        self._mail: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(WORKERS)]
+        self._together = threading.Barrier(WORKERS)
+        self.accords = [WriteConsensus(w, WORKERS, self._send, self._taken_by(w)) for w in range(WORKERS)]
+        self._readers = [threading.Thread(target=self._read, args=(w,), daemon=True) for w in range(WORKERS)]
+        for reader in self._readers:
+            reader.start()
+
+    def _taken_by(self, worker: int) -> Callable[[str], None]:
+        def take(told: str) -> None:
+            self.values[worker] = int(told)
+
+        return take
+
+    def _send(self, workers: Sequence[int], letter: ControlMessage) -> None:
+        self.letters.append(letter)
+        for worker in workers:
+            self._mail[worker].put(letter.encode())
+
+    def _read(self, worker: int) -> None:
+        while (message := self._mail[worker].get()) is not None:
+            self.accords[worker].receive(ControlMessage.decode(message))
+
+    def close(self) -> None:
+        for worker, reader in enumerate(self._readers):
+            self._mail[worker].put(None)
+            reader.join(LIMIT)
+
+    def step(self, worker: int, written: int | None) -> None:
+        """One step before which a worker's script may have written."""
+        mine = self.accords[worker]
+        is_ahead = written is not None
+        if written is not None:
+            self.values[worker] = written
+        while True:
+            turn, before = self._before(worker, is_ahead), self.values[worker]
+            if self.waits:
+                self._together.wait(LIMIT)
+            self.values[worker] += 1
+            if turn is Turn.VOID and worker == 0:
+                self.values[0], is_ahead = before, True
+            elif not mine.ended():
+                return
+            else:
+                is_ahead = False
+
+    def _before(self, worker: int, is_ahead: bool) -> Turn:
+        mine = self.accords[worker]
+        if mine.begins(is_ahead):
+            if mine.owes_answers:
+                mine.answer_waiting()
+            return Turn.STEP
+        turn, names = mine.agree(self.waits)
+        if turn is Turn.PUSH:
+            mine.give(str(self.values[0]))
+            mine.pushed(["v"])
+            return Turn.STEP
+        if worker and turn is Turn.STEP and not names:
+            self.dropped.append(worker)
+            self.values[worker] = self.values[0] - 1 if self.waits else self.values[worker]
+        return turn
+
+    def run(self, steps: int, written: Callable[[int, int], int | None], holds: Callable[[int, int], None]) -> None:
+        """Each worker makes its steps; `written` and `holds` are asked before each, of worker and step."""
+
+        def script(worker: int) -> None:
+            for number in range(steps):
+                holds(worker, number)
+                self.step(worker, written(worker, number))
+            self.accords[worker].leave()
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            for future in [pool.submit(script, w) for w in range(WORKERS)]:
+                future.result(LIMIT)
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    monkeypatch.setattr(write_consensus, "PATIENCE", 0.05)
+    made = Workers()
+    yield made
+    made.close()
+
+
+def nobody(worker: int, number: int) -> None:
+    """Holds no worker back."""
+
+
+def test_nothing_is_sent_where_nothing_was_written(workers: Workers):
+    workers.run(5, lambda worker, number: None, nobody)
+    assert workers.values == [5, 5, 5]
+    assert {one.subject for one in workers.letters} <= {ControlKind.LEFT, ControlKind.BEGUN}
+
+
+def test_what_all_write_alike_is_the_chiefs(workers: Workers):
+    workers.run(4, lambda worker, number: 100 + worker if number == 2 else None, nobody)
+    assert workers.values == [102, 102, 102]
+    kinds = {letter.subject for letter in workers.letters}
+    assert ControlKind.VOID not in kinds and ControlKind.PUSHED in kinds
+
+
+def test_the_chief_begins_when_all_have_its_values(workers: Workers):
+    workers.run(4, lambda worker, number: 100 if worker == 0 and number else None, nobody)
+    subjects = [letter.subject for letter in workers.letters]
+    for end in (k for k, subject in enumerate(subjects) if subject == ControlKind.PUSHED):
+        before = subjects[:end]
+        assert before.count(ControlKind.TAKEN) == (WORKERS - 1) * before.count(ControlKind.GIVEN) > 0
+
+
+def test_what_the_chief_alone_writes_reaches_all_though_they_wait_in_the_step(workers: Workers):
+    workers.run(4, lambda worker, number: 100 if (worker, number) == (0, 2) else None, nobody)
+    assert workers.values == [102, 102, 102]
+
+
+def test_what_the_chief_alone_writes_before_each_step(workers: Workers):
+    workers.run(4, lambda worker, number: 100 * number if worker == 0 else None, nobody)
+    assert workers.values == [301, 301, 301]
+
+
+def test_what_another_worker_alone_writes_is_dropped(workers: Workers):
+    workers.run(4, lambda worker, number: 100 if (worker, number) == (1, 2) else None, nobody)
+    assert workers.dropped == [1] and workers.values[0] == workers.values[2] == 4
+
+
+@pytest.mark.parametrize("late", range(WORKERS))
+@pytest.mark.parametrize("writers", [s for n in (1, 2, 3) for s in itertools.combinations(range(WORKERS), n)])
+def test_whoever_is_late(workers: Workers, writers: tuple[int, ...], late: int):
+    """The late one comes when all others have waited for so long that they have asked."""
+
+    def hold(worker: int, number: int) -> None:
+        if worker == late and number == 2:
+            threading.Event().wait(4 * write_consensus.PATIENCE)
+
+    workers.run(4, lambda worker, number: 100 + worker if worker in writers and number == 2 else None, hold)
+    assert workers.values[0] == (102 if 0 in writers else 4)
+    assert len({v for w, v in enumerate(workers.values) if w not in workers.dropped}) == 1
+    assert set(workers.dropped) == (set() if 0 in writers else set(writers))
+
+
+def test_where_nobody_waits_for_another_the_others_come_when_their_step_has_ended(workers: Workers):
+    workers.waits = False
+    workers.run(6, lambda worker, number: 100 if (worker, number) == (0, 1) else None, asynchronously(workers))
+    assert workers.values[0] == 105
+
+
+def asynchronously(workers: Workers) -> Callable[[int, int], None]:
+    """Nobody makes its last step before it was asked to come."""
+
+    def hold(worker: int, number: int) -> None:
+        if worker and number == 5:
+            assert within(LIMIT, lambda: any(one.worker == worker for one in workers.letters))
+
+    return hold
+
+
+def test_where_nobody_waits_for_another_nobody_waits_for_one_that_has_left(workers: Workers):
+    workers.waits = False
+    left = threading.Event()
+
+    def hold(worker: int, number: int) -> None:
+        if worker == 0 and number == 2:
+            assert within(LIMIT, lambda: sum(one.subject == ControlKind.LEFT for one in workers.letters) == 2)
+            left.set()
+
+    workers.run(4, lambda worker, number: 100 if (worker, number) == (0, 2) else None, hold)
+    assert left.is_set() and workers.values[0] == 102
+
+
+def test_where_nobody_waits_for_another_nobody_waits_for_a_chief_that_has_left(workers: Workers):
+    workers.waits = False
+
+    def hold(worker: int, number: int) -> None:
+        if worker == 1 and number == 2:
+            assert within(LIMIT, lambda: any(one.step > 1 << 60 for one in workers.letters))
+
+    workers.run(4, lambda worker, number: 100 if (worker, number) == (1, 3) else None, hold)
+    assert workers.dropped == [1]
+
+
+def test_a_worker_that_is_beyond_the_step_is_told_of(workers: Workers):
+    """An evaluation for which nobody waits, say: what it gave cannot be taken back."""
+    for one in workers.accords[1:]:
+        assert one.begins(False) and not one.ended()
+    assert not workers.accords[0].begins(True)
+    with pytest.raises(ClusterError, match=r"worker 1 has made without them.*on every worker alike"):
+        workers.accords[0].agree(True)
+
+
+def test_a_letter_is_read_as_it_was_sent():
+    letter = ControlMessage(ControlKind.PUSHED, 7, 2, ("v", "w"), again=True)
+    assert ControlMessage.decode(letter.encode()) == letter
