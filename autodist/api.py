@@ -147,7 +147,7 @@ class AutoDist:
     @property
     def worker_index(self) -> int:
         """Index of this worker; the chief's is 0."""
-        self._run.talk.is_told_apart = True
+        self._run.coordination.are_workers_distinguished = True
         self._run.check_others()
         return self._run.index
 
@@ -314,9 +314,9 @@ class AutoDist:
             dataset,
             self._run.spec.feeding_workers,
             self._run.index,
-            on_first=self._run.first_batches.tell_of_data_set,
+            on_first=self._run.input_consistency.tell_of_data_set,
             reading=self._share.reading(is_gathered=True),
-            on_own_failure=self._run.missed_step.note,
+            on_own_failure=self._run.failed_step.note,
         )
         if self._automatic is not None:
             self._automatic.loop.add(made)
@@ -410,7 +410,7 @@ class AutoDist:
         Raises:
             ReductionError: it cannot be reduced so, or workers called it with different values; on all workers.
         """
-        return self._run.talk.reduce(value, how)
+        return self._run.coordination.reduce(value, how)
 
     def pull(self) -> None:
         """Brings the script's variables up to date; reading one does it too."""
@@ -520,7 +520,7 @@ class AutoDist:
         try:
             if not watch_script_end().is_bad:
                 self._alone.tell_at_end(self._run.has_idle_workers)
-                if self._run.deals_files and not self._run.talk.has_agreed:
+                if self._run.deals_files and not self._run.coordination.has_agreed:
                     log.warning("%s", NOTHING_DEALT, extra=ALIKE_EVERYWHERE)
             if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
                 self._restart()

@@ -139,8 +139,8 @@ class Context:
 
     def near(self, owner: int) -> int:
         """The worker that has for this one what `owner` owns: of several that hold the same, that of its pipeline."""
-        mates = self.plan.mates.get(owner)
-        return (owner, *mates)[self.seat[1]] if mates else owner
+        stage_group = self.plan.stage_group.get(owner)
+        return (owner, *stage_group)[self.seat[1]] if stage_group else owner
 
     def task(self, worker: int) -> str:
         """The TensorFlow device prefix of a worker."""

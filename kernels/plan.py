@@ -47,7 +47,7 @@ class Plan:
         return len(self.seats[0]) if self.seats else 1
 
     @cached_property
-    def mates(self) -> dict[int, tuple[int, ...]]:
+    def stage_group(self) -> dict[int, tuple[int, ...]]:
         """For each owner the other workers of its pipeline stage, which hold the same variables."""
         return {workers[0]: workers[1:] for workers in self.seats if len(workers) > 1}
 
@@ -69,9 +69,9 @@ class Plan:
         """The worker that owns a variable, None if every worker has it."""
         return self._said[variable].owner if variable in self._said else None
 
-    def keeper(self, variable: str) -> VariablePlacement | None:
+    def variable_placement(self, variable: str) -> VariablePlacement | None:
         """How a variable is kept that one worker owns."""
-        return self._said[variable].keeper if variable in self._said else None
+        return self._said[variable].variable_placement if variable in self._said else None
 
     def has_proxy(self, variable: str) -> bool:
         """Whether every worker keeps a copy of an owned variable that its replicas read."""
@@ -80,8 +80,10 @@ class Plan:
     @property
     def is_asynchronous(self) -> bool:
         """Whether every variable that has a gradient is updated by each worker's gradient alone."""
-        keepers = [said.keeper for said in self._said.values()]
-        return bool(keepers) and all(k is not None and k.pace is SyncMode.ASYNCHRONOUS for k in keepers)
+        variable_placements = [said.variable_placement for said in self._said.values()]
+        return bool(variable_placements) and all(
+            k is not None and k.pace is SyncMode.ASYNCHRONOUS for k in variable_placements
+        )
 
     def owner_of(self, join: PendingReduction) -> int | None:
         return self.owner(join.variable) if join.kind is PendingReductionKind.GRADIENT and join.variable else None

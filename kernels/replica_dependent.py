@@ -24,17 +24,17 @@ def sources_of(item: Step, seeds: Iterable[str], draws: Iterable[str]) -> list[s
         draws: nodes that take numbers from a generator's state, of which each replica draws its own.
     """
     batch = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
-    return [*batch, *(seed for seed in seeds if seed in item.wiring.nodes), *draws]
+    return [*batch, *(seed for seed in seeds if seed in item.graph_index.nodes), *draws]
 
 
-def sources_of_replicas(item: Step, wiring: GraphIndex) -> list[str]:
+def sources_of_replicas(item: Step, graph_index: GraphIndex) -> list[str]:
     """The nodes of a replicated step whose outputs differ between replicas by themselves; `wiring`: of its graph."""
     counts = (EXAMPLES, ALL_EXAMPLES)
     named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name in counts}
     named |= {call.seed for call in item.gradient_calls}
     named |= {term.seed for call in item.gradient_calls for term in call.terms}
-    drawn = {node.name for node in wiring.having(Trait.SEEDED)}
-    return [name for name in wiring.nodes if name in named or name in drawn]
+    drawn = {node.name for node in graph_index.having(Trait.SEEDED)}
+    return [name for name in graph_index.nodes if name in named or name in drawn]
 
 
 def find_replica_dependent(item: Step, sources: Iterable[str], stages: Stages) -> frozenset[str]:
@@ -45,9 +45,9 @@ def find_replica_dependent(item: Step, sources: Iterable[str], stages: Stages) -
         sources: names of nodes whose outputs differ between replicas.
         stages: what of the step runs once, whatever reaches it.
     """
-    found = _reached(item.wiring, set(sources), stages.once)
+    found = _reached(item.graph_index, set(sources), stages.once)
     while late := find_late_reads(stages, found) - found:
-        found = _reached(item.wiring, found | late, stages.once)
+        found = _reached(item.graph_index, found | late, stages.once)
     return frozenset(found)
 
 
@@ -63,62 +63,71 @@ def find_late_reads(stages: Stages, varying: Collection[str]) -> set[str]:
     }
 
 
-def after_loops(wiring: GraphIndex, names: Iterable[str]) -> list[str]:
+def after_loops(graph_index: GraphIndex, names: Iterable[str]) -> list[str]:
     """What to wait for in the place of nodes, some of which stand in v1 loops: nothing outside waits for one inside.
 
     What leaves a loop stands for all that is in it.
     """
-    if not wiring.having(Trait.ENTER):
+    if not graph_index.having(Trait.ENTER):
         return list(names)
-    frames = _frames(wiring)
+    frames = _frames(graph_index)
     leaving: dict[str, list[str]] = {}
-    for node in wiring.having(Trait.EXIT):
+    for node in graph_index.having(Trait.EXIT):
         frame = frames.get(node.name, "")
-        if any(frames.get(consumer) != frame for consumer in wiring.consumers[node.name]):
+        if any(frames.get(consumer) != frame for consumer in graph_index.consumers[node.name]):
             leaving.setdefault(frame, []).append(node.name)
     found = [one for name in names for one in (leaving.get(frames[name], []) if name in frames else [name])]
     return list(dict.fromkeys(found))
 
 
-def _reached(wiring: GraphIndex, sources: set[str], outside: Collection[str]) -> set[str]:
-    more, found = {*sources, *(node.name for node in wiring.having(Trait.SEEDED))} - {*outside} | sources, set[str]()
-    inside = set(find_inside(wiring))
+def _reached(graph_index: GraphIndex, sources: set[str], outside: Collection[str]) -> set[str]:
+    more, found = (
+        {*sources, *(node.name for node in graph_index.having(Trait.SEEDED))} - {*outside} | sources,
+        set[str](),
+    )
+    inside = set(find_inside(graph_index))
     while more - found:
         found |= more
-        for name in wiring.order:
-            before = wiring.sources[name] if name in inside else wiring.data[name]  # which may not run for all
+        for name in graph_index.order:
+            before = (
+                graph_index.sources[name] if name in inside else graph_index.data[name]
+            )  # which may not run for all
             if not found.isdisjoint(before) and name not in outside:
                 found.add(name)
-        more = _whole_loops(wiring, found, outside) | _shared_stacks(wiring, found)
+        more = _whole_loops(graph_index, found, outside) | _shared_stacks(graph_index, found)
     return found
 
 
-def _whole_loops(wiring: GraphIndex, varying: set[str], outside: Collection[str]) -> set[str]:
+def _whole_loops(graph_index: GraphIndex, varying: set[str], outside: Collection[str]) -> set[str]:
     """All nodes of the v1 loops that hold a varying node: a loop is copied whole or not at all."""
-    if not wiring.having(Trait.ENTER):
+    if not graph_index.having(Trait.ENTER):
         return set()
-    frames = _frames(wiring)
+    frames = _frames(graph_index)
     copied = {frames[name] for name in varying if name in frames}
     return {name for name, frame in frames.items() if frame in copied and name not in outside}
 
 
-def _shared_stacks(wiring: GraphIndex, varying: set[str]) -> set[str]:
+def _shared_stacks(graph_index: GraphIndex, varying: set[str]) -> set[str]:
     """Stacks and arrays of TensorFlow 1 that a varying node writes or reads: each replica has its own."""
-    return {node.name for node in wiring.having(Trait.STACK) if not varying.isdisjoint(wiring.consumers[node.name])}
+    return {
+        node.name
+        for node in graph_index.having(Trait.STACK)
+        if not varying.isdisjoint(graph_index.consumers[node.name])
+    }
 
 
-def _frames(wiring: GraphIndex) -> dict[str, str]:
+def _frames(graph_index: GraphIndex) -> dict[str, str]:
     """The outermost v1 loop that each node stands in, by the name of its frame."""
     inside: dict[str, tuple[str, ...]] = {}
-    for name in wiring.order:
-        node = wiring.nodes[name]
+    for name in graph_index.order:
+        node = graph_index.nodes[name]
         stack: tuple[str, ...] = ()
-        for source in wiring.sources[name]:
+        for source in graph_index.sources[name]:
             stack = max(stack, inside.get(source, ()), key=len)
         if node.op in having(Trait.ENTER):
             stack = (*stack, node.attr["frame_name"].s.decode())
         inside[name] = stack[:-1] if node.op in having(Trait.EXIT) else stack
     found = {name: stack[0] for name, stack in inside.items() if stack}
-    exits = {n.name: node_of(n.input[0]) for n in wiring.having(Trait.EXIT)}
+    exits = {n.name: node_of(n.input[0]) for n in graph_index.having(Trait.EXIT)}
     found.update({name: found[source] for name, source in exits.items() if source in found})
     return found

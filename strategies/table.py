@@ -163,13 +163,13 @@ def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tup
     """Bytes of the variables with a gradient that each worker holds, without optimizer slots."""
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     everywhere, owned = 0, [0] * worker_count(strategy.graph_config)
-    mates = mates_of(strategy)
+    stage_group = mates_of(strategy)
     for node in strategy.nodes:
         for piece, part, count in alike_pieces(variables[node.variable], node):
             if part.owner is None or part.has_proxy:
                 everywhere += piece.byte_size * count
             else:
-                for holder in (part.owner, *mates.get(part.owner, ())):
+                for holder in (part.owner, *stage_group.get(part.owner, ())):
                     owned[holder] += piece.byte_size * count
     return tuple(everywhere + own for own in owned)
 

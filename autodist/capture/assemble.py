@@ -168,15 +168,21 @@ def assemble(
         noted=note_specs(notes.graph, present, notes.placeholders),
     )
     item = _with_applied(item, notes.applied) if gradients else item
-    writes = (name for name, effect in item.wiring.effects.items() if effect.writes)
+    writes = (name for name, effect in item.graph_index.effects.items() if effect.writes)
     return replace(item, origin_of=note_origins(notes.graph, [*item.named, *writes, *_takes_rows(item)]))
 
 
 def _takes_rows(item: Step) -> list[str]:
     """The nodes that may take rows by constants, shapes left out."""
     of_shapes = having(Trait.OF_SHAPES)
-    nodes = (item.wiring.nodes[name] for name in item.wiring.order if item.wiring.nodes[name].op in having(Trait.PICKS))
-    return [node.name for node in nodes if not {item.wiring.nodes[node_of(i)].op for i in node.input[:1]} & of_shapes]
+    nodes = (
+        item.graph_index.nodes[name]
+        for name in item.graph_index.order
+        if item.graph_index.nodes[name].op in having(Trait.PICKS)
+    )
+    return [
+        node.name for node in nodes if not {item.graph_index.nodes[node_of(i)].op for i in node.input[:1]} & of_shapes
+    ]
 
 
 def _with_applied(item: Step, applied: Mapping[str, str] | None) -> Step:

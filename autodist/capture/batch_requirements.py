@@ -88,8 +88,8 @@ def _results(item: Step) -> list[str]:
 
 def _fixed_tensor(item: Step, flows: Propagation) -> str | None:
     """The first tensor, on the way to a result, that has a row for each example and a number of rows that is fixed."""
-    needed = reach(map(node_of, _results(item)), item.wiring.data.__getitem__)
-    for name in item.wiring.order:
+    needed = reach(map(node_of, _results(item)), item.graph_index.data.__getitem__)
+    for name in item.graph_index.order:
         kind = flows.kind(name) if name in needed else None
         if isinstance(kind, PerExample):
             shape = item.spec_of(f"{name}:0").shape

@@ -38,24 +38,24 @@ def build_step(graph: tf.Graph, function: Callable[[], Any]) -> BuiltStep:
     known = len(graph.get_operations())
     outputs = function()
     made = graph.get_operations()[known:]
-    wiring = GraphIndex(graph.as_graph_def())
+    graph_index = GraphIndex(graph.as_graph_def())
     # What makes initial values runs before any step, and waits for none.
-    initial = GraphEditor(wiring.graph_def, wiring).ancestors(initializers_of(graph).values())
+    initial = GraphEditor(graph_index.graph_def, graph_index).ancestors(initializers_of(graph).values())
     own = [op for op in made if op.name not in initial]
-    writes = [op for op in own if op.name in wiring.effects and wiring.effects[op.name].writes]
+    writes = [op for op in own if op.name in graph_index.effects and graph_index.effects[op.name].writes]
     checks = [op for op in own if op.type in _TELLS]
     effects = tuple(op for op in (*writes, *checks) if graph.is_fetchable(op))
-    return BuiltStep(outputs, effects, _order(wiring, [op.name for op in own]))
+    return BuiltStep(outputs, effects, _order(graph_index, [op.name for op in own]))
 
 
-def _order(wiring: GraphIndex, made: Collection[str]) -> dict[str, list[str]]:
+def _order(graph_index: GraphIndex, made: Collection[str]) -> dict[str, list[str]]:
     """What each operation waits for, so that each variable is read and written in the order of `made`."""
     order: dict[str, list[str]] = {}
     last_write: dict[str, str] = {}
     reads: dict[str, list[str]] = {}
     for name in made:
-        effect = wiring.effects.get(name)
-        if effect is None or not _takes_handles(wiring, name):
+        effect = graph_index.effects.get(name)
+        if effect is None or not _takes_handles(graph_index, name):
             continue
         before = [last_write[h] for h in sorted(effect.reads | effect.writes) if h in last_write]
         before += [read for h in sorted(effect.writes) for read in reads.pop(h, ())]
@@ -67,7 +67,7 @@ def _order(wiring: GraphIndex, made: Collection[str]) -> dict[str, list[str]]:
     return order
 
 
-def _takes_handles(wiring: GraphIndex, name: str) -> bool:
+def _takes_handles(graph_index: GraphIndex, name: str) -> bool:
     """Whether it takes variables' handles as they are; within a loop or branch of TensorFlow 1 they are passed on."""
-    sources = [wiring.nodes[node_of(i)] for i in wiring.nodes[name].input]
+    sources = [graph_index.nodes[node_of(i)] for i in graph_index.nodes[name].input]
     return not any(source.op in _ENTRANCES for source in sources)

@@ -45,14 +45,14 @@ def tell_unordered(whole: Step) -> None:
     run gathers gradients and another applies them; but then something empties what they were gathered in.
     """
     stages = find_stages(whole)
-    if not stages.gradients or len(stages.strays) < len(stages.gradients):
+    if not stages.gradients or len(stages.unapplied_gradients) < len(stages.gradients):
         return
     variable = whole.by_name[stages.gradients[0].variable]
     writes: dict[str, list[str]] = {}
     for write in stages.writes:
         for handle in stages.effects[write].writes:
             writes.setdefault(handle, []).append(write)
-    behind = reach(writes.get(variable.handle, ()), whole.wiring.data.__getitem__)
+    behind = reach(writes.get(variable.handle, ()), whole.graph_index.data.__getitem__)
     read = {handle for name in behind if name in stages.effects for handle in stages.effects[name].reads}
     kept = {h for h in read if not stages.update.isdisjoint(writes.get(h, ()))}
     slots = [h for h in sorted(kept) if len(set(writes[h]) - stages.update) <= 1]  # its initialiser, and no other

@@ -73,12 +73,12 @@ def _tensors_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[s
 
 def only_makes_iterators(item: Step) -> bool:
     """Whether a run makes iterators and trains nothing: what it is fed is no batch then, but all the data."""
-    return not item.gradients and bool(item.wiring.of_op(MAKES))
+    return not item.gradients and bool(item.graph_index.of_op(MAKES))
 
 
 def concerns_iterators_alone(item: Step) -> bool:
     """Whether a run makes or names iterators and touches no variable."""
-    return not item.variables and bool(item.wiring.having(Trait.ITERATOR))
+    return not item.variables and bool(item.graph_index.having(Trait.ITERATOR))
 
 
 def share_iterators(item: Step, session: str) -> Step:
@@ -89,10 +89,10 @@ def share_iterators(item: Step, session: str) -> Step:
     Args:
         session: a name that no other session has.
     """
-    kept = [node.name for node in item.wiring.having(Trait.ITERATOR)]
+    kept = [node.name for node in item.graph_index.having(Trait.ITERATOR)]
     if not kept:
         return item
-    editor = GraphEditor(item.graph_def, item.wiring)
+    editor = GraphEditor(item.graph_def, item.graph_index)
     initializers = dict(item.initializers)
     for name in kept:
         shared = share(editor[name], session)

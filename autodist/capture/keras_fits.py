@@ -56,12 +56,12 @@ class Fits:
         self,
         is_chief: bool,
         share: Share,
-        land_together: Callable[[], None],
+        flush_together: Callable[[], None],
         is_global: bool = True,
         have_joined: Callable[[], bool] = lambda: True,
         refusing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._is_chief, self._share, self._land_together = is_chief, share, land_together
+        self._is_chief, self._share, self._land_together = is_chief, share, flush_together
         self._is_global, self._have_joined, self._refusing = is_global, have_joined, refusing
         self._under_way: set[tuple[int, str]] = set()
         self._validated: list[keras.Model] = []
@@ -174,9 +174,9 @@ class _Logs:
     At the end of training they find the values that the steps of all workers have made.
     """
 
-    def __init__(self, share: Share, is_chief: bool, land_together: Callable[[], None]) -> None:
+    def __init__(self, share: Share, is_chief: bool, flush_together: Callable[[], None]) -> None:
         super().__init__()
-        self._share, self._is_chief, self._land_together = share, is_chief, land_together
+        self._share, self._is_chief, self._land_together = share, is_chief, flush_together
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         said = self._share(json.dumps({name: _plain(value) for name, value in (logs or {}).items()}))

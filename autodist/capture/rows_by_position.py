@@ -30,7 +30,7 @@ def require_no_rows_by_position(item: Step, dealt: Dealt) -> None:
     taken = next(_taken_by_position(item, flows_of(item), dealt.examples), None)
     if taken is None:
         return
-    node, line = item.wiring.nodes[node_of(taken)], item.origin_of(node_of(taken))
+    node, line = item.graph_index.nodes[node_of(taken)], item.origin_of(node_of(taken))
     split = [dealt.names.get(name, node_of(name)) for name, axis in item.inputs.items() if axis is not None]
     axes = ", ".join(f'"{name}": None' for name in dict.fromkeys(split))
     raise CaptureError(
@@ -54,7 +54,7 @@ def _taken_by_position(item: Step, flows: Propagation, examples: int) -> Iterato
 
 def _unknown_inputs(item: Step, flows: Propagation, name: str) -> list[str]:
     """What a tensor is made of that is not known; of what shows a shape alone, nothing."""
-    node = item.wiring.nodes[node_of(name)]
+    node = item.graph_index.nodes[node_of(name)]
     if node.op in _OF_SHAPES:
         return []
     return [tensor(i) for i in node.input if not is_control(i) and isinstance(flows.kind(tensor(i)), Unknown)]

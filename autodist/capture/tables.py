@@ -162,10 +162,10 @@ def share_tables(item: Step, session: str) -> Step:
     Args:
         session: a name that no other session has.
     """
-    kept = [node.name for node in item.wiring.having(Trait.TABLE)]
+    kept = [node.name for node in item.graph_index.having(Trait.TABLE)]
     if not kept:
         return item
-    editor = GraphEditor(item.graph_def, item.wiring)
+    editor = GraphEditor(item.graph_def, item.graph_index)
     for name in kept:
         share(editor[name], session)
     return item.with_graph(editor.to_graph_def())

@@ -81,13 +81,13 @@ class TrainingRequirements:
 
 def _written_of_batch(item: Step) -> set[str]:
     """The VarHandleOps of the variables whose new values depend on the batch, or are drawn."""
-    wiring = item.wiring
+    graph_index = item.graph_index
     split = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
-    drawn = [name for name, node in wiring.nodes.items() if node.op in having(Trait.SEEDED | Trait.GENERATOR)]
-    effects = wiring.effects
+    drawn = [name for name, node in graph_index.nodes.items() if node.op in having(Trait.SEEDED | Trait.GENERATOR)]
+    effects = graph_index.effects
     return {
         handle
-        for name in reach([*split, *drawn], wiring.consumers.__getitem__)
+        for name in reach([*split, *drawn], graph_index.consumers.__getitem__)
         if name in effects
         for handle in effects[name].writes
     }

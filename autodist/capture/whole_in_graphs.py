@@ -146,7 +146,7 @@ class _Forward:
 
     def batch_of(self, value: tf.Tensor) -> tuple[tf.Tensor, int]:
         """A batch that a value is made of, and the axis of its examples."""
-        made_of = reach([value.op.name], self.item.wiring.data.__getitem__)
+        made_of = reach([value.op.name], self.item.graph_index.data.__getitem__)
         name = next(name for name in self.fed if node_of(name) in made_of)
         axis = self.item.inputs[name]
         assert axis is not None

@@ -73,7 +73,7 @@ class Automatic(StepObserver):
         self._saves, self._preemption = Saves(run, self._folder, section.keep), preemption
         self.schedule = Schedule(
             run.index == 0,
-            lambda said: run.talk.share(said, "a training step"),
+            lambda said: run.coordination.share(said, "a training step"),
             section.every_steps,
             section.every_minutes,
             run.step,

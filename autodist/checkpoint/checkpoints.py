@@ -131,7 +131,7 @@ class Checkpoints:
                 found = self._find(path)
             except CheckpointError as raised:
                 error, found = raised, {"error": str(raised)}
-        told = json.loads(self._run.talk.share(json.dumps(found), RESTORE, is_certain=False))
+        told = json.loads(self._run.coordination.share(json.dumps(found), RESTORE, is_certain=False))
         if error is not None or "error" in told:
             raise error or CheckpointError(told["error"])
         if not told:
@@ -232,10 +232,12 @@ class Checkpoints:
 
     def _read_into_session(self, prefix: str, values: Sequence[tuple[str, Kept]]) -> None:
         """Gives what the session has the values of some keys; all workers call it."""
-        workers, engine, pieces = self._run.workers, self._run.engines.beside, self._run.pieces
+        workers, graph_runner, pieces = self._run.workers, self._run.graph_runners.beside, self._run.pieces
 
         def read() -> str:
-            self._run.guard(read_into_session, engine, pieces, lambda worker: cpu_of(worker, workers), prefix, values)
+            self._run.guard(
+                read_into_session, graph_runner, pieces, lambda worker: cpu_of(worker, workers), prefix, values
+            )
             return ""
 
         self._run.chief.do_while_all_wait(read)

@@ -117,7 +117,11 @@ class ExtraState:
         def look() -> None:
             """Once the first step that trains is made; under the same strategy later ones may have the rest."""
             strategy = self._run.strategy
-            if strategy is not None and self._run.engines.memories.awaited and digest_of_strategy(strategy) != then:
+            if (
+                strategy is not None
+                and self._run.graph_runners.memories.awaited
+                and digest_of_strategy(strategy) != then
+            ):
                 _tell_lost(about, "this strategy has no place for it")
 
         if self._run.strategy is None:

@@ -116,7 +116,11 @@ class CheckpointCallback(keras.callbacks.Callback):
             self._restore(self._checkpoints)
         if self.schedule is None:
             self.schedule = Schedule(
-                self._run.index == 0, self._run.talk.share, self._every_steps, self._every_minutes, self._run.step
+                self._run.index == 0,
+                self._run.coordination.share,
+                self._every_steps,
+                self._every_minutes,
+                self._run.step,
             )
             self._run.observer.on_schedule(self.schedule)
         self._epochs_before = model._initial_epoch
@@ -191,7 +195,7 @@ class CheckpointCallback(keras.callbacks.Callback):
                     "folder, or restore it by ad.checkpoint before `fit`."
                 )
             said = {**about[FIT], "prefix": prefix, "step": about["step"]}
-        self._resumed = json.loads(self._run.talk.share(json.dumps(said)))
+        self._resumed = json.loads(self._run.coordination.share(json.dumps(said)))
         if self._resumed:
             prefix = self._resumed["prefix"]
             require_seen(self._run.index, prefix)

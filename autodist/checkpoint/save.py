@@ -160,7 +160,7 @@ class Saves:
         if self._part_writer is None:
             workers = self._run.workers
             self._part_writer = PartWriter(
-                self._run.engines.beside, self._run.pieces, lambda worker: cpu_of(worker, workers)
+                self._run.graph_runners.beside, self._run.pieces, lambda worker: cpu_of(worker, workers)
             )
         return self._part_writer
 

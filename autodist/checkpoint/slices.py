@@ -83,7 +83,7 @@ class Here:
 
 
 def read_into_session(
-    engine: GraphRunner,
+    graph_runner: GraphRunner,
     pieces: VariableSlices,
     desk: Callable[[int], str],
     prefix: str,
@@ -104,7 +104,9 @@ def read_into_session(
     rounds = [list(_rounds(reads)) for reads in by_worker.values()]
     for together in itertools.zip_longest(*rounds, fillvalue=()):
         groups = itertools.chain.from_iterable(together)
-        engine.session.run([write for group in groups for write in _writes(engine, pieces, desk, prefix, group)])
+        graph_runner.session.run(
+            [write for group in groups for write in _writes(graph_runner, pieces, desk, prefix, group)]
+        )
 
 
 def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
@@ -130,9 +132,9 @@ def _reads(pieces: VariableSlices, values: Iterable[tuple[str, Kept]]) -> Iterat
 
 
 def _writes(
-    engine: GraphRunner, pieces: VariableSlices, desk: Callable[[int], str], prefix: str, group: Sequence[_Read]
+    graph_runner: GraphRunner, pieces: VariableSlices, desk: Callable[[int], str], prefix: str, group: Sequence[_Read]
 ) -> Iterator[tf.Operation]:
-    with engine.graph.as_default():
+    with graph_runner.graph.as_default():
         let_go = []
         for read in group:
             if read.byte_size >= LARGE:

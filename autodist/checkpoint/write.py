@@ -87,9 +87,9 @@ class PartWriter:
         desk: the device of a worker on which its files are written.
     """
 
-    def __init__(self, engine: GraphRunner, pieces: VariableSlices, desk: Callable[[int], str]) -> None:
-        self._engine, self._pieces, self._desk = engine, pieces, desk
-        with engine.graph.as_default():
+    def __init__(self, graph_runner: GraphRunner, pieces: VariableSlices, desk: Callable[[int], str]) -> None:
+        self._engine, self._pieces, self._desk = graph_runner, pieces, desk
+        with graph_runner.graph.as_default():
             self._folder = tf.compat.v1.placeholder(tf.string, [])
         self._looks: dict[int, tf.Tensor] = {}
         self._rounds: dict[_Asked, list[list[tuple[str, tf.Operation]]]] = {}

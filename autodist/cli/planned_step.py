@@ -126,8 +126,8 @@ class PlannedStep:
         step, row = (sent.by_worker(len(self._names)) for sent in sent_to_mates(variable, holders))
         sent = tuple(one + more * (rows or 0) for one, more in zip(step, row, strict=True))
         found = self._variable(variable, node, rows, sent)
-        mates = tuple(self._names[worker] for worker in holders[1:])
-        shards = tuple(shard.model_copy(update={"mates": mates}) for shard in found.shards)
+        stage_group = tuple(self._names[worker] for worker in holders[1:])
+        shards = tuple(shard.model_copy(update={"mates": stage_group}) for shard in found.shards)
         return found.model_copy(update={"synchronizer": f"stage {stage}", "shards": shards})
 
     def _variable(
@@ -192,7 +192,7 @@ def held_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int) -> lis
             if shard.owner == EVERY_WORKER:
                 everywhere += size
             else:
-                for holder in (shard.owner, *shard.mates):
+                for holder in (shard.owner, *shard.stage_group):
                     held[holder] += size
     synced = {variable.name: variable for variable in synced_variables(item)}
     for node in strategy.nodes:

@@ -37,7 +37,7 @@ class ShardPlan(_Part):
     """
 
     owner: str | None
-    mates: tuple[str, ...] = ()
+    stage_group: tuple[str, ...] = ()
     shape: tuple[int, ...]
 
 

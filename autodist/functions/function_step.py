@@ -179,13 +179,13 @@ class DistributedFunction:
             return self._call_unknown(key, arrays, self._bind(args, kwargs))
         if self._trains:
             self._run.observer.before_step(self)
-        with self._run.missed_step.noted(but=self.survivable):
+        with self._run.failed_step.noted(but=self.survivable):
             results = self._run_step(known.traced, known.own, known.leaves, arrays)
-        self._run.first_batches.look()
+        self._run.input_consistency.look()
         return results
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        with self._run.missed_step.noted(is_step=False, is_before=True):
+        with self._run.failed_step.noted(is_step=False, is_before=True):
             return self._arguments.bind(args, kwargs)
 
     @property
@@ -211,11 +211,11 @@ class DistributedFunction:
         if self._trains:
             self._run.observer.before_step(self)
         own = known.own
-        with self._run.missed_step.noted(but=self.survivable):
+        with self._run.failed_step.noted(but=self.survivable):
             for count in self.coming:
                 known.traced.running.require_even(count)
             found = known.traced.running.repeat([own.of(some) for some in arrays], own.examples, own.all_examples)
-        self._run.first_batches.look()
+        self._run.input_consistency.look()
         return _results(known.traced, found)
 
     def _on(self, data: Any, whole: WholeBatch | None) -> Any:
@@ -226,7 +226,7 @@ class DistributedFunction:
         """A call of a form that was not seen before; what is found out is kept for later calls of that form."""
         if self._in_graph is not None and not tf.executing_eagerly():
             return self._in_graph(arguments)
-        with self._run.missed_step.noted(is_step=False, is_before=True):
+        with self._run.failed_step.noted(is_step=False, is_before=True):
             leaves, constants = self._arguments.take_apart(arguments)
             key = tuple((parameter, constant_key(value)) for parameter, value in constants)
             axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
@@ -235,7 +235,7 @@ class DistributedFunction:
             self._known.clear()
         if self._trains:
             self._run.observer.before_step(self)
-        with self._run.missed_step.noted(but=self.survivable):
+        with self._run.failed_step.noted(but=self.survivable):
             require_rows_for_all(split_rows(leaves), asked.groups, self._sharing.replicas)
             traced = self._traced.get(asked)
             if traced is not None and not self._is_outdated(traced):
@@ -243,7 +243,7 @@ class DistributedFunction:
                 results = self._run_step(traced, own, leaves, self._in_order(traced, leaves))
             else:
                 traced, own, results = self._first_call(asked, arguments, leaves, constants)
-        self._run.first_batches.look()
+        self._run.input_consistency.look()
         traced.running.after(lambda: results)
         is_all = len(arrays) == len(leaves) and all(a is x.value for a, x in zip(arrays, leaves, strict=True))
         if form is not None and is_all and not any(asked.groups) and self._run.recorder is None:
@@ -329,8 +329,8 @@ class DistributedFunction:
         else:
             fed = [(name, array, Meant.GLOBAL) for name, array in self.whole.alike]
         fed += [(name, value, Meant.WHOLE) for name, value in constants if isinstance(value, _PLAIN)]
-        self._run.first_batches.tell(self._name, fed)
-        self._run.first_batches.send()
+        self._run.input_consistency.tell(self._name, fed)
+        self._run.input_consistency.send()
 
     def _in_order(self, traced: _Traced, leaves: Sequence[Leaf]) -> list[Any]:
         """The arrays that are passed, their examples in the order that a recorded step has."""
@@ -342,7 +342,7 @@ class DistributedFunction:
     def _run_step(self, traced: _Traced, own: OwnArrays, leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
         for count in self.coming:
             traced.running.require_even(count)
-        part = self._sharing.part(leaves, own, values, self._run.talk.bring_together)
+        part = self._sharing.part(leaves, own, values, self._run.coordination.bring_together)
         found = traced.running(part.values, part.examples, part.all_examples)
         return _results(traced, found if part.fed is None else part.fed.own_rows(found, traced.row_axes))
 

@@ -41,8 +41,10 @@ class KerasTraining:
         self._fits = None
         if run.workers > 1:
             is_alike, have_joined = self._is_global and run.spec.shard is None, lambda: run.have_joined
-            refusing = run.missed_step.noted_until_step
-            self._fits = Fits(run.index == 0, run.talk.share, run.land_together, is_alike, have_joined, refusing)
+            refusing = run.failed_step.noted_until_step
+            self._fits = Fits(
+                run.index == 0, run.coordination.share, run.flush_together, is_alike, have_joined, refusing
+            )
         shares = run.spec.shares_batches and self._is_global
         self._models = KerasModels(
             self._distribute,
@@ -83,7 +85,7 @@ class KerasTraining:
         run, fits = self._run, self._fits
         return kind(
             lambda step, jit_compile: EvaluationStep(step, run, jit_compile),
-            together=run.talk.makes_together,
+            together=run.coordination.all_make,
             digest_of=digest_of,
             validates=fits.validates if fits is not None else lambda model: False,
             noting_interrupts=run.end.noting_interrupts,

@@ -111,7 +111,7 @@ class RunningStep:
             return False
         if self._repeats is None:
             mine = self.run.recorder is None and self._program.can_repeat
-            self._repeats = mine if self.run.workers == 1 else self.run.talk.is_so_everywhere(mine)
+            self._repeats = mine if self.run.workers == 1 else self.run.coordination.is_true_everywhere(mine)
         return self._repeats
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
@@ -128,7 +128,7 @@ class RunningStep:
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"
         self._program.require_fits(examples, all_examples)
-        self.run.talk.passes()  # past all that refuses the step before a part of it has run
+        self.run.coordination.passes()  # past all that refuses the step before a part of it has run
         if not self.item.gradients:
             self.run.land()  # what only evaluates sees all that the steps before it have asked for
             return self._outputs_of(call, self._program)
@@ -142,9 +142,9 @@ class RunningStep:
         return outputs
 
     def _outputs_of(self, call: Callable[[Program], list[np.ndarray]], program: Program) -> list[np.ndarray]:
-        written_values = self.run.written_values
+        variable_sync = self.run.variable_sync
         while True:
-            turn = written_values.before_step(self.variables.values(), self.run.land, self._keeps_pace)
+            turn = variable_sync.before_step(self.variables.values(), self.run.land, self._keeps_pace)
             empty = None
             try:
                 outputs: list[np.ndarray] = self.run.guard(call, program)
@@ -152,7 +152,7 @@ class RunningStep:
                 if error.has_run:
                     raise
                 outputs, empty = [], error
-            if not written_values.after_step(turn, self._written):
+            if not variable_sync.after_step(turn, self._written):
                 break
         for tracked in self._written:
             tracked.fall_behind()
@@ -209,10 +209,10 @@ class RunningStep:
 
 def _is_asynchronous(rewritten: Step, name: str) -> bool:
     """Whether any worker's step writes a variable at its owner, or a shard of it, and waits for nobody."""
-    keepers = rewritten.replication.keepers if rewritten.replication else {}
+    variable_placements = rewritten.replication.variable_placements if rewritten.replication else {}
     cut = rewritten.cuts.get(name)
     parts = [name] if cut is None else [shard_name(name, k) for k in range(len(cut.sizes))]
-    return any(keepers[part].pace is SyncMode.ASYNCHRONOUS for part in parts if part in keepers)
+    return any(variable_placements[part].pace is SyncMode.ASYNCHRONOUS for part in parts if part in variable_placements)
 
 
 def _as_settled(item: Step, variables: Mapping[str, Tracked]) -> Step:

@@ -37,7 +37,7 @@ def find_applied(item: Step, stages: Stages) -> tuple[VariableGradient, ...]:
     weights of a network of their own and apply what they get to those of a global one.
     """
     return tuple(
-        replace(g, variable=_applied_to(item, stages, g)) if k in stages.strays else g
+        replace(g, variable=_applied_to(item, stages, g)) if k in stages.unapplied_gradients else g
         for k, g in enumerate(stages.gradients)
     )
 
@@ -52,8 +52,8 @@ def _applied_to(item: Step, stages: Stages, gradient: VariableGradient) -> str:
 
 def find_fed_updates(item: Step) -> dict[str, Variable]:
     """For placeholders from which trained variables are updated as from gradients: which one each is for."""
-    placeholders = item.wiring.of_op("Placeholder")
-    if not placeholders or not any(effect.writes for effect in item.wiring.effects.values()):
+    placeholders = item.graph_index.of_op("Placeholder")
+    if not placeholders or not any(effect.writes for effect in item.graph_index.effects.values()):
         return {}
     stages = find_stages(item)
     found = {}
@@ -97,19 +97,21 @@ def _applications(item: Step, stages: Stages, name: str) -> list[Application]:
 
 
 def _readers(item: Step, name: str) -> Iterator[tf.compat.v1.NodeDef]:
-    for consumer in item.wiring.consumers[node_of(name)]:
-        node = item.wiring.nodes[consumer]
+    for consumer in item.graph_index.consumers[node_of(name)]:
+        node = item.graph_index.nodes[consumer]
         if any(tensor(i) == name for i in node.input if not is_control(i)):
             yield node
 
 
 def _outputs(item: Step, node: str) -> list[str]:
     """The outputs of a node that are read."""
-    read = (i for c in item.wiring.consumers[node] for i in item.wiring.nodes[c].input if not is_control(i))
+    read = (i for c in item.graph_index.consumers[node] for i in item.graph_index.nodes[c].input if not is_control(i))
     return list(dict.fromkeys(tensor(i) for i in read if node_of(i) == node))
 
 
 def _read_after(item: Step, stages: Stages, write: str, handle: str) -> list[str]:
     """What is read of a variable after a write."""
     readers = [r for r in stages.readers(handle) if write in stages.writes_before(r, handle) and r != write]
-    return [t for reader in readers if item.wiring.nodes[reader].op == "ReadVariableOp" for t in _outputs(item, reader)]
+    return [
+        t for reader in readers if item.graph_index.nodes[reader].op == "ReadVariableOp" for t in _outputs(item, reader)
+    ]

@@ -62,16 +62,16 @@ def baked_values(item: Step) -> tuple[Baked, ...]:
 
     Of a session's whole graph, which has no outputs, those on which the training depends, and not the initial values.
     """
-    wiring, nodes = item.wiring, item.wiring.nodes
+    graph_index, nodes = item.graph_index, item.graph_index.nodes
     gradients = [name for g in item.gradients for t in g.tensors if (name := node_of(t)) in nodes]
-    updates = reach(gradients, wiring.consumers.__getitem__)
-    writes = [n for n, e in wiring.effects.items() if e.writes and nodes[n].op != _PLAIN_WRITE]
+    updates = reach(gradients, graph_index.consumers.__getitem__)
+    writes = [n for n, e in graph_index.effects.items() if e.writes and nodes[n].op != _PLAIN_WRITE]
     computed = [node_of(t) for t in item.outputs if nodes[node_of(t)].op != "Const"]
     needed = reach(
         [*updates, *writes, *computed, *item.targets],
         lambda name: _that_count(nodes[name].op, nodes[name].input),
     )
-    functions = {f.signature.name: f for f in wiring.graph_def.library.function}
+    functions = {f.signature.name: f for f in graph_index.graph_def.library.function}
     bodies = functools.cache(lambda name: _values_in_body(functions, name, bodies))
     found: list[Baked] = []
     for at, (name, node) in enumerate(nodes.items()):

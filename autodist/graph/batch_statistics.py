@@ -106,7 +106,7 @@ def _met_at(item: Step, flows: Propagation, node: str, is_left: Callable[[str], 
 
 def inputs_of(item: Step, node: str) -> list[str]:
     """What a node reads, by name."""
-    return [tensor(name) for name in item.wiring.nodes[node].input if not is_control(name)]
+    return [tensor(name) for name in item.graph_index.nodes[node].input if not is_control(name)]
 
 
 def _joined(item: Step) -> list[int]:
@@ -130,7 +130,9 @@ def _first_unknown(item: Step, flows: Propagation, names: Sequence[str]) -> Iter
             continue
         seen.add(node)
         unknown = [name for name in inputs_of(item, node) if isinstance(flows.kind(name), Unknown)]
-        if not unknown and item.wiring.nodes[node].op not in _OF_SHAPES:  # who reads a shape knows whose rows it counts
+        if (
+            not unknown and item.graph_index.nodes[node].op not in _OF_SHAPES
+        ):  # who reads a shape knows whose rows it counts
             yield node
         front += map(node_of, unknown)
 

@@ -11,37 +11,37 @@ from autodist.graph.walks import reach
 _MERGES, _BACK, _EXITS = map(having, (Trait.MERGE, Trait.BACK, Trait.EXIT))
 
 
-def find_inside(wiring: GraphIndex) -> list[str]:
+def find_inside(graph_index: GraphIndex) -> list[str]:
     """The nodes in branches and loops, which may have no value in a run, or many; without those that lead out."""
-    entrances = {node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER)}
-    return _within(wiring, entrances, 2)  # a loop's value has gone through an Enter and a Switch
+    entrances = {node.name for node in graph_index.having(Trait.SWITCH | Trait.ENTER)}
+    return _within(graph_index, entrances, 2)  # a loop's value has gone through an Enter and a Switch
 
 
-def find_perhaps_dead(wiring: GraphIndex) -> set[str]:
+def find_perhaps_dead(graph_index: GraphIndex) -> set[str]:
     """The nodes that branches and loops of TensorFlow 1 lead to, which may have no value in a run."""
-    entrances = (node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER))
-    return reach(entrances, wiring.consumers.__getitem__)
+    entrances = (node.name for node in graph_index.having(Trait.SWITCH | Trait.ENTER))
+    return reach(entrances, graph_index.consumers.__getitem__)
 
 
-def find_in_branches(wiring: GraphIndex) -> list[str]:
+def find_in_branches(graph_index: GraphIndex) -> list[str]:
     """The nodes that a branch of TensorFlow 1 may leave out of a run, loops left aside."""
-    switches = [node.name for node in wiring.having(Trait.SWITCH)]
-    branching = {s for s in switches if wiring.nodes[wiring.data[s][1]].op != "LoopCond"}
-    return _within(wiring, branching, 0)
+    switches = [node.name for node in graph_index.having(Trait.SWITCH)]
+    branching = {s for s in switches if graph_index.nodes[graph_index.data[s][1]].op != "LoopCond"}
+    return _within(graph_index, branching, 0)
 
 
-def _within(wiring: GraphIndex, entrances: Collection[str], entered_by_loops: int) -> list[str]:
+def _within(graph_index: GraphIndex, entrances: Collection[str], entered_by_loops: int) -> list[str]:
     if not entrances:
         return []
     depths: dict[str, int] = {}
-    for name in wiring.order:
-        op = wiring.nodes[name].op
-        depth = max((depths.get(source, 0) for source in wiring.sources[name]), default=0)
+    for name in graph_index.order:
+        op = graph_index.nodes[name].op
+        depth = max((depths.get(source, 0) for source in graph_index.sources[name]), default=0)
         if name in entrances:
             depth += 1
         elif op in _EXITS:
             depth -= entered_by_loops
-        elif op in _MERGES and not any(wiring.nodes[source].op in _BACK for source in wiring.data[name]):
+        elif op in _MERGES and not any(graph_index.nodes[source].op in _BACK for source in graph_index.data[name]):
             depth -= 1
         depths[name] = max(depth, 0)
     return [name for name, depth in depths.items() if depth]

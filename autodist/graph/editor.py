@@ -27,12 +27,12 @@ class GraphEditor:
         wiring: of `graph_def`, if it is there: names and consumers need not be looked for then.
     """
 
-    def __init__(self, graph_def: tf.compat.v1.GraphDef, wiring: GraphIndex | None = None) -> None:
+    def __init__(self, graph_def: tf.compat.v1.GraphDef, graph_index: GraphIndex | None = None) -> None:
         self._work = GraphDef()
         self._work.CopyFrom(graph_def)
         self._index: dict[str, set[str]] | None = None
-        self._wiring = wiring
-        names = (node.name for node in self._work.node) if wiring is None else wiring.nodes
+        self._wiring = graph_index
+        names = (node.name for node in self._work.node) if graph_index is None else graph_index.nodes
         self._nodes: dict[str, NodeDef] = dict(zip(names, self._work.node, strict=True))
         # A removed node stays in `_work`, where to take it out would shift all others, until the graph is asked for.
         self._positions = {name: position for position, name in enumerate(self._nodes)}

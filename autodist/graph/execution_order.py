@@ -30,12 +30,12 @@ class ExecutionOrder:
     names: tuple[str, ...]
     position: Mapping[str, int]
     sources: Mapping[str, Sequence[str]]
-    wiring: GraphIndex
+    graph_index: GraphIndex
 
     @property
     def messages(self) -> list[str]:
         """The names of the joins' messages."""
-        return [name for name in self.names if name not in self.wiring.nodes]
+        return [name for name in self.names if name not in self.graph_index.nodes]
 
     def rounds(self) -> dict[str, int]:
         """By message, the number of messages that stand one behind the other before it."""
@@ -57,7 +57,7 @@ def message_of(join: PendingReduction) -> str:
 
 
 def find_execution_order(
-    wiring: GraphIndex, joins: Iterable[PendingReduction], late: Mapping[str, int]
+    graph_index: GraphIndex, joins: Iterable[PendingReduction], late: Mapping[str, int]
 ) -> ExecutionOrder | None:
     """The order of a step, or None if two messages would wait for each other.
 
@@ -66,22 +66,22 @@ def find_execution_order(
         joins: all of the step.
         late: the writes that come as late as possible, with their order among each other.
     """
-    return _Walk(wiring, joins, late).run()
+    return _Walk(graph_index, joins, late).run()
 
 
-def settle_depths(wiring: GraphIndex, joins: Sequence[PendingReduction]) -> tuple[PendingReduction, ...]:
+def settle_depths(graph_index: GraphIndex, joins: Sequence[PendingReduction]) -> tuple[PendingReduction, ...]:
     """The joins, with depths by which none shares a message with another that it waits for.
 
     The stages and depths of most steps are such already. Where control dependencies order one part of the step behind
     another, the depth of a join becomes the number of joins that stand one behind the other before it.
     """
-    if find_execution_order(wiring, joins, {}) is not None:
+    if find_execution_order(graph_index, joins, {}) is not None:
         return tuple(joins)
     local_of = {node_of(t): join for join in joins for t in join.result}
     before: dict[str, int] = {}
     depths: dict[str, int] = {}
-    for name in wiring.order:
-        before[name] = max((before.get(source, 0) for source in wiring.sources[name]), default=0)
+    for name in graph_index.order:
+        before[name] = max((before.get(source, 0) for source in graph_index.sources[name]), default=0)
         if name in local_of:
             join = local_of[name]
             depths[join.name] = max(before.get(source, 0) for source in _made_from(join))
@@ -97,16 +97,16 @@ def _made_from(join: PendingReduction) -> list[str]:
 class _Walk:
     """Takes node after node whose sources are taken: whatever can run, else a message, else a late write."""
 
-    wiring: GraphIndex
+    graph_index: GraphIndex
     joins: Iterable[PendingReduction]
     late: Mapping[str, int]
     names: list[str] = field(default_factory=list)
 
     def run(self) -> ExecutionOrder | None:
         messages = self._messages()
-        position = {name: k for k, name in enumerate(self.wiring.order)}
+        position = {name: k for k, name in enumerate(self.graph_index.order)}
         sources: dict[str, Sequence[str]] = {
-            name: [s for s in found if position[s] < position[name]] for name, found in self.wiring.sources.items()
+            name: [s for s in found if position[s] < position[name]] for name, found in self.graph_index.sources.items()
         }
         consumers: dict[str, list[str]] = {}
         for message, (made_from, results) in messages.items():
@@ -131,7 +131,9 @@ class _Walk:
                     self._enter(consumer, messages, ready, held)
         if len(self.names) < len(sources):
             return None
-        return ExecutionOrder(tuple(self.names), {name: k for k, name in enumerate(self.names)}, sources, self.wiring)
+        return ExecutionOrder(
+            tuple(self.names), {name: k for k, name in enumerate(self.names)}, sources, self.graph_index
+        )
 
     def _enter(
         self, name: str, messages: Mapping[str, object], ready: list[str], held: list[tuple[int, int, str]]

@@ -10,7 +10,7 @@ from autodist.graph.op_types import VARIANT, types_of_outputs
 from autodist.graph.walks import reach
 
 
-def find_lists(wiring: GraphIndex, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
+def find_lists(graph_index: GraphIndex, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
     """For each node that makes or reads a list of tensors, all those that are tied to it by such.
 
     Args:
@@ -18,9 +18,9 @@ def find_lists(wiring: GraphIndex, names: Iterable[str]) -> Mapping[str, frozens
         names: the nodes that are looked at.
     """
     beside: dict[str, set[str]] = {}
-    makes = {name: _lists_made(wiring, name) for name in names}
+    makes = {name: _lists_made(graph_index, name) for name in names}
     for reader in makes:
-        for i in wiring.nodes[reader].input:
+        for i in graph_index.nodes[reader].input:
             maker = node_of(i)
             if not is_control(i) and output_index(i) in makes.get(maker, ()):
                 beside.setdefault(reader, set()).add(maker)
@@ -33,9 +33,9 @@ def find_lists(wiring: GraphIndex, names: Iterable[str]) -> Mapping[str, frozens
     return found
 
 
-def _lists_made(wiring: GraphIndex, name: str) -> frozenset[int]:
+def _lists_made(graph_index: GraphIndex, name: str) -> frozenset[int]:
     """Which outputs of a node are lists."""
-    node = wiring.nodes[name]
+    node = graph_index.nodes[name]
     try:
         kinds = list(types_of_outputs(node))
     except AttributeError:  # a function of the graph's, called as an op

@@ -19,7 +19,7 @@ def find_shared_before(item: Step, names: Collection[str], held: Collection[str]
         names: the nodes that are looked at.
         held: handles of the variables that one stage has.
     """
-    effects = {name: effect for name, effect in item.wiring.effects.items() if name in names}
+    effects = {name: effect for name, effect in item.graph_index.effects.items() if name in names}
     written = frozenset().union(*(effect.writes for effect in effects.values())) - frozenset(held)
     touched = {name: both for name, e in effects.items() if (both := (e.reads | e.writes) & written)}
     return {
@@ -30,7 +30,7 @@ def find_shared_before(item: Step, names: Collection[str], held: Collection[str]
 
 def _waits_among(item: Step, names: Collection[str]) -> dict[str, list[str]]:
     """For each of some nodes those of them that it waits for."""
-    order, sources = item.wiring.order, item.wiring.sources
+    order, sources = item.graph_index.order, item.graph_index.sources
     among = [name for name in order if name in names]
     bit_of = {name: 1 << k for k, name in enumerate(among)}
     before: dict[str, int] = {}

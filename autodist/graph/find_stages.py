@@ -21,7 +21,7 @@ def find_stages(item: Step) -> Stages:
     """
     batch = tuple(name for name, axis in item.inputs.items() if axis is not None)
     given = (item.gradients, tuple((v.name, v.handle) for v in item.variables), batch)
-    return item.wiring.once("stages", given, lambda: _find(item))
+    return item.graph_index.once("stages", given, lambda: _find(item))
 
 
 def _find(item: Step) -> Stages:
@@ -54,10 +54,11 @@ class _Walk:
     updates: int = 0  # bits of the writes that a gradient reaches
 
     def __post_init__(self) -> None:
-        self.wiring = self.item.wiring
-        self.order = {name: k for k, name in enumerate(self.wiring.order)}
+        self.graph_index = self.item.graph_index
+        self.order = {name: k for k, name in enumerate(self.graph_index.order)}
         self.effects = {
-            name: self.wiring.effects[name] for name in sorted(self.wiring.effects, key=self.order.__getitem__)
+            name: self.graph_index.effects[name]
+            for name in sorted(self.graph_index.effects, key=self.order.__getitem__)
         }
         at: dict[str, int] = {}
         for k, gradient in enumerate(self.gradients):
@@ -75,13 +76,13 @@ class _Walk:
         self.leads_to_state = self._data_ancestors(writes)
 
     def run(self) -> None:
-        for name in self.wiring.order:
+        for name in self.graph_index.order:
             self._visit(name)
 
     def _visit(self, name: str) -> None:
-        data = self.wiring.data[name]
+        data = self.graph_index.data[name]
         before = 0
-        for source in self.wiring.sources[name]:
+        for source in self.graph_index.sources[name]:
             if source in self.before:
                 before |= self.before[source]
         level = max([self.level[source] for source in data if source in self.level], default=1)
@@ -141,13 +142,13 @@ class _Walk:
             bits ^= low
 
     def _data_ancestors(self, roots: Iterable[str]) -> set[str]:
-        return reach(roots, self.wiring.data.__getitem__)
+        return reach(roots, self.graph_index.data.__getitem__)
 
     def _readers(self, tensors: Mapping[str, int]) -> dict[str, int]:
         """The nodes that read any of `tensors`, with the bits of all that each reads."""
         found: dict[str, int] = {}
-        for name in {consumer for t in tensors for consumer in self.wiring.consumers[node_of(t)]}:
-            for i in self.wiring.nodes[name].input:
+        for name in {consumer for t in tensors for consumer in self.graph_index.consumers[node_of(t)]}:
+            for i in self.graph_index.nodes[name].input:
                 if not is_control(i) and tensor(i) in tensors:
                     found[name] = found.get(name, 0) | tensors[tensor(i)]
         return found
@@ -155,8 +156,8 @@ class _Walk:
     def _reached_by_data(self, readers: Collection[str], without: Collection[str] = ()) -> set[str]:
         """The nodes `readers`, and all that data comes to from them; not through nodes of `without`."""
         found: set[str] = set()
-        for name in self.wiring.order:
-            if (name in readers or not found.isdisjoint(self.wiring.data[name])) and name not in without:
+        for name in self.graph_index.order:
+            if (name in readers or not found.isdisjoint(self.graph_index.data[name])) and name not in without:
                 found.add(name)
         return found
 
@@ -192,10 +193,10 @@ class _Walk:
             order=self.order,
             before=self.before,
             writes=tuple(self.writes),
-            strays=frozenset(k for k in range(len(self.gradients)) if not self.reaches_own_write(k)),
+            unapplied_gradients=frozenset(k for k in range(len(self.gradients)) if not self.reaches_own_write(k)),
         )
 
 
 def written_handles(item: Step) -> set[str]:
     """The VarHandleOps of the variables that a step writes."""
-    return {handle for effect in item.wiring.effects.values() for handle in effect.writes}
+    return {handle for effect in item.graph_index.effects.values() for handle in effect.writes}

@@ -16,7 +16,7 @@ def flows_of(item: Step) -> Propagation:
         item.graph_def,
         axes,
         lambda name: item.spec_of(name).shape,
-        nodes=item.wiring.nodes,
+        nodes=item.graph_index.nodes,
         whole_sums={s.node: s for s in item.whole_sums},
         apart=item.apart,
         declared={variable.handle: Replicated(is_generator=True) for variable in item.variables if variable.is_seed},

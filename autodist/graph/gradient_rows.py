@@ -37,7 +37,7 @@ def gradient_rows(item: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, 
 
 def with_shapes(item: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.compat.v1.GraphDef:
     """What makes some tensors, from inputs of these shapes; TensorFlow infers the rest when it imports that."""
-    editor = GraphEditor(item.graph_def, item.wiring)
+    editor = GraphEditor(item.graph_def, item.graph_index)
     editor.prune(wanted)
     for name, shape in shapes.items():
         if name in item.inputs and node_of(name) in editor and editor[node_of(name)].op == "Placeholder":

@@ -68,7 +68,7 @@ def find_depths(item: Step) -> Mapping[str, int]:
 
 def _walk(item: Step, sums: set[str], given: Mapping[str, int]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for name in item.wiring.order:
-        depth = max((found.get(source, 0) for source in item.wiring.sources[name]), default=0)
+    for name in item.graph_index.order:
+        depth = max((found.get(source, 0) for source in item.graph_index.sources[name]), default=0)
         found[name] = max(depth + (name in sums), given.get(name, 0))
     return found

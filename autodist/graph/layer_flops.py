@@ -44,7 +44,7 @@ def layer_flops(item: Step, layers: Sequence[Collection[str]]) -> list[int] | No
 
 def _filled(item: Step, name: str) -> list[int] | None:
     """The shape of an input, whose open lengths are filled in; None where not even its rank is known."""
-    node = item.wiring.nodes.get(node_of(name))
+    node = item.graph_index.nodes.get(node_of(name))
     if node is None or node.op not in _FED or "shape" not in node.attr or node.attr["shape"].shape.unknown_rank:
         return None
     return [dim.size if dim.size >= 0 else OPEN_LENGTH for dim in node.attr["shape"].shape.dim]

@@ -51,7 +51,7 @@ class Linearity:
         return self.of(name) in (Grade.LINEAR, Grade.BENT)
 
 
-def find_linearity(wiring: GraphIndex, seeds: Collection[str], without: Collection[str] = ()) -> Linearity:
+def find_linearity(graph_index: GraphIndex, seeds: Collection[str], without: Collection[str] = ()) -> Linearity:
     """Follows tensors through a graph.
 
     Args:
@@ -59,8 +59,8 @@ def find_linearity(wiring: GraphIndex, seeds: Collection[str], without: Collecti
         seeds: the tensors that are asked about.
         without: nodes that are not looked at.
     """
-    walk = _Walk(Library(wiring.graph_def.library))
-    grades = walk.follow(wiring, {tensor(s): Grade.LINEAR for s in seeds}, frozenset(without))
+    walk = _Walk(Library(graph_index.graph_def.library))
+    grades = walk.follow(graph_index, {tensor(s): Grade.LINEAR for s in seeds}, frozenset(without))
     return Linearity(grades, walk.bends, frozenset(walk.halves))
 
 
@@ -79,7 +79,7 @@ class _Walk:
 
     def follow(
         self,
-        wiring: GraphIndex,
+        graph_index: GraphIndex,
         given: Mapping[str, Grade],
         without: frozenset[str] = frozenset(),
         called: str | None = None,
@@ -92,35 +92,35 @@ class _Walk:
             without: nodes that are not looked at.
             called: the node of the outermost graph that calls this one; None in that graph itself.
         """
-        back = {f"{node.name}:0": Grade.ZERO for node in wiring.having(Trait.BACK)}
+        back = {f"{node.name}:0": Grade.ZERO for node in graph_index.having(Trait.BACK)}
         self._quiet += bool(back)
         while True:
-            grades = self._pass(wiring, {**given, **back}, without, called)
-            brought = {n: _either([back[n], self._brought(wiring, grades, n)]) for n in back}
+            grades = self._pass(graph_index, {**given, **back}, without, called)
+            brought = {n: _either([back[n], self._brought(graph_index, grades, n)]) for n in back}
             if brought == back:
                 break
             back = brought
         if back:
             self._quiet -= 1
-            grades = self._pass(wiring, {**given, **back}, without, called)
+            grades = self._pass(graph_index, {**given, **back}, without, called)
         return grades
 
-    def _brought(self, wiring: GraphIndex, grades: Mapping[str, Grade], name: str) -> Grade:
-        source = wiring.nodes[name.partition(":")[0]].input[0]
+    def _brought(self, graph_index: GraphIndex, grades: Mapping[str, Grade], name: str) -> Grade:
+        source = graph_index.nodes[name.partition(":")[0]].input[0]
         return grades.get(tensor(source), Grade.FREE)
 
     def _pass(
         self,
-        wiring: GraphIndex,
+        graph_index: GraphIndex,
         given: Mapping[str, Grade],
         without: frozenset[str],
         called: str | None,
     ) -> dict[str, Grade]:
         grades: dict[str, Grade] = dict(given)
-        for name in wiring.order:
+        for name in graph_index.order:
             if f"{name}:0" in given or name in without:
                 continue
-            node = wiring.nodes[name]
+            node = graph_index.nodes[name]
             inputs = [tensor(i) for i in node.input if not is_control(i)]
             taken = [grades.get(i, Grade.FREE) for i in inputs]
             made = self._grades_of(node, taken, called or name)
@@ -166,8 +166,8 @@ class _Walk:
     def _call(self, function: str, taken: Sequence[Grade], called: str) -> list[Grade]:
         if not self.library.has(function):
             return [_unknown(taken)]
-        body, wiring = self._body(function, len(taken))
-        grades = self.follow(wiring, dict(zip(body.arguments, taken, strict=True)), called=called)
+        body, graph_index = self._body(function, len(taken))
+        grades = self.follow(graph_index, dict(zip(body.arguments, taken, strict=True)), called=called)
         return [grades.get(name, Grade.FREE) for name in body.outputs]
 
     def _body(self, function: str, arguments: int) -> tuple[Body, GraphIndex]:

@@ -109,7 +109,9 @@ class _Search:
         summed = [
             part for part in {k, *self._below(k)} if isinstance(self._kind(part), Sum) and self.call.terms[part].parts
         ]
-        return any(self.item.wiring.nodes[node_of(self.call.terms[part].tensor)].op == "Maximum" for part in summed)
+        return any(
+            self.item.graph_index.nodes[node_of(self.call.terms[part].tensor)].op == "Maximum" for part in summed
+        )
 
     def _has_known_parts(self, k: int) -> bool:
         """Whether there are parts, and none of them holds rows, of which a replica does not see the others'."""
@@ -137,14 +139,14 @@ class _Search:
 
     def _differentiated(self, name: str) -> list[str]:
         """The inputs of a node through which gradients may go."""
-        node = self.item.wiring.nodes[node_of(name)]
+        node = self.item.graph_index.nodes[node_of(name)]
         if node.op in _ENDS:
             return []
         inputs = [tensor(i) for i in node.input if not i.startswith("^")]
         return [i for i in inputs if self._passes(i)]
 
     def _passes(self, name: str) -> bool:
-        op = self.item.wiring.nodes[node_of(name)].op
+        op = self.item.graph_index.nodes[node_of(name)].op
         return op == "VarHandleOp" or self.item.spec_of(name).dtype.is_floating
 
 

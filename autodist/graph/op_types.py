@@ -48,10 +48,10 @@ def types_of_outputs(node: NodeDef) -> Iterator[int]:
         yield from _types(node, argument)
 
 
-def type_of(wiring: GraphIndex, name: str) -> int:
+def type_of(graph_index: GraphIndex, name: str) -> int:
     """The type of a tensor of a graph; its node's op may be a function of the graph's."""
-    node = wiring.nodes[node_of(name)]
-    functions = (f.signature for f in wiring.graph_def.library.function if f.signature.name == node.op)
+    node = graph_index.nodes[node_of(name)]
+    functions = (f.signature for f in graph_index.graph_def.library.function if f.signature.name == node.op)
     made = op_def_registry.get(node.op) or next(functions)
     types = [kind for argument in made.output_arg for kind in _types(node, argument)]
     return types[output_index(name)]

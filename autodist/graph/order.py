@@ -13,5 +13,5 @@ def topological(graph_def: tf.compat.v1.GraphDef) -> list[tf.compat.v1.NodeDef]:
     Raises:
         ValueError: if the graph has a cycle that is not a v1 loop's.
     """
-    wiring = GraphIndex(graph_def)
-    return [wiring.nodes[name] for name in wiring.order]
+    graph_index = GraphIndex(graph_def)
+    return [graph_index.nodes[name] for name in graph_index.order]

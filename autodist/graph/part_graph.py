@@ -39,26 +39,26 @@ class PartGraph:
 
 
 def part_graph(
-    wiring: GraphIndex, nodes: Sequence[str], takes: Iterable[str], gives: Iterable[str], targets: Iterable[str]
+    graph_index: GraphIndex, nodes: Sequence[str], takes: Iterable[str], gives: Iterable[str], targets: Iterable[str]
 ) -> PartGraph:
     """The graph of some nodes, with placeholders for what they take. They wait for none but one another.
 
     Raises:
         RewriteError: it takes or gives what can be no value.
     """
-    out = tf.compat.v1.GraphDef(versions=wiring.graph_def.versions, library=wiring.graph_def.library)
+    out = tf.compat.v1.GraphDef(versions=graph_index.graph_def.versions, library=graph_index.graph_def.library)
     inputs, outputs = {}, tuple(gives)
     for name in takes:
         made = out.node.add(name=f"{PREFIX}{node_of(name)}/{output_index(name)}", op="Placeholder")
-        made.attr["dtype"].type = _type_of_value(wiring, name)
+        made.attr["dtype"].type = _type_of_value(graph_index, name)
         inputs[name] = tensor(made.name)
     for name in outputs:
-        _type_of_value(wiring, name)
+        _type_of_value(graph_index, name)
     inside = frozenset(nodes)
     for name in nodes:
         node = out.node.add()
-        node.CopyFrom(wiring.nodes[name])
-        if not inside.issuperset(wiring.sources[name]):
+        node.CopyFrom(graph_index.nodes[name])
+        if not inside.issuperset(graph_index.sources[name]):
             node.input[:] = _within(node.input[:], inside, inputs)
     drop_lost_colocation({node.name: node for node in out.node})
     return PartGraph(out, inputs, outputs, tuple(targets))
@@ -69,8 +69,8 @@ def _within(spelled: Iterable[str], inside: Collection[str], inputs: Mapping[str
     return [i for i in mapped if i is not None]
 
 
-def _type_of_value(wiring: GraphIndex, name: str) -> int:
-    kind = type_of(wiring, name)
+def _type_of_value(graph_index: GraphIndex, name: str) -> int:
+    kind = type_of(graph_index, name)
     if kind in (RESOURCE, VARIANT):
         raise RewriteError(
             f"{name} passes from one part of the step to another and is a {tf.as_dtype(kind).name}, which is no value: "

@@ -39,11 +39,11 @@ class Assignment:
     """
 
     def __init__(self, item: Step, stage_of: Mapping[str, int], count: int) -> None:
-        self.item, self.stage_of, self.count, self.wiring = item, stage_of, count, item.wiring
+        self.item, self.stage_of, self.count, self.graph_index = item, stage_of, count, item.graph_index
         self.stages = find_stages(item)
         self.leads: dict[str, set[int]] = {}
-        self._computed = [name for name in self.wiring.order if name not in self.stages.once]
-        self._lists = find_lists(self.wiring, self._computed)
+        self._computed = [name for name in self.graph_index.order if name not in self.stages.once]
+        self._lists = find_lists(self.graph_index, self._computed)
         self.shared_before = find_shared_before(item, set(self._computed), stage_of.keys())
         self._stage_of_lists: dict[frozenset[str], int] = {}
         """The stage of nodes that are tied by lists of tensors: the latest that any of them is in."""
@@ -80,7 +80,7 @@ class Assignment:
 
     def mark_of(self, name: str) -> int | None:
         """The stage in which the script has made a node (`ad.stage`); None: it does not say."""
-        return marked_stage(self.wiring.nodes[name])
+        return marked_stage(self.graph_index.nodes[name])
 
     def _require_one_way_back(self) -> set[str]:
         """What the seed of the loss reaches, and what waits for such.
@@ -97,13 +97,13 @@ class Assignment:
                 "train with a step for each loss, or take a strategy without pipeline stages, AllReduce say.",
             )
         seeds = [name for call in calls for name in (call.seed, *(term.seed for term in call.terms))]
-        return reach([s for s in seeds if s in self.wiring.nodes], self.wiring.consumers.__getitem__)
+        return reach([s for s in seeds if s in self.graph_index.nodes], self.graph_index.consumers.__getitem__)
 
     def _given(self, name: str) -> list[str]:
         """What a node computes with: its inputs, and earlier writes of the shared variables that it reads."""
         effects = self.stages.effects
         before = self.shared_before.get(name, ())
-        return [*self.wiring.data[name], *(b for b in before if effects[b].writes & effects[name].reads)]
+        return [*self.graph_index.data[name], *(b for b in before if effects[b].writes & effects[name].reads)]
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Assignment:
         mark = self.mark_of(name)
         if mark is None:
             return max(stage, self._stage_of_lists.get(self._lists.get(name, frozenset()), 0))
-        made = f"{name} ({self.wiring.nodes[name].op}) is made in ad.stage({mark})"
+        made = f"{name} ({self.graph_index.nodes[name].op}) is made in ad.stage({mark})"
         if mark >= self.count:
             self.refuse(
                 "stages",
@@ -194,7 +194,7 @@ class Assignment:
         if len(found) > 1:
             self.refuse(
                 "stages",
-                f"{name} ({self.wiring.nodes[name].op}) uses {listed(map(self._named, found.values()))}, which are in "
+                f"{name} ({self.graph_index.nodes[name].op}) uses {listed(map(self._named, found.values()))}, which are in "
                 f"different pipeline stages ({listed(map(str, sorted(found)))}): one operation is not cut. Put these "
                 "variables into one stage.",
             )
@@ -207,7 +207,7 @@ class Assignment:
         if later is not None:
             self.refuse("stages", self._goes_back(handle, name, later))
         effect = self.stages.effects[name]
-        is_read = self.wiring.nodes[name].op in _READS and not given
+        is_read = self.graph_index.nodes[name].op in _READS and not given
         is_held = not is_of_batch and all(self.found[s].is_held for s in given)
         mark = self.mark_of(name)
         if mark is not None and mark < stage and not is_read:
@@ -227,7 +227,7 @@ class Assignment:
         for handle, uses in self.uses.items():
             if self.stage_of.get(handle, 0) not in uses and handle in self.stage_of:
                 name = uses[min(uses)]
-                sources = [s for s in self.wiring.data[name] if s in self.found]
+                sources = [s for s in self.graph_index.data[name] if s in self.found]
                 later = next((s for s in sources if self.found[s].stage == min(uses)), None)
                 if later is None:  # by its mark alone
                     self.refuse("stages", self._is_made_elsewhere(handle, name, min(uses)))
@@ -236,7 +236,7 @@ class Assignment:
 
     def _is_made_elsewhere(self, handle: str, name: str, mark: int) -> str:
         return (
-            f"{name} ({self.wiring.nodes[name].op}) is made in ad.stage({mark}), and uses {self._named(handle)}, which "
+            f"{name} ({self.graph_index.nodes[name].op}) is made in ad.stage({mark}), and uses {self._named(handle)}, which "
             f"is in pipeline stage {self.stage_of[handle]}. Make both in one stage."
         )
 
@@ -244,7 +244,7 @@ class Assignment:
         stage = self.found[later].stage
         return (
             f"{self._named(handle)} is in pipeline stage {self.stage_of[handle]}, and what is computed with it, {name} "
-            f"({self.wiring.nodes[name].op}), needs {later} of stage {stage}: the way from stage to stage goes back "
+            f"({self.graph_index.nodes[name].op}), needs {later} of stage {stage}: the way from stage to stage goes back "
             f"there. Put {self._named(handle)} into stage {stage} or a later one, or what comes before it into an "
             "earlier one."
         )
@@ -260,7 +260,7 @@ class Assignment:
         given = [s for s in sources if s in self.found]
         if touched is not None:
             stage, _ = touched
-            is_held = self.wiring.nodes[name].op in _READS and not given
+            is_held = self.graph_index.nodes[name].op in _READS and not given
             self.found[name] = PipelinePart(stage, is_backward=True, is_held=is_held)
             if is_held:
                 self.made_of[name] = self.stages.effects[name].reads
@@ -309,11 +309,11 @@ class Assignment:
             for name in gradient.tensors if handle in self.stage_of else ():
                 of_gradient.setdefault(node_of(name), set()).add(self.stage_of[handle])
         for name in reversed(backward):
-            readers = (self.leads[c] for c in self.wiring.consumers[name] if c in self.leads)
+            readers = (self.leads[c] for c in self.graph_index.consumers[name] if c in self.leads)
             self.leads[name] = of_gradient.get(name, set()).union(*readers)
 
     def _stages_using(self, name: str) -> set[int]:
         """The stages in which the batch meets a node that is made of variables alone, or one of its variables."""
         if name in self.used_at:
             return self.used_at[name]
-        return set().union(*(self._stages_using(s) for s in self.wiring.data[name] if s in self.made_of))
+        return set().union(*(self._stages_using(s) for s in self.graph_index.data[name] if s in self.made_of))

@@ -59,7 +59,7 @@ class Shard:
     shape: tuple[int, ...]
     owner: int
     copies: tuple[str, ...] = ()
-    mates: tuple[int, ...] = ()
+    stage_group: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Placement:
     cut: Partitioning | None = None
     owners: tuple[int, ...] = (EVERY_WORKER,)
     copies: tuple[tuple[str, ...], ...] = ((),)
-    mates: tuple[int, ...] = ()
+    stage_group: tuple[int, ...] = ()
 
     def with_copies_of(self, other: Placement) -> Placement:
         """This placement, with the other's copies too where it is cut alike."""
@@ -88,7 +88,7 @@ class Placement:
     def shards(self, shape: Sequence[int]) -> Iterator[Shard]:
         """The parts of a variable of this shape; one, if it is whole."""
         if self.cut is None:
-            yield Shard("", (0,) * len(shape), tuple(shape), self.owners[0], self.copies[0], self.mates)
+            yield Shard("", (0,) * len(shape), tuple(shape), self.owners[0], self.copies[0], self.stage_group)
             return
         for k, (start, size) in enumerate(zip(self.cut.starts, self.cut.sizes, strict=True)):
             begin = tuple(start if axis == self.cut.axis else 0 for axis in range(len(shape)))

@@ -54,14 +54,14 @@ def find_behind(writes: Iterable[str], item: Step, flows: Propagation, is_left: 
 
 def writes_read_again(item: Step, flows: Propagation) -> Iterator[str]:
     """The writes of what differs between replicas whose variable is read after them for what is differentiated."""
-    updates, effects = _after_gradients(item), item.wiring.effects
-    writes = [n.name for n in item.wiring.having(Trait.ASSIGNMENT) if n.name not in updates]
+    updates, effects = _after_gradients(item), item.graph_index.effects
+    writes = [n.name for n in item.graph_index.having(Trait.ASSIGNMENT) if n.name not in updates]
     if not writes:
         return
     readers = _readers(item)
     for write in writes:
         of_it = [reader for handle in effects.get(write, NO_EFFECT).writes for reader in readers.get(handle, ())]
-        if of_it and _is_own(item, flows, write) and write in reach(of_it, item.wiring.sources.__getitem__):
+        if of_it and _is_own(item, flows, write) and write in reach(of_it, item.graph_index.sources.__getitem__):
             yield write
 
 
@@ -71,8 +71,8 @@ def branches_read_again(item: Step, flows: Propagation) -> Iterator[str]:
     Of these both branches may be computed: they do nothing but compute and write, and give values of known shapes.
     """
     updates, functions = _after_gradients(item), {f.signature.name: f for f in item.graph_def.library.function}
-    for node in item.wiring.of_op("If"):
-        handles = item.wiring.effects.get(node.name, NO_EFFECT).writes
+    for node in item.graph_index.of_op("If"):
+        handles = item.graph_index.effects.get(node.name, NO_EFFECT).writes
         if node.name in updates or not handles or not _may_have_both(node, functions):
             continue
         condition, *given = inputs_of(item, node.name)
@@ -81,7 +81,7 @@ def branches_read_again(item: Step, flows: Propagation) -> Iterator[str]:
         if not is_agreed or all(isinstance(flows.kind(name), Replicated) for name in given):
             continue
         of_it = [reader for handle in handles for reader in _readers(item).get(handle, ())]
-        if of_it and node.name in reach(of_it, item.wiring.sources.__getitem__):
+        if of_it and node.name in reach(of_it, item.graph_index.sources.__getitem__):
             yield node.name
 
 
@@ -100,9 +100,9 @@ def _readers(item: Step) -> dict[str, list[str]]:
     joined = joined_calls(item)
     targets = [node_of(t) for k in live_calls(item) if k in joined for t in item.gradient_calls[k].targets]
     found: dict[str, list[str]] = {}
-    for name in reach(targets, item.wiring.data.__getitem__):
-        if item.wiring.nodes[name].op in READS:
-            for handle in item.wiring.effects.get(name, NO_EFFECT).reads:
+    for name in reach(targets, item.graph_index.data.__getitem__):
+        if item.graph_index.nodes[name].op in READS:
+            for handle in item.graph_index.effects.get(name, NO_EFFECT).reads:
                 found.setdefault(handle, []).append(name)
     return found
 
@@ -114,7 +114,7 @@ def _is_own(item: Step, flows: Propagation, write: str) -> bool:
 def _after_gradients(item: Step) -> set[str]:
     """The nodes that are made of gradients, which are joined before a step goes on with them."""
     found = {node_of(t) for g in item.gradients for t in g.tensors}
-    for name in item.wiring.order:
-        if not found.isdisjoint(item.wiring.data[name]):
+    for name in item.graph_index.order:
+        if not found.isdisjoint(item.graph_index.data[name]):
             found.add(name)
     return found

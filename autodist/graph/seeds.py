@@ -65,7 +65,7 @@ def seed_weight(item: Step, flows: Propagation, call: GradientCall, is_joined: b
 def live_calls(item: Step) -> list[int]:
     """Positions of the calls of `gradient` on which something depends that runs."""
     roots = [*map(node_of, item.outputs), *item.targets]
-    needed = reach(roots, item.wiring.sources.__getitem__)
+    needed = reach(roots, item.graph_index.sources.__getitem__)
     return [k for k, call in enumerate(item.gradient_calls) if not needed.isdisjoint(_seeds_of(call, call.terms))]
 
 
@@ -120,7 +120,7 @@ def summed_on_the_way(item: Step, but: Collection[int]) -> set[int]:
     """
     gradients = [tensor(s.node) for s in item.whole_sums if s.of is not None]
     asked = [k for k in range(len(item.gradient_calls)) if k not in but] if gradients else []
-    seen = {k: find_linearity(item.wiring, [item.gradient_calls[k].seed]) for k in asked}
+    seen = {k: find_linearity(item.graph_index, [item.gradient_calls[k].seed]) for k in asked}
     return {k for k, found in seen.items() if any(found.of(name) is Grade.LINEAR for name in gradients)}
 
 

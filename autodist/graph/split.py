@@ -58,7 +58,7 @@ class Subgraph:
     @cached_property
     def targets(self) -> tuple[str, ...]:
         """Its nodes that run whether or not their tensors are asked for: the step's own, and what others wait for."""
-        wanted, nodes = frozenset(self.step.targets), self.step.wiring.nodes
+        wanted, nodes = frozenset(self.step.targets), self.step.graph_index.nodes
         return tuple(n for n in self.nodes if n in wanted or (self._is_waited_for(n) and nodes[n].op != "Placeholder"))
 
     def graph(self) -> PartGraph:
@@ -68,7 +68,7 @@ class Subgraph:
             RewriteError: it takes or gives what can be no value: a list of tensors, a handle of something that has no
                 name.
         """
-        return part_graph(self.step.wiring, [*self.copies, *self.nodes], self.takes, self.gives, self.targets)
+        return part_graph(self.step.graph_index, [*self.copies, *self.nodes], self.takes, self.gives, self.targets)
 
     @cached_property
     def _inside(self) -> frozenset[str]:
@@ -76,10 +76,10 @@ class Subgraph:
 
     def _from_outside(self) -> Iterator[str]:
         """The inputs of its nodes that other nodes give; its copies wait for nothing."""
-        wiring, known = self.step.wiring, self._inside.union(self.copies)
+        graph_index, known = self.step.graph_index, self._inside.union(self.copies)
         for name in (*self.copies, *self.nodes):
-            if not known.issuperset(wiring.sources[name]):
-                inputs = (i for i in wiring.nodes[name].input if node_of(i) not in known)
+            if not known.issuperset(graph_index.sources[name]):
+                inputs = (i for i in graph_index.nodes[name].input if node_of(i) not in known)
                 yield from (i for i in inputs if name in self._inside or not is_control(i))
 
     def _is_waited_for(self, name: str) -> bool:
@@ -87,10 +87,10 @@ class Subgraph:
 
     def _read_outside(self, name: str) -> Iterator[str]:
         """As what other nodes name one of its own."""
-        wiring = self.step.wiring
-        for reader in wiring.consumers[name]:
+        graph_index = self.step.graph_index
+        for reader in graph_index.consumers[name]:
             if reader not in self._inside:
-                yield from (i for i in wiring.nodes[reader].input if node_of(i) == name)
+                yield from (i for i in graph_index.nodes[reader].input if node_of(i) == name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,56 +178,60 @@ def split(
         PartsError: a part needs itself, by way of nodes that are not in it.
         SplitControlFlowError: a loop or a branch of TensorFlow 1 is partly in a part.
     """
-    wiring = step.wiring
-    copied = _handles(wiring) if copied is None else copied
-    told = ((name, key(name)) for name in wiring.order if name not in copied)
+    graph_index = step.graph_index
+    copied = _handles(graph_index) if copied is None else copied
+    told = ((name, key(name)) for name in graph_index.order if name not in copied)
     keys = {name: one for name, one in told if one is not None}
-    _refuse_parts_of_control_flow(wiring, keys)
-    needs = _needs(wiring, keys)
+    _refuse_parts_of_control_flow(graph_index, keys)
+    needs = _needs(graph_index, keys)
     cycle = _cycle(needs)
     if cycle and not cut_cycles:
-        raise _refusal(wiring, keys, cycle)
+        raise _refusal(graph_index, keys, cycle)
     if cut_cycles:
-        keys = _in_pieces(wiring, keys) if cycle else {name: (one, 0) for name, one in keys.items()}
-        needs = _needs(wiring, keys)
+        keys = _in_pieces(graph_index, keys) if cycle else {name: (one, 0) for name, one in keys.items()}
+        needs = _needs(graph_index, keys)
     nodes: dict[Key, list[str]] = {one: [] for one in needs}
     for name, one in keys.items():
         nodes[one].append(name)
-    parts = {one: Subgraph(one, tuple(found), _copies(wiring, found, copied), step) for one, found in nodes.items()}
+    parts = {
+        one: Subgraph(one, tuple(found), _copies(graph_index, found, copied), step) for one, found in nodes.items()
+    }
     order = tuple(graphlib.TopologicalSorter(needs).static_order())
     return Subgraphs({one: frozenset(found) for one, found in needs.items()}, order, keys, parts)
 
 
-def _handles(wiring: GraphIndex) -> frozenset[str]:
+def _handles(graph_index: GraphIndex) -> frozenset[str]:
     """What stands for something that sessions keep by its name."""
-    return frozenset(n.name for n in wiring.nodes.values() if "shared_name" in n.attr and not wiring.data[n.name])
+    return frozenset(
+        n.name for n in graph_index.nodes.values() if "shared_name" in n.attr and not graph_index.data[n.name]
+    )
 
 
-def _copies(wiring: GraphIndex, nodes: Sequence[str], copied: Collection[str]) -> tuple[str, ...]:
+def _copies(graph_index: GraphIndex, nodes: Sequence[str], copied: Collection[str]) -> tuple[str, ...]:
     """The nodes of which a part has copies: what it reads of them after what this needs."""
-    levels = [list(dict.fromkeys(s for name in nodes for s in wiring.data[name] if s in copied))]
+    levels = [list(dict.fromkeys(s for name in nodes for s in graph_index.data[name] if s in copied))]
     while levels[-1]:
-        levels.append([s for name in levels[-1] for s in wiring.data[name] if s in copied])
+        levels.append([s for name in levels[-1] for s in graph_index.data[name] if s in copied])
     return tuple(dict.fromkeys(name for level in reversed(levels) for name in level))
 
 
-def _refuse_parts_of_control_flow(wiring: GraphIndex, keys: Mapping[str, Key]) -> None:
-    for name in find_inside(wiring):
-        for reader in wiring.consumers[name]:
+def _refuse_parts_of_control_flow(graph_index: GraphIndex, keys: Mapping[str, Key]) -> None:
+    for name in find_inside(graph_index):
+        for reader in graph_index.consumers[name]:
             if keys.get(name) != keys.get(reader):
                 raise SplitControlFlowError(name, keys.get(name), reader, keys.get(reader))
 
 
-def _needs(wiring: GraphIndex, keys: Mapping[str, Key]) -> dict[Key, dict[Key, None]]:
+def _needs(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[Key, dict[Key, None]]:
     """For each part those that lead to it, itself included if it does so by way of others' nodes."""
     numbers: dict[Key, int] = {}
     part_of = {name: numbers.setdefault(one, len(numbers)) for name, one in keys.items()}
     needs: list[dict[int, None]] = [{} for _ in numbers]
     through: dict[str, int] = {}
     """For nodes of no part, as a set of bits, the parts that lead to them."""
-    for name in wiring.order:
+    for name in graph_index.order:
         own, bits = part_of.get(name), 0
-        for source in wiring.sources[name]:
+        for source in graph_index.sources[name]:
             part = part_of.get(source)
             if part is None:
                 bits |= through.get(source, 0)
@@ -255,17 +259,17 @@ def _cycle(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
     return []
 
 
-def _refusal(wiring: GraphIndex, keys: Mapping[str, Key], cycle: Sequence[Key]) -> PartsError:
+def _refusal(graph_index: GraphIndex, keys: Mapping[str, Key], cycle: Sequence[Key]) -> PartsError:
     onward = [*cycle[1:], cycle[0]]
-    return PartsError(tuple(cycle), tuple(_way(wiring, keys, *pair) for pair in zip(cycle, onward, strict=True)))
+    return PartsError(tuple(cycle), tuple(_way(graph_index, keys, *pair) for pair in zip(cycle, onward, strict=True)))
 
 
-def _way(wiring: GraphIndex, keys: Mapping[str, Key], start: Key, end: Key) -> tuple[str, ...]:
+def _way(graph_index: GraphIndex, keys: Mapping[str, Key], start: Key, end: Key) -> tuple[str, ...]:
     """Nodes of which each reads the one before, from one part to another, with none of a part in between."""
-    ways: list[tuple[str, ...]] = [(name,) for name in wiring.order if keys.get(name) == start]
+    ways: list[tuple[str, ...]] = [(name,) for name in graph_index.order if keys.get(name) == start]
     seen: set[str] = set()
     for way in ways:
-        for reader in wiring.consumers[way[-1]]:
+        for reader in graph_index.consumers[way[-1]]:
             if keys.get(reader) == end and (start != end or len(way) > 1):
                 return (*way, reader)
             if reader not in keys and reader not in seen:
@@ -274,18 +278,20 @@ def _way(wiring: GraphIndex, keys: Mapping[str, Key], start: Key, end: Key) -> t
     raise AssertionError(f"{start!r} does not lead to {end!r}")
 
 
-def _in_pieces(wiring: GraphIndex, keys: Mapping[str, Key]) -> dict[str, Key]:
+def _in_pieces(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[str, Key]:
     """The keys, each with how often a path has left its part: no path comes back to one piece.
 
     The count never falls along an edge and rises wherever a part is left. What only its own part reads belongs to the
     piece where it is read first.
     """
     levels: dict[str, int] = {}
-    for name in wiring.order:
+    for name in graph_index.order:
         own = keys.get(name)
-        levels[name] = max((levels.get(s, 0) + (s in keys and keys[s] != own) for s in wiring.sources[name]), default=0)
-    for name in reversed(wiring.order):
-        readers = wiring.consumers[name]
+        levels[name] = max(
+            (levels.get(s, 0) + (s in keys and keys[s] != own) for s in graph_index.sources[name]), default=0
+        )
+    for name in reversed(graph_index.order):
+        readers = graph_index.consumers[name]
         if name in keys and readers and all(keys.get(reader) == keys[name] for reader in readers):
             levels[name] = max(levels[name], min(levels[reader] for reader in readers))
     return {name: (one, levels[name]) for name, one in keys.items()}

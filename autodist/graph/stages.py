@@ -47,7 +47,7 @@ class Stages:
     order: Mapping[str, int]
     before: Mapping[str, int]
     writes: tuple[str, ...]
-    strays: frozenset[int] = frozenset()
+    unapplied_gradients: frozenset[int] = frozenset()
 
     def level_of(self, node: str) -> int:
         """Which update stage a node belongs to, from 1."""

@@ -59,7 +59,7 @@ class Replication:
     copies: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     joins: tuple[PendingReduction, ...] = ()
     joined_gradients: frozenset[str] = frozenset()
-    keepers: Mapping[str, VariablePlacement] = field(default_factory=dict)
+    variable_placements: Mapping[str, VariablePlacement] = field(default_factory=dict)
     counts_examples: bool = False
     even_parts: EvenParts | None = None
     order: ExecutionOrder | None = field(default=None, compare=False, repr=False)
@@ -125,12 +125,12 @@ class Step:
     noted: SpecOf = field(default=nothing_known, compare=False, repr=False)
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
     owners: Mapping[str, int] = field(default_factory=dict)
-    mates: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    stage_group: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     cuts: Mapping[str, Partitioning] = field(default_factory=dict)
     flows: Propagation | None = None
     initializers: Mapping[str, str] = field(default_factory=dict)
     served: tuple[str, ...] = ()
-    landed: tuple[str, ...] = ()
+    flush_targets: tuple[str, ...] = ()
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     jit_compile: bool = False
     is_global: bool = False
@@ -138,11 +138,11 @@ class Step:
     rows: int | None = None
     replication: Replication | None = None
     pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
-    wiring: GraphIndex = field(default=_UNREAD, compare=False, repr=False)
+    graph_index: GraphIndex = field(default=_UNREAD, compare=False, repr=False)
     _inferred: dict[str, tuple[tf.TensorSpec, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.wiring.graph_def is not self.graph_def:
+        if self.graph_index.graph_def is not self.graph_def:
             object.__setattr__(self, "wiring", GraphIndex(self.graph_def))
 
     def spec_of(self, name: str) -> tf.TensorSpec:
@@ -156,7 +156,7 @@ class Step:
         except KeyError:
             if (node := node_of(name)) not in self._inferred:
                 library = self.graph_def.library
-                self._inferred[node] = infer_specs(self.wiring.nodes, library, self.noted, node)
+                self._inferred[node] = infer_specs(self.graph_index.nodes, library, self.noted, node)
             return self._inferred[node][output_index(name)]
 
     def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> Step:
@@ -174,7 +174,7 @@ class Step:
         names = [variable] if cut is None else [shard_name(variable, k) for k in range(len(cut.sizes))]
         owners = tuple(self.owners.get(name, EVERY_WORKER) for name in names)
         copies = tuple(tuple(sorted(self.copies.get(name, ()))) for name in names)
-        return Placement(cut, owners, copies, self.mates.get(owners[0], ()) if cut is None else ())
+        return Placement(cut, owners, copies, self.stage_group.get(owners[0], ()) if cut is None else ())
 
     @cached_property
     def named(self) -> frozenset[str]:

@@ -14,7 +14,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.inferred_specs import infer_specs
 from autodist.graph.names import node_of, output_index, tensor
 from autodist.graph.step import Step
-from autodist.graph.subgraph import SpecOf, SubgraphBuilder, fragment
+from autodist.graph.subgraph import SpecOf, SubgraphBuilder, subgraph
 
 
 class StepEditor(GraphEditor):
@@ -29,10 +29,10 @@ class StepEditor(GraphEditor):
     """
 
     def __init__(self, item: Step) -> None:
-        super().__init__(item.graph_def, item.wiring)
+        super().__init__(item.graph_def, item.graph_index)
         self._item = item
         self._outputs = item.outputs
-        self._targets, self._served, self._landed = map(dict.fromkeys, (item.targets, item.served, item.landed))
+        self._targets, self._served, self._landed = map(dict.fromkeys, (item.targets, item.served, item.flush_targets))
         self._initializers = dict(item.initializers)
         self._specs: dict[str, tf.TensorSpec] = {}
 
@@ -90,9 +90,9 @@ class StepEditor(GraphEditor):
         self._specs.update(specs)
 
     @contextmanager
-    def fragment(self, prefix: str) -> Iterator[SubgraphBuilder]:
+    def subgraph(self, prefix: str) -> Iterator[SubgraphBuilder]:
         """New arithmetic (`autodist.graph.subgraph`) on what is known of its inputs; what is made is noted."""
-        with fragment(self, prefix, self.spec) as made:
+        with subgraph(self, prefix, self.spec) as made:
             yield made
         self.note(made.specs())
 
@@ -100,27 +100,27 @@ class StepEditor(GraphEditor):
 
     def rewire(self, old: str, new: str, consumers: Iterable[str] | None = None) -> int:
         if consumers is None:
-            self.return_instead(old, new)
+            self.replace_output(old, new)
         return super().rewire(old, new, consumers)
 
     def replace_control(self, old: str, new: Iterable[str], consumers: Iterable[str] | None = None) -> None:
         after = list(new)
         if consumers is None:
-            self.run_instead(old, after)
+            self.replace_target(old, after)
         super().replace_control(old, after, consumers)
 
     def remove(self, names: Iterable[str]) -> None:
         gone = list(names)
         super().remove(gone)
-        self.run_no_more(gone)
+        self.drop_targets(gone)
 
     # -- what a run is asked for -----------------------------------------------------------------------------------
 
-    def return_these(self, tensors: Iterable[str]) -> None:
+    def set_outputs(self, tensors: Iterable[str]) -> None:
         """Lets the step return `tensors`, and nothing else."""
         self._outputs = tuple(map(tensor, tensors))
 
-    def return_instead(self, old: str, new: str) -> None:
+    def replace_output(self, old: str, new: str) -> None:
         """Lets the step return the tensor `new` where it returns `old`."""
         self._outputs = tuple(tensor(new) if name == tensor(old) else name for name in self._outputs)
 
@@ -140,11 +140,11 @@ class StepEditor(GraphEditor):
         """Adds nodes that run once, before the first step, by a key that is the same in all programs."""
         self._initializers.update(initializers)
 
-    def run_instead(self, old: str, new: Iterable[str]) -> None:
+    def replace_target(self, old: str, new: Iterable[str]) -> None:
         """Lets the nodes `new` run where `old` does."""
-        self.run_all_instead({old: tuple(new)})
+        self.replace_targets({old: tuple(new)})
 
-    def run_all_instead(self, instead: Mapping[str, Sequence[str]]) -> None:
+    def replace_targets(self, instead: Mapping[str, Sequence[str]]) -> None:
         """`run_instead` for one node after the other, with one look at what runs for all of them."""
         following: dict[str, tuple[str, ...]] = {}
         for old, names in reversed(list(instead.items())):
@@ -155,7 +155,7 @@ class StepEditor(GraphEditor):
                 roots.clear()
                 roots.update(dict.fromkeys(followed))
 
-    def run_no_more(self, names: Iterable[str]) -> None:
+    def drop_targets(self, names: Iterable[str]) -> None:
         """Lets nodes run only as far as something else needs them."""
         for name in names:
             for roots in (self._targets, self._served, self._landed):
@@ -169,7 +169,7 @@ class StepEditor(GraphEditor):
             outputs=self._outputs,
             targets=tuple(self._targets),
             served=tuple(self._served),
-            landed=tuple(self._landed),
+            flush_targets=tuple(self._landed),
             initializers=self._initializers,
             noted=self._known(),
             **changes,

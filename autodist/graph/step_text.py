@@ -17,14 +17,16 @@ def text_of_step(item: Step, captured: Step) -> str:
         item: the rewritten step.
         captured: the step of which it was made.
     """
-    keepers = item.replication.keepers if item.replication else {}
+    variable_placements = item.replication.variable_placements if item.replication else {}
     return _text(
         {
             "runs": _runs(item),
             "inputs": [*_pairs(item.inputs), *(f"{name} has as many rows as {by}" for name, by in item.apart.items())],
             "variables": sorted(_variable(item, v) for v in item.variables),
             "placements": [_placement(item, v.name) for v in captured.variables],
-            "keepers": [f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(keepers.items())],
+            "keepers": [
+                f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(variable_placements.items())
+            ],
             **sections_of_graph(item.graph_def),
         }
     )
@@ -72,7 +74,7 @@ def _runs(item: Step) -> Iterator[str]:
     yield f"returns {', '.join(item.outputs)}" + (", which counts examples" if made and made.counts_examples else "")
     yield from (f"target {name}" for name in sorted(item.targets))
     yield from (f"served {name}" for name in sorted(item.served))
-    yield from (f"landed {name}" for name in sorted(item.landed))
+    yield from (f"landed {name}" for name in sorted(item.flush_targets))
     yield from (f"initially {key}: {name}" for key, name in sorted(item.initializers.items()))
     if made is not None and made.even_parts is not None:
         yield f"needs even parts: {made.even_parts}"

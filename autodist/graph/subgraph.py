@@ -205,7 +205,7 @@ class Template:
 
 
 @contextmanager
-def fragment(editor: GraphEditor, prefix: str, spec_of: SpecOf = nothing_known) -> Iterator[SubgraphBuilder]:
+def subgraph(editor: GraphEditor, prefix: str, spec_of: SpecOf = nothing_known) -> Iterator[SubgraphBuilder]:
     """Builds with TensorFlow's API; on leaving, what was built stands in `editor` under "autodist/" + `prefix`.
 
     Args:

@@ -29,6 +29,6 @@ class VariablePlacement:
     staleness: int = 0
 
     @property
-    def is_free(self) -> bool:
+    def runs_ahead(self) -> bool:
         """Whether steps do not wait for the update that they bring about."""
         return self.pace is not SyncMode.SYNCHRONOUS

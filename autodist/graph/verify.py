@@ -67,7 +67,7 @@ def _require_as_noted(item: Step, made: tf.Tensor) -> None:
 def _roots(item: Step) -> Iterator[tuple[str, str]]:
     yield from (("the target", name) for name in item.targets)
     yield from (("the served node", name) for name in item.served)
-    yield from (("the landed node", name) for name in item.landed)
+    yield from (("the landed node", name) for name in item.flush_targets)
     yield from (("the initializer", name) for name in item.initializers.values())
 
 

@@ -48,7 +48,7 @@ def nearest_before(editor: GraphEditor, name: str, kept: Set[str]) -> frozenset[
     return frozenset(found)
 
 
-def free_constants(editor: GraphEditor, wiring: GraphIndex, kept: Collection[str]) -> bool:
+def free_constants(editor: GraphEditor, graph_index: GraphIndex, kept: Collection[str]) -> bool:
     """Lets constants wait for nothing and their readers wait instead; returns whether one waited.
 
     A step of TensorFlow 1 is often held together by such a constant alone: what is added to `global_step` waits for the
@@ -59,11 +59,11 @@ def free_constants(editor: GraphEditor, wiring: GraphIndex, kept: Collection[str
         wiring: of the graph as it was given to the editor.
         kept: constants that stay as they are.
     """
-    if wiring.of_op("Enter"):
+    if graph_index.of_op("Enter"):
         return False  # a control input tells in which frame of a v1 loop a constant stands
-    left = {*kept, *find_inside(wiring)}  # and whether it has a value at all, in a branch
-    waiting = {n.name for n in wiring.of_op("Const") if wiring.sources[n.name] and n.name not in left}
-    for name in filter(waiting.__contains__, wiring.order if waiting else ()):
+    left = {*kept, *find_inside(graph_index)}  # and whether it has a value at all, in a branch
+    waiting = {n.name for n in graph_index.of_op("Const") if graph_index.sources[n.name] and n.name not in left}
+    for name in filter(waiting.__contains__, graph_index.order if waiting else ()):
         before = [node_of(i) for i in editor[name].input]
         readers = editor.consumers(name)
         editor.replace_control(name, before, readers)

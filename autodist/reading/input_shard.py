@@ -46,7 +46,7 @@ class InputShard:
         if spec.shard is None:
             return None
         names = [worker.name for worker in spec.workers]
-        return Files(spec.replica_workers, self._run.index, names, self._run.talk.agree, spec.shard_refused)
+        return Files(spec.replica_workers, self._run.index, names, self._run.coordination.agree, spec.shard_refused)
 
     def require_no_files(self, what: str) -> None:
         """Passes unless the files of data sets are dealt out to several workers.

@@ -53,7 +53,7 @@ class ChiefOnly:
             CheckpointError: on another worker, that the chief could not do it.
         """
         others_wait = self._run.have_joined and self._run.workers > 1
-        if not (others_wait and self._run.talk.makes_together(lambda: (_SAVE, ""), is_certain)):
+        if not (others_wait and self._run.coordination.all_make(lambda: (_SAVE, ""), is_certain)):
             return self._does_alone(save, tell) if self._run.index == 0 else None
         return self.do_while_all_wait(save, tell)
 
@@ -70,7 +70,7 @@ class ChiefOnly:
         Raises:
             CheckpointError: on another worker, that the chief could not do it.
         """
-        if not self._run.have_joined or not self._run.talk.makes_together(lambda: (_WRITE, what), is_certain=False):
+        if not self._run.have_joined or not self._run.coordination.all_make(lambda: (_WRITE, what), is_certain=False):
             return write()
         found: list[Any] = [None]
 
@@ -88,10 +88,10 @@ class ChiefOnly:
             CheckpointError: on another worker, that the chief could not do it.
         """
         with self._run.turn:
-            self._run.talk.meet()
-            self._hear(dict(enumerate(self._run.talk.gather(self._told(tell())))))
+            self._run.coordination.meet()
+            self._hear(dict(enumerate(self._run.coordination.gather(self._told(tell())))))
             if self._run.index > 0:
-                fault = self._run.talk.exchange().decode()
+                fault = self._run.coordination.exchange().decode()
                 if fault:
                     raise CheckpointError(fault)
                 return None
@@ -99,21 +99,23 @@ class ChiefOnly:
             try:
                 found = act()
             except Exception as error:
-                self._run.talk.exchange((str(error) or type(error).__name__).encode())
+                self._run.coordination.exchange((str(error) or type(error).__name__).encode())
                 raise
             finally:
                 self.all_wait = self._run.workers == 1
-            self._run.talk.exchange()
+            self._run.coordination.exchange()
             return found
 
     def tell_at_end(self, script: Any) -> None:
         """At the end of another worker's script, tells the chief what it hears at the end of its own."""
         if self._run.have_joined:
-            self._run.talk.leave_words(json.dumps([self._run.index, self._told(script).decode()]).encode())
+            self._run.coordination.leave_final_message(
+                json.dumps([self._run.index, self._told(script).decode()]).encode()
+            )
 
     def hear_at_end(self, script: Any) -> None:
         """On the chief, at the end of its script: takes in what all others told at theirs, if all have come there."""
-        others = {worker: told.encode() for worker, told in map(json.loads, self._run.talk.last_words())}
+        others = {worker: told.encode() for worker, told in map(json.loads, self._run.coordination.final_messages())}
         if self._run.workers == 1 or others:
             self._hear({0: self._told(script), **others})
         else:
@@ -125,7 +127,7 @@ class ChiefOnly:
 
     def _hear_itself(self, script: Any) -> None:
         """Takes in what the chief knows by itself, where the others do not come to the call."""
-        own = self._run.engines.memories.specs if self._run.have_joined else {}
+        own = self._run.graph_runners.memories.specs if self._run.have_joined else {}
         if own and self._run.workers > 1:
             log.warning(
                 "the chief saves without the other workers: what compressors keep from step to step is on each of "
@@ -136,7 +138,10 @@ class ChiefOnly:
 
     def _told(self, script: Any) -> bytes:
         """What this worker tells the chief: what kernels keep on it, and where its script is."""
-        own = {name: (spec.dtype.name, spec.shape.as_list()) for name, spec in self._run.engines.memories.specs.items()}
+        own = {
+            name: (spec.dtype.name, spec.shape.as_list())
+            for name, spec in self._run.graph_runners.memories.specs.items()
+        }
         return json.dumps([own, script]).encode()
 
     def _hear(self, parts: Mapping[int, bytes]) -> None:

@@ -104,10 +104,10 @@ def _used_by(item: Step | None, node: str, op: str, what: str) -> str:
     place = f"{what} of {node} ({op})" if what else f"the constant {node}"
     if item is None:
         return f"It is {place}."
-    wiring, front, seen = item.wiring, [node], {node}
+    graph_index, front, seen = item.graph_index, [node], {node}
     while front and not any(map(item.origin_of, front)):
-        front = [n for n in dict.fromkeys(c for f in front for c in wiring.consumers[f]) if n not in seen]
+        front = [n for n in dict.fromkeys(c for f in front for c in graph_index.consumers[f]) if n not in seen]
         seen.update(front)
     line = next(filter(None, map(item.origin_of, front)), None)
-    readers = ", ".join(wiring.consumers[node][:2])
+    readers = ", ".join(graph_index.consumers[node][:2])
     return f"It is {place}{f', which {readers} reads' if readers else ''}{f' ({line} depends on it)' if line else ''}."

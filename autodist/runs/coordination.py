@@ -61,17 +61,17 @@ class Coordination:
         index: int,
         workers: int,
         peers: Peers,
-        missed_step: FailedStepGuard,
+        failed_step: FailedStepGuard,
         join: Callable[[], None],
         land: Callable[[], None],
     ) -> None:
-        self._index, self._workers, self._peers, self._missed_step = index, workers, peers, missed_step
+        self._index, self._workers, self._peers, self._missed_step = index, workers, peers, failed_step
         self._join, self._land = join, land
         self.messages: Messages | None = None
         self._calls: CallMatching | None = None
         self._mailbox: Mailbox | None = None
         self._give_up: Send | None = None
-        self.is_told_apart = self.has_agreed = self.has_work = False
+        self.are_workers_distinguished = self.has_agreed = self.has_work = False
         self._has_told_of_evaluation = False
 
     # -- begin and end ---------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Coordination:
             parts = self.gather(mine)
             return unpack(self.exchange(combine_parts(parts) if parts else b""))
 
-    def land_together(self) -> None:
+    def flush_together(self) -> None:
         """Returns once all is written that the steps of all workers have asked for; all of them call it alike."""
         with self._missed_step.noted():
             self._land()
@@ -198,7 +198,7 @@ class Coordination:
         self.has_work = self.has_agreed = True
         return self._decided(said, decide)
 
-    def is_so_everywhere(self, here: bool) -> bool:
+    def is_true_everywhere(self, here: bool) -> bool:
         """Whether something holds on all workers; all of them call it alike, between steps."""
         return bool(json.loads(self._decided(json.dumps(here), lambda said: json.dumps("false" not in said))))
 
@@ -237,7 +237,7 @@ class Coordination:
             self.passes()
             return self.exchange(said.encode()).decode()
 
-    def makes_together(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool:
+    def all_make(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool:
         """Whether all workers make a call that each can also make for itself; the first may wait for them to join.
 
         Before they have joined nobody can be asked. Then it is all workers' if the script cannot know which it is on,
@@ -253,7 +253,7 @@ class Coordination:
             return False
         if self.messages is None:
             self._peers.check()
-            if self.is_told_apart:
+            if self.are_workers_distinguished:
                 self._tell_of_evaluation_alone()
                 return False
             is_certain = True
@@ -304,11 +304,11 @@ class Coordination:
 
     # -- last words ------------------------------------------------------------------------------------------------
 
-    def leave_words(self, words: bytes) -> None:
+    def leave_final_message(self, words: bytes) -> None:
         """At the end of another worker's script, leaves the chief something to hear at the end of its own."""
         self._peers.guard(self._begun.leave, words)
 
-    def last_words(self) -> list[bytes]:
+    def final_messages(self) -> list[bytes]:
         """On the chief, at the end of its script, what all others have left; nothing where one does something else."""
         if self._calls is None or not self._peers.guard(self._calls.have_all_left):
             return []

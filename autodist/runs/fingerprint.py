@@ -56,7 +56,7 @@ class Fingerprint:
             tuple(item.apart.items()),
             kernels,
             baked_values(item),
-            tuple(str(tf.TensorShape(n.attr["shape"].shape)) for n in item.wiring.of_op("Placeholder")),
+            tuple(str(tf.TensorShape(n.attr["shape"].shape)) for n in item.graph_index.of_op("Placeholder")),
         )
 
     @cached_property

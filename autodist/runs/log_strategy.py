@@ -67,6 +67,6 @@ def _held_bytes(item: Step, rewritten: Step | None, workers: int) -> list[int] |
     held = [0] * workers
     for variable in placed.variables:
         owner = placed.owners.get(variable.name) if rewritten is not None else None
-        for worker in range(workers) if owner is None else (owner, *placed.mates.get(owner, ())):
+        for worker in range(workers) if owner is None else (owner, *placed.stage_group.get(owner, ())):
             held[worker] += variable.byte_size
     return held

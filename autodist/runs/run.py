@@ -109,26 +109,26 @@ class Run:
         self._updates = Updates(self._on_failed_update)
         # All workers do the same in the same order, so threads of the script take turns.
         self.turn: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
-        self.missed_step = FailedStepGuard(
+        self.failed_step = FailedStepGuard(
             lambda: self._peers.have_joined,
             self.turn,
             self._is_refused_by_all,
             self._end_others,
             self.spec.cause_timeout,
         )
-        self.first_batches = InputConsistencyCheck(
+        self.input_consistency = InputConsistencyCheck(
             self.index,
             [w.name for w in self.spec.workers],
             frozenset(self.spec.feeding_workers),
-            lambda: self.talk.messages,
+            lambda: self.coordination.messages,
             self.guard,
         )
-        self.talk = Coordination(self.index, self.workers, self._peers, self.missed_step, self._join, self.land)
+        self.coordination = Coordination(self.index, self.workers, self._peers, self.failed_step, self._join, self.land)
         self.end = RunEnd(
             self.spec,
             self.index == 0,
             self._peers,
-            self.missed_step,
+            self.failed_step,
             lambda: self.guard(self._updates.wait),
             self._close_session,
             self._end_threads,
@@ -279,10 +279,10 @@ class Run:
         self._has_program = self._has_program or kernels is not SETTING_KERNELS
         if item.gradients:
             self.on_training()
-            self.draws |= {node.name for node in item.wiring.having(Trait.SEEDED)}
+            self.draws |= {node.name for node in item.graph_index.having(Trait.SEEDED)}
         rewritten = self._plans.rewritten(item, strategy, names, fetching, kernels)
         # Guarded, since the first run that is prepared in a session waits for all servers of the run.
-        program: Program = self.guard(Program, self.engines, rewritten, list(item.inputs), self._updates)
+        program: Program = self.guard(Program, self.graph_runners, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)
         if item.gradients and self.on_first_program is not None:
@@ -296,20 +296,20 @@ class Run:
             return self._plans.build(item, names)
         except StrategyError as error:
             if self._peers.have_joined:
-                self.talk.passes()
-                self.talk.exchange(json.dumps({_REFUSAL: str(error)}).encode())
+                self.coordination.passes()
+                self.coordination.exchange(json.dumps({_REFUSAL: str(error)}).encode())
             raise
 
     def _agree(self, item: Step, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
         """The chief's strategy, on every worker, for a step that all have captured alike, and the chief's names."""
-        self.talk.passes()
+        self.coordination.passes()
         if strategy is not None and self.workers == 1:
             return strategy, Renaming()
         mine = Fingerprint.of(item, own_kernels())
         if strategy is not None:
-            self.talk.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
+            self.coordination.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()
-        told = self.talk.exchange()
+        told = self.coordination.exchange()
         if told.startswith(b"{"):
             raise StrategyError(json.loads(told)[_REFUSAL])
         theirs, content = Fingerprint.unpack(told)
@@ -329,7 +329,7 @@ class Run:
     @property
     def has_worked(self) -> bool:
         """Whether a step was made, or something was reduced: more than that variables were set."""
-        return self._has_program or self.talk.has_work
+        return self._has_program or self.coordination.has_work
 
     # -- start and end ---------------------------------------------------------------------------------------------
 
@@ -349,8 +349,8 @@ class Run:
         self._pieces = VariableSlices(beside, self.index, self.workers, self._home)
         mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
         spread = VariableBroadcast(beside, self.index, self.workers, self._home)
-        self.written_values = VariableSync(self._pieces, spread, self.tracker, mailbox, self.guard, self.pull)
-        self.talk.begin(messages, mailbox)
+        self.variable_sync = VariableSync(self._pieces, spread, self.tracker, mailbox, self.guard, self.pull)
+        self.coordination.begin(messages, mailbox)
 
     def _home(self, worker: int, dtype: tf.DType) -> str:
         """The device on which a worker keeps a variable."""
@@ -363,7 +363,7 @@ class Run:
         return self._engines is not None
 
     @property
-    def engines(self) -> GraphRunners:
+    def graph_runners(self) -> GraphRunners:
         """Where this worker's steps run; there from the first plan on."""
         assert self._engines is not None, "the first plan starts them"
         return self._engines
@@ -378,8 +378,8 @@ class Run:
         if self._engines is None:
             return
         if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self.end.is_bad):
-            self.written_values.close()
-            self.talk.close()
+            self.variable_sync.close()
+            self.coordination.close()
             self._engines.close()
         else:
             self._engines.abandon()
@@ -389,7 +389,7 @@ class Run:
 
         Sessions in which nothing runs stay open, since exit handlers of the script may read variables.
         """
-        self.talk.end_reading()
+        self.coordination.end_reading()
         if self._engines is not None and not (self._peers.is_idle and self._updates.is_idle):
             self._engines.end_runs()
             self._peers.wait_until_idle(_END_LIMIT)
@@ -412,7 +412,7 @@ class Run:
 
     def _is_refused_by_all(self, error: BaseException, is_before: bool) -> bool:
         """Returns True if all workers refuse the step that this one refuses, before any part of it has run."""
-        return self.talk.is_refused_by_all(error, is_before)
+        return self.coordination.is_refused_by_all(error, is_before)
 
     def _end_others(self, error: BaseException) -> None:
         """Ends the run on the other workers, which wait for a step that this worker's script went on without."""
@@ -421,7 +421,7 @@ class Run:
         if self.index == 0:
             self._peers.abort(f"the chief {told}")
         else:
-            self.talk.give_up(told)
+            self.coordination.give_up(told)
 
     def have_made(self, steps: int) -> None:
         """Training steps were made, several of them in one call."""
@@ -453,13 +453,13 @@ class Run:
                     behind = [t for t in self.tracker if t.is_behind] if read.is_behind else [read]
                 self.guard(self._pieces.pull, behind)
 
-    def land_together(self) -> None:
+    def flush_together(self) -> None:
         """Returns once all is written that the steps of all workers have asked for; all of them call it alike.
 
         Where no variable is asynchronous, what this worker's own steps have asked for is that.
         """
         if any(t.is_asynchronous for t in self.tracker):
-            self.talk.land_together()
+            self.coordination.flush_together()
 
     def land(self) -> None:
         """Waits until all updates of this worker's steps are written, which may come some steps late."""

@@ -45,12 +45,12 @@ class RunEnd:
         spec: ResourceSpec,
         is_chief: bool,
         peers: Peers,
-        missed_step: FailedStepGuard,
+        failed_step: FailedStepGuard,
         await_updates: Callable[[], None],
         close_session: Callable[[], None],
         end_threads: Callable[[], None],
     ) -> None:
-        self._spec, self._is_chief, self._peers, self._missed_step = spec, is_chief, peers, missed_step
+        self._spec, self._is_chief, self._peers, self._missed_step = spec, is_chief, peers, failed_step
         self._await_updates, self._close_session, self._end_threads = await_updates, close_session, end_threads
         self._script_end = watch_script_end()
         self.before: list[Callable[[], None]] = []

@@ -185,9 +185,9 @@ class _Costs:
 
         They are made once more, from something of the shape of what each micro-batch has, which is not made again.
         """
-        wiring = self.replicated.wiring
-        kept = reach(map(node_of, names), lambda node: () if self._is_given(node) else wiring.data[node])
-        made = [wiring.nodes[name] for name in wiring.order if name in kept and not self._is_given(name)]
+        graph_index = self.replicated.graph_index
+        kept = reach(map(node_of, names), lambda node: () if self._is_given(node) else graph_index.data[node])
+        made = [graph_index.nodes[name] for name in graph_index.order if name in kept and not self._is_given(name)]
         read = {tensor(i) for node in made for i in node.input if not is_control(i)}
         with tf.Graph().as_default() as graph:
             given = {t: self._stand_in(t, of_one) for t in sorted(read.union(names)) if self._is_given(node_of(t))}
@@ -205,7 +205,7 @@ class _Costs:
         return frozenset(map(node_of, (*self.replicated.inputs, EXAMPLES, ALL_EXAMPLES)))
 
     def _stand_in(self, name: str, of_one: tf.Graph) -> tf.Tensor:
-        kind = tf.as_dtype(type_of(self.replicated.wiring, name))
+        kind = tf.as_dtype(type_of(self.replicated.graph_index, name))
         if name in (EXAMPLES, ALL_EXAMPLES):
             return tf.constant(self.examples, kind)  # by which inputs are cut
         if name in self.shapes:

@@ -51,8 +51,8 @@ class VariableSync:
         self._accord: WriteConsensus | None = None
         self._told: set[str] = set()
         if mailbox is not None:
-            send = mailbox.open_box(lambda message: accord.receive(ControlMessage.decode(message)))
-            self._accord = accord = WriteConsensus(
+            send = mailbox.open_box(lambda message: write_consensus.receive(ControlMessage.decode(message)))
+            self._accord = write_consensus = WriteConsensus(
                 spread.worker,
                 spread.workers,
                 lambda to, letter: send(to, letter.encode()),
@@ -81,15 +81,15 @@ class VariableSync:
         land()
         return self._meet(self._accord, ahead, keeps_pace)
 
-    def _meet(self, accord: WriteConsensus, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
+    def _meet(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
         if self._is_chief:
             self._pieces.prepare(ahead, [0])  # while others may still be on their way
         else:  # now, so that the chief's values may lie where this worker's own ones did
             for tracked in ahead:
                 tracked.hand_over(is_same=False)
-        turn, names = self._guard(accord.agree, keeps_pace)
+        turn, names = self._guard(write_consensus.agree, keeps_pace)
         if turn is Turn.PUSH:
-            self._guard(self._give, accord, ahead)
+            self._guard(self._give, write_consensus, ahead)
             return Turn.STEP
         if self._is_chief:
             self._catch_up()  # with what the variables are before the step
@@ -101,14 +101,14 @@ class VariableSync:
             self._tell([t for t in ahead if t.shared_name not in names])
         return turn
 
-    def _give(self, accord: WriteConsensus, ahead: Sequence[Tracked]) -> None:
+    def _give(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked]) -> None:
         """On the chief, gives all workers its values; those that make no more steps may own some, and take no part."""
-        listing = Listing.of([t.kept for t in ahead], [0, *accord.present])
-        accord.give(listing.encode())
+        listing = Listing.of([t.kept for t in ahead], [0, *write_consensus.present])
+        write_consensus.give(listing.encode())
         self._spread.give(listing, lambda k: np.asarray(ahead[k].read()))
-        absent = [worker for worker in range(1, self._spread.workers) if worker not in accord.present]
+        absent = [worker for worker in range(1, self._spread.workers) if worker not in write_consensus.present]
         self._pieces.set(ahead, _is_given, [0, *absent])
-        accord.pushed([t.shared_name for t in ahead])
+        write_consensus.pushed([t.shared_name for t in ahead])
 
     def after_step(self, turn: Turn, written: Iterable[Tracked]) -> bool:
         """Whether the step is to be made again, with the chief's values.
@@ -148,5 +148,7 @@ def _is_given(tracked: Tracked) -> None:
 
 def keeps_pace(strategy: strategy_pb2.Strategy) -> bool:
     """Whether no worker can end a step under a strategy that another has not begun; that of an evaluation is empty."""
-    keepers = [synchronizer.keeper for _, synchronizer in all_synchronizers(strategy)]
-    return not keepers or any(k is None or k.pace is not SyncMode.ASYNCHRONOUS or k.staleness > 0 for k in keepers)
+    variable_placements = [synchronizer.variable_placement for _, synchronizer in all_synchronizers(strategy)]
+    return not variable_placements or any(
+        k is None or k.pace is not SyncMode.ASYNCHRONOUS or k.staleness > 0 for k in variable_placements
+    )

@@ -138,7 +138,7 @@ def _parts(values: Sequence[Kept]) -> Iterator[TransferPart]:
         for shard in kept.shards:
             name, about = kept.shared_name + shard.name, (kept.dtype.name, shard.begin, shard.shape)
             yield TransferPart(k, name, *about, shard.owner, tuple(shard.copies), kept.on_cpu)
-            for mate in shard.mates:
+            for mate in shard.stage_group:
                 yield TransferPart(k, name, *about, mate, (), kept.on_cpu)
 
 

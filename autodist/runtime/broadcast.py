@@ -36,9 +36,11 @@ class VariableBroadcast:
         home: the device on which a worker keeps a variable of a dtype.
     """
 
-    def __init__(self, engine: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]) -> None:
+    def __init__(
+        self, graph_runner: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]
+    ) -> None:
         self.worker, self.workers = worker, workers
-        self._engine, self._home = engine, home
+        self._engine, self._home = graph_runner, home
         self._sends: dict[tuple[int, ...] | int, Callable[..., object]] = {}
         self._receives: dict[tuple[int, ...] | None, Callable[..., list[np.ndarray]]] = {}
         self._writes: dict[tuple[TransferPart, bool], _Writes] = {}

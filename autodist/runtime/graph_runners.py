@@ -42,32 +42,32 @@ class GraphRunners:
         """Imports a step; returns where it runs, and the prefix of its nodes' names there."""
         with self._lock:
             self._steps += 1
-            engine = self.beside
+            graph_runner = self.beside
             if self._target:
-                engine = GraphRunner(self._target, self._config)
-                self._opened.append(engine)
+                graph_runner = GraphRunner(self._target, self._config)
+                self._opened.append(graph_runner)
             prefix = f"step_{self._steps}"
-            engine.graph.import_nodes(graph_def, prefix)
-        return engine, prefix + "/"
+            graph_runner.graph.import_nodes(graph_def, prefix)
+        return graph_runner, prefix + "/"
 
-    def initialize(self, engine: GraphRunner, operations: Mapping[str, str]) -> None:
+    def initialize(self, graph_runner: GraphRunner, operations: Mapping[str, str]) -> None:
         """Runs operations of a step, by a key that tells what each sets, unless one of that key ran before."""
         new = {key: name for key, name in operations.items() if key not in self._initialized}
         if new:
-            first = [engine.graph.get_operation_by_name(name) for name in new.values()]
-            engine.session.run(first)
+            first = [graph_runner.graph.get_operation_by_name(name) for name in new.values()]
+            graph_runner.session.run(first)
             self._initialized.update(new)
-            self.memories.begin(engine.session, first)
+            self.memories.begin(graph_runner.session, first)
 
     def close(self) -> None:
         """Closes the sessions. May be called twice."""
-        for engine in reversed(self._opened):
-            engine.close()
+        for graph_runner in reversed(self._opened):
+            graph_runner.close()
 
     def abandon(self) -> None:
         """Leaves the sessions as they are till the process ends: closing one waits for runs that never end."""
-        for engine in self._opened:
-            engine.abandon()
+        for graph_runner in self._opened:
+            graph_runner.abandon()
 
     def end_runs(self) -> None:
         """Ends what runs, as far as that is possible within a moment, in sessions that were abandoned."""

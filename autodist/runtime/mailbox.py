@@ -30,9 +30,9 @@ class Mailbox:
         workers: how many there are.
     """
 
-    def __init__(self, engine: GraphRunner, worker: int, workers: int) -> None:
-        self._engine, self._worker = engine, worker
-        with engine.graph.as_default():
+    def __init__(self, graph_runner: GraphRunner, worker: int, workers: int) -> None:
+        self._engine, self._worker = graph_runner, worker
+        with graph_runner.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])
             queues = [self._queue(w, workers) for w in range(workers)]
             self._sends = [queue.enqueue(self._content) for queue in queues]

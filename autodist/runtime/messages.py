@@ -19,9 +19,9 @@ class Messages:
         workers: how many there are.
     """
 
-    def __init__(self, engine: GraphRunner, worker: int, workers: int) -> None:
-        self._engine, self._is_chief, self._workers = engine, worker == 0, workers
-        with engine.graph.as_default():
+    def __init__(self, graph_runner: GraphRunner, worker: int, workers: int) -> None:
+        self._engine, self._is_chief, self._workers = graph_runner, worker == 0, workers
+        with graph_runner.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])
             queues = [self._queue(tf.string, f"messages/{w}", w) for w in range(1, workers)]
             self._send = [queue.enqueue(self._content) for queue in queues]

@@ -41,10 +41,10 @@ class Program:
         land: waits until all updates of this worker's steps are written; None: the steps wait for that themselves.
     """
 
-    def __init__(self, engines: GraphRunners, item: Step, inputs: Sequence[str], updates: Updates) -> None:
-        engine, prefix = engines.add(item.graph_def)
+    def __init__(self, graph_runners: GraphRunners, item: Step, inputs: Sequence[str], updates: Updates) -> None:
+        graph_runner, prefix = graph_runners.add(item.graph_def)
         present = {node.name for node in item.graph_def.node}
-        engines.initialize(engine, {key: prefix + name for key, name in item.initializers.items()})
+        graph_runners.initialize(graph_runner, {key: prefix + name for key, name in item.initializers.items()})
         self._used = [node_of(name) in present for name in inputs]
         feeds = [prefix + name for name, used in zip(inputs, self._used, strict=True) if used]
         batch = len(feeds)
@@ -54,23 +54,23 @@ class Program:
         self._counts_all = node_of(ALL_EXAMPLES) in present
         if self._counts_all:
             feeds.append(prefix + ALL_EXAMPLES)
-        operations = [engine.graph.get_operation_by_name(prefix + name) for name in item.targets]
-        outputs = [engine.graph.get_tensor_by_name(prefix + name) for name in item.outputs]
+        operations = [graph_runner.graph.get_operation_by_name(prefix + name) for name in item.targets]
+        outputs = [graph_runner.graph.get_tensor_by_name(prefix + name) for name in item.outputs]
         collective = any(node.op.startswith("Collective") for node in item.graph_def.node)
         trace = trace_file(prefix.rstrip("/"), _worker_of(item, feeds[0].removeprefix(prefix))) if feeds else None
-        self._run = engine.callable(outputs, operations, feeds, collective, trace)
-        self._make_run_with_options = lambda: engine.callable_with_options(outputs, operations, feeds, collective)
+        self._run = graph_runner.callable(outputs, operations, feeds, collective, trace)
+        self._make_run_with_options = lambda: graph_runner.callable_with_options(outputs, operations, feeds, collective)
         self._updates = updates
-        self._engine, self._trace = engine, trace
-        fed = [engine.graph.get_tensor_by_name(name) for name in feeds]
+        self._engine, self._trace = graph_runner, trace
+        fed = [graph_runner.graph.get_tensor_by_name(name) for name in feeds]
         self._tells_of_examples = item.replication is not None and item.replication.counts_examples
         self._parts = StepTensors(outputs, operations, fed[:batch], fed[batch:], self._tells_of_examples)
         self._repeated: dict[int, Callable[..., list[np.ndarray]]] = {}
         self._gives_back = bool(item.gradients)
         self._even = item.replication.even_parts if item.replication else None
         self._is_global = item.is_global
-        self._update = _callable_of(engine, prefix, item.served)
-        self.land = _callable_of(engine, prefix, item.landed)
+        self._update = _callable_of(graph_runner, prefix, item.served)
+        self.land = _callable_of(graph_runner, prefix, item.flush_targets)
 
     def run(
         self,
@@ -192,10 +192,12 @@ class Program:
         return outputs
 
 
-def _callable_of(engine: GraphRunner, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:
+def _callable_of(graph_runner: GraphRunner, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:
     if not operations:
         return None
-    return engine.callable([], [engine.graph.get_operation_by_name(prefix + name) for name in operations], [])
+    return graph_runner.callable(
+        [], [graph_runner.graph.get_operation_by_name(prefix + name) for name in operations], []
+    )
 
 
 def _worker_of(item: Step, fed: str) -> int:

@@ -43,7 +43,7 @@ def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
     return not moves and not (ops & _STAYS_BEHIND) and tf.compat.v1.control_flow_v2_enabled()
 
 
-def repeated(engine: GraphRunner, step: StepTensors, times: int) -> Callable[..., list[np.ndarray]]:
+def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callable[..., list[np.ndarray]]:
     """Several steps in one call; each begins when the one before it is done.
 
     Args:
@@ -55,9 +55,9 @@ def repeated(engine: GraphRunner, step: StepTensors, times: int) -> Callable[...
         What takes `times` values for each tensor of `batch`, one step's after the other's, and one for each of `alike`,
         and returns the outputs of the last step; for the number of examples, the least of all steps.
     """
-    body = _body(engine, step)
+    body = _body(graph_runner, step)
     used = {name if ":" in name else f"{name}:0" for node in body.node for name in node.input}
-    with engine.graph.as_default():
+    with graph_runner.graph.as_default():
         fed = [_like(tensor) for _ in range(times) for tensor in step.batch]
         rows = [_in_turn(fed[k :: len(step.batch)]) for k in range(len(step.batch))]
         same = [_like(tensor) for tensor in step.alike]
@@ -84,13 +84,13 @@ def repeated(engine: GraphRunner, step: StepTensors, times: int) -> Callable[...
             shape_invariants=[tf.TensorShape([]), *(output.shape for output in step.outputs)],
             parallel_iterations=1,
         )
-    return engine.callable(outputs, [made.op], [tensor.name for tensor in (*fed, *same)])
+    return graph_runner.callable(outputs, [made.op], [tensor.name for tensor in (*fed, *same)])
 
 
-def _body(engine: GraphRunner, step: StepTensors) -> tf.compat.v1.GraphDef:
+def _body(graph_runner: GraphRunner, step: StepTensors) -> tf.compat.v1.GraphDef:
     """The step's nodes, without those that are fed."""
     fed = {tensor.op for tensor in (*step.batch, *step.alike)}
-    engine.graph.make_operations()
+    graph_runner.graph.make_operations()
     found: dict[tf.Operation, None] = {}
     waiting = [*(output.op for output in step.outputs), *step.operations]
     while waiting:
@@ -98,7 +98,7 @@ def _body(engine: GraphRunner, step: StepTensors) -> tf.compat.v1.GraphDef:
         if operation not in found and operation not in fed:
             found[operation] = None
             waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
-    whole = engine.graph.as_graph_def()
+    whole = graph_runner.graph.as_graph_def()
     names = {operation.name for operation in found}
     body = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
     body.node.extend(node for node in whole.node if node.name in names)

@@ -74,8 +74,10 @@ class VariableSlices:
         home: the device on which a worker keeps a variable of a dtype.
     """
 
-    def __init__(self, engine: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]) -> None:
-        self._engine = engine
+    def __init__(
+        self, graph_runner: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]
+    ) -> None:
+        self._engine = graph_runner
         self._worker, self._workers, self._home = worker, workers, home
         self._reads: dict[_Key, tf.Tensor] = {}
         self._writes: dict[tuple[_Key, tuple[int, ...]], _Writes] = {}
@@ -117,7 +119,7 @@ class VariableSlices:
     def named_holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
         """Every worker that has the shard or a copy of it, and the name of that there."""
         for worker in range(self._workers):
-            if shard.owner in (EVERY_WORKER, worker) or worker in shard.mates:
+            if shard.owner in (EVERY_WORKER, worker) or worker in shard.stage_group:
                 yield worker, shard.name
             for copy in shard.copies:
                 yield worker, shard.name + copy

@@ -122,7 +122,7 @@ def require_no_queue(item: Step, replicas: int) -> None:
     Raises:
         CaptureError: it does. Each run has queues of its own, so that it would wait for ever.
     """
-    pulling = item.wiring.of_op(*sorted(_PULLS if replicas > 1 else _QUEUES))
+    pulling = item.graph_index.of_op(*sorted(_PULLS if replicas > 1 else _QUEUES))
     if pulling:
         raise CaptureError(
             f"the graph takes its data from a queue or from an iterator's optional elements ({pulling[0].name}), whose "

@@ -22,11 +22,11 @@ def resume(run: Run, variables: Mapping[str, Kept]) -> None:
     found = run.observer.on_session(variables)
     if not run.resumed:
         return
-    run.talk.meet()
+    run.coordination.meet()
     if run.index == 0:
         workers = run.workers
         run.guard(
-            read_into_session, run.engines.beside, run.pieces, lambda worker: cpu_of(worker, workers),
+            read_into_session, run.graph_runners.beside, run.pieces, lambda worker: cpu_of(worker, workers),
             run.resumed["prefix"], found.items(),
         )  # fmt: skip
-    run.talk.wait_for_chief()
+    run.coordination.wait_for_chief()

@@ -234,8 +234,8 @@ class SessionFeeds:
 def _read_by_training(whole: Step, captured: CapturedGraph) -> list[tf.Tensor]:
     """What a graph's gradients read of placeholders and iterators, but for numbers and what may have any shape."""
     gradients = [t for g in whole.gradients for t in g.tensors]
-    needed = reach(map(node_of, gradients), whole.wiring.data.__getitem__)
-    nodes = [n.name for n in whole.wiring.of_op("Placeholder", *GETS) if n.name in needed]
+    needed = reach(map(node_of, gradients), whole.graph_index.data.__getitem__)
+    nodes = [n.name for n in whole.graph_index.of_op("Placeholder", *GETS) if n.name in needed]
     return [t for name in nodes for t in captured.graph.get_operation_by_name(name).outputs if t.shape.rank]
 
 
@@ -258,8 +258,8 @@ def _assigned(item: Step) -> set[str]:
         front, ends = [node_of(name)], True
         while front and ends:
             source = front.pop()
-            for consumer in item.wiring.consumers[source]:
-                node = item.wiring.nodes[consumer]
+            for consumer in item.graph_index.consumers[source]:
+                node = item.graph_index.nodes[consumer]
                 if node.op in _PASSING:
                     front.append(consumer)
                 elif node.op != "AssignVariableOp" or node_of(node.input[1]) != source:

@@ -48,11 +48,13 @@ class Fetches:
         ]  # fmt: skip
         if not _is_in_lockstep(strategy):
             return cls(own=tuple(own))
-        writes = {name for name, effect in item.wiring.effects.items() if effect.writes}
+        writes = {name for name, effect in item.graph_index.effects.items() if effect.writes}
 
         def depends(name: str) -> bool:
             node = node_of(name)
-            return node in stages.once or any(name in writes for name in reach([node], item.wiring.sources.__getitem__))
+            return node in stages.once or any(
+                name in writes for name in reach([node], item.graph_index.sources.__getitem__)
+            )
 
         shared = [name for name in item.outputs if name in own or depends(name)]
         return cls(tuple(shared), tuple(own))
@@ -60,8 +62,10 @@ class Fetches:
 
 def _is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
     """Returns True if some variable's update waits for all workers in every step."""
-    keepers = [synchronizer.keeper for _, synchronizer in all_synchronizers(strategy)]
-    return not keepers or any(keeper is None or not keeper.is_free for keeper in keepers)
+    variable_placements = [synchronizer.variable_placement for _, synchronizer in all_synchronizers(strategy)]
+    return not variable_placements or any(
+        variable_placement is None or not variable_placement.runs_ahead for variable_placement in variable_placements
+    )
 
 
 class RunPrograms:

@@ -49,7 +49,7 @@ class InitialValues:
 
     def note_set(self, item: Step) -> None:
         """Notes the variables that a run sets."""
-        for effect in item.wiring.effects.values():
+        for effect in item.graph_index.effects.values():
             self.settled |= effect.writes
 
     def give_before(self, item: Step, sets: bool) -> None:
@@ -59,10 +59,10 @@ class InitialValues:
             item: the run.
             sets: whether it only sets variables. It then needs the values that it reads as it finds them.
         """
-        if not item.wiring.effects:
+        if not item.graph_index.effects:
             return
         unset = self._initializers.keys() - self.settled
-        if unset and (not sets or not unset.isdisjoint(_read_as_found(item.wiring))):
+        if unset and (not sets or not unset.isdisjoint(_read_as_found(item.graph_index))):
             self.give()
 
     def give(self) -> None:
@@ -71,10 +71,10 @@ class InitialValues:
         if not unset:
             return
         self.settled |= unset
-        self._run.talk.meet()
+        self._run.coordination.meet()
         if self._run.index == 0:
             self._give(unset)
-        self._run.talk.wait_for_chief()
+        self._run.coordination.wait_for_chief()
 
     def _give(self, handles: Set[str]) -> None:
         variables = [v for v in self._captured.variables if v.handle in handles]
@@ -95,17 +95,17 @@ class InitialValues:
         return self._captured.having(nodes, asked.values())
 
 
-def _read_as_found(wiring: GraphIndex) -> set[str]:
+def _read_as_found(graph_index: GraphIndex) -> set[str]:
     """The handles of variables that a run reads, outside of branches, before it assigns them."""
-    perhaps = find_perhaps_dead(wiring).union(node.name for node in wiring.having(Trait.BRANCH | Trait.LOOP))
+    perhaps = find_perhaps_dead(graph_index).union(node.name for node in graph_index.having(Trait.BRANCH | Trait.LOOP))
     assigned: dict[str, set[str]] = {}
-    for name, effect in wiring.effects.items():
+    for name, effect in graph_index.effects.items():
         for handle in effect.writes - effect.reads:
             assigned.setdefault(handle, set()).add(name)
     found = set()
-    for name, effect in wiring.effects.items():
+    for name, effect in graph_index.effects.items():
         if effect.reads and name not in perhaps:
-            before = reach([name], wiring.sources.__getitem__)
+            before = reach([name], graph_index.sources.__getitem__)
             found |= {handle for handle in effect.reads if assigned.get(handle, set()).isdisjoint(before)}
     return found
 

@@ -79,7 +79,7 @@ class SessionRuns:
             arrays = dict(zip(arrays, given, strict=True))
         batch, fed = arrays, None
         if prepared.is_gathered and (is_together or not prepared.is_alone):
-            batch, fed = self._feeds.gathered(arrays, prepared.axes, self._run.talk.bring_together)
+            batch, fed = self._feeds.gathered(arrays, prepared.axes, self._run.coordination.bring_together)
         own = dict(zip(batch, self._feeds.own_part(batch, prepared.axes, prepared.is_alone), strict=True))
         whole = examples_of(batch, prepared.axes) if prepared.is_global else 0
         all_examples = whole if fed is None else fed.all_examples
@@ -95,13 +95,13 @@ class SessionRuns:
             self._has_told = True
             meanings = self._feeds.meanings(arrays, axes)
             fed = [(t.name, a, meant) for (t, a), meant in zip(arrays.items(), meanings, strict=True)]
-            self._run.first_batches.tell("session", sorted(fed, key=lambda one: one[0]))
-            self._run.first_batches.send()
+            self._run.input_consistency.tell("session", sorted(fed, key=lambda one: one[0]))
+            self._run.input_consistency.send()
 
     def _is_together(self, prepared: Prepared, request: Request) -> bool:
         """Returns True if all workers make this run, where that makes a difference: then they agree on it."""
-        talk = self._run.talk
-        return bool(prepared.fetches.shared) and talk.makes_together(lambda: ("session", request.digest), True)
+        coordination = self._run.coordination
+        return bool(prepared.fetches.shared) and coordination.all_make(lambda: ("session", request.digest), True)
 
     def _program_of(self, prepared: Prepared, is_together: bool) -> Program | None:
         """Returns the program of a run; None where there is nothing to run.
@@ -146,16 +146,16 @@ class SessionRuns:
         if prepared.looks:
             self._run.land()
         elif not prepared.is_alone:
-            self._run.talk.passes()
+            self._run.coordination.passes()
         if not prepared.sets or self._run.workers == 1:
             return self._run.guard(*asked)
         self._require_fed_alike(prepared, own)
-        self._run.talk.meet()
+        self._run.coordination.meet()
         if self._run.index == 0:
             results = self._run.guard(*asked)
-            self._run.talk.wait_for_chief()
+            self._run.coordination.wait_for_chief()
             return results
-        self._run.talk.wait_for_chief()
+        self._run.coordination.wait_for_chief()
         return self._run.guard(*asked)
 
     def _require_fed_alike(self, prepared: Prepared, arrays: Mapping[tf.Tensor, np.ndarray]) -> None:
@@ -204,7 +204,7 @@ class SessionRuns:
         told = np.concatenate([digests, -digests])
         if not counts:
             told = np.full_like(told, np.iinfo(told.dtype).min)
-        largest, smallest = np.split(self._run.talk.reduce(told, "max"), 2)
+        largest, smallest = np.split(self._run.coordination.reduce(told, "max"), 2)
         return list(itertools.compress(arrays, largest != -smallest))
 
 

@@ -98,7 +98,7 @@ class DistributedSession(SessionInterface):
     @property
     def sess_str(self) -> str:
         """The server that it runs on; empty where this worker is alone."""
-        return str(self._run.engines.beside.session.sess_str)
+        return str(self._run.graph_runners.beside.session.sess_str)
 
     @plain_shapes()
     def run(
@@ -129,7 +129,7 @@ class DistributedSession(SessionInterface):
             WorkerFailedError: another worker ended badly.
             ClusterError: this worker failed in an earlier run.
         """
-        with self._run.missed_step.noted(is_step=False, is_before=True):
+        with self._run.failed_step.noted(is_step=False, is_before=True):
             self._require_same_training()
             check_options(options, run_metadata)
             feeds = {} if feed_dict is None else feed_dict
@@ -138,16 +138,16 @@ class DistributedSession(SessionInterface):
         known = self._prepared.get(request.key(arrays))
         if known is not None and known.trains:
             self._run.observer.before_step(known)
-        with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
+        with self._run.failed_step.noted(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(request.elements, arrays)
         if known is not None and known.is_alone and disagree(arrays, known.axes):
             known = None  # it is prepared again, to be computed whole
         try:
-            with self._run.missed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
+            with self._run.failed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
                 prepared = self._first_of(request, arrays) if known is None else known
                 self._run.is_in_step = prepared.trains
                 found = self._runs.make(prepared, request, arrays, options, run_metadata)
-            self._run.first_batches.look()
+            self._run.input_consistency.look()
             if known is None and not (prepared.sets or prepared.looks):
                 self._run.start_up.ends()
             if prepared.trains:

@@ -39,7 +39,7 @@ class Synchronizer(ABC):
     # -- who holds the variable
 
     @property
-    def keeper(self) -> VariablePlacement | None:
+    def variable_placement(self) -> VariablePlacement | None:
         """How one worker keeps the variable for all; None: every worker has it."""
         return None
 

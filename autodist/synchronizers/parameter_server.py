@@ -47,7 +47,7 @@ class ParameterServer(Synchronizer):
         )
 
     @property
-    def keeper(self) -> VariablePlacement:
+    def variable_placement(self) -> VariablePlacement:
         pace = (
             SyncMode.ASYNCHRONOUS if self.asynchronous else SyncMode.STALE if self.staleness else SyncMode.SYNCHRONOUS
         )
@@ -59,7 +59,7 @@ class ParameterServer(Synchronizer):
 
     @property
     def inexact(self) -> str | None:
-        return "is updated without waiting for all workers" if self.keeper.is_free else None
+        return "is updated without waiting for all workers" if self.variable_placement.runs_ahead else None
 
     @property
     def way(self) -> str:

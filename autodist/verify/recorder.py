@@ -143,7 +143,7 @@ class Recorder:
         if self._has_noted:
             return
         self._has_noted = True
-        ops = sorted({item.wiring.nodes[name].op for name in _trained_by(item)})
+        ops = sorted({item.graph_index.nodes[name].op for name in _trained_by(item)})
         notes = {
             "is_in_float64": is_in_float64(item),
             "draws": [op for op in ops if draws_numbers(op) or op in having(Trait.SEEDED | Trait.GENERATOR)],
@@ -189,8 +189,8 @@ def _permuted(array: np.ndarray, axis: int, draws: np.random.Generator) -> np.nd
 def _trained_by(item: Step) -> set[str]:
     """The nodes of a step's training: of a session's graph, none of those that make initial values."""
     gradients = [node_of(t) for gradient in item.gradients for t in gradient.tensors]
-    updates = reach(gradients, item.wiring.consumers.__getitem__)
-    return reach(updates, item.wiring.data.__getitem__)
+    updates = reach(gradients, item.graph_index.consumers.__getitem__)
+    return reach(updates, item.graph_index.data.__getitem__)
 
 
 def is_in_float64(item: Step) -> bool:

@@ -14,7 +14,7 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.order import topological
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import Replication, Step
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.graph.variable_placement import SyncMode
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
@@ -44,8 +44,8 @@ class AsynchronousServers(Kernel):
         if replication is None:
             return item
         kept = {
-            item.by_name[name].handle: keeper.owner
-            for name, keeper in replication.keepers.items() if keeper.pace is SyncMode.ASYNCHRONOUS
+            item.by_name[name].handle: variable_placement.owner
+            for name, variable_placement in replication.variable_placements.items() if variable_placement.pace is SyncMode.ASYNCHRONOUS
         }  # fmt: skip
         if not kept:
             return item
@@ -77,10 +77,10 @@ class _Updates:
 
     def __init__(self, item: Step, replication: Replication, context: Context, kept: Mapping[str, int]) -> None:
         self.item, self.context, self.kept = item, context, kept
-        self.stages, self.keepers = replication.stages, replication.keepers
+        self.stages, self.variable_placements = replication.stages, replication.variable_placements
         self.results = Results(item, replication)
         self.editor = self.results.editor
-        self.effects = {n: e for n, e in item.wiring.effects.items() if (e.reads | e.writes) & kept.keys()}
+        self.effects = {n: e for n, e in item.graph_index.effects.items() if (e.reads | e.writes) & kept.keys()}
         self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
         self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in kept]
         self.means: dict[str, PendingReduction] = {}
@@ -102,7 +102,7 @@ class _Updates:
 
     def _divide(self, join: PendingReduction) -> None:
         """The mean over this worker's own examples in the place of the sum."""
-        with fragment(self.editor, f"own_mean/{join.name}") as f:
+        with subgraph(self.editor, f"own_mean/{join.name}") as f:
             if join.is_sparse:
                 made = rows_of(join, [own_rows(f, join)])
             else:
@@ -155,7 +155,7 @@ class _Updates:
         last: list[str] = []
         for lock in locks:
             earlier = [name for level, names in unlocked.items() if level < lock.level for name in names]
-            with fragment(self.editor, f"lock/{lock.level}/{lock.owner}") as f:
+            with subgraph(self.editor, f"lock/{lock.level}/{lock.owner}") as f:
                 queue = self._queue(lock.owner)
                 with tf.device(self.context.cpu(lock.owner)):
                     with tf.control_dependencies([f.after([*lock.awaited, *earlier, *last])]):
@@ -178,7 +178,7 @@ class _Updates:
         """The owner's lock is open at first."""
         me = self.context.worker
         if me in self.kept.values():
-            with fragment(self.editor, "lock/open") as f, tf.device(self.context.cpu(me)):
+            with subgraph(self.editor, "lock/open") as f, tf.device(self.context.cpu(me)):
                 opened = self._queue(me).enqueue(True)
             self.editor.initialize({f"lock/{me}": f.name(opened)})
 
@@ -209,7 +209,7 @@ class _Updates:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def _keep_time(self, unlocked: Iterable[str]) -> None:
-        bounded = {j.variable: self.keepers[j.variable].staleness for j in self.joins if j.variable}
+        bounded = {j.variable: self.variable_placements[j.variable].staleness for j in self.joins if j.variable}
         bounded = {name: staleness for name, staleness in bounded.items() if staleness}
         if not bounded:
             return

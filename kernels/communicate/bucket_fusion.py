@@ -29,7 +29,7 @@ def find_fused_buckets(
         most_bytes: of a bucket that may travel with others.
     """
     small = [b for b in buckets if b.byte_size <= most_bytes and context.adds_in_teams(b.joins[0])]
-    if len(small) < 2 or item.replication is None or item.replication.keepers:
+    if len(small) < 2 or item.replication is None or item.replication.variable_placements:
         return [], list(buckets)
     ranks = _ranks(item, item.replication.joins, [*buckets, *others])
     groups: dict[int, list[Bucket]] = {}
@@ -56,9 +56,9 @@ def _ranks(item: Step, joins: Iterable[PendingReduction], buckets: Sequence[Buck
 def _before(item: Step, joined: Mapping[str, int]) -> dict[str, int]:
     """For each node, the rank of the last sum that it is made of, and one more; `joined`: by tensor, at least that."""
     found: dict[str, int] = {}
-    for name in item.wiring.order:
+    for name in item.graph_index.order:
         rank = 0
-        for i in item.wiring.nodes[name].input:
+        for i in item.graph_index.nodes[name].input:
             before = found.get(node_of(i), 0)
             if not is_control(i) and tensor(i) in joined:
                 before = max(before, joined[tensor(i)]) + 1

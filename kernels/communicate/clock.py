@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.communicator import Communicator
 
@@ -34,7 +34,7 @@ class Clock:
         """Builds one step's ticks, put once all of `after` ran, and this worker's first ones, before all steps."""
         others = [w for w in self.context.computing if w != self.context.worker]
         initializers: dict[str, str] = {}
-        with fragment(editor, self.key) as f, tf.device(self.context.cpu(self.context.worker)):
+        with subgraph(editor, self.key) as f, tf.device(self.context.cpu(self.context.worker)):
             # The fastest has put staleness more than the slowest has taken, which started with as many.
             exchange = Communicator(f, self.context, self.key, 2 * self.staleness + 2)
             ended = tf.constant(True)

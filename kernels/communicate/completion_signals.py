@@ -32,7 +32,7 @@ class Group:
 
 def group_writes(item: Step, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[Group]:
     """The writes of owned variables (`owner`, by handle) by owner and rank."""
-    effects = item.wiring.effects
+    effects = item.graph_index.effects
     together: dict[tuple[int, int], list[str]] = {}
     for name in filter(ranks.__contains__, effects):
         [holder] = {owner[h] for h in effects[name].writes if h in owner}
@@ -73,9 +73,9 @@ def rank_writes(
             _take_later(before, reached.get(source, {}), 0)
         for source in awaited.get(name, ()):
             _take_later(before, reached.get(source, {}), 1)
-        if not before and name not in order.wiring.effects:
+        if not before and name not in order.graph_index.effects:
             continue
-        effect = order.wiring.effects.get(name, NO_EFFECT)
+        effect = order.graph_index.effects.get(name, NO_EFFECT)
         mine = next((owner[h] for h in sorted(effect.writes) if h in owner), None)
         if mine is not None:
             ranks[name] = max((r // 2 + 1 if h != mine else (r + 1) // 2 for h, r in before.items()), default=0)

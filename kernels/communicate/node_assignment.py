@@ -97,7 +97,7 @@ class _Walk:
         for name, workers in self._roots():
             self._enter(name, workers)
         while self._new:  # again only where a loop leads back
-            for name in reversed(self._item.wiring.order):
+            for name in reversed(self._item.graph_index.order):
                 workers = self._new.pop(name, 0)
                 if workers:
                     self._visit(name, workers)
@@ -116,7 +116,7 @@ class _Walk:
 
     def _visit(self, name: str, workers: Workers) -> None:
         """Notes what the workers need that begin to run a node."""
-        for i in self._item.wiring.nodes[name].input:
+        for i in self._item.graph_index.nodes[name].input:
             source, need = node_of(i), workers
             if not is_control(i) and tensor(i) in self._brought:
                 far = need & ~_bit(self._brought[tensor(i)])

@@ -13,7 +13,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.step import Step
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
@@ -107,7 +107,7 @@ class OwnPart:
         key = f"boundary/{place}/{digest(';'.join(names))}"
         specs = [self.brought.get(name) or self.item.spec_of(name) for name in names]
         readers = [self._own_readers(results.editor, name) for name in names]
-        with fragment(results.editor, f"boundary/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
+        with subgraph(results.editor, f"boundary/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
             exchange = Communicator(f, context, key)
             if self.me == source:
                 values = [
@@ -143,8 +143,8 @@ def _in_rounds(item: Step, transfers: Sequence[Transfer], travelling: Collection
     if not transfers:
         return ()
     rounds: dict[str, int] = {}
-    for name in item.wiring.order:
-        inputs = item.wiring.nodes[name].input
+    for name in item.graph_index.order:
+        inputs = item.graph_index.nodes[name].input
         after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in travelling) for i in inputs]
         rounds[name] = max(after, default=0)
     return tuple(replace(t, round=rounds[node_of(t.name)]) for t in transfers)
@@ -168,7 +168,7 @@ def _holders(item: Step, brought: Mapping[str, int]) -> dict[str, int]:
 def _find_private(
     item: Step, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
 ) -> dict[str, Owners]:
-    nodes = item.wiring.nodes
+    nodes = item.graph_index.nodes
     private: dict[str, Owners] = {}
     for name in once(item):
         if name not in nodes:

@@ -13,7 +13,7 @@ from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.step import Replication, Step
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.graph.variable_placement import SyncMode
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
@@ -46,7 +46,9 @@ class ParameterServers(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         replication = item.replication
-        if replication is None or all(k.pace is not SyncMode.SYNCHRONOUS for k in replication.keepers.values()):
+        if replication is None or all(
+            k.pace is not SyncMode.SYNCHRONOUS for k in replication.variable_placements.values()
+        ):
             return item
         return _Servers(item, replication, context).run()
 
@@ -57,12 +59,12 @@ class _Servers:
     def __init__(self, item: Step, replication: Replication, context: Context) -> None:
         self.item, self.context, self.stages = item, context, replication.stages
         self.owner = {
-            item.by_name[name].handle: keeper.owner
-            for name, keeper in replication.keepers.items() if keeper.pace is SyncMode.SYNCHRONOUS
+            item.by_name[name].handle: variable_placement.owner
+            for name, variable_placement in replication.variable_placements.items() if variable_placement.pace is SyncMode.SYNCHRONOUS
         }  # fmt: skip
         self.results = Results(item, replication)
         self.editor = self.results.editor
-        self.effects = item.wiring.effects
+        self.effects = item.graph_index.effects
         self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in self.owner]
         assert replication.order is not None, "SetPace finds it"
         self.order = replication.order
@@ -79,7 +81,7 @@ class _Servers:
             rank_writes(self.order, self.owner, self.versions.awaited(acknowledgements), part.private)
         )
         part.cut_control(self.editor)
-        self.editor.run_no_more(filter(part.is_others, self.editor.targets))
+        self.editor.drop_targets(filter(part.is_others, self.editor.targets))
         return self.results.to_item(self.joins)
 
     def _require_same_outputs(self, part: OwnPart) -> None:
@@ -111,7 +113,7 @@ class _Servers:
 
     def _bring_bucket(self, bucket: Bucket, owner: int) -> None:
         reads = self._reads_before_push(bucket.joins)
-        with fragment(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
+        with subgraph(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, bucket.key)
             mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
             values: list[tf.Tensor] = []
@@ -126,7 +128,7 @@ class _Servers:
     def _bring_rows(self, join: PendingReduction, owner: int) -> None:
         key = key_of([join])
         reads = self._reads_before_push([join])
-        with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+        with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, key)
             mine = own_rows(f, join)
             made: list[tf.Tensor] = []
@@ -140,7 +142,7 @@ class _Servers:
 
     def _reads_before_push(self, joins: Iterable[PendingReduction]) -> list[str]:
         """This worker's reads that must not see the updates that its gradients bring about."""
-        return after_loops(self.item.wiring, self.versions.reads_before(joins))
+        return after_loops(self.item.graph_index, self.versions.reads_before(joins))
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
@@ -161,13 +163,13 @@ class _Servers:
     def _acknowledge(self, message: Acknowledgement) -> None:
         """Sends that this worker has read variables, or lets the writes of these wait for it."""
         with (
-            fragment(self.editor, f"{message.key}/{message.reader}") as f,
+            subgraph(self.editor, f"{message.key}/{message.reader}") as f,
             tf.device(self.context.cpu(self.context.worker)),
         ):
             exchange = Communicator(f, self.context, message.key)
             done = tf.constant(True)
             if message.reader == self.context.worker:
-                reads = after_loops(self.item.wiring, self.versions.own(message))
+                reads = after_loops(self.item.graph_index, self.versions.own(message))
                 exchange.send(message.owner, "read", [done], [f.after(reads)] if reads else [])
             else:
                 exchange.receive(message.reader, "read", [done])
@@ -182,12 +184,12 @@ class _Servers:
             token = self._token(group)
             if group.owner != self.context.worker:
                 instead.update(dict.fromkeys(group.writes, token))
-        self.editor.run_all_instead(instead)
+        self.editor.replace_targets(instead)
         self.editor.remove(instead)
 
     def _token(self, group: Group) -> tuple[str, ...]:
         """Hands a token out, or takes it: elsewhere than at the owner it stands for its writes, which are to go."""
-        with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
+        with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, group.key)
             done = tf.constant(True)
             if group.owner == self.context.worker:

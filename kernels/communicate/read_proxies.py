@@ -34,7 +34,7 @@ class ReadProxies(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         plan, replication = context.plan, item.replication
-        names = [name for name in replication.keepers if plan.has_proxy(name)] if replication else []
+        names = [name for name in replication.variable_placements if plan.has_proxy(name)] if replication else []
         if replication is None or not names:
             return item
         item = replace(item, copies={**item.copies, **dict.fromkeys(names, (PROXY,))})
@@ -42,7 +42,10 @@ class ReadProxies(Kernel):
             return item
         work = _Proxies(item, replication, context)
         for name in names:
-            if replication.keepers[name].is_free or replication.keepers[name].owner != context.worker:
+            if (
+                replication.variable_placements[name].runs_ahead
+                or replication.variable_placements[name].owner != context.worker
+            ):
                 work.read_proxy(item.by_name[name])
         return work.editor.to_item()
 
@@ -53,7 +56,7 @@ class _Proxies:
     def __init__(self, item: Step, replication: Replication, context: Context) -> None:
         self._item, self._context, self._stages = item, context, replication.stages
         self.editor = StepEditor(item)
-        self._effects = item.wiring.effects
+        self._effects = item.graph_index.effects
         local = [t for join in replication.joins for t in join.local]
         self._compute = self.editor.ancestors([*local, *item.outputs], control=False) - replication.stages.once
 

@@ -14,7 +14,7 @@ from autodist.errors import StrategyError
 from autodist.graph.execution_order import find_execution_order, message_of
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
 from autodist.graph.step import Step
-from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
 from autodist.kernels.communicate.reduce_by_shuffle import weight_of
@@ -71,7 +71,7 @@ class ReduceByCollective(Kernel):
         # What a later stage reduces needs what an earlier one has reduced, and what a seed waits for comes before what
         # is made of it, in the order of the seeds; NCCL's one order has to agree with that.
         position = {join.name: k for k, join in enumerate(joins)}
-        order = find_execution_order(item.wiring, joins, {})
+        order = find_execution_order(item.graph_index, joins, {})
         assert order is not None, "the depths of joins are settled"
         rounds = order.rounds()
         everything: list[Bucket | PendingReduction] = [*buckets, *rows]
@@ -178,7 +178,7 @@ def _reduce_bucket(results: Results, bucket: Bucket, group: _Group) -> None:
             results.give(join, join.local)
         return
     carrier = _CARRIERS[bucket.dtype]
-    with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(group.device):
+    with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(group.device):
         weight = [tf.reshape(tf.cast(w, carrier), [1]) for w in weight_of(f, bucket.joins[0])]
         total = _merged(f, group, bucket, bucket.pack(f, carrier, weight))
         if weight:
@@ -199,7 +199,7 @@ def _merged(f: SubgraphBuilder, group: _Group, bucket: Bucket, vector: tf.Tensor
 
 def _gather_rows(results: Results, join: PendingReduction, group: _Group) -> None:
     key = key_of([join])
-    with fragment(results.editor, f"all_gather/{key}") as f, tf.device(group.device):
+    with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(group.device):
         ids = f.input(join.local[0], join.index_dtype, [None])
         values = f.input(join.local[1], join.dtype, join.shape)
         # Number of rows and weight travel together; both are exact in float64.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.compressors import Compressor
 from autodist.graph.parts import PendingReduction, ReduceOp
 from autodist.graph.step import Step
-from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.all_reduce_algorithms import AllReduceAlgorithm, whole_in_teams
 from autodist.kernels.communicate.bucket_fusion import find_fused_buckets
@@ -105,7 +105,7 @@ class ReduceByShuffle(Kernel):
 
 
 def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
-    with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
+    with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, bucket.key)
         mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
         adding, team = AllReduceAlgorithm(exchange, bucket, DIRECT_BYTES), _team(exchange, bucket.joins[0])
@@ -118,7 +118,7 @@ def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
 def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Context) -> None:
     """Several small buckets in the same messages, where teams add up first."""
     key = digest(";".join(bucket.key for bucket in buckets))
-    with fragment(results.editor, f"all_reduce/{key}") as f, tf.device(context.cpu(context.worker)):
+    with subgraph(results.editor, f"all_reduce/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, key)
         team = _team(exchange, buckets[0].joins[0])
         assert team is not None, "others travel alone"
@@ -134,7 +134,7 @@ def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Conte
 def _compress_bucket(
     results: Results, bucket: Bucket, compressor: Compressor, stored_as: Mapping[str, str], context: Context
 ) -> None:
-    with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
+    with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, bucket.key)
         reduction = BucketReduction(f, bucket, exchange, stored_as, _team(exchange, bucket.joins[0]))
         values = compressor.add_up(reduction)
@@ -147,7 +147,7 @@ def _compress_bucket(
 
 def _names_in_session(item: Step) -> dict[str, str]:
     """By a variable's name, the name under which the session knows it."""
-    stored = {n.name: n.attr["shared_name"].s.decode() for n in item.wiring.of_op("VarHandleOp")}
+    stored = {n.name: n.attr["shared_name"].s.decode() for n in item.graph_index.of_op("VarHandleOp")}
     return {v.name: stored[v.handle] for v in item.variables if v.handle in stored}
 
 
@@ -184,7 +184,7 @@ def rows_of(join: PendingReduction, parts: list[list[tf.Tensor]]) -> list[tf.Ten
 
 def _gather_rows(results: Results, join: PendingReduction, context: Context) -> None:
     key = key_of([join])
-    with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
+    with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, key)
         rows = rows_of(join, _gathered(exchange, join, own_rows(f, join)))
     results.give(join, [f.name(t) for t in rows])
@@ -193,7 +193,7 @@ def _gather_rows(results: Results, join: PendingReduction, context: Context) -> 
 
 def _put_one_after_the_other(results: Results, join: PendingReduction, context: Context) -> None:
     key = key_of([join])
-    with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
+    with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, key)
         parts = _gathered(exchange, join, [f.input(join.local[0], join.dtype, join.shape)])
         whole = tf.concat([rows for (rows,) in parts], join.axis)

@@ -35,7 +35,7 @@ class Results:
     def replace(self, old: str, new: str, consumers: Iterable[str] | None = None) -> None:
         """Lets `consumers` of the tensor `old`, and the step's outputs, have `new`."""
         self.editor.rewire(old, new, consumers)
-        self.editor.return_instead(old, new)
+        self.editor.replace_output(old, new)
         self._given[old] = new
 
     def now(self, name: str) -> str:

@@ -13,7 +13,7 @@ from autodist.graph.effects import NO_EFFECT, Effect
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import Step
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.graph.waiting import nearest_before
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
@@ -81,7 +81,7 @@ class Serving:
 
     def hand_out_token(self, group: Group, capacity: int) -> None:
         """Tells every worker, this one too, that a group of writes is done."""
-        with fragment(self.editor, f"served_{group.key}") as f, self._here():
+        with subgraph(self.editor, f"served_{group.key}") as f, self._here():
             exchange = Communicator(f, self.context, group.key, capacity)
             done = [f.after([self._copies[w] for w in group.writes])]
             for to in range(self.context.workers):
@@ -140,7 +140,7 @@ class Serving:
             return []
         key, me = f"brought/{digest(';'.join(names))}", self.context.worker
         specs = [self._spec(name) for name in names]
-        with fragment(self.editor, f"{key}/send") as f, self._here():
+        with subgraph(self.editor, f"{key}/send") as f, self._here():
             values = [f.input(name, spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)]
             there = Communicator(f, self.context, key, self._capacity)
             there.send(me, "needed", values)
@@ -148,7 +148,7 @@ class Serving:
         return there.effects
 
     def _take(self, key: str, source: int, names: Sequence[str], specs: Sequence[tf.TensorSpec]) -> None:
-        with fragment(self.editor, f"{key}/{source}/receive") as f, self._here():
+        with subgraph(self.editor, f"{key}/{source}/receive") as f, self._here():
             exchange = Communicator(f, self.context, key, self._capacity)
             got = exchange.receive(source, "needed", specs)
         self.know(dict(zip(names, map(f.name, got), strict=True)), exchange.effects)
@@ -175,7 +175,7 @@ class Serving:
     def _send(self, part: OwnPart, sent: Sequence[Transfer]) -> None:
         for reader, names in _by(sent, lambda t: t.reader).items():
             key = _boundary_key(names)
-            with fragment(self.editor, f"{key}/{reader}/send") as f, self._here():
+            with subgraph(self.editor, f"{key}/{reader}/send") as f, self._here():
                 exchange = Communicator(f, self.context, key, self._capacity)
                 specs = [self._spec_between(part, name) for name in names]
                 values = [f.input(self._now(n), s.dtype, s.shape) for n, s in zip(names, specs, strict=True)]

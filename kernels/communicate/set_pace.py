@@ -14,7 +14,7 @@ from autodist.errors import RewriteError, StrategyError
 from autodist.graph.execution_order import ExecutionOrder, find_execution_order
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.step import Replication, Step
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.results import Results
@@ -45,21 +45,31 @@ class SetPace(Kernel):
         replication = item.replication
         if context.workers == 1 or not item.owners or replication is None or context.goes_through_stages(item):
             return item
-        keepers = find_variable_placements(item, replication, context.plan)
-        require_one_keeper_a_write(item, keepers)
-        if any(keeper.is_free for keeper in keepers.values()):
-            require_written_by_updates(item, replication, keepers)
-            require_unmixed(item, replication, keepers)
-        kept = replace(replication, keepers=keepers, order=_order_of(item, replication, keepers))
-        return _keep_state(item, kept, context) if runs_freely(kept, keepers) else replace(item, replication=kept)
+        variable_placements = find_variable_placements(item, replication, context.plan)
+        require_one_keeper_a_write(item, variable_placements)
+        if any(variable_placement.runs_ahead for variable_placement in variable_placements.values()):
+            require_written_by_updates(item, replication, variable_placements)
+            require_unmixed(item, replication, variable_placements)
+        kept = replace(
+            replication,
+            variable_placements=variable_placements,
+            order=_order_of(item, replication, variable_placements),
+        )
+        return (
+            _keep_state(item, kept, context)
+            if runs_freely(kept, variable_placements)
+            else replace(item, replication=kept)
+        )
 
 
-def _order_of(item: Step, replication: Replication, keepers: Mapping[str, VariablePlacement]) -> ExecutionOrder:
-    handles = {item.by_name[name].handle for name in keepers}
-    writes = [name for name, effect in item.wiring.effects.items() if effect.writes & handles]
+def _order_of(
+    item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
+) -> ExecutionOrder:
+    handles = {item.by_name[name].handle for name in variable_placements}
+    writes = [name for name, effect in item.graph_index.effects.items() if effect.writes & handles]
     captured = replication.stages.order
     writes.sort(key=lambda name: (captured.get(name, len(captured)), name))
-    order = find_execution_order(item.wiring, replication.joins, {name: k for k, name in enumerate(writes)})
+    order = find_execution_order(item.graph_index, replication.joins, {name: k for k, name in enumerate(writes)})
     if order is None:
         raise RewriteError("what the replicas make parts of cannot be added up in any order")
     return order
@@ -67,8 +77,8 @@ def _order_of(item: Step, replication: Replication, keepers: Mapping[str, Variab
 
 def _keep_state(item: Step, replication: Replication, context: Context) -> Step:
     own = [join for join in replication.joins if join.kind is not PendingReductionKind.GRADIENT]
-    _require_no_boundary(own, replication.keepers)
-    _require_one_weight(own, replication.keepers)
+    _require_no_boundary(own, replication.variable_placements)
+    _require_one_weight(own, replication.variable_placements)
     _require_no_sum(own)
     if own and context.worker == 0:
         _say_that_state_is_local()
@@ -84,9 +94,13 @@ def _keep_state(item: Step, replication: Replication, context: Context) -> Step:
     return results.to_item(own, even_parts=even)
 
 
-def _require_no_boundary(joins: Sequence[PendingReduction], keepers: Mapping[str, VariablePlacement]) -> None:
+def _require_no_boundary(
+    joins: Sequence[PendingReduction], variable_placements: Mapping[str, VariablePlacement]
+) -> None:
     asked = [join for join in joins if join.kind is PendingReductionKind.BOUNDARY]
-    stale = sorted(name for name, keeper in keepers.items() if keeper.pace is SyncMode.STALE)
+    stale = sorted(
+        name for name, variable_placement in variable_placements.items() if variable_placement.pace is SyncMode.STALE
+    )
     if asked and stale:
         raise StrategyError(
             f"an update reads {asked[0].local[0]}, which every replica computes, and {stale[0]} has staleness: its "
@@ -94,9 +108,13 @@ def _require_no_boundary(joins: Sequence[PendingReduction], keepers: Mapping[str
         )
 
 
-def _require_one_weight(joins: Sequence[PendingReduction], keepers: Mapping[str, VariablePlacement]) -> None:
+def _require_one_weight(
+    joins: Sequence[PendingReduction], variable_placements: Mapping[str, VariablePlacement]
+) -> None:
     asked = [join for join in joins if join.kind is PendingReductionKind.LOSS]
-    stale = sorted(name for name, keeper in keepers.items() if keeper.pace is SyncMode.STALE)
+    stale = sorted(
+        name for name, variable_placement in variable_placements.items() if variable_placement.pace is SyncMode.STALE
+    )
     if asked and stale:
         raise StrategyError(
             "the loss adds values of which each counts in another way (a mean beside a sum, a ratio of sums), or its "
@@ -120,7 +138,7 @@ def _require_no_sum(joins: Sequence[PendingReduction]) -> None:
 def _check_local_parts_alone(results: Results, join: PendingReduction, context: Context) -> None:
     """The replicas of one worker have to have equal parts; the check asks for them as if all workers were like this."""
     count, here = len(context.replicas), len(context.copied_replicas)
-    with fragment(results.editor, "even_parts/local") as f:
+    with subgraph(results.editor, "even_parts/local") as f:
         kinds = join.shape.num_elements() // 2  # sums of numbers of rows, then of their squares
         factors = tf.constant([count] * kinds + [count * here] * kinds, join.dtype)
         moments = f.input(join.result[0], join.dtype, join.shape) * factors
@@ -130,14 +148,14 @@ def _check_local_parts_alone(results: Results, join: PendingReduction, context: 
 
 def _take_for_given(results: Results, join: PendingReduction) -> None:
     """A worker that waits for no other does not know whether others have examples."""
-    with fragment(results.editor, f"{join.name}/local") as f:
+    with subgraph(results.editor, f"{join.name}/local") as f:
         results.replace(join.result[0], f.name(tf.ones(join.shape, join.dtype)))
 
 
 def _have_nothing(results: Results, join: PendingReduction, outputs: Sequence[str]) -> None:
     """A worker without replicas returns 0 for what the others return of their own."""
     if join.result[0] in outputs:
-        with fragment(results.editor, f"no_replicas/{join.name}") as f:
+        with subgraph(results.editor, f"no_replicas/{join.name}") as f:
             nothing = tf.zeros(join.shape, join.dtype)
         results.replace(join.result[0], f.name(nothing))
 

@@ -13,7 +13,7 @@ from autodist.errors import StrategyError
 from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import Replication, Step
-from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
@@ -43,7 +43,11 @@ class StaleServers(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         replication = item.replication
-        stale = {name: k for name, k in replication.keepers.items() if k.pace is SyncMode.STALE} if replication else {}
+        stale = (
+            {name: k for name, k in replication.variable_placements.items() if k.pace is SyncMode.STALE}
+            if replication
+            else {}
+        )
         if replication is None or not stale:
             return item
         return _Apart(item, replication, context, {item.by_name[name].handle: k for name, k in stale.items()}).run()
@@ -56,10 +60,10 @@ class _Apart:
         self, item: Step, replication: Replication, context: Context, kept: dict[str, VariablePlacement]
     ) -> None:
         self.item, self.context, self.order, self.kept = item, context, replication.order, kept
-        self.owner = {handle: keeper.owner for handle, keeper in kept.items()}
+        self.owner = {handle: variable_placement.owner for handle, variable_placement in kept.items()}
         self.results = Results(item, replication)
         self.editor = self.results.editor
-        self.effects = item.wiring.effects
+        self.effects = item.graph_index.effects
         self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in kept]
         self.serving = Serving(item, context, self.editor, self.effects, self.owner, self.joins)
 
@@ -69,7 +73,11 @@ class _Apart:
         self._bring_gradients()
         if self.context.worker in self.owner.values():
             checks = [name for name in self.item.targets if name in apart]
-            self.editor.run(self.serving.build(1 + max(keeper.staleness for keeper in self.kept.values()), checks))
+            self.editor.run(
+                self.serving.build(
+                    1 + max(variable_placement.staleness for variable_placement in self.kept.values()), checks
+                )
+            )
         self._take_tokens()
         self._wait_for_nothing_in(apart)
         self.editor.serve(self.serving.effects)
@@ -125,17 +133,17 @@ class _Apart:
         combine: Callable[[Parts], list[tf.Tensor]],
     ) -> None:
         """Sends this worker's part of some joins to their owner, who combines all parts beside the step."""
-        keeper, key = self._keeper_of(joins[0]), key_of(joins)
-        with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, key, keeper.staleness + 2)
+        variable_placement, key = self._keeper_of(joins[0]), key_of(joins)
+        with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+            exchange = Communicator(f, self.context, key, variable_placement.staleness + 2)
             mine = own(f)
             if self.context.computes:
-                exchange.send(keeper.owner, "gradient", mine)
+                exchange.send(variable_placement.owner, "gradient", mine)
         self.editor.run(exchange.effects)
-        if keeper.owner == self.context.worker:
+        if variable_placement.owner == self.context.worker:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in mine]
-            with fragment(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-                exchange = Communicator(f, self.context, key, keeper.staleness + 2)
+            with subgraph(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+                exchange = Communicator(f, self.context, key, variable_placement.staleness + 2)
                 made = combine([exchange.receive(w, "gradient", specs) for w in self.context.computing])
             names = [t for join in joins for t in join.result]
             self.serving.know(dict(zip(names, map(f.name, made), strict=True)), exchange.effects)
@@ -146,15 +154,15 @@ class _Apart:
         assert self.order is not None, "SetPace finds it"
         for group in group_writes(self.item, self.owner, rank_writes(self.order, self.owner)):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
-            with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
+            with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
                 exchange = Communicator(f, self.context, group.key, staleness + 2)
                 done = tf.constant(True)
                 exchange.receive(group.owner, "done", [done])
                 filled = exchange.fill(group.owner, "done", [done], staleness)
-                landed = exchange.take_and_put_back(group.owner, "done", [done], staleness)
+                flush_targets = exchange.take_and_put_back(group.owner, "done", [done], staleness)
             self.editor.run(exchange.effects)
             self.editor.initialize({f"{group.key}/{group.owner}": f.name(filled)})
-            self.editor.land([f.name(landed)])
+            self.editor.land([f.name(flush_targets)])
             if group.owner == self.context.worker:
                 self.serving.hand_out_token(group, staleness + 2)
             for write in group.writes:

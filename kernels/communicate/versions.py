@@ -106,7 +106,7 @@ class Versions:
     def _own_reads(self) -> Mapping[str, list[tuple[int, str]]]:
         """By handle, what this worker's replicas read of a variable, each with its position among all effects."""
         found: dict[str, list[tuple[int, str]]] = {}
-        for position, (name, effect) in enumerate(self._item.wiring.effects.items()):
+        for position, (name, effect) in enumerate(self._item.graph_index.effects.items()):
             if not effect.writes and name not in self._once and self._captured(name) in self._order.position:
                 for handle in effect.reads & self._owner.keys():
                     found.setdefault(handle, []).append((position, name))
@@ -134,9 +134,9 @@ class Versions:
 
     def own(self, message: Acknowledgement) -> list[str]:
         """This worker's nodes for the reads that it acknowledges, each replica's."""
-        fetched = reach(map(node_of, self._item.outputs), self._item.wiring.data.__getitem__)
+        fetched = reach(map(node_of, self._item.outputs), self._item.graph_index.data.__getitem__)
         return [
-            name for name in self._item.wiring.effects
+            name for name in self._item.graph_index.effects
             if self._captured(name) in message.reads
             and (self._captured(name) not in message.fetchable or name in fetched)
         ]  # fmt: skip
@@ -234,7 +234,7 @@ class Versions:
     @cached_property
     def _writes(self) -> Mapping[str, frozenset[str]]:
         """The writes of owned variables in their order, each with the handles of these."""
-        effects = self._order.wiring.effects
+        effects = self._order.graph_index.effects
         found = {name: e.writes & self._owner.keys() for name, e in effects.items() if e.writes & self._owner.keys()}
         return {name: found[name] for name in sorted(found, key=self._order.position.__getitem__)}
 
@@ -242,7 +242,7 @@ class Versions:
     def _reads(self) -> Mapping[str, list[str]]:
         """By handle, the nodes that read an owned variable and do not write it; of replicas, the first one's."""
         found: dict[str, list[str]] = {}
-        for name, effect in self._order.wiring.effects.items():
+        for name, effect in self._order.graph_index.effects.items():
             if self._captured(name) == name:
                 for handle in (effect.reads - effect.writes) & self._owner.keys():
                     found.setdefault(handle, []).append(name)
@@ -279,7 +279,7 @@ class Versions:
 
     def _find_readers(self, runs: Mapping[str, Workers]) -> Mapping[str, Workers]:
         """By read, the workers that need the value; by the other nodes, too."""
-        context, wiring = self._context, self._order.wiring
+        context, graph_index = self._context, self._order.graph_index
         every, computing = (1 << context.workers) - 1, sum(1 << worker for worker in context.computing)
         differs = self._find_varying()
         needed: dict[str, Workers] = {}
@@ -288,23 +288,23 @@ class Versions:
         if context.joins_outputs:  # or else workers may fetch different things
             needed.update(dict.fromkeys([*map(node_of, self._item.outputs), *self._item.targets], every))
         found: dict[str, Workers] = {}
-        for name in reversed(wiring.order):
-            effect = wiring.effects.get(name, NO_EFFECT)
+        for name in reversed(graph_index.order):
+            effect = graph_index.effects.get(name, NO_EFFECT)
             if effect.writes:
                 owners = {self._owner[handle] for handle in effect.writes & self._owner.keys()}
                 workers = sum(1 << owner for owner in owners) or every
             else:
                 workers = runs[name] if name in runs else needed.get(name, 0)
             found[name] = workers = workers & computing if name in differs else workers
-            for source in wiring.data[name]:
+            for source in graph_index.data[name]:
                 needed[source] = needed.get(source, 0) | workers
         return found
 
     def _find_varying(self) -> set[str]:
         """The nodes that differ between replicas: what a message brings is the same for all."""
-        wiring, messages = self._order.wiring, set(self._order.messages)
-        found = set(sources_of_replicas(self._item, wiring))
-        for name in wiring.order:
-            if not found.isdisjoint(wiring.data[name]) and messages.isdisjoint(self._order.sources[name]):
+        graph_index, messages = self._order.graph_index, set(self._order.messages)
+        found = set(sources_of_replicas(self._item, graph_index))
+        for name in graph_index.order:
+            if not found.isdisjoint(graph_index.data[name]) and messages.isdisjoint(self._order.sources[name]):
                 found.add(name)
         return found

@@ -56,9 +56,9 @@ class CallUnits(Kernel):
 
 def _find_parts(item: Step) -> Subgraphs:
     """What can be called of each unit, in pieces where something stands in its middle that cannot."""
-    wiring = item.wiring
-    constants = frozenset(node.name for node in wiring.of_op("Const") if not wiring.sources[node.name])
-    perhaps_dead = find_perhaps_dead(wiring)
+    graph_index = item.graph_index
+    constants = frozenset(node.name for node in graph_index.of_op("Const") if not graph_index.sources[node.name])
+    perhaps_dead = find_perhaps_dead(graph_index)
 
     def key(name: str) -> Hashable | None:
         unit = _unit_of(item, name)
@@ -74,11 +74,11 @@ def _unit_of(item: Step, name: str) -> Hashable | None:
         return None
     micro_batch, captured = copies[name]
     part = item.pipeline_parts.get(name, item.pipeline_parts.get(captured))
-    return None if part is None or part.is_held else (micro_batch, part, item.wiring.nodes[name].device)
+    return None if part is None or part.is_held else (micro_batch, part, item.graph_index.nodes[name].device)
 
 
 def _can_be_called(item: Step, name: str) -> bool:
-    node = item.wiring.nodes[name]
+    node = item.graph_index.nodes[name]
     if not is_stateless(node.op) or node.op in _BY_ITSELF:
         return False
     return {RESOURCE, VARIANT}.isdisjoint((*types_of_inputs(node), *types_of_outputs(node)))
@@ -87,7 +87,7 @@ def _can_be_called(item: Step, name: str) -> bool:
 def _function(part: Subgraph) -> CalledFunction:
     """Of a part; in it nodes are called as they were captured, so that those of all micro-batches are the same."""
     item = part.step
-    nodes = [item.wiring.nodes[name] for name in (*part.copies, *part.nodes)]
+    nodes = [item.graph_index.nodes[name] for name in (*part.copies, *part.nodes)]
     return shared_function(nodes, part.gives, lambda _, name: item.replica_of(name)[1])
 
 

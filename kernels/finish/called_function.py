@@ -133,10 +133,10 @@ def put_call(editor: StepEditor, name: str, region: Sequence[str], function: Cal
     call = editor.add(call_node(name, editor[region[-1]].device, function, before))
     given = {as_input(result): f"{call}:{k}" for k, result in enumerate(function.results)}
     for result in function.results:
-        editor.return_instead(result, given[as_input(result)])
+        editor.replace_output(result, given[as_input(result)])
     for reader in dict.fromkeys(c for member in region for c in editor.consumers(member) if c not in inside):
         editor.set_inputs(reader, [_given_instead(i, inside, given, call) for i in editor[reader].input])
-    editor.run_all_instead(dict.fromkeys(region, (call,)))
+    editor.replace_targets(dict.fromkeys(region, (call,)))
     editor.remove(reversed(region))
 
 

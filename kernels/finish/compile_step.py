@@ -54,12 +54,12 @@ class CompileStep(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         asked = _asked_of(item)
-        if not any(map(asked, item.wiring.nodes)):
+        if not any(map(asked, item.graph_index.nodes)):
             return item
         item = _with_free_constants(item)
         regions = [
             part for part in find_regions(item, context, asked).values()
-            if work_in(item.wiring, part.nodes) >= self.min_work or may_need_compiler(item.wiring, part.nodes)
+            if work_in(item.graph_index, part.nodes) >= self.min_work or may_need_compiler(item.graph_index, part.nodes)
         ]  # fmt: skip
         _tell_what_is_left(item, context, asked)
         if not regions:
@@ -70,7 +70,7 @@ class CompileStep(Kernel):
 def _with_free_constants(item: Step) -> Step:
     """Each region has constants of its own, which stand for nothing that has to be waited for."""
     editor = StepEditor(item)
-    freed = free_constants(editor, item.wiring, {*map(node_of, item.outputs), *item.targets})
+    freed = free_constants(editor, item.graph_index, {*map(node_of, item.outputs), *item.targets})
     return editor.to_item() if freed else item
 
 
@@ -95,7 +95,7 @@ def _tell_what_is_left(item: Step, context: Context, asked: Callable[[str], bool
     """Names the ops that run without XLA although it is asked for; the chief tells it once for a step."""
     part_of, compilable = PartOf(item), Compilable(item.graph_def, allows_loops=item.jit_compile)
     left = Counter(
-        node.op for name, node in item.wiring.nodes.items()
+        node.op for name, node in item.graph_index.nodes.items()
         if node.op not in _NEEDS_NO_COMPILER and asked(name) and part_of(name) is not None
         and not item.replica_of(name)[0] and not compilable.can_compile(node)
     )  # fmt: skip

@@ -38,7 +38,7 @@ class CompileUpdates(Kernel):
     name: ClassVar[str] = "compile-updates"
 
     def apply(self, item: Step, context: Context) -> Step:
-        handles = {n.name for n in item.wiring.of_op("VarHandleOp") if self._is_taken(n, item, context)}
+        handles = {n.name for n in item.graph_index.of_op("VarHandleOp") if self._is_taken(n, item, context)}
         if not handles:
             return item
         editor = StepEditor(item)

@@ -53,9 +53,11 @@ def _copied(item: Step) -> frozenset[str]:
 
     Not a constant that a kernel made: it may differ from replica to replica, and they are to share their functions.
     """
-    part_of, wiring = PartOf(item), item.wiring
-    constants = (n.name for n in wiring.of_op("Const") if not wiring.sources[n.name] and part_of(n.name) is not None)
-    lists = (n.name for n in wiring.having(Trait.ZEROS) if n.op in having(Trait.LIST))
+    part_of, graph_index = PartOf(item), item.graph_index
+    constants = (
+        n.name for n in graph_index.of_op("Const") if not graph_index.sources[n.name] and part_of(n.name) is not None
+    )
+    lists = (n.name for n in graph_index.having(Trait.ZEROS) if n.op in having(Trait.LIST))
     return frozenset([*constants, *(name for name in lists if (part_of(name) or ("",))[0] == SHARED)])
 
 
@@ -72,7 +74,7 @@ def find_regions(item: Step, context: Context, asked: Callable[[str], bool]) -> 
     """
     # Only under a whole step that asks for XLA does TensorFlow build loops, and their gradients, as XLA wants them.
     parts = _find_parts(item, context, asked, allows_loops=item.jit_compile)
-    if item.jit_compile and _parts_of_loops_leave(item.wiring, parts):
+    if item.jit_compile and _parts_of_loops_leave(item.graph_index, parts):
         return _find_parts(item, context, asked, allows_loops=False)
     return parts
 
@@ -82,11 +84,11 @@ def _find_parts(item: Step, context: Context, asked: Callable[[str], bool], allo
     return split(item, search.keys().get, copied=search.copied, cut_cycles=True)
 
 
-def _parts_of_loops_leave(wiring: GraphIndex, parts: Subgraphs) -> bool:
+def _parts_of_loops_leave(graph_index: GraphIndex, parts: Subgraphs) -> bool:
     """Whether a list of tensors, or a handle that a loop gives, comes into a region or leaves it."""
     passing = (name for part in parts.values() for name in (*part.takes, *part.gives))
     return any(
-        type_of(wiring, name) in (RESOURCE, VARIANT) and wiring.nodes[node_of(name)].op != "VarHandleOp"
+        type_of(graph_index, name) in (RESOURCE, VARIANT) and graph_index.nodes[node_of(name)].op != "VarHandleOp"
         for name in passing
     )
 
@@ -99,13 +101,13 @@ class _Search:
     part_of: PartOf
     copied: frozenset[str]
     allows_loops: bool
-    wiring: GraphIndex = field(init=False)
+    graph_index: GraphIndex = field(init=False)
 
     def __post_init__(self) -> None:
-        self.wiring = self.item.wiring
+        self.graph_index = self.item.graph_index
         self._compilable = Compilable(self.item.graph_def, self.allows_loops)
         self._returned = {*map(node_of, self.item.outputs), *self.item.targets}
-        self._perhaps_dead = find_perhaps_dead(self.wiring)
+        self._perhaps_dead = find_perhaps_dead(self.graph_index)
         self._kept = {*map(node_of, self.item.inputs), *self.item.initializers.values()} | self._made_by_all()
         self._waits, self._runs = self._find_waits(), self._find_runs()
 
@@ -121,17 +123,17 @@ class _Search:
         if context.workers == 1 or (is_like_all and not any(is_owned.values())):
             return set()
         mirrored = {v.handle for v in self.item.variables if not is_owned.get(v.name, False)}
-        writes = (name for name, effect in self.wiring.effects.items() if effect.writes & mirrored)
-        found = reach(writes, self.wiring.data.__getitem__)
+        writes = (name for name, effect in self.graph_index.effects.items() if effect.writes & mirrored)
+        found = reach(writes, self.graph_index.data.__getitem__)
         return {name for name in found if (self.part_of(name) or ("",))[0] != COMPUTE}
 
     def keys(self) -> dict[str, Key]:
         """Of the nodes that may stand in a region."""
         found: dict[str, Key] = {}
-        for name in reversed(self.wiring.order):
+        for name in reversed(self.graph_index.order):
             key = self._own_key(name)
             # A read gives a variable without a copy, which a function of XLA that returns it cannot.
-            if key is not None and (key[0] == SHARED or self.wiring.nodes[name].op == "ReadVariableOp"):
+            if key is not None and (key[0] == SHARED or self.graph_index.nodes[name].op == "ReadVariableOp"):
                 key = self._key_of_readers(name, key, found)
             if key is not None:
                 found[name] = key
@@ -141,10 +143,10 @@ class _Search:
         part = self.part_of(name)
         if part is None or not self.asked(name) or not self._is_free(name):
             return None
-        return (*part, self.wiring.nodes[name].device, self._waits[name], self._runs.get(name, 0))
+        return (*part, self.graph_index.nodes[name].device, self._waits[name], self._runs.get(name, 0))
 
     def _is_free(self, name: str) -> bool:
-        node = self.wiring.nodes[name]
+        node = self.graph_index.nodes[name]
         return (
             name not in self.copied
             and name not in self._kept
@@ -156,14 +158,14 @@ class _Search:
 
     def _has_handles_beside_it(self, name: str) -> bool:
         """Whether what a node has of variables comes from their handles, or from a loop's, on its device."""
-        node = self.wiring.nodes[name]
-        sources = zip(self.wiring.data[name], types_of_inputs(node), strict=True)
-        handles = [self.wiring.nodes[source] for source, kind in sources if kind == RESOURCE]
+        node = self.graph_index.nodes[name]
+        sources = zip(self.graph_index.data[name], types_of_inputs(node), strict=True)
+        handles = [self.graph_index.nodes[source] for source, kind in sources if kind == RESOURCE]
         return all((h.op == "VarHandleOp" or h.op in having(Trait.LOOP)) and h.device == node.device for h in handles)
 
     def _key_of_readers(self, name: str, own: Key, found: Mapping[str, Key]) -> Key | None:
         """The region of all that read a node, if it is one and could take it; what many read stays by itself."""
-        readers = {found.get(consumer) for consumer in self.wiring.consumers[name]}
+        readers = {found.get(consumer) for consumer in self.graph_index.consumers[name]}
         reader = next(iter(readers)) if len(readers) == 1 else None
         is_alike = reader is not None and (reader[-3], reader[-1]) == (own[-3], own[-1])
         return reader if is_alike and name not in self._returned else None
@@ -172,11 +174,11 @@ class _Search:
         """For each node, as a set of bits, what it needs that may wait for other workers."""
         found: dict[str, int] = {}
         count = 0
-        for name in self.wiring.order:
+        for name in self.graph_index.order:
             bits = 0
-            for source in self.wiring.sources[name]:
+            for source in self.graph_index.sources[name]:
                 bits |= found.get(source, 0)
-            if self._compilable.may_wait(self.wiring.nodes[name]):
+            if self._compilable.may_wait(self.graph_index.nodes[name]):
                 bits |= 1 << count
                 count += 1
             found[name] = bits
@@ -185,24 +187,24 @@ class _Search:
     def _find_runs(self) -> dict[str, int]:
         """For each node, as a set of bits, the runs that need it: the step, and what runs beside it."""
         found: dict[str, int] = {}
-        beside = (self.item.served, self.item.landed, self.item.initializers.values())
+        beside = (self.item.served, self.item.flush_targets, self.item.initializers.values())
         for k, roots in enumerate((self._returned, *beside)):
-            for name in reach(roots, self.wiring.sources.__getitem__):
+            for name in reach(roots, self.graph_index.sources.__getitem__):
                 found[name] = found.get(name, 0) | 1 << k
         return found
 
 
-def may_need_compiler(wiring: GraphIndex, region: Iterable[str]) -> bool:
+def may_need_compiler(graph_index: GraphIndex, region: Iterable[str]) -> bool:
     """Whether a region has ops that XLA does in cases in which TensorFlow has no kernel for a CPU.
 
     Keras asks to compile convolutions in three dimensions for that alone: those in groups, and channels first.
     """
-    return any(wiring.nodes[name].op in _CONVOLUTIONS for name in region)
+    return any(graph_index.nodes[name].op in _CONVOLUTIONS for name in region)
 
 
-def work_in(wiring: GraphIndex, region: Iterable[str]) -> int:
+def work_in(graph_index: GraphIndex, region: Iterable[str]) -> int:
     """How many nodes of a region compute something."""
-    return sum(wiring.nodes[name].op not in _NO_WORK for name in region)
+    return sum(graph_index.nodes[name].op not in _NO_WORK for name in region)
 
 
 _CONVOLUTIONS = having(Trait.CONVOLUTION)

@@ -32,9 +32,15 @@ class LeaveOutCompute(Kernel):
         if context.computes or context.goes_through_stages(item):
             return item
         editor = StepEditor(item)
-        computed = _reached(editor, sources_of_replicas(item, item.wiring))
-        editor.run_no_more(computed & set(item.targets))
-        roots = [*map(node_of, item.outputs), *editor.targets, *item.served, *item.landed, *item.initializers.values()]
+        computed = _reached(editor, sources_of_replicas(item, item.graph_index))
+        editor.drop_targets(computed & set(item.targets))
+        roots = [
+            *map(node_of, item.outputs),
+            *editor.targets,
+            *item.served,
+            *item.flush_targets,
+            *item.initializers.values(),
+        ]
         wait_past(editor, _needed(editor, roots, computed))
         return editor.to_item()
 

@@ -29,7 +29,7 @@ class PlaceOnDevices(Kernel):
         placed = tf.compat.v1.GraphDef()
         placed.CopyFrom(item.graph_def)
         known: dict[tuple[str, str], str] = {}
-        nodes = dict(zip(item.wiring.nodes, placed.node, strict=True))
+        nodes = dict(zip(item.graph_index.nodes, placed.node, strict=True))
         for name, node in nodes.items():
             key = (node.device, _replica_device(item, name, devices))
             if key not in known:
@@ -53,12 +53,12 @@ def _device(asked: str, replica_device: str, context: Context) -> str:
 def _stay_with_variables(item: Step, nodes: Mapping[str, NodeDef], context: Context) -> None:
     mine = context.task(context.worker)
     homes = {}
-    for handle in item.wiring.of_op("VarHandleOp"):
+    for handle in item.graph_index.of_op("VarHandleOp"):
         node = nodes[handle.name]
         if node.device.startswith(mine):
             node.device = context.home(context.worker, tf.as_dtype(node.attr["dtype"].type))
         homes[handle.name] = node.device
-    for name in {consumer for handle in homes for consumer in item.wiring.consumers[handle]}:
+    for name in {consumer for handle in homes for consumer in item.graph_index.consumers[handle]}:
         taken = next((i for i in nodes[name].input if i in homes), None)
         if taken is not None:
             nodes[name].device = homes[taken]

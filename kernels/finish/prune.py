@@ -20,11 +20,11 @@ class Prune(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         returned = [*map(node_of, item.outputs), *item.targets]
-        beside = [*item.initializers.values(), *item.served, *item.landed]
-        handles = [v.handle for v in item.variables if v.handle in item.wiring.nodes]
-        needed = reach([*returned, *beside, *map(node_of, item.inputs), *handles], item.wiring.sources.__getitem__)
-        if len(needed) == len(item.wiring.nodes):
+        beside = [*item.initializers.values(), *item.served, *item.flush_targets]
+        handles = [v.handle for v in item.variables if v.handle in item.graph_index.nodes]
+        needed = reach([*returned, *beside, *map(node_of, item.inputs), *handles], item.graph_index.sources.__getitem__)
+        if len(needed) == len(item.graph_index.nodes):
             return item
-        kept = item.wiring.only(needed)
+        kept = item.graph_index.only(needed)
         drop_lost_colocation(kept.nodes)
-        return replace(item, graph_def=kept.graph_def, wiring=kept)
+        return replace(item, graph_def=kept.graph_def, graph_index=kept)

@@ -29,8 +29,8 @@ def find_regions(item: Step, handles: Collection[str], kept: Collection[str]) ->
         handles: of the variables.
         kept: nodes that are in no region.
     """
-    search = _Search(item.wiring, frozenset(handles), frozenset(kept))
-    writes = [node.name for node in item.wiring.having(Trait.ASSIGNMENT) if search.is_write(node)]
+    search = _Search(item.graph_index, frozenset(handles), frozenset(kept))
+    writes = [node.name for node in item.graph_index.having(Trait.ASSIGNMENT) if search.is_write(node)]
     found = {write: search.region_of(write) for write in writes}
     # The write of a slot stands in the region of the weight that is computed from it, too.
     largest = sorted((write for write in found if len(found[write]) > 1), key=lambda write: -len(found[write]))
@@ -49,7 +49,7 @@ def find_regions(item: Step, handles: Collection[str], kept: Collection[str]) ->
 
 @dataclass(frozen=True)
 class _Search:
-    wiring: GraphIndex
+    graph_index: GraphIndex
     handles: frozenset[str]
     kept: frozenset[str]
 
@@ -64,15 +64,15 @@ class _Search:
         return region
 
     def _before(self, region: Collection[str]) -> set[str]:
-        return {source for name in region for source in self.wiring.sources[name]}.difference(region)
+        return {source for name in region for source in self.graph_index.sources[name]}.difference(region)
 
     def _belongs(self, name: str, region: set[str], write: str) -> bool:
-        node = self.wiring.nodes[name]
-        if name in self.kept or node.device != self.wiring.nodes[write].device:
+        node = self.graph_index.nodes[name]
+        if name in self.kept or node.device != self.graph_index.nodes[write].device:
             return False
         if self.is_write(node):
-            return self._shape(node) == self._shape(self.wiring.nodes[write])
-        return self._is_elementwise(node) and region.issuperset(self.wiring.consumers[name])
+            return self._shape(node) == self._shape(self.graph_index.nodes[write])
+        return self._is_elementwise(node) and region.issuperset(self.graph_index.consumers[name])
 
     def _is_elementwise(self, node: NodeDef) -> bool:
         if node.op == "ReadVariableOp":
@@ -81,7 +81,7 @@ class _Search:
         return node.op in having(Trait.EXACT) and _TYPES.issuperset(types)
 
     def _shape(self, write: NodeDef) -> bytes:
-        return bytes(self.wiring.nodes[write.input[0]].attr["shape"].shape.SerializeToString())
+        return bytes(self.graph_index.nodes[write.input[0]].attr["shape"].shape.SerializeToString())
 
     def in_order(self, region: Collection[str], write: str) -> list[str]:
         """The nodes of a region, which all lead to `write`; in the same order where they do the same."""
@@ -91,7 +91,7 @@ class _Search:
         def visit(name: str) -> None:
             if name in left:
                 left.discard(name)
-                for source in self.wiring.sources[name]:
+                for source in self.graph_index.sources[name]:
                     visit(source)
                 ordered[name] = None
 

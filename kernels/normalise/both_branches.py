@@ -152,15 +152,15 @@ class BothBranches:
         """The outputs of a branch, and what variables are worth after it."""
         named = dict(zip(body.arguments, given, strict=True))
         state = dict(before)
-        wiring = GraphIndex(body.graph_def)
-        for name in wiring.order:
-            node, here = wiring.nodes[name], f"{prefix}/{name}"
+        graph_index = GraphIndex(body.graph_def)
+        for name in graph_index.order:
+            node, here = graph_index.nodes[name], f"{prefix}/{name}"
             inputs = [named[tensor(i)] for i in node.input if not is_control(i)]
             handle = node_of(inputs[0]) if inputs else ""
             if tensor(name) in body.arguments:
                 continue
             if node.op == "If":
-                readers = [wiring.nodes[consumer] for consumer in wiring.consumers[name]]
+                readers = [graph_index.nodes[consumer] for consumer in graph_index.consumers[name]]
                 wanted = _outputs_among(name, [*_data_of(readers), *body.outputs])
                 chosen, state = self._choose(node, here, inputs[0], inputs[1:], state, wanted)
                 named.update({f"{name}:{k}": made for k, made in chosen.items()})

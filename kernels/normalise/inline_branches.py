@@ -55,12 +55,15 @@ def inline_shared_updates(item: Step, plan: Plan) -> Step:
     Raises:
         StrategyError: one does, and more than writes of variables.
     """
-    keepers = {variable: plan.keeper(variable) for variable in plan.variables}
+    variable_placements = {variable: plan.variable_placement(variable) for variable in plan.variables}
     chosen = []
-    for node in item.wiring.of_op("If"):
+    for node in item.graph_index.of_op("If"):
         names = _written(item, node)
-        asked = {keepers[name] for name in names if name in keepers}
-        is_awaited = all(keeper is None or keeper.pace is not SyncMode.ASYNCHRONOUS for keeper in asked)
+        asked = {variable_placements[name] for name in names if name in variable_placements}
+        is_awaited = all(
+            variable_placement is None or variable_placement.pace is not SyncMode.ASYNCHRONOUS
+            for variable_placement in asked
+        )
         if is_awaited and len(asked) > 1:
             hindrance = find_hindrance(node, item.graph_def.library)
             if hindrance is not None:
@@ -80,13 +83,15 @@ def inline_state(item: Step) -> Step:
     Raises:
         RewriteError: the replicas may not agree on such a condition, or it holds more than writes of variables.
     """
-    if not any(_written(item, node) for node in item.wiring.of_op("If")):
+    if not any(_written(item, node) for node in item.graph_index.of_op("If")):
         return item
     stages = find_stages(item)
-    draws = [name for name, _ in reads_to_offset(GraphEditor(item.graph_def, item.wiring), item)]
+    draws = [name for name, _ in reads_to_offset(GraphEditor(item.graph_def, item.graph_index), item)]
     seeds = [name for call in item.gradient_calls for name in (call.seed, *(term.seed for term in call.terms))]
     varying = find_replica_dependent(item, sources_of(item, seeds, draws), stages)
-    chosen = [item.wiring.nodes[w] for w in stages.state_writes if w in varying and item.wiring.nodes[w].op == "If"]
+    chosen = [
+        item.graph_index.nodes[w] for w in stages.state_writes if w in varying and item.graph_index.nodes[w].op == "If"
+    ]
     if not chosen:
         return item
     flows = flows_of(item)
@@ -117,9 +122,9 @@ def _require_not_read_again(item: Step, inlined: Step) -> None:
     Raises:
         RewriteError: what is differentiated reads such a variable after the write.
     """
-    writes = [w for w in writes_read_again(inlined, flows_of(inlined)) if w not in item.wiring.nodes]
+    writes = [w for w in writes_read_again(inlined, flows_of(inlined)) if w not in item.graph_index.nodes]
     if writes:
-        names = sorted({name for write in writes for name in _written(inlined, inlined.wiring.nodes[write])})
+        names = sorted({name for write in writes for name in _written(inlined, inlined.graph_index.nodes[write])})
         raise RewriteError(
             f"{listed(names)} is written under a condition, of what replicas have of the batch, and read again for "
             "what is differentiated: each replica would go on with what its own part has left there. In a step of "
@@ -143,14 +148,14 @@ def _why_not_agreed(item: Step, flows: Propagation, condition: str) -> str | Non
 
 def _written(item: Step, node: NodeDef) -> list[str]:
     """The names of the variables that a node writes."""
-    effect = item.wiring.effects.get(node.name, NO_EFFECT)
+    effect = item.graph_index.effects.get(node.name, NO_EFFECT)
     return sorted(item.by_handle[h].name for h in effect.writes if h in item.by_handle)
 
 
 def _inlined(item: Step, nodes: Sequence[NodeDef]) -> Step:
     editor = StepEditor(item)
     branches = BothBranches(editor, item)
-    places = {name: place for place, name in enumerate(item.wiring.order)}
+    places = {name: place for place, name in enumerate(item.graph_index.order)}
     for node in sorted(nodes, key=lambda node: places[node.name]):  # what comes after one is still there
         _replace(editor, item, node.name, branches.take(editor[node.name]))
     return editor.to_item()
@@ -166,11 +171,11 @@ def _replace(editor: StepEditor, item: Step, name: str, taken: Taken) -> None:
     writes = [write for made in taken.writes.values() for write in made]
     for old, new in taken.outputs.items():
         editor.rewire(old, new)
-    editor.run_instead(name, writes)
+    editor.replace_target(name, writes)
     if not editor.consumers(name):
         editor.run(writes)
     for consumer in editor.consumers(name):
-        written = item.wiring.effects.get(consumer, NO_EFFECT).writes
+        written = item.graph_index.effects.get(consumer, NO_EFFECT).writes
         reads = [read for handle, read in taken.reads.items() if handle in written and handle not in taken.writes]
         editor.replace_control(name, [*writes, *reads], [consumer])
     _come_after(editor, item, name, taken.writes)
@@ -179,8 +184,8 @@ def _replace(editor: StepEditor, item: Step, name: str, taken: Taken) -> None:
 
 def _come_after(editor: StepEditor, item: Step, name: str, writes: Mapping[str, Sequence[str]]) -> None:
     """Orders what uses a variable that an `If` wrote after its write, where that led to it in the captured graph."""
-    after = reach(item.wiring.consumers[name], item.wiring.consumers.__getitem__)
-    for later in sorted(after & item.wiring.effects.keys()):
-        effect = item.wiring.effects[later]
+    after = reach(item.graph_index.consumers[name], item.graph_index.consumers.__getitem__)
+    for later in sorted(after & item.graph_index.effects.keys()):
+        effect = item.graph_index.effects[later]
         for handle in sorted(writes.keys() & (effect.reads | effect.writes)):
             editor.add_control(later, writes[handle])

@@ -50,8 +50,12 @@ def _kept(item: Step) -> tuple[InStepAllReduce, ...]:
 
 def _is_free(item: Step, context: Context) -> bool:
     """Whether no step waits for another worker's, all variables being asynchronous or stale."""
-    keepers = [context.plan.keeper(g.variable) for g in item.gradients]
-    return context.workers > 1 and bool(keepers) and all(k is not None and k.is_free for k in keepers)
+    variable_placements = [context.plan.variable_placement(g.variable) for g in item.gradients]
+    return (
+        context.workers > 1
+        and bool(variable_placements)
+        and all(k is not None and k.runs_ahead for k in variable_placements)
+    )
 
 
 def _differs(item: Step, flows: Propagation, asked: InStepAllReduce) -> bool:
@@ -60,7 +64,7 @@ def _differs(item: Step, flows: Propagation, asked: InStepAllReduce) -> bool:
     Raises:
         RewriteError: what they have adds up to nothing that one device has.
     """
-    name = tensor(item.wiring.nodes[asked.node].input[0])
+    name = tensor(item.graph_index.nodes[asked.node].input[0])
     kind = flows.kind(name)
     if isinstance(kind, Replicated):
         return False
@@ -112,7 +116,7 @@ def _require_all_noted(item: Step) -> None:
     """
     noted = {s.node for s in item.whole_sums}
     inner = (node.name for function in item.graph_def.library.function for node in function.node_def)
-    own = (node.name for node in item.wiring.of_op("PlaceholderWithDefault") if node.name not in noted)
+    own = (node.name for node in item.graph_index.of_op("PlaceholderWithDefault") if node.name not in noted)
     hidden = next(_called_so((*own, *inner)), None)
     if hidden is not None:
         raise RewriteError(

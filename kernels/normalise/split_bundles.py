@@ -22,7 +22,7 @@ class SplitBundles(Kernel):
     name: ClassVar[str] = "split-bundles"
 
     def apply(self, item: Step, context: Context) -> Step:
-        bundles = [node.name for node in item.wiring.of_op("IdentityN")]
+        bundles = [node.name for node in item.graph_index.of_op("IdentityN")]
         if not bundles:
             return item
         editor = StepEditor(item)
@@ -32,7 +32,7 @@ class SplitBundles(Kernel):
         for t in given:
             while (node := editor[node_of(given[t])]).op == "IdentityN":
                 given[t] = tensor(node.input[output_index(given[t])])
-        editor.return_these(given[t] for t in item.outputs)
+        editor.set_outputs(given[t] for t in item.outputs)
         gradients = tuple(replace(g, tensors=tuple(given[t] for t in g.tensors)) for g in item.gradients)
         named = editor.named(gradients=gradients)
         editor.remove_unread(bundles, lambda node: node.name in named)

@@ -81,7 +81,7 @@ class Arithmetic:
         return [self._editor.add(node)]
 
     def _write_rows(self, name: str, variable: Variable, added: Sequence[AddedRows], after: Iterable[str]) -> list[str]:
-        with self._editor.fragment(name) as f:
+        with self._editor.subgraph(name) as f:
             handle, last = f.input(variable.handle, tf.resource), f.after(after)
             writes = []
             for rows in added:
@@ -109,7 +109,7 @@ class Arithmetic:
         if not worth.rows:
             return worth.value
         if worth not in self._wholes:
-            with self._editor.fragment(f"{name}/whole") as f:
+            with self._editor.subgraph(f"{name}/whole") as f:
                 value = f.input(worth.value)
                 for rows in worth.rows:
                     indices, updates = f.input(rows.indices), f.input(rows.updates)
@@ -120,7 +120,7 @@ class Arithmetic:
     def gathered(self, name: str, worth: VariableVersion, indices: str) -> str:
         """Some rows of what a variable is worth."""
         whole = self.whole(name, worth)
-        with self._editor.fragment(name) as f:
+        with self._editor.subgraph(name) as f:
             rows = tf.gather(f.input(whole), f.input(indices))
         return f.name(rows)
 
@@ -156,7 +156,7 @@ class Arithmetic:
 
     def _one_of(self, name: str, predicate: str, then: str, other: str) -> str:
         """One of two tensors whose shapes may differ, or which hold what is no number: an `If` that passes it on."""
-        with self._editor.fragment(name) as f:
+        with self._editor.subgraph(name) as f:
             condition, values = f.input(predicate), [f.input(then), f.input(other)]
             chosen = tf.cond(condition, *(lambda value=value: tf.identity(value) for value in values))
             chosen = tf.identity(chosen)
@@ -172,7 +172,7 @@ class Arithmetic:
 
     def _rows_if(self, name: str, predicate: str, rows: AddedRows, wanted: bool) -> AddedRows:
         """The rows where the predicate is as wanted, else zeros in their place."""
-        with self._editor.fragment(f"{name}/rows") as f:
+        with self._editor.subgraph(f"{name}/rows") as f:
             updates, condition = f.input(rows.updates), f.input(predicate)
             nothing = tf.zeros([], updates.dtype)
             kept = tf.where(condition, updates, nothing) if wanted else tf.where(condition, nothing, updates)

@@ -52,11 +52,11 @@ class WholeCotangents(Kernel):
         # Up to what runs once, and no less: the gradient of one weight may lead on to that of another, as in batch
         # normalisation the shift's does.
         once = find_stages(item).once
-        seen = find_linearity(item.wiring, [call.seed for call in item.gradient_calls], without=once)
+        seen = find_linearity(item.graph_index, [call.seed for call in item.gradient_calls], without=once)
         if not _bent(item, seen):
             return item
         flows = flows_of(item)
-        seen = find_linearity(item.wiring, _seeds_of_parts(item, flows), without=once)
+        seen = find_linearity(item.graph_index, _seeds_of_parts(item, flows), without=once)
         bent = _bent(item, seen)
         paths = _Paths(item, seen, flows)
         moved = {gradient: paths.whole(gradient) for gradient in bent}
@@ -79,11 +79,11 @@ def _seeds_of_parts(item: Step, flows: Propagation) -> list[str]:
 
 def _before_cast(item: Step, gradient: VariableGradient) -> VariableGradient:
     """The gradient in float16, where that is what it is cast from."""
-    node = item.wiring.nodes[node_of(gradient.tensors[-1])]
+    node = item.graph_index.nodes[node_of(gradient.tensors[-1])]
     if gradient.is_sparse or node.op != "Cast" or node.attr["SrcT"].type != tf.float16.as_datatype_enum:
         return gradient
     half = tensor(node.input[0])
-    is_read_here_alone = item.wiring.consumers[node_of(half)] == [node.name] and half not in item.outputs
+    is_read_here_alone = item.graph_index.consumers[node_of(half)] == [node.name] and half not in item.outputs
     return replace(gradient, tensors=(half,)) if is_read_here_alone else gradient
 
 
@@ -103,7 +103,7 @@ class _Paths:
         if isinstance(kind, Sum) or (gradient.is_sparse and isinstance(kind, PerExample)):
             return gradient
         behind = reach([node_of(gradient.tensors[-1])], self._bent_before)
-        bends = [name for name in self._item.wiring.order if name in behind and self._bends(name)]
+        bends = [name for name in self._item.graph_index.order if name in behind and self._bends(name)]
         parts = {t: name for name in bends for t in self._read(name, Sum, Mean)}
         if not parts:
             self._tell(gradient, bends)
@@ -112,7 +112,7 @@ class _Paths:
         if whole is not None:
             return replace(gradient, tensors=(whole,))
         part = next(iter(parts))
-        node = self._item.wiring.nodes[parts[part]]
+        node = self._item.graph_index.nodes[parts[part]]
         raise RewriteError(
             f"the gradient of {gradient.variable} is made by {node.name} ({node.op}) of {part}, of which each replica "
             "has a part that its own examples make, and what that function makes of parts does not add up to what it "
@@ -122,7 +122,7 @@ class _Paths:
 
     def _bends(self, name: str) -> bool:
         """Whether a node makes something else than a part of what it reads parts of."""
-        node = self._item.wiring.nodes[name]
+        node = self._item.graph_index.nodes[name]
         if node.op in _HOLD_OTHERS:
             return name in self._seen.bends
         return node.op != "IdentityN" and is_nonlinear(node, [self._seen.of(i) for i in self._inputs(name)])
@@ -132,7 +132,7 @@ class _Paths:
         return (node_of(i) for i in self._inputs(name) if self._seen.of(i) is Grade.BENT)
 
     def _inputs(self, name: str) -> list[str]:
-        return [tensor(i) for i in self._item.wiring.nodes[name].input if not is_control(i)]
+        return [tensor(i) for i in self._item.graph_index.nodes[name].input if not is_control(i)]
 
     def _read(self, name: str, *kinds: type) -> list[str]:
         """What a node reads, of these kinds, that depends on the seeds."""
@@ -156,11 +156,11 @@ class _Paths:
     def _between(self, first: str, last: str) -> set[str]:
         """The nodes by way of which data comes from one node to another; that one itself, too."""
         after = reach(self._readers(first), lambda name: [] if name == last else self._readers(name))
-        return reach([last], lambda name: [s for s in self._item.wiring.data[name] if s in after])
+        return reach([last], lambda name: [s for s in self._item.graph_index.data[name] if s in after])
 
     def _readers(self, name: str) -> list[str]:
-        wiring = self._item.wiring
-        return [c for c in wiring.consumers[name] if name in wiring.data[c]]
+        graph_index = self._item.graph_index
+        return [c for c in graph_index.consumers[name] if name in graph_index.data[c]]
 
     def _tell(self, gradient: VariableGradient, bends: Sequence[str]) -> None:
         """Names what may be a function of parts, where it is not known whether they are."""
@@ -171,7 +171,7 @@ class _Paths:
                 log.warning(
                     "the gradient of %s is made by node %r (%s), which is not proportional to %s, and it is not known "
                     "whether that belongs to examples (%s): of a gradient that adds up the examples each replica has a "
-                    "part alone.", gradient.variable, name, self._item.wiring.nodes[name].op, read, kind.reason,
+                    "part alone.", gradient.variable, name, self._item.graph_index.nodes[name].op, read, kind.reason,
                     extra=ALIKE_EVERYWHERE,
                 )  # fmt: skip
                 return

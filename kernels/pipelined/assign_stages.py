@@ -64,10 +64,10 @@ def _without_shared_waits(item: Step) -> Step:
     """
     editor = StepEditor(item)
     roots = {*map(node_of, item.outputs), *item.targets}
-    freed = free_constants(editor, item.wiring, roots)
+    freed = free_constants(editor, item.graph_index, roots)
     idle = {
-        node.name for node in item.wiring.of_op("NoOp")
-        if node.name not in roots and item.wiring.consumers[node.name] and item.wiring.sources[node.name]
+        node.name for node in item.graph_index.of_op("NoOp")
+        if node.name not in roots and item.graph_index.consumers[node.name] and item.graph_index.sources[node.name]
     }  # fmt: skip
     if idle:
         wait_past(editor, set(editor.names) - idle)
@@ -82,14 +82,14 @@ def _without_waits_for_others(item: Step, parts: Mapping[str, PipelinePart], onc
     gradients do for what they multiply (that of `tf.square`). What is open, since any stage may compute it, waits for
     none either: what reads it in the stage that it has waited for does so in its place (for an assertion, say).
     """
-    editor, wiring = StepEditor(item), item.wiring
+    editor, graph_index = StepEditor(item), item.graph_index
     waited: dict[str, set[str]] = {}
     """For each open node, the nodes in stages that it has waited for, or what it is made of has."""
-    for name in wiring.order:
+    for name in graph_index.order:
         if name in once:
             continue
-        part, inputs = parts.get(name), wiring.nodes[name].input
-        before = set().union(*(waited.get(source, ()) for source in wiring.sources[name]))
+        part, inputs = parts.get(name), graph_index.nodes[name].input
+        before = set().union(*(waited.get(source, ()) for source in graph_index.sources[name]))
         if part is None:
             back = [node_of(i) for i in inputs if not is_control(i) and node_of(i) in parts]
             if back:  # what is of no stage needs none but where a loop of TensorFlow 1 goes back
@@ -97,7 +97,7 @@ def _without_waits_for_others(item: Step, parts: Mapping[str, PipelinePart], onc
             waited[name] = before.union(node_of(i) for i in inputs if node_of(i) in parts)
             kept = [i for i in inputs if node_of(i) not in parts]
         else:
-            is_for_all = part.is_held and name not in wiring.effects
+            is_for_all = part.is_held and name not in graph_index.effects
             kept = [i for i in inputs if not is_control(i) or _may_wait(part, parts.get(node_of(i)), is_for_all)]
         if len(kept) < len(inputs):
             editor.set_inputs(name, kept)

@@ -15,7 +15,7 @@ from autodist.graph.control_flow import find_inside
 from autodist.graph.pipeline_schedule import ONE_F_ONE_B, Unit, make_schedule
 from autodist.graph.split import split
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.pipelined.assign_stages import passes_no_stage
 from autodist.kernels.pipelined.stage_placement import StagePlacement
@@ -91,8 +91,8 @@ def _scheduled(homes: StagePlacement, context: Context, trains: bool) -> Turns:
 def nodes_of_units(homes: StagePlacement, order: Sequence[Unit]) -> NodesOfUnits:
     """What a worker computes in each of its units, the insides of loops and branches left aside."""
     nodes: dict[Unit, list[str]] = {unit: [] for unit in order}
-    inside = set(find_inside(homes.wiring))
-    for name in homes.wiring.order:
+    inside = set(find_inside(homes.graph_index))
+    for name in homes.graph_index.order:
         if name in homes.needed and name not in inside:
             unit = homes.unit_of(name)
             if unit in nodes:
@@ -107,15 +107,15 @@ def take_turns(editor: StepEditor, homes: StagePlacement, nodes: NodesOfUnits) -
         For each unit but the first the node that it waits for.
     """
     turns: dict[Unit, str] = {}
-    inside = set(find_inside(homes.wiring))
+    inside = set(find_inside(homes.graph_index))
     members: Mapping[str, Unit] = {name: unit for unit, names in nodes.items() for name in names}
     for before, unit in pairwise(nodes):
-        last = [n for n in nodes[before] if not any(members.get(c) == before for c in homes.wiring.consumers[n])]
+        last = [n for n in nodes[before] if not any(members.get(c) == before for c in homes.graph_index.consumers[n])]
         first = [
             n for n in nodes[unit]
-            if not any(members.get(s) == unit or s in inside for s in homes.wiring.data[n])
+            if not any(members.get(s) == unit or s in inside for s in homes.graph_index.data[n])
         ]  # fmt: skip
-        with fragment(editor, f"pipeline/{before}_then_{unit}") as f, tf.control_dependencies([f.after(last)]):
+        with subgraph(editor, f"pipeline/{before}_then_{unit}") as f, tf.control_dependencies([f.after(last)]):
             turns[unit] = f.name(tf.no_op())
         for name in first:
             editor.add_control(name, [turns[unit]])

@@ -12,7 +12,7 @@ from autodist.errors import FetchedElsewhereError
 from autodist.graph.names import node_of
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.graph.waiting import wait_past
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.communicator import Communicator
@@ -50,10 +50,10 @@ class PlaceStages(Kernel):
         nodes = nodes_of_units(homes, order[context.worker])
         turns = take_turns(editor, homes, nodes)
         Post(editor, homes, context).exchange(sent)
-        anew = recompute(editor, homes.wiring, nodes, turns) if context.plan.recomputes else {}
+        anew = recompute(editor, homes.graph_index, nodes, turns) if context.plan.recomputes else {}
         _hand_out_tokens(editor, homes, context)
-        editor.run_no_more([name for name in editor.targets if name in homes.runs_at and name not in mine])
-        made = set(editor.names) - item.wiring.nodes.keys()
+        editor.drop_targets([name for name in editor.targets if name in homes.runs_at and name not in mine])
+        made = set(editor.names) - item.graph_index.nodes.keys()
         wait_past(editor, mine | made)
         return _for_their_micro_batches(editor.to_item(), anew)
 
@@ -87,7 +87,7 @@ def _require_fetched_by_all(homes: StagePlacement, context: Context) -> None:
 def _hand_out_tokens(editor: StepEditor, homes: StagePlacement, context: Context) -> None:
     """Each worker tells the others that its variables are written."""
     writes: dict[int, list[str]] = {}
-    for name, effect in homes.wiring.effects.items():
+    for name, effect in homes.graph_index.effects.items():
         stages = {homes.stage_of[h] for h in effect.writes if h in homes.stage_of}
         if name in homes.needed and stages:
             writes.setdefault(stages.pop(), []).append(name)
@@ -101,7 +101,7 @@ def _hand_out_token(editor: StepEditor, names: Sequence[str], context: Context, 
     readers = [reader for reader in range(context.workers) if _touches(context, reader, writer)]
     if context.worker not in (writer, *readers):
         return
-    with fragment(editor, f"pipeline/token/{writer}") as f, tf.device(context.cpu(context.worker)):
+    with subgraph(editor, f"pipeline/token/{writer}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, f"pipeline/token/{writer}")
         done = tf.constant(True)
         if writer == context.worker:

@@ -19,7 +19,9 @@ _OF_LENGTHS_ALONE = having(Trait.BY_SHAPES) & having(Trait.OF_SHAPES)
 """A few numbers, for which nothing large is to be computed again."""
 
 
-def recompute(editor: StepEditor, wiring: GraphIndex, nodes: NodesOfUnits, turns: Mapping[Unit, str]) -> dict[str, str]:
+def recompute(
+    editor: StepEditor, graph_index: GraphIndex, nodes: NodesOfUnits, turns: Mapping[Unit, str]
+) -> dict[str, str]:
     """Lets units on the way back read copies of what they have read of the way forward, made when their turn comes.
 
         F: in → f → g → out,  B: gradient, f, g → …      becomes      B: in → f' → g',  gradient, f', g' → …
@@ -49,25 +51,25 @@ def recompute(editor: StepEditor, wiring: GraphIndex, nodes: NodesOfUnits, turns
         for unit, turn in turns.items():
             if unit.is_backward:
                 forward = nodes.get(replace(unit, is_backward=False), ())
-                originals.update(_copy(editor, _made_anew(wiring, nodes[unit], forward), nodes[unit], turn))
+                originals.update(_copy(editor, _made_anew(graph_index, nodes[unit], forward), nodes[unit], turn))
     return originals
 
 
-def _made_anew(wiring: GraphIndex, backward: Sequence[str], forward: Sequence[str]) -> list[str]:
+def _made_anew(graph_index: GraphIndex, backward: Sequence[str], forward: Sequence[str]) -> list[str]:
     """Those nodes of a unit on the way forward that are to be copied for one on the way back."""
-    may_be = {name for name in forward if _may_be_made_twice(wiring, name)}
+    may_be = {name for name in forward if _may_be_made_twice(graph_index, name)}
 
     def sources(name: str) -> list[str]:
-        return [source for source in wiring.data[name] if source in may_be]
+        return [source for source in graph_index.data[name] if source in may_be]
 
     found = reach([source for name in backward for source in sources(name)], sources)
     return [name for name in forward if name in found]
 
 
-def _may_be_made_twice(wiring: GraphIndex, name: str) -> bool:
-    op = wiring.nodes[name].op
+def _may_be_made_twice(graph_index: GraphIndex, name: str) -> bool:
+    op = graph_index.nodes[name].op
     is_left = op in _ONE_VALUE_AMONG_SEVERAL or op in _OF_LENGTHS_ALONE
-    return not is_left and name not in wiring.effects and is_stateless(op)
+    return not is_left and name not in graph_index.effects and is_stateless(op)
 
 
 def _copy(editor: StepEditor, names: Sequence[str], readers: Collection[str], turn: str) -> dict[str, str]:

@@ -74,7 +74,7 @@ class StagePlacement:
     """
 
     def __init__(self, item: Step, context: Context) -> None:
-        self.item, self.context, self.wiring = item, context, item.wiring
+        self.item, self.context, self.graph_index = item, context, item.graph_index
         self.pipelines = context.plan.pipelines
         self.micro_batches = len(context.replicas) // self.pipelines
         self.stage_of = stage_of_handles(item, context)
@@ -105,13 +105,13 @@ class StagePlacement:
         open_nodes: list[str] = []
         """Made of a batch alone, or of chance: computed where they are first read."""
         floating: set[str] = set()
-        for name in self.wiring.order:
+        for name in self.graph_index.order:
             found = self._own_home(name)
             if found is None:
-                given = [h for s in self.wiring.data[name] if isinstance(h := self.home.get(s), StageRank)]
+                given = [h for s in self.graph_index.data[name] if isinstance(h := self.home.get(s), StageRank)]
                 if given:
                     found = StageRank(max(h.stage for h in given), self._pipeline_of(name, given))
-                elif not floating.isdisjoint(self.wiring.data[name]) or self._is_unique(name):
+                elif not floating.isdisjoint(self.graph_index.data[name]) or self._is_unique(name):
                     open_nodes.append(name)
                     floating.add(name)
                     continue
@@ -121,7 +121,7 @@ class StagePlacement:
             if name in self._fed:
                 del self.home[name]
                 floating.add(name)
-        self.home.update(dict.fromkeys((n for n in self._fed if n in self.wiring.nodes), FED))
+        self.home.update(dict.fromkeys((n for n in self._fed if n in self.graph_index.nodes), FED))
         for name in reversed(open_nodes):
             self.home[name] = self._where_read(name)
 
@@ -143,9 +143,9 @@ class StagePlacement:
     def _where_read(self, name: str) -> StageRank:
         """The home of a node that is computed where it is first read, so that of a batch only the parts travel."""
         own = self._own_pipeline(name)
-        if own is None and self.pipelines > 1 and not self._fed.isdisjoint(self.wiring.data[name]):
+        if own is None and self.pipelines > 1 and not self._fed.isdisjoint(self.graph_index.data[name]):
             return FED
-        readers = (self.home.get(c) for c in self.wiring.consumers[name] if name in self.wiring.data[c])
+        readers = (self.home.get(c) for c in self.graph_index.consumers[name] if name in self.graph_index.data[c])
         seats = [home for home in readers if isinstance(home, StageRank)]
         if not seats:
             return FED
@@ -163,7 +163,7 @@ class StagePlacement:
         """The home of a node that its inputs do not decide."""
         if name in self._fed:
             return FED
-        effect = self.wiring.effects.get(name)
+        effect = self.graph_index.effects.get(name)
         if effect is not None:
             owned = {self.stage_of[h] for h in effect.reads | effect.writes if h in self.stage_of}
             if len(owned) > 1:
@@ -180,31 +180,31 @@ class StagePlacement:
         return None
 
     def _of_several(self, name: str) -> OptionError:
-        effect = self.wiring.effects[name]
+        effect = self.graph_index.effects[name]
         used = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
         return OptionError(
             "stages",
-            f"{name} ({self.wiring.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages: one "
+            f"{name} ({self.graph_index.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages: one "
             "operation is not cut. Put these variables into one stage.",
         )
 
     def _require_own_writes(self, name: str) -> None:
         """Passes an operation that writes no variable that every worker has beside those of its stage."""
-        effect = self.wiring.effects[name]
+        effect = self.graph_index.effects[name]
         shared = sorted(self.item.by_handle[h].name for h in effect.writes if h not in self.stage_of)
         owned = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
         if shared:
             raise OptionError(
                 "stages",
-                f"{name} ({self.wiring.nodes[name].op}) writes {listed(shared)}, which every worker holds, and uses "
+                f"{name} ({self.graph_index.nodes[name].op}) writes {listed(shared)}, which every worker holds, and uses "
                 f"{listed(owned)}, which a pipeline stage holds: the others would not see what it writes. Write them "
                 "by operations of their own.",
             )
 
     def _is_unique(self, name: str) -> bool:
         """Whether a node that nothing of a stage leads to may make something else on every worker that runs it."""
-        node = self.wiring.nodes[name]
-        if node.op in _TABLES or node.op in PASSES or name in self.wiring.effects or is_stateless(node.op):
+        node = self.graph_index.nodes[name]
+        if node.op in _TABLES or node.op in PASSES or name in self.graph_index.effects or is_stateless(node.op):
             return False
         try:
             return RESOURCE not in types_of_outputs(node)
@@ -217,7 +217,7 @@ class StagePlacement:
     def needed(self) -> frozenset[str]:
         """All that the step's outputs and targets need."""
         roots = [*map(node_of, self.item.outputs), *self.item.targets]
-        return frozenset(reach(roots, self.wiring.sources.__getitem__))
+        return frozenset(reach(roots, self.graph_index.sources.__getitem__))
 
     @cached_property
     def runs_at(self) -> dict[str, frozenset[int]]:
@@ -225,7 +225,7 @@ class StagePlacement:
         everywhere = frozenset(self._seat_of)
         roots = {*map(node_of, self.item.outputs), *self.item.targets}
         found: dict[str, frozenset[int]] = {}
-        for name in reversed(self.wiring.order):
+        for name in reversed(self.graph_index.order):
             if name not in self.needed:
                 continue
             home = self.home[name]
@@ -235,7 +235,7 @@ class StagePlacement:
             elif home is Wherever.ALL or name in roots:
                 found[name] = everywhere
             else:
-                readers = self.wiring.consumers[name]
+                readers = self.graph_index.consumers[name]
                 found[name] = frozenset().union(*(found[c] for c in readers if c in found))
         return found
 
@@ -243,12 +243,12 @@ class StagePlacement:
         """The tensors that travel, each to each of its readers once, in the order in which they are made."""
         asked: dict[str, dict[StageTransfer, None]] = {}
         for name in self.needed:
-            for i in self.wiring.nodes[name].input:
+            for i in self.graph_index.nodes[name].input:
                 if not is_control(i):
                     self._ask(asked, tensor(i), self.runs_at[name])
         for name in self.item.outputs:
             self._ask(asked, tensor(name), self._seat_of)
-        for name in self.wiring.order:
+        for name in self.graph_index.order:
             yield from sorted(asked.get(name, ()), key=lambda crossing: (crossing.name, crossing.reader))
 
     def _ask(self, asked: dict[str, dict[StageTransfer, None]], name: str, readers: Iterable[int]) -> None:

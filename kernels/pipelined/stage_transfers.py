@@ -13,7 +13,7 @@ from autodist.graph.op_types import RESOURCE, VARIANT, type_of
 from autodist.graph.pipeline_schedule import Unit
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
@@ -70,10 +70,10 @@ def _require_values(homes: StagePlacement, crossings: Sequence[StageTransfer]) -
     Raises:
         StrategyError: names the tensor, and what stands on either side.
     """
-    inside = set(find_inside(homes.wiring))
+    inside = set(find_inside(homes.graph_index))
     for crossing in crossings:
-        kind = type_of(homes.wiring, crossing.name)
-        node = homes.wiring.nodes[node_of(crossing.name)]
+        kind = type_of(homes.graph_index, crossing.name)
+        node = homes.graph_index.nodes[node_of(crossing.name)]
         if node.name in inside:
             why = "stands in a loop or a branch, which is not cut"
         elif kind in (RESOURCE, VARIANT):
@@ -92,8 +92,8 @@ def _require_values(homes: StagePlacement, crossings: Sequence[StageTransfer]) -
 def _rounds(item: Step, travelling: Collection[str]) -> Mapping[str, int]:
     """For each node, how many crossings it waits for, one after the other."""
     rounds: dict[str, int] = {}
-    for name in item.wiring.order:
-        inputs = item.wiring.nodes[name].input
+    for name in item.graph_index.order:
+        inputs = item.graph_index.nodes[name].input
         after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in travelling) for i in inputs]
         rounds[name] = max(after, default=0)
     return rounds
@@ -102,7 +102,7 @@ def _rounds(item: Step, travelling: Collection[str]) -> Mapping[str, int]:
 def _leading_to_units(homes: StagePlacement) -> set[str]:
     """The nodes that some unit waits for."""
     units = (name for name in homes.needed if homes.unit_of(name) is not None)
-    return reach(units, homes.wiring.sources.__getitem__)
+    return reach(units, homes.graph_index.sources.__getitem__)
 
 
 class Post:
@@ -131,7 +131,7 @@ class Post:
         for name, here in self.received.items():
             readers = [c for c in self.editor.consumers(node_of(name)) if self._is_mine(c)]
             self.editor.rewire(name, here, readers)
-            self.editor.return_instead(name, here)
+            self.editor.replace_output(name, here)
         self.editor.run(made)
 
     def _is_mine(self, name: str) -> bool:
@@ -142,7 +142,7 @@ class Post:
         # Programs of one run share queues by name: those of other tensors are other queues.
         told = [f"{name} {spec.dtype.name} {spec.shape}" for name, spec in zip(names, specs, strict=True)]
         place = digest(f"{parcel.key};{';'.join(told)}")
-        with fragment(self.editor, f"pipeline/{place}") as f, tf.device(self.context.cpu(self.context.worker)):
+        with subgraph(self.editor, f"pipeline/{place}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, f"pipeline/{place}")
             if self.me == parcel.source:
                 values = f.inputs_like(names, specs)
@@ -156,7 +156,7 @@ class Post:
     def _spec(self, name: str) -> tf.TensorSpec:
         """A tensor's type, and its shape as far as the captured step tells: micro-batches are parts of its batch."""
         item = self.homes.item
-        kind = tf.as_dtype(type_of(item.wiring, name))
+        kind = tf.as_dtype(type_of(item.graph_index, name))
         captured = item.replica_of(node_of(name))[1]
         known = item.spec_of(f"{captured}:{output_index(name)}")
         return tf.TensorSpec(known.shape if known.dtype == kind else None, kind)

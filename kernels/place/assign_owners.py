@@ -38,13 +38,13 @@ class AssignOwners(Kernel):
             return replace(item, owners={}, cuts={})
         placed = _decided(item, context.plan)
         owners = {name: w for name, w in placed.owners.items() if w != EVERY_WORKER}
-        return replace(placed, owners=owners, mates=context.plan.mates)
+        return replace(placed, owners=owners, stage_group=context.plan.stage_group)
 
 
 def find_placements(item: Step, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
     """Where all variables of a step lie, by name."""
     plan = Plan(strategy)
-    placed = replace(_decided(inline_shared_updates(item, plan), plan), mates=plan.mates)
+    placed = replace(_decided(inline_shared_updates(item, plan), plan), stage_group=plan.stage_group)
     return {variable.name: placed.placement(variable.name) for variable in item.variables}
 
 
@@ -114,7 +114,7 @@ def _written_together(item: Step, stages: Stages, decided: Mapping[str, int], ha
     No gradient reaches such an op where gradients are added up in variables by some runs, and applied by others. What
     a branch or a function writes by several ops may lie at several workers.
     """
-    ops = [write for write in stages.writes if item.wiring.nodes[write].op not in _SEVERAL_OPS]
+    ops = [write for write in stages.writes if item.graph_index.nodes[write].op not in _SEVERAL_OPS]
     written = [stages.effects[write].writes for write in ops]
     return frozenset(decided[h] for handles in written if handle in handles for h in handles if h in decided)
 
@@ -132,7 +132,7 @@ def find_served(
             of a slot that is written later), besides what runs once. Once variables are cut, wholes of which all
             shards are parts may be computed there.
     """
-    nodes = item.wiring.nodes
+    nodes = item.graph_index.nodes
     leads: dict[str, Owners] = {}
     serves: dict[str, Owners] = {}
     for name in _of_updates(item, stages) if reads_before else _backwards(stages):
@@ -159,8 +159,8 @@ def _backwards(stages: Stages) -> list[str]:
 def _of_updates(item: Step, stages: Stages) -> list[str]:
     """What runs once, and what is computed for that alone, in that order, too."""
     found: dict[str, None] = {}
-    for name in reversed(item.wiring.order):
-        readers = [c for c in item.wiring.consumers[name] if name in item.wiring.data[c]]
+    for name in reversed(item.graph_index.order):
+        readers = [c for c in item.graph_index.consumers[name] if name in item.graph_index.data[c]]
         if name in stages.once or (readers and all(reader in found for reader in readers)):
             found[name] = None
     return list(found)
@@ -178,7 +178,7 @@ def computed_from(
     Args:
         gradients: the variable that each tensor which the updates read is the gradient of; by default as captured.
     """
-    nodes = item.wiring.nodes
+    nodes = item.graph_index.nodes
     if gradients is None:
         gradients = {t: g.variable for g in stages.gradients for t in g.tensors}
     gradient_of = {t: item.by_name[variable].handle for t, variable in gradients.items()}

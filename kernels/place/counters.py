@@ -45,7 +45,7 @@ def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
 def _written_alike(item: Step, stages: Stages, nodes: Nodes) -> set[str]:
     """Handles of what the compute part writes with values that no batch and no random draw reaches."""
     batch = {node_of(name) for name, axis in item.inputs.items() if axis is not None}
-    batch |= {node.name for node in item.wiring.having(Trait.SEEDED)}
+    batch |= {node.name for node in item.graph_index.having(Trait.SEEDED)}
     by_handle: dict[str, list[str]] = {}
     for write in stages.state_writes:
         for handle in stages.effects[write].writes:

@@ -39,7 +39,7 @@ class ReadFarVariables(Kernel):
 
 
 def _read_far(editor: GraphEditor, item: Step, context: Context, far: Mapping[str, int]) -> None:
-    written = {name: effect.writes for name, effect in item.wiring.effects.items()}
+    written = {name: effect.writes for name, effect in item.graph_index.effects.items()}
     for handle, worker in far.items():
         if handle not in editor:
             continue

@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.graph.parts import Variable
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.read_proxies import PROXY
@@ -30,7 +30,7 @@ class SetByChief(Kernel):
     def apply(self, item: Step, context: Context) -> Step:
         if context.workers == 1:
             return item
-        writes = {name: effect.writes for name, effect in item.wiring.effects.items() if effect.writes}
+        writes = {name: effect.writes for name, effect in item.graph_index.effects.items() if effect.writes}
         return self._everywhere(item, context, writes) if context.worker == 0 else self._nowhere(item, list(writes))
 
     @staticmethod
@@ -49,8 +49,8 @@ class SetByChief(Kernel):
                 continue
             for name in (handle, *editor.consumers(handle)):
                 editor[name].device = context.home(owner, variable.dtype)
-            if owner in plan.mates:
-                _write_copies(editor, variable, names, plan.mates[owner], context)
+            if owner in plan.stage_group:
+                _write_copies(editor, variable, names, plan.stage_group[owner], context)
             if plan.has_proxy(variable.name):
                 _write_copies(editor, variable, names, range(context.workers), context, PROXY)
         # What is written is placed; what is only read stands where a later kernel reads it.
@@ -80,7 +80,7 @@ def _write_copies(
     handle = variable.handle
     shared_name = editor[handle].attr["shared_name"].s.decode() + suffix
     made = []
-    with fragment(editor, f"set_everywhere/{handle}") as f, tf.control_dependencies([f.after(after)]):
+    with subgraph(editor, f"set_everywhere/{handle}") as f, tf.control_dependencies([f.after(after)]):
         value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
         for worker in workers:
             with tf.device(context.home(worker, variable.dtype)):
@@ -93,9 +93,9 @@ def only_sets(item: Step) -> bool:
     """Whether a run writes variables, from nothing that differs between replicas, and trains nothing."""
     if item.gradients:
         return False
-    writes = [name for name, effect in item.wiring.effects.items() if effect.writes]
+    writes = [name for name, effect in item.graph_index.effects.items() if effect.writes]
     if not writes:
         return False
     batch = {name.partition(":")[0] for name, axis in item.inputs.items() if axis is not None}
-    needed = reach(writes, item.wiring.data.__getitem__)
+    needed = reach(writes, item.graph_index.data.__getitem__)
     return needed.isdisjoint(batch)

@@ -18,16 +18,16 @@ from autodist.kernels.plan import Plan
 def find_variable_placements(item: Step, replication: Replication, plan: Plan) -> dict[str, VariablePlacement]:
     """How each owned variable of a replicated step is kept: a slot like the variables that it serves."""
     stages = replication.stages
-    asked = {name: plan.keeper(name) for name in item.by_name}
+    asked = {name: plan.variable_placement(name) for name in item.by_name}
     owned = {name: owner for name, owner in item.owners.items() if name in item.by_name}
-    free = [k for k in asked.values() if k is not None and k.is_free]
+    free = [k for k in asked.values() if k is not None and k.runs_ahead]
     if not free:
         return {name: VariablePlacement(owner) for name, owner in owned.items()}
     distinct = list(dict.fromkeys(k for k in asked.values() if k is not None))
     mirrored = {g.variable for g in item.gradients}
     decided = {
-        item.by_name[name].handle: EVERY_WORKER if keeper is None else distinct.index(keeper)
-        for name, keeper in asked.items() if keeper is not None or name in mirrored
+        item.by_name[name].handle: EVERY_WORKER if variable_placement is None else distinct.index(variable_placement)
+        for name, variable_placement in asked.items() if variable_placement is not None or name in mirrored
     }  # fmt: skip
     serves = find_served(item, stages, decided)
     found = {}
@@ -42,22 +42,22 @@ def find_variable_placements(item: Step, replication: Replication, plan: Plan) -
     return found
 
 
-def runs_freely(replication: Replication, keepers: Mapping[str, VariablePlacement]) -> bool:
+def runs_freely(replication: Replication, variable_placements: Mapping[str, VariablePlacement]) -> bool:
     """Whether a step trains, and waits for none of the updates that it brings about."""
     trained = replication.trained.values()
-    return bool(trained) and all(v in keepers and keepers[v].is_free for v in trained)
+    return bool(trained) and all(v in variable_placements and variable_placements[v].runs_ahead for v in trained)
 
 
-def require_one_keeper_a_write(item: Step, keepers: Mapping[str, VariablePlacement]) -> None:
+def require_one_keeper_a_write(item: Step, variable_placements: Mapping[str, VariablePlacement]) -> None:
     """Passes a step in which what one operation writes is kept by one worker, in one way.
 
     Raises:
         StrategyError: names the variables and the operation.
     """
-    for name, effect in item.wiring.effects.items():
-        node = item.wiring.nodes[name]
+    for name, effect in item.graph_index.effects.items():
+        node = item.graph_index.nodes[name]
         written = sorted(item.by_handle[h].name for h in effect.writes)
-        places = {(k.owner, k.pace) if (k := keepers.get(name)) else None for name in written}
+        places = {(k.owner, k.pace) if (k := variable_placements.get(name)) else None for name in written}
         if len(places) > 1:
             raise StrategyError(
                 f"{listed(written)} are written by one operation ({name}, {node.op}), and the strategy gives "
@@ -66,7 +66,9 @@ def require_one_keeper_a_write(item: Step, keepers: Mapping[str, VariablePlaceme
             )
 
 
-def require_written_by_updates(item: Step, replication: Replication, keepers: Mapping[str, VariablePlacement]) -> None:
+def require_written_by_updates(
+    item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
+) -> None:
     """Passes a step that writes no trained variable itself whose updates wait for no other worker.
 
     What a worker wrote there before it used it would undo the updates that came since it read the variable.
@@ -75,11 +77,11 @@ def require_written_by_updates(item: Step, replication: Replication, keepers: Ma
         StrategyError: names the variable and the operation.
     """
     stages = replication.stages
-    trained = {item.by_name[name].handle: name for name in replication.trained.values() if name in keepers}
+    trained = {item.by_name[name].handle: name for name in replication.trained.values() if name in variable_placements}
     for write in stages.state_writes:
         for handle in sorted(stages.effects[write].writes & trained.keys()):
             name = trained[handle]
-            if keepers[name].is_free and stages.is_used_after(handle, stages.state_writes):
+            if variable_placements[name].runs_ahead and stages.is_used_after(handle, stages.state_writes):
                 raise StrategyError(
                     f"{name} is written by the step before it is used ({write}), and its owner applies updates that "
                     "no worker waits for (sync: false, or staleness): some would be lost. Write it after the update, "
@@ -87,23 +89,25 @@ def require_written_by_updates(item: Step, replication: Replication, keepers: Ma
                 )
 
 
-def require_unmixed(item: Step, replication: Replication, keepers: Mapping[str, VariablePlacement]) -> None:
+def require_unmixed(item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]) -> None:
     """Passes a step in which no update needs gradients that are combined at different times.
 
     Raises:
         StrategyError: names the variables and the operation where they meet.
     """
-    flow = _Flow(item, replication, keepers)
-    for name in item.wiring.order:
-        flow.visit(item.wiring.nodes[name])
+    flow = _Flow(item, replication, variable_placements)
+    for name in item.graph_index.order:
+        flow.visit(item.graph_index.nodes[name])
 
 
 class _Flow:
     """From which variables' gradients and values, one for each pace, the nodes of the updates are made."""
 
-    def __init__(self, item: Step, replication: Replication, keepers: Mapping[str, VariablePlacement]) -> None:
-        self._item, self._replication, self._keepers = item, replication, keepers
-        self._effects = item.wiring.effects
+    def __init__(
+        self, item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
+    ) -> None:
+        self._item, self._replication, self._keepers = item, replication, variable_placements
+        self._effects = item.graph_index.effects
         self._made_of: dict[str, Mapping[SyncMode, str]] = {}
         self._met_at: dict[str, tuple[str, str]] = {}
 

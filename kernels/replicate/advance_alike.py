@@ -13,7 +13,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
 
 STRIDE = 1_000_003
@@ -34,11 +34,11 @@ class AdvanceAlike(Kernel):
     name: ClassVar[str] = "advance-alike"
 
     def apply(self, item: Step, context: Context) -> Step:
-        draws = [node.name for node in item.wiring.of_op("RngReadAndSkip")]
+        draws = [node.name for node in item.graph_index.of_op("RngReadAndSkip")]
         if context.is_alone or not draws:
             return item
         editor = StepEditor(item)
-        with fragment(editor, "advance_alike") as f:
+        with subgraph(editor, "advance_alike") as f:
             amount = tf.constant(STRIDE * len(context.replicas), tf.uint64)
         for name in draws:
             handle, algorithm, _, *control = editor[name].input
@@ -97,7 +97,7 @@ def draw_apart(editor: GraphEditor, item: Step, reads: Iterable[tuple[str, str]]
     nodes: dict[str, str] = {}
     for k, (consumer, read) in enumerate(reads):
         dtype = item.spec_of(read).dtype
-        with fragment(editor, f"draw_apart/{k}") as f:
+        with subgraph(editor, f"draw_apart/{k}") as f:
             offset = tf.constant([STRIDE], tf.int64)
             state = f.input(read, dtype, [None])
             drawn = state + tf.pad(tf.cast(offset, dtype), [[0, tf.size(state) - 1]])

@@ -41,7 +41,7 @@ class BatchDegree:
         kind = self._flows.kind(name)
         if not isinstance(kind, Unknown):
             return int(isinstance(kind, Sum))
-        node = self._item.wiring.nodes[node_of(name)]
+        node = self._item.graph_index.nodes[node_of(name)]
         inputs = [tensor(i) for i in node.input if not is_control(i)]
         return self._by_op(node, name, inputs, depth + 1) if depth < _DEEPEST else None
 
@@ -65,7 +65,7 @@ class BatchDegree:
                 return self._alike(inputs[1:] if op.startswith("Select") else inputs, depth)
             case "Size":
                 return self._open_axes(inputs[0])
-            case "StridedSlice" if self._item.wiring.nodes[node_of(inputs[0])].op == "Shape":
+            case "StridedSlice" if self._item.graph_index.nodes[node_of(inputs[0])].op == "Shape":
                 return self._length(inputs)
             case "Softmax" if self._is_open(name, -1):  # its rows add up to 1
                 return -1
@@ -75,7 +75,7 @@ class BatchDegree:
 
     def _alike(self, operands: list[str], depth: int) -> int | None:
         """What is added or chosen from grows alike; a constant beside it, a smallest divisor say, tells nothing."""
-        found = {self.of(i, depth) for i in operands if self._item.wiring.nodes[node_of(i)].op != "Const"}
+        found = {self.of(i, depth) for i in operands if self._item.graph_index.nodes[node_of(i)].op != "Const"}
         return next(iter(found)) if len(found) == 1 else None
 
     def _otherwise(self, name: str, inputs: list[str], depth: int) -> int | None:
@@ -107,7 +107,7 @@ class BatchDegree:
 
     def _length(self, inputs: list[str]) -> int | None:
         """Of one element of a shape."""
-        source = self._item.wiring.nodes[node_of(inputs[0])]
+        source = self._item.graph_index.nodes[node_of(inputs[0])]
         places = self._constant(inputs[1])
         if source.op != "Shape" or places is None or len(places) != 1:
             return None
@@ -115,7 +115,7 @@ class BatchDegree:
         return int(shape[places[0]] is None) if shape.rank else None
 
     def _product_of_lengths(self, name: str, depth: int) -> int | None:
-        source = self._item.wiring.nodes[node_of(name)]
+        source = self._item.graph_index.nodes[node_of(name)]
         if source.op == "Shape":
             return self._open_axes(tensor(source.input[0]))
         if source.op == "Pack":
@@ -124,7 +124,7 @@ class BatchDegree:
         return self._product_of_lengths(tensor(source.input[0]), depth) if passes else None
 
     def _constant(self, name: str) -> list[int] | None:
-        node = self._item.wiring.nodes[node_of(name)]
+        node = self._item.graph_index.nodes[node_of(name)]
         return tf.make_ndarray(node.attr["value"].tensor).reshape(-1).tolist() if node.op == "Const" else None
 
 

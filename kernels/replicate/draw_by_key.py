@@ -13,7 +13,7 @@ from autodist.graph.op_types import input_names
 from autodist.graph.ops import Trait
 from autodist.graph.propagation import PerExample, Propagation, RowsOfDraw
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
-from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.advance_alike import AddedToDraws
 from autodist.kernels.replicate.split_batch import first_example
@@ -38,7 +38,7 @@ class AlikeDraw:
 
 def find_alike_draws(item: Step, flows: Propagation, varying: Set[str]) -> Iterator[AlikeDraw]:
     """The draws by a seed that all replicas share, of those nodes that every replica has a copy of."""
-    for node in item.wiring.having(Trait.BY_KEY):
+    for node in item.graph_index.having(Trait.BY_KEY):
         inputs = [tensor(name) for name in node.input if not is_control(name)]
         first, *_ = called = input_names(node.op)
         seed = next(inputs[k] for k, name in enumerate(called) if name in ("seed", "key"))
@@ -121,7 +121,7 @@ def draw_for_all(
     for draw in draws:
         node = editor[draw.node]
         inputs = [name for name in node.input if not is_control(name)]
-        with fragment(editor, f"draw_for_all/{draw.node}", item.spec_of) as f:
+        with subgraph(editor, f"draw_for_all/{draw.node}", item.spec_of) as f:
             index = tf.constant([1], tf.int64)
             first, count = first_and_all(f, index, examples, replicas)
             dtype = item.spec_of(tensor(draw.node)).dtype

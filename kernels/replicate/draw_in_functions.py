@@ -14,7 +14,7 @@ from autodist.graph.op_types import input_names, types_of_inputs, types_of_outpu
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import DrawAt, Propagation, RowsOfDraw
 from autodist.graph.step import Step
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.finish.called_function import CalledFunction, call_node, shared_function
 from autodist.kernels.finish.compilable import NOT_IN_XLA
@@ -45,11 +45,11 @@ def draw_in_functions(
     """
     indices: list[str] = []
     nodes: dict[str, str] = {}
-    for node in item.wiring.having(Trait.CALL | Trait.BRANCH | Trait.LOOP):
+    for node in item.graph_index.having(Trait.CALL | Trait.BRANCH | Trait.LOOP):
         draws = flows.draws_within(node.name) if node.name in varying else {}
         if not draws:
             continue
-        with fragment(editor, f"part_of/{node.name}") as f:
+        with subgraph(editor, f"part_of/{node.name}") as f:
             index = tf.constant([1], tf.int64)
             first, count = (index, tf.constant(0, tf.int64))
             if examples is not None:
@@ -128,7 +128,7 @@ def _for_all(node: NodeDef, rows: RowsOfDraw) -> CalledFunction:
     """The function that draws for the whole batch and takes the rows of a part."""
     editor, inputs = _with_inputs(node)
     [dtype] = map(tf.as_dtype, types_of_outputs(node))
-    with fragment(editor, "draw", _specs(node).__getitem__) as f:
+    with subgraph(editor, "draw", _specs(node).__getitem__) as f:
         part = f.input(_PART, tf.int64, [3])
         made = rows_of_whole(f, node, inputs, dtype, rows, part[:1], part[1])
     function = shared_function([editor[name] for name in f.made], [f.name(made)], "node_{0}".format)
@@ -140,7 +140,7 @@ def _apart(node: NodeDef) -> CalledFunction:
     """The function that draws by another seed for each replica."""
     editor, inputs = _with_inputs(node)
     at = next(k for k, name in enumerate(input_names(node.op)) if name in ("seed", "key"))
-    with fragment(editor, "draw", _specs(node).__getitem__) as f:
+    with subgraph(editor, "draw", _specs(node).__getitem__) as f:
         seed, part = f.input(inputs[at]), f.input(_PART, tf.int64, [3])
         own = seed + tf.pad(tf.cast(part[2:], seed.dtype), [[0, tf.size(seed) - 1]])
         drawing = f.add(node, "own", [*inputs[:at], f.name(own), *inputs[at + 1 :]])

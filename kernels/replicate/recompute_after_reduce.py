@@ -40,7 +40,7 @@ def find_recomputed(
     between: dict[str, None] = {node_of(name): None}
     front = [node_of(name)]
     while front:
-        node = item.wiring.nodes[front.pop()]
+        node = item.graph_index.nodes[front.pop()]
         if draws_numbers(node.op):
             return None
         for i in node.input:

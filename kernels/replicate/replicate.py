@@ -69,7 +69,7 @@ class _Replication:
         self.stages: Stages = find_stages(item)
         self.flows: Propagation = item.flows or flows_of(item)
         self.editor = StepEditor(item)
-        self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.wiring.having(Trait.SEEDED)}
+        self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.graph_index.having(Trait.SEEDED)}
 
     def run(self) -> Step:
         self._free_constants()
@@ -101,8 +101,8 @@ class _Replication:
         output_joins.join_texts()
         outputs = output_joins.join_outputs()
         some_examples = joiner.some_examples()
-        self.editor.return_these([*outputs, *([some_examples] if some_examples else ())])
-        self.editor.run_no_more(w for w in self.stages.state_writes if w in varying)  # they became values
+        self.editor.set_outputs([*outputs, *([some_examples] if some_examples else ())])
+        self.editor.drop_targets(w for w in self.stages.state_writes if w in varying)  # they became values
         self._run_all(clones)
         self.editor.run([*(c.write for c in changes), *joiner.checks])
         known = self.item.pipeline_parts
@@ -126,7 +126,7 @@ class _Replication:
 
     def _free_constants(self) -> None:
         """Constants wait for nothing, or replicas that share one would wait for each other."""
-        free_constants(self.editor, self.item.wiring, {*map(node_of, self.item.outputs), *self.item.targets})
+        free_constants(self.editor, self.item.graph_index, {*map(node_of, self.item.outputs), *self.item.targets})
 
     def _draw_for_own_examples(self, states: list[tuple[str, str]], varying: set[str]) -> AddedToDraws:
         """Lets random draws be other ones on each replica, or those of its examples on one device."""
@@ -177,13 +177,13 @@ class _Replication:
         """What the captured step runs, every replica does."""
         for name in self.editor.targets:
             if name in clones[0]:
-                self.editor.run_instead(name, [renamed[name] for renamed in clones])
+                self.editor.replace_target(name, [renamed[name] for renamed in clones])
 
 
 def _with_settled_depths(item: Step) -> Step:
     if item.replication is None or not item.replication.joins:
         return item
-    joins = settle_depths(item.wiring, item.replication.joins)
+    joins = settle_depths(item.graph_index, item.replication.joins)
     return replace(item, replication=replace(item.replication, joins=joins))
 
 

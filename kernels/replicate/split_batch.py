@@ -10,7 +10,7 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import node_of, tensor
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
-from autodist.graph.subgraph import Template, fragment
+from autodist.graph.subgraph import Template, subgraph
 from autodist.kernels.replicate.weights import ReplicaWeights
 
 Clones = Sequence[Mapping[str, str]]
@@ -53,7 +53,7 @@ def split_batch(editor: GraphEditor, item: Step, clones: Clones) -> ReplicaWeigh
 def _count_rows(editor: GraphEditor, item: Step, name: str) -> str:
     """How many rows of an input this worker is fed."""
     spec, axis = item.spec_of(name), item.inputs[name]
-    with fragment(editor, f"rows/{node_of(name)}") as f:
+    with subgraph(editor, f"rows/{node_of(name)}") as f:
         count = tf.shape(f.input(name, spec.dtype, spec.shape), out_type=tf.int64)[axis]
     return f.name(count)
 

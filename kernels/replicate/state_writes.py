@@ -125,8 +125,8 @@ def _runs_of(item: Step, stages: Stages, writes: Sequence[str]) -> Iterator[list
     """The writes of a variable in runs: none waits for what runs once behind another of its run."""
     run: list[str] = []
     for write in writes:
-        behind = {c for earlier in run for c in item.wiring.consumers[earlier] if c in stages.once}
-        needed: set[str] = reach([write], item.wiring.sources.__getitem__) if behind else set()
+        behind = {c for earlier in run for c in item.graph_index.consumers[earlier] if c in stages.once}
+        needed: set[str] = reach([write], item.graph_index.sources.__getitem__) if behind else set()
         if not behind.isdisjoint(needed):
             yield run
             run = []
@@ -168,7 +168,7 @@ def _require_reads_that_run(item: Step, stages: Stages, variable: Variable, writ
     Raises:
         RewriteError: one stands in a branch of TensorFlow 1: where it does not run, nor does what waits for it.
     """
-    branched = set(find_in_branches(item.wiring))
+    branched = set(find_in_branches(item.graph_index))
     for name in stages.readers(variable.handle):
         if name in branched and name not in writes and writes.isdisjoint(stages.writes_before(name, variable.handle)):
             raise RewriteError(

@@ -32,7 +32,7 @@ class AddRowsInOrder(Kernel):
     name: ClassVar[str] = "add-rows-in-order"
 
     def apply(self, item: Step, context: Context) -> Step:
-        scatters = [node.name for node in item.wiring.of_op(*_IN_ORDER)]
+        scatters = [node.name for node in item.graph_index.of_op(*_IN_ORDER)]
         if context.is_alone or not scatters:
             return item
         editor = StepEditor(item)
@@ -50,7 +50,7 @@ def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:
 
 def _add_in_order(editor: StepEditor, node: NodeDef) -> None:
     handle, ids, rows = node.input[:3]
-    with editor.fragment(f"add_rows_in_order/{node.name}") as f:
+    with editor.subgraph(f"add_rows_in_order/{node.name}") as f:
         places = tf.expand_dims(f.input(ids, tf.as_dtype(node.attr["Tindices"].type)), -1)
     dtype, index_dtype = node.attr["dtype"].type, node.attr["Tindices"].type
     node.op = _IN_ORDER[node.op]

@@ -58,9 +58,9 @@ class GatherRows(RowRule):
 
 def _reads_asked_for_rows(item: Step) -> list[str]:
     """The reads of variables whose rows, or whose shape, something asks for."""
-    nodes = item.wiring.nodes
+    nodes = item.graph_index.nodes
     found: dict[str, None] = {}
-    for node in item.wiring.of_op("GatherV2", "Shape"):
+    for node in item.graph_index.of_op("GatherV2", "Shape"):
         source = nodes[node_of(node.input[0])]
         while source.op == "Identity":
             source = nodes[node_of(source.input[0])]

@@ -14,7 +14,7 @@ from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
 
 # Their second input is the indices.
@@ -58,7 +58,7 @@ class MergeRows(Kernel):
 
 def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:
     ids, rows = join.local
-    with fragment(editor, f"merge_rows/{join.name}") as f:
+    with subgraph(editor, f"merge_rows/{join.name}") as f:
         given_ids, given = f.input(ids, join.index_dtype, [None]), f.input(rows, join.dtype, join.shape)
         unique, segment = tf.unique(given_ids, out_idx=tf.int32)
         count, left = tf.size(given_ids), tf.size(unique)

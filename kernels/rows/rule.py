@@ -70,7 +70,7 @@ class RowRule(Kernel):
 
     def candidates(self, item: Step) -> Iterable[str]:
         """The nodes that may match, in the order in which they are looked at; none: the step is not looked into."""
-        return [node.name for node in item.wiring.of_op(*self.ops)]
+        return [node.name for node in item.graph_index.of_op(*self.ops)]
 
     def apply(self, item: Step, context: Context) -> Step:
         names = list(self.candidates(item))

@@ -39,7 +39,7 @@ class ScatterRows(RowRule):
     ops: ClassVar[tuple[str, ...]] = tuple(_SCATTERS)
 
     def candidates(self, item: Step) -> Iterable[str]:
-        if not item.wiring.of_op("UnsortedSegmentSum"):
+        if not item.graph_index.of_op("UnsortedSegmentSum"):
             return ()
         stages = find_stages(item)
         joined = find_replica_dependent(item, sources_of(item, (), ()), stages) & set(
@@ -64,7 +64,7 @@ def _scatter(editor: StepEditor, node: NodeDef, table: ZeroTable) -> None:
     """Turns an addition of a table into one of rows."""
     ids = editor.spec(table.ids)
     rows_of = {tensor(name): tensor(editor[name].input[0]) for name in table.sums}
-    with editor.fragment(f"scatter_rows/{node.name}") as f:
+    with editor.subgraph(f"scatter_rows/{node.name}") as f:
         unique, segment = tf.unique(f.input(table.ids, ids.dtype, [None]), out_idx=tf.int32)
         made = {name: tf.gather(f.input(name), unique) for name in table.whole}
         made |= {

@@ -30,7 +30,7 @@ class SumRows(RowRule):
     ops: ClassVar[tuple[str, ...]] = ("Sum",)
 
     def candidates(self, item: Step) -> Iterable[str]:
-        return super().candidates(item) if item.wiring.of_op("UnsortedSegmentSum") else ()
+        return super().candidates(item) if item.graph_index.of_op("UnsortedSegmentSum") else ()
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         editor = rows.editor

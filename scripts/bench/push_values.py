@@ -43,14 +43,17 @@ def _seconds(workers: int) -> float:
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
     cluster = tf.train.ClusterSpec({"worker": addresses})
     servers = [tf.distribute.Server(cluster, "worker", k) for k in range(workers)]
-    engines = [GraphRunner(server.target, tf.compat.v1.ConfigProto()) for server in servers]
+    graph_runners = [GraphRunner(server.target, tf.compat.v1.ConfigProto()) for server in servers]
 
     def home(worker: int, dtype: tf.DType) -> str:
         return cpu_of(worker, workers)
 
     values = [Tracked(tf.Variable(np.full([SIZE], k, np.float32)), f"v{k}") for k in range(VARIABLES)]
-    others = [VariableBroadcast(engine, k, workers, home) for k, engine in enumerate(engines) if k]
-    chief, pieces = VariableBroadcast(engines[0], 0, workers, home), VariableSlices(engines[0], 0, workers, home)
+    others = [VariableBroadcast(graph_runner, k, workers, home) for k, graph_runner in enumerate(graph_runners) if k]
+    chief, pieces = (
+        VariableBroadcast(graph_runners[0], 0, workers, home),
+        VariableSlices(graph_runners[0], 0, workers, home),
+    )
     began = time.thread_time()
     listing = Listing.of([value.kept for value in values], range(workers))
     heard = listing.encode()

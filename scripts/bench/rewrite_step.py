@@ -65,7 +65,7 @@ def _by_builder(item: Step, clusters: Mapping[str, Sequence[int]], repeat: int) 
             for _ in range(repeat):
                 took, made = _rewriting(item, _machines(workers, replicas), find_builder(builder)())
                 seconds.setdefault(builder, {}).setdefault(name, []).append(took)
-            queues.setdefault(builder, {})[name] = len(made.wiring.of_op("FIFOQueueV2"))
+            queues.setdefault(builder, {})[name] = len(made.graph_index.of_op("FIFOQueueV2"))
     return {"builders": seconds, "queues": queues}
 
 

@@ -84,21 +84,21 @@ def _prepared(
     server: tf.distribute.Server, item: Step, captured: CapturedFunction, workers: int
 ) -> Callable[[], object]:
     """A step of one worker, whose variables have their first values."""
-    engine = GraphRunner(server.target, _config())
+    graph_runner = GraphRunner(server.target, _config())
     present = {node.name for node in item.graph_def.node}
     values = {v.handle: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
-    with engine.graph.as_default():
+    with graph_runner.graph.as_default():
         tf.import_graph_def(item.graph_def, name="")
         for handle in values.keys() & present:
-            resource = engine.graph.get_tensor_by_name(f"{handle}:0")
-            engine.session.run(tf.raw_ops.AssignVariableOp(resource=resource, value=values[handle]))
-    engine.session.run([engine.graph.get_operation_by_name(name) for name in item.initializers.values()])
+            resource = graph_runner.graph.get_tensor_by_name(f"{handle}:0")
+            graph_runner.session.run(tf.raw_ops.AssignVariableOp(resource=resource, value=values[handle]))
+    graph_runner.session.run([graph_runner.graph.get_operation_by_name(name) for name in item.initializers.values()])
     feeds = {name: np.ones((EXAMPLES_EACH, WIDTH), np.float32) for name in captured.item.inputs}
     feeds |= {EXAMPLES: np.int64(EXAMPLES_EACH), ALL_EXAMPLES: np.int64(EXAMPLES_EACH * workers)}
     feeds = {name: value for name, value in feeds.items() if node_of(name) in present}
-    outputs = [engine.graph.get_tensor_by_name(name) for name in item.outputs]
-    targets = [engine.graph.get_operation_by_name(name) for name in item.targets]
-    run = engine.callable(outputs, targets, list(feeds))
+    outputs = [graph_runner.graph.get_tensor_by_name(name) for name in item.outputs]
+    targets = [graph_runner.graph.get_operation_by_name(name) for name in item.targets]
+    run = graph_runner.callable(outputs, targets, list(feeds))
     return lambda: run(*feeds.values())
 
 

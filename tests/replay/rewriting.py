@@ -101,7 +101,7 @@ def _placed_as(planned: Step, item: Step, strategy: strategy_pb2.Strategy) -> St
 
 
 def _shared_name(item: Step, handle: str) -> bytes:
-    return item.wiring.nodes[handle].attr["shared_name"].s
+    return item.graph_index.nodes[handle].attr["shared_name"].s
 
 
 def _rewrite(step: StoredStep, captured: Step, context: Context, watch: _Watch) -> Step:

@@ -57,7 +57,7 @@ _Cut = tuple[list[tuple[str, ...]], Sequence[str]]
 
 def _cut_dense(work: Work, name: str, cut: PartitionedVariable) -> _Cut:
     spec = tf.TensorSpec(cut.variable.shape, work.spec(name).dtype)
-    with work.fragment("gradient") as f:
+    with work.subgraph("gradient") as f:
         split = tf.split(f.input(name, spec.dtype, spec.shape), list(cut.cut.sizes), cut.cut.axis)
     pieces = tuple(map(f.name, split))
     whole = _together(work, pieces, cut.cut.axis)
@@ -68,7 +68,7 @@ def _cut_dense(work: Work, name: str, cut: PartitionedVariable) -> _Cut:
 def _route_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable) -> _Cut:
     ids, values = gradient.tensors
     brought = route(work, ids, cut.cut, [values])
-    with work.fragment("gradient") as f:
+    with work.subgraph("gradient") as f:
         own = f.inputs(brought.ids)
         whole = tf.concat([i + start for i, start in zip(own, cut.cut.starts, strict=True)], 0)
     all_ids = f.name(whole)
@@ -80,7 +80,7 @@ def _route_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable
 
 def _cut_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable) -> _Cut:
     """Columns of rows: every shard has a part of each."""
-    with work.fragment("gradient") as f:
+    with work.subgraph("gradient") as f:
         (asked, rows) = f.inputs(gradient.tensors)
         copies = [tf.identity(asked) for _ in cut.shards]
         split = tf.split(rows, list(cut.cut.sizes), cut.cut.axis)
@@ -94,6 +94,6 @@ def _cut_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable) 
 
 
 def _together(work: Work, pieces: Sequence[str], axis: int) -> str:
-    with work.fragment("gradient") as f:
+    with work.subgraph("gradient") as f:
         whole = tf.concat(f.inputs(pieces), axis)
     return f.name(whole)

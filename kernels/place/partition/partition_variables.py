@@ -112,8 +112,8 @@ def _require_synchronous(written_whole: Mapping[str, str], plan: Plan) -> None:
         StrategyError: a server applies the gradient of each worker by itself.
     """
     for variable, op in written_whole.items():
-        keeper = plan.keeper(shard_name(variable, 0))
-        if keeper is not None and keeper.pace is SyncMode.ASYNCHRONOUS:
+        variable_placement = plan.variable_placement(shard_name(variable, 0))
+        if variable_placement is not None and variable_placement.pace is SyncMode.ASYNCHRONOUS:
             raise StrategyError(
                 f"{variable} is partitioned, and {op} writes it as a whole, while its servers apply each worker's "
                 "gradient as it comes, shard by shard. Make it synchronous (sync: true), or leave it whole."

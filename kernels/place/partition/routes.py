@@ -37,7 +37,7 @@ def route(work: Work, ids: str, cut: Partitioning, rows: Sequence[str] = ()) -> 
         rows: tensors with the shape of `ids` first, to be brought along.
     """
     count = len(cut.sizes)
-    with work.fragment("route") as f:
+    with work.subgraph("route") as f:
         (asked,) = f.inputs([ids])
         flat = tf.reshape(asked, [-1])
         ends = tf.constant([start + size for start, size in zip(cut.starts, cut.sizes, strict=True)], flat.dtype)

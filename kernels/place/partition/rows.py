@@ -83,13 +83,13 @@ def _counts(work: Work, node: NodeDef, ids: str) -> bool:
 
 
 def _constants(work: Work, sizes: tuple[int, ...]) -> tuple[str, ...]:
-    with work.fragment("segments") as f:
+    with work.subgraph("segments") as f:
         made = [tf.constant(size) for size in sizes]
     return tuple(map(f.name, made))
 
 
 def _sizes(work: Work, ids: str) -> tuple[str, ...]:
-    with work.fragment("segments") as f:
+    with work.subgraph("segments") as f:
         made = [tf.size(piece) for piece in f.inputs(work.pieces(ids))]
     return tuple(map(f.name, made))
 

@@ -87,7 +87,7 @@ def _give_back(work: Work, node: NodeDef, cut: PartitionedVariable, whole: Varia
     """Writes what a node left in the whole to the shards; returns the writes."""
     work.written_whole[cut.variable.name] = f"{node.op} ({node.name})"
     work.tell(f"{cut.variable.name} is in shards, and is put together for {node.op} ({node.name}), which writes it")
-    with work.fragment("written") as f:
+    with work.subgraph("written") as f:
         with tf.control_dependencies([f.after([node.name])]):
             value = tf.raw_ops.ReadVariableOp(resource=f.input(whole.handle, tf.resource), dtype=whole.dtype)
         parts = tf.split(value, list(cut.cut.sizes), cut.cut.axis)

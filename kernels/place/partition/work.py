@@ -151,7 +151,7 @@ class Work:
         if self.layout(name) == Along(cut):
             return self.pieces(name)
         if (name, cut) not in self._split:
-            with self.fragment("split") as f:
+            with self.subgraph("split") as f:
                 made = tf.split(f.input(name), list(cut.sizes), cut.axis)
             self._split[name, cut] = tuple(map(f.name, made))
             self._sliced_from.update(dict.fromkeys(self._split[name, cut], name))
@@ -204,10 +204,10 @@ class Work:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def fragment(self, what: str) -> Iterator[SubgraphBuilder]:
+    def subgraph(self, what: str) -> Iterator[SubgraphBuilder]:
         """New arithmetic (see `autodist.graph.subgraph`), whose tensors' shapes and dtypes are noted."""
         self._fragments += 1
-        with self.editor.fragment(f"partition/{what}/{self._fragments}") as f:
+        with self.editor.subgraph(f"partition/{what}/{self._fragments}") as f:
             yield f
 
     def order_after(self, node: str, names: Sequence[str], *, removed: bool = False, by_shard: bool = True) -> None:
@@ -229,14 +229,14 @@ class Work:
 
     def finish(self) -> None:
         """Builds what `becomes` has put off."""
-        with self.fragment("whole") as f:
+        with self.subgraph("whole") as f:
             made = [(node, build(f)) for node, build in self._later]
         for node, value in made:
             self.editor.pass_on(node, f.name(value), value.dtype)
         for node, instead in self._instead.items():
             # Copies, and what was made for them, stand where they should already.
             self.editor.replace_control(node, instead.names, filter(self.is_captured, self.editor.consumers(node)))
-        self.editor.run_all_instead({node: tuple(instead.names) for node, instead in self._instead.items()})
+        self.editor.replace_targets({node: tuple(instead.names) for node, instead in self._instead.items()})
         self.editor.remove(self._removed)
 
     def tell(self, line: str) -> None:

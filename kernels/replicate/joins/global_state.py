@@ -11,7 +11,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Aggregation, PendingReductionKind
 from autodist.graph.propagation import Joined, Kind, Mean, PerExample, Reduced, Replicated, Sum, Unknown
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.replica_dependent import find_late_reads
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.statistics import Statistics, WholeStatistic
@@ -68,7 +68,7 @@ class GlobalState:
         Their mean over the replicas is what is wanted there (whose normalisation is told of by itself), though a
         variance's is no variance: tf.distribute keeps it so.
         """
-        nodes, found = self._joiner.item.wiring.nodes, False
+        nodes, found = self._joiner.item.graph_index.nodes, False
         front = self.unknown_parts(change)
         if any(map(self.is_of_written, front)):
             return False
@@ -135,9 +135,9 @@ class GlobalState:
 
     def _find_own(self) -> set[str]:
         """The nodes to which data comes from such reads: they are each replica's own, whatever propagation says."""
-        wiring, found = self._joiner.item.wiring, set(self._late)
-        for name in wiring.order if found else ():
-            if not found.isdisjoint(wiring.data[name]):
+        graph_index, found = self._joiner.item.graph_index, set(self._late)
+        for name in graph_index.order if found else ():
+            if not found.isdisjoint(graph_index.data[name]):
                 found.add(name)
         return found
 
@@ -208,7 +208,7 @@ class GlobalState:
         dtype, shape, name = change.variable.dtype, change.variable.shape, f"state/{written.write}/whole"
         base = change.before if made.base is None else self._whole(f"{name}/base", made.base)
         wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(dict.fromkeys(made.changes))}
-        with fragment(self._joiner.editor, f"{name}/added") as f:
+        with subgraph(self._joiner.editor, f"{name}/added") as f:
             result = f.input(base, dtype, shape)
             for t in made.added:
                 result += f.input(wholes[t], dtype, shape)

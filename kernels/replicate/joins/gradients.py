@@ -14,7 +14,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction, PendingReductionKind, RowJoin, VariableGradient
 from autodist.graph.propagation import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.seeds import Undecided, live_calls, seed_weight, summed_on_the_way
-from autodist.graph.subgraph import Template, fragment
+from autodist.graph.subgraph import Template, subgraph
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.loss_scales import LossScales, Seeds
 from autodist.kernels.replicate.joins.statistics import Statistics
@@ -101,7 +101,7 @@ class GradientJoins:
     def _ones(self, call: int) -> Seeds:
         """The seeds of a sum: 1 for each replica that has examples."""
         dtype = self._joiner.item.spec_of(tensor(self._joiner.item.gradient_calls[call].seed)).dtype
-        with fragment(self._joiner.editor, f"loss_weight/{call}") as f:
+        with subgraph(self._joiner.editor, f"loss_weight/{call}") as f:
             ones = [tf.cast(self._joiner.parts.is_used(f, k), dtype) for k in range(self._joiner.count)]
             total = ordered_sum(ones)
         return Seeds(tuple(f.name(one) for one in ones), f.name(total), dtype)

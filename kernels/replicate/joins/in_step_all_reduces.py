@@ -8,7 +8,7 @@ from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKi
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReductionKind
 from autodist.graph.propagation import Sum
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.rows import WholeRows
@@ -29,7 +29,7 @@ class InStepAllReduces:
         """Puts the sum over all replicas in place of each placeholder that stands for one."""
         joiner, item = self._joiner, self._joiner.item
         depths = find_depths(item) if item.whole_sums else {}
-        trains = reach(joiner.stages.writes, item.wiring.sources.__getitem__) if item.whole_sums else set()
+        trains = reach(joiner.stages.writes, item.graph_index.sources.__getitem__) if item.whole_sums else set()
         for asked in item.whole_sums:
             # Workers of a session may fetch different things.
             is_of_all = joiner.context.joins_outputs or asked.node in trains
@@ -58,14 +58,14 @@ class InStepAllReduces:
         return [self._rows[first].gathered(name, captured, depth)] * self._joiner.count
 
     def _given(self, asked: InStepAllReduce) -> str:
-        return tensor(self._joiner.item.wiring.nodes[asked.node].input[0])
+        return tensor(self._joiner.item.graph_index.nodes[asked.node].input[0])
 
     def _if_used(self, name: str, captured: str, whole: str, k: int) -> str:
         """The gradient of a replica's own part: none where the row that it computes with is no example."""
         if self._joiner.parts.sizes is None:
             return whole
         spec = self._joiner.item.spec_of(captured)
-        with fragment(self._joiner.editor, f"{name}/{k}") as f:
+        with subgraph(self._joiner.editor, f"{name}/{k}") as f:
             value = f.input(whole, spec.dtype, spec.shape)
             made = tf.where(self._joiner.parts.is_used(f, k), value, tf.zeros_like(value))
         return f.name(made)

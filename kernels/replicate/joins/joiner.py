@@ -25,7 +25,7 @@ from autodist.graph.propagation import (
 )
 from autodist.graph.stages import Stages
 from autodist.graph.step import UNEVEN, Step
-from autodist.graph.subgraph import SubgraphBuilder, Template, fragment
+from autodist.graph.subgraph import SubgraphBuilder, Template, subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.weights import ReplicaWeights
 from autodist.kernels.sums import merged, nothing_like, ordered_sum
@@ -160,7 +160,7 @@ class Joiner:
             RewriteError: other workers have a part in it, and its shape is not known.
         """
         self._require_sized(captured)
-        with fragment(self.editor, name) as f:
+        with subgraph(self.editor, name) as f:
             made = self._locally(f, captured, kind, copies)
             whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
         self.note(
@@ -191,7 +191,7 @@ class Joiner:
         """One tensor over the local replicas alone, as its kind joins; arguments as of `join_value`."""
         if self.count == 1 and copies is None:
             return captured
-        with fragment(self.editor, name) as f:
+        with subgraph(self.editor, name) as f:
             made = self._locally(f, captured, kind, copies)
             whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
         return f.name(whole.result)
@@ -229,7 +229,7 @@ class Joiner:
         """The weight of each local replica and their sum, made once: joins that share a weight can share a bucket."""
         key = (weight, dtype)
         if key not in self._weights:
-            with fragment(self.editor, f"weight/{len(self._weights)}") as f:
+            with subgraph(self.editor, f"weight/{len(self._weights)}") as f:
                 weights = [self.parts.weight(f, weight, k, dtype) for k in range(self.count)]
                 total = ordered_sum(weights)
             self._weights[key] = ([f.name(w) for w in weights], f.name(total))
@@ -277,7 +277,7 @@ class Joiner:
         if beside is None:  # a message of its own would cost more than the check is worth
             return None
         dtype = beside.dtype
-        with fragment(self.editor, SOME_EXAMPLES) as f:
+        with subgraph(self.editor, SOME_EXAMPLES) as f:
             local = ordered_sum([self.parts.size(f, k, dtype) for k in range(self.count)])
             total = None if beside.weight is None else f.input(beside.weight, dtype, [])
             result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
@@ -295,7 +295,7 @@ class Joiner:
         self.even_parts = EvenParts(
             target, reason, len(self.context.replicas), self.count, line=self.item.origin_of(node_of(target))
         )
-        with fragment(self.editor, "even_parts") as f:
+        with subgraph(self.editor, "even_parts") as f:
             rows = [[self.parts.size(f, k, tf.float64) for k in range(self.count)]]
             for sizes in self.parts.apart.values():
                 rows.append([tf.cast(f.input(size, tf.int64, []), tf.float64) for size in sizes])
@@ -303,7 +303,7 @@ class Joiner:
             moments = tf.stack([*map(ordered_sum, rows), *map(ordered_sum, squares)])
             result = tf.identity(moments)
         joined = self.noted(f, EVEN_PARTS, PendingReductionKind.STATE, moments, None, result)
-        with fragment(self.editor, "even_parts/check") as g:
+        with subgraph(self.editor, "even_parts/check") as g:
             total, of_squares = tf.split(g.input(joined, tf.float64, [2 * len(rows)]), 2)
             is_uneven = tf.not_equal(len(self.context.replicas) * of_squares, total * total)
             first = total[tf.argmax(tf.cast(is_uneven, tf.int32))]

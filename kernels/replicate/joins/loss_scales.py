@@ -12,7 +12,7 @@ from autodist.graph.linearity import Linearity, find_linearity
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, PendingReductionKind
 from autodist.graph.propagation import Elements, Examples, Scalar, Total, Weight
-from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.variable_placement import SyncMode
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
@@ -78,7 +78,7 @@ class LossScales:
     def _counts(self, call: int, weight: Weight) -> tuple[str, ...]:
         """Where nothing of a part counts, in a masked mean, its gradients are 0 / 0."""
         weights, _ = self._joiner.weights_of(weight, EXACT)
-        with fragment(self._joiner.editor, f"loss_counts/{call}") as f:
+        with subgraph(self._joiner.editor, f"loss_counts/{call}") as f:
             counts = [tf.not_equal(f.input(w, EXACT, []), 0) for w in weights]
         return tuple(f.name(c) for c in counts)
 
@@ -86,7 +86,7 @@ class LossScales:
         joiner, dtype = self._joiner, self._dtype(call)
         if joiner.context.workers == 1 or self._is_own(call):
             return self._divided(call, weight, self._own(weight))
-        with fragment(joiner.editor, f"whole_weight/{call}") as f:
+        with subgraph(joiner.editor, f"whole_weight/{call}") as f:
             whole = joiner.parts.whole(f, weight, len(joiner.context.replicas), EXACT)
         if whole is not None:
             return self._divided(call, weight, f.name(whole))
@@ -115,7 +115,7 @@ class LossScales:
         if weight not in self._wholes:
             joiner, local = self._joiner, self._own(weight)
             name = f"loss_whole/{len(self._wholes)}"
-            with fragment(joiner.editor, name) as f:
+            with subgraph(joiner.editor, name) as f:
                 own = tf.identity(f.input(local, EXACT, []))
                 result = tf.identity(own)
             self._wholes[weight] = joiner.noted(
@@ -134,7 +134,7 @@ class LossScales:
     def _divided(self, call: int, weight: Weight, whole: str) -> Seeds:
         joiner, dtype = self._joiner, self._dtype(call)
         weights, _ = joiner.weights_of(weight, EXACT)
-        with fragment(joiner.editor, f"loss_share/{call}") as f:
+        with subgraph(joiner.editor, f"loss_share/{call}") as f:
             shares = [self._share(f, w, whole, dtype) for w in weights]
             total = ordered_sum(shares)
         return Seeds(tuple(f.name(s) for s in shares), f.name(total), dtype, is_shared=True)
@@ -148,8 +148,11 @@ class LossScales:
     def _paces(self, call: int) -> set[SyncMode | None]:
         """How the variables are kept that a call's gradients are for."""
         names = {g.variable for g in self._joiner.stages.gradients if g.call == call}
-        keepers = [self._plan.keeper(name) for name in sorted(names)]
-        return {None if keeper is None else keeper.pace for keeper in keepers}
+        variable_placements = [self._plan.variable_placement(name) for name in sorted(names)]
+        return {
+            None if variable_placement is None else variable_placement.pace
+            for variable_placement in variable_placements
+        }
 
     def _is_own(self, call: int) -> bool:
         """Whether each worker goes by its own examples alone."""
@@ -164,8 +167,12 @@ class LossScales:
 
     def is_divided_by_own(self, call: int, variable: str) -> bool:
         """Whether a variable is updated by each worker alone, in a step that others of the call's are not."""
-        keeper = self._plan.keeper(variable)
-        return keeper is not None and keeper.pace is SyncMode.ASYNCHRONOUS and not self._is_own(call)
+        variable_placement = self._plan.variable_placement(variable)
+        return (
+            variable_placement is not None
+            and variable_placement.pace is SyncMode.ASYNCHRONOUS
+            and not self._is_own(call)
+        )
 
     # -- who looks at cotangents -----------------------------------------------------------------------------------
 
@@ -191,17 +198,17 @@ class LossScales:
 
     def _linearity(self, call: GradientCall) -> Linearity:
         """What is proportional to the seed of a call, up to what runs once."""
-        return find_linearity(self._joiner.item.wiring, [call.seed], without=self._joiner.stages.once)
+        return find_linearity(self._joiner.item.graph_index, [call.seed], without=self._joiner.stages.once)
 
     def _other_readers(self, call: int, seen: Linearity) -> set[str]:
         """The nodes that run once and read something proportional to the seed other than the summed gradients."""
         joined = {t for g in self._joiner.stages.gradients if g.call == call for t in g.tensors}
-        wiring, once = self._joiner.item.wiring, self._joiner.stages.once
+        graph_index, once = self._joiner.item.graph_index, self._joiner.stages.once
         found = set()
         for name in seen.grades:
             if name not in joined and seen.depends(name):
-                readers = [c for c in wiring.consumers[node_of(name)] if c in once]
-                found |= {c for c in readers if name in map(tensor, wiring.nodes[c].input)}
+                readers = [c for c in graph_index.consumers[node_of(name)] if c in once]
+                found |= {c for c in readers if name in map(tensor, graph_index.nodes[c].input)}
         return found
 
     @cached_property
@@ -215,4 +222,4 @@ class LossScales:
         return self._leading_to(self._joiner.stages.writes)
 
     def _leading_to(self, roots: Sequence[str]) -> set[str]:
-        return reach(roots, self._joiner.item.wiring.sources.__getitem__)
+        return reach(roots, self._joiner.item.graph_index.sources.__getitem__)

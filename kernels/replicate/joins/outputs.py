@@ -24,7 +24,7 @@ from autodist.graph.propagation import (
     Sum,
     Unknown,
 )
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.replicate.joins.global_state import GlobalState
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.rows import concatenated
@@ -52,11 +52,11 @@ class OutputJoins:
 
     def join_texts(self) -> None:
         """Joins the text of the compute part that what runs once takes up: a loss that is shown beside gradients."""
-        wiring, stages, editor = self._joiner.item.wiring, self._joiner.stages, self._joiner.editor
+        graph_index, stages, editor = self._joiner.item.graph_index, self._joiner.stages, self._joiner.editor
         asked = [
             tensor(i)
             for name in sorted(stages.once, key=stages.order.__getitem__) if name in editor
-            for i in wiring.nodes[name].input
+            for i in graph_index.nodes[name].input
             if not is_control(i) and node_of(i) in self._joiner.varying
             and self._joiner.item.spec_of(tensor(i)).dtype == tf.string
         ]  # fmt: skip
@@ -112,7 +112,7 @@ class OutputJoins:
 
     def _origin(self, name: str) -> str:
         """What a tensor is, by way of what only passes it on."""
-        nodes = self._joiner.item.wiring.nodes
+        nodes = self._joiner.item.graph_index.nodes
         while (node := nodes[node_of(name)]).op in having(Trait.SAME):
             name = tensor(node.input[0])
         return name
@@ -122,7 +122,7 @@ class OutputJoins:
         if node_of(name) not in self._joiner.varying:
             return name
         item = self._joiner.item
-        node = item.wiring.nodes[node_of(name)]
+        node = item.graph_index.nodes[node_of(name)]
         if node.op == "MergeSummary":
             merged = [tensor(i) for i in node.input if not is_control(i)]
             parts = {t: self._join_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
@@ -203,7 +203,7 @@ class OutputJoins:
 
     def _in_first_replica(self, made_of: RecomputedValue, joined: Mapping[str, str]) -> dict[str, str]:
         """The same by what the first replica, whose nodes are made again, reads: its part of what is fed."""
-        nodes, editor = self._joiner.item.wiring.nodes, self._joiner.editor
+        nodes, editor = self._joiner.item.graph_index.nodes, self._joiner.editor
         read = [pair for name in made_of.between for pair in zip(nodes[name].input, editor[name].input, strict=False)]
         return {tensor(now): joined[tensor(was)] for was, now in read if tensor(was) in joined}
 
@@ -231,7 +231,7 @@ class OutputJoins:
     def _nothing(self, label: str, spec: tf.TensorSpec) -> str:
         """The value on a worker without replicas: no rows, or 0 for a mean or sum."""
         shape = [length or 0 for length in spec.shape.as_list()] if spec.shape.rank is not None else []
-        with fragment(self._joiner.editor, label) as f:
+        with subgraph(self._joiner.editor, label) as f:
             nothing = tf.zeros(shape, spec.dtype)
         return f.name(nothing)
 
@@ -253,7 +253,7 @@ class OutputJoins:
         if spec.shape.rank is None:
             raise RewriteError(f"it is not known how many axes {name} has")
         local = concatenated(self._joiner, label, name, axis)
-        with fragment(self._joiner.editor, f"{label}/rows") as f:
+        with subgraph(self._joiner.editor, f"{label}/rows") as f:
             result = tf.identity(f.input(local, spec.dtype, spec.shape))
         shape = [None if a == axis else length for a, length in enumerate(spec.shape)]
         self._joiner.note(

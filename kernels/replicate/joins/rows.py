@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
-from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.weights import ReplicaWeights
 from autodist.kernels.sums import ordered_sum
@@ -13,7 +13,7 @@ from autodist.kernels.sums import ordered_sum
 
 def concatenated(joiner: Joiner, label: str, name: str, axis: int) -> str:
     """The rows of the local replicas, one replica's after another's."""
-    with fragment(joiner.editor, label) as f:
+    with subgraph(joiner.editor, label) as f:
         count = 1 if name in joiner.item.inputs else joiner.count  # what is fed is whole
         values = [joiner.parts.tensor(f, name, k) for k in range(count)]
         if joiner.parts.sizes is not None:
@@ -74,14 +74,14 @@ class WholeRows:
     def own(self, name: str, captured: str, depth: int) -> list[str]:
         """For each local replica its own rows of the sum of what all replicas have for all rows."""
         joiner, spec = self._joiner, self._joiner.item.spec_of(captured)
-        with fragment(joiner.editor, f"{name}/local") as f:
+        with subgraph(joiner.editor, f"{name}/local") as f:
             values = [joiner.kept(f, joiner.parts.tensor(f, captured, k), k) for k in range(joiner.count)]
             added = ordered_sum(values)[tf.newaxis]
         shape = [None, *(None if a == self._axis else length for a, length in enumerate(spec.shape))]
         level = joiner.level(captured)
         by_worker = self._of_workers(name, f.name(added), spec.dtype, shape, 0, depth, level)
         counts = self._numbers_of_rows()
-        with fragment(joiner.editor, f"{name}/own") as f:
+        with subgraph(joiner.editor, f"{name}/own") as f:
             whole = tf.reduce_sum(f.input(by_worker, spec.dtype, shape), 0)
             starts = tf.cumsum(f.input(counts, tf.int64, [None]), exclusive=True)
             made = [self._cut_for(f, whole, starts, k) for k in range(joiner.count)]
@@ -101,7 +101,7 @@ class WholeRows:
         """How many rows each replica has, in the order of the replicas."""
         if self._counts is None:
             joiner, name = self._joiner, f"{self._name}/rows"
-            with fragment(joiner.editor, f"{name}/local") as f:
+            with subgraph(joiner.editor, f"{name}/local") as f:
                 values = [joiner.parts.tensor(f, self._captured, k) for k in range(joiner.count)]
                 local = tf.stack([_number_of(f, joiner.parts, v, self._axis, k) for k, v in enumerate(values)])
             level = joiner.level(self._captured)
@@ -113,7 +113,7 @@ class WholeRows:
     ) -> str:
         if not self._is_of_all:
             return local
-        with fragment(self._joiner.editor, name) as f:
+        with subgraph(self._joiner.editor, name) as f:
             result = tf.identity(f.input(local, dtype, shape))
         self._joiner.note(
             PendingReduction(

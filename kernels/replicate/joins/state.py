@@ -14,7 +14,7 @@ from autodist.graph.parts import Aggregation, GradientCall, PendingReduction, Pe
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.read_again import writes_read_again
 from autodist.graph.seeds import Undecided, joined_calls, seed_weight
-from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.batch_degree import BatchDegree
 from autodist.kernels.replicate.joins.global_state import GlobalState
@@ -45,7 +45,7 @@ class StateJoins:
         """Combines what the compute part writes: as its variable declares, or as one device would leave it."""
         combined = []
         whole = self._whole
-        with fragment(self._joiner.editor, "state") as f:
+        with subgraph(self._joiner.editor, "state") as f:
             for change in changes:
                 with tf.name_scope(f"{change.label}/joined"):
                     combined.append(self._combine(f, change, whole))
@@ -89,8 +89,8 @@ class StateJoins:
     def _looked_at(self, change: StateChange) -> GradientCall | None:
         """The call whose gradients are looked at for what is written, by their size, where that is a replica's own."""
         item, flows = self._joiner.item, self._joiner.flows
-        made = [t for t in (change.in_all.base, *change.in_all.changes) if t and node_of(t) in item.wiring.nodes]
-        needed = reach(map(node_of, made), lambda name: item.wiring.data[name])
+        made = [t for t in (change.in_all.base, *change.in_all.changes) if t and node_of(t) in item.graph_index.nodes]
+        needed = reach(map(node_of, made), lambda name: item.graph_index.data[name])
         for call in item.gradient_calls:
             seeds = {call.targets[0]: call.seed} | {term.tensor: term.seed for term in call.terms}
             for weighed, seed in seeds.items():
@@ -122,7 +122,7 @@ class StateJoins:
         if any(self._growth.of(t) is None for t in unknown):
             return False
         losses = {node_of(t) for t in self._losses_taken_for_means if self._growth.of(t) != 0}
-        made_of = reach(map(node_of, unknown), self._joiner.item.wiring.data.__getitem__)
+        made_of = reach(map(node_of, unknown), self._joiner.item.graph_index.data.__getitem__)
         return losses.isdisjoint(made_of)
 
     @functools.cached_property
@@ -150,7 +150,7 @@ class StateJoins:
         """Says what replicas read again of their own, before it is combined, for what they differentiate."""
         item = self._joiner.item
         for write in writes_read_again(item, self._joiner.flows):
-            for handle in sorted(item.wiring.effects[write].writes):
+            for handle in sorted(item.graph_index.effects[write].writes):
                 log.warning(
                     "%s is written before the gradients are made, of what replicas have of the batch, and read again "
                     "for what is differentiated: each replica goes on with what its own part has left there, which is "

@@ -86,7 +86,7 @@ class Statistics:
         """The nodes that the losses are made of."""
         item = self._joiner.item
         targets = [node_of(t) for call in item.gradient_calls for t in call.targets]
-        return reach(targets, item.wiring.data.__getitem__)
+        return reach(targets, item.graph_index.data.__getitem__)
 
     def _is_exact(self, kind: Kind) -> bool:
         """Whether examples see one another nowhere but where they do so in the training, too."""
@@ -100,7 +100,7 @@ class Statistics:
         region = self._region(name)
         if region is None:
             return None
-        inputs = dict.fromkeys(tensor(i) for n in region for i in item.wiring.nodes[n].input if not is_control(i))
+        inputs = dict.fromkeys(tensor(i) for n in region for i in item.graph_index.nodes[n].input if not is_control(i))
         floats = sorted(i for i in inputs if item.spec_of(i).dtype.is_floating)
         kinds: dict[str, Joined] = {}
         depths: dict[str, int] = {}
@@ -123,7 +123,7 @@ class Statistics:
         """The nodes behind a tensor, up to rows, sums and the like in which no example sees another."""
         region, front = {node_of(name)}, [node_of(name)]
         while front:
-            node = self._joiner.item.wiring.nodes[front.pop()]
+            node = self._joiner.item.graph_index.nodes[front.pop()]
             if node.name in self._trained or not _is_function_of_inputs(node.op) or len(region) > MOST_NODES:
                 return None
             more = {node_of(i) for i in node.input if not is_control(i) and not self._is_leaf(self._kind_of_input(i))}
@@ -143,7 +143,7 @@ class Statistics:
             return False
         if not self._joiner.item.spec_of(name).shape.is_fully_defined():
             return False
-        inputs = [i for i in self._joiner.item.wiring.nodes[node_of(name)].input if not is_control(i)]
+        inputs = [i for i in self._joiner.item.graph_index.nodes[node_of(name)].input if not is_control(i)]
         return all(self._is_known(tensor(i), flows, region) for i in inputs)
 
 
@@ -156,7 +156,7 @@ def _sharing(item: Step, shared: Mapping[str, Joined]) -> Propagation:
         axes,
         lambda name: item.spec_of(name).shape,
         declared=declared,
-        nodes=item.wiring.nodes,
+        nodes=item.graph_index.nodes,
         apart=item.apart,
     )
 
@@ -220,7 +220,7 @@ class _Making:
         """
         node = node_of(name)
         if prefix + node not in self._joiner.editor:
-            captured = self._joiner.item.wiring.nodes[node].input
+            captured = self._joiner.item.graph_index.nodes[node].input
             source = self._joiner.editor[node_of(self._joiner.parts.named(tensor(node), k or 0))]
             inputs = [
                 as_input(self._instead(tensor(mine), k) or present)
@@ -247,6 +247,6 @@ class _Making:
         if node not in self._statistic.region:
             return False
         if node not in self._affected:
-            inputs = [i for i in self._joiner.item.wiring.nodes[node].input if not is_control(i)]
+            inputs = [i for i in self._joiner.item.graph_index.nodes[node].input if not is_control(i)]
             self._affected[node] = any(self._is_affected(tensor(i)) for i in inputs)
         return self._affected[node]

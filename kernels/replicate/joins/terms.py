@@ -11,7 +11,7 @@ from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import PendingReductionKind, Term
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
-from autodist.graph.subgraph import SubgraphBuilder, fragment
+from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.variable_placement import SyncMode
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.logs.terminal import ALIKE_EVERYWHERE
@@ -65,11 +65,15 @@ class TermSeeds:
             StrategyError: those of all workers for some variables, and for others those of each worker alone.
         """
         plan, stages = self._joiner.context.plan, self._joiner.stages
-        keepers = {g.variable: plan.keeper(g.variable) for g in stages.gradients if g.call == self._call}
+        variable_placements = {
+            g.variable: plan.variable_placement(g.variable) for g in stages.gradients if g.call == self._call
+        }
         alone = [
-            name for name, keeper in keepers.items() if keeper is not None and keeper.pace is SyncMode.ASYNCHRONOUS
+            name
+            for name, variable_placement in variable_placements.items()
+            if variable_placement is not None and variable_placement.pace is SyncMode.ASYNCHRONOUS
         ]
-        together = sorted(keepers.keys() - set(alone))
+        together = sorted(variable_placements.keys() - set(alone))
         if alone and together:
             raise StrategyError(
                 f"the loss {self._terms[-1].tensor} adds values of which each counts in another way (a mean beside a "
@@ -107,7 +111,7 @@ class TermSeeds:
             weight: (self._joiner.weights_of(weight, EXACT)[1], tf.TensorShape([])) for weight in dict.fromkeys(means)
         }
         if self._read:
-            with fragment(self._joiner.editor, f"loss/{self._call}/sums") as f:
+            with subgraph(self._joiner.editor, f"loss/{self._call}/sums") as f:
                 made = [(term, self._local_sum(f, term)) for term in self._read]
             found |= {term: (f.name(value), value.shape) for term, value in made}
         return found
@@ -124,7 +128,7 @@ class TermSeeds:
         replicas = len(self._joiner.context.replicas)
         if self._joiner.context.workers == 1 or self._replicas < replicas:
             return found
-        with fragment(self._joiner.editor, f"loss/{self._call}/known") as f:
+        with subgraph(self._joiner.editor, f"loss/{self._call}/known") as f:
             for key in sums:
                 whole = None if isinstance(key, Term) else self._joiner.parts.whole(f, key, replicas, EXACT)
                 if whole is not None:
@@ -136,13 +140,13 @@ class TermSeeds:
         if self._joiner.context.workers == 1:
             return sums
         label = f"loss/{self._call}"
-        with fragment(self._joiner.editor, f"{label}/packed") as f:
+        with subgraph(self._joiner.editor, f"{label}/packed") as f:
             flat = [tf.reshape(f.input(name, EXACT, shape), [-1]) for name, shape in sums.values()]
             local = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
             result = tf.identity(local)
         level = self._joiner.level(self._terms[0].tensor)
         joined = self._joiner.noted(f, label, PendingReductionKind.LOSS, local, None, result, level)
-        with fragment(self._joiner.editor, f"{label}/unpacked") as g:
+        with subgraph(self._joiner.editor, f"{label}/unpacked") as g:
             pieces = tf.split(g.input(joined, EXACT, local.shape), [shape.num_elements() for _, shape in sums.values()])
             wholes = [tf.reshape(p, shape) for p, (_, shape) in zip(pieces, sums.values(), strict=True)]
         return {key: (g.name(whole), whole.shape) for key, whole in zip(sums, wholes, strict=True)}
@@ -151,7 +155,7 @@ class TermSeeds:
 
     def _seed_term(self, term: Term, wholes: Sums) -> None:
         dtype = self._joiner.item.spec_of(tensor(term.seed)).dtype
-        with fragment(self._joiner.editor, f"loss_weight/{self._call}/{self._terms.index(term)}") as f:
+        with subgraph(self._joiner.editor, f"loss_weight/{self._call}/{self._terms.index(term)}") as f:
             made = [self._share(f, self._kinds[term], k, wholes, dtype) for k in range(self._joiner.count)]
         for k, seed in enumerate(made):
             self._replace(term.seed, k, f.name(seed))
@@ -179,7 +183,7 @@ class TermSeeds:
                 self._replace(term.value, k, self._joiner.parts.named(term.tensor, k))
             return
         spec = self._joiner.item.spec_of(term.tensor)
-        with fragment(self._joiner.editor, f"loss_value/{self._call}/{self._terms.index(term)}") as f:
+        with subgraph(self._joiner.editor, f"loss_value/{self._call}/{self._terms.index(term)}") as f:
             whole = f.input(wholes[term][0], EXACT, spec.shape)
             if isinstance(kind, Mean):
                 whole = tf.math.divide_no_nan(whole, f.input(wholes[kind.weight][0], EXACT, []))

@@ -31,50 +31,50 @@ PLACEMENTS = {
 
 
 @pytest.fixture
-def engine() -> Iterator[GraphRunner]:
-    engine = GraphRunner("", tf.compat.v1.ConfigProto())
-    yield engine
-    engine.close()
+def graph_runner() -> Iterator[GraphRunner]:
+    graph_runner = GraphRunner("", tf.compat.v1.ConfigProto())
+    yield graph_runner
+    graph_runner.close()
 
 
-def written(engine: GraphRunner, folder: str, placement: Placement) -> str:
-    pieces = VariableSlices(engine, 0, 2, lambda worker, dtype: "")
+def written(graph_runner: GraphRunner, folder: str, placement: Placement) -> str:
+    pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
     saved = Tracked(tf.Variable(VALUE), "saved", placement)
     pieces.set([saved], lambda one: one.hand_over(is_same=True))
     prefix = f"{folder}/merged"
-    merge(PartWriter(engine, pieces, lambda worker: "").write({"k": saved.kept}, folder), prefix)
+    merge(PartWriter(graph_runner, pieces, lambda worker: "").write({"k": saved.kept}, folder), prefix)
     return prefix
 
 
 @pytest.mark.parametrize("group", [1, 1 << 20])
 @pytest.mark.parametrize("before", PLACEMENTS)
-def test_what_was_saved_in_some_shards_is_read_in_others(engine, tmp_path, monkeypatch, before, group):
+def test_what_was_saved_in_some_shards_is_read_in_others(graph_runner, tmp_path, monkeypatch, before, group):
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", group)
     monkeypatch.setattr(slices, "LARGE", group)
-    prefix = written(engine, str(tmp_path), PLACEMENTS[before])
+    prefix = written(graph_runner, str(tmp_path), PLACEMENTS[before])
     asked: list[int] = []
-    pieces = VariableSlices(engine, 0, 2, lambda worker, dtype: "")
+    pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
     for k, after in enumerate(PLACEMENTS.values()):
         one = Tracked(tf.Variable(np.zeros_like(VALUE)), f"v{k}", after)
-        read_into_session(engine, pieces, lambda worker: asked.append(worker) or "", prefix, [("k", one.kept)])
+        read_into_session(graph_runner, pieces, lambda worker: asked.append(worker) or "", prefix, [("k", one.kept)])
         assert set(asked) == {w for shard in one.shards for w, _ in pieces.named_holders(shard)}
         asked.clear()
         pieces.pull([one])
         np.testing.assert_array_equal(one.source, VALUE)
         for shard in one.shards:
             for _, name in pieces.named_holders(shard):
-                with engine.graph.as_default():
+                with graph_runner.graph.as_default():
                     handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shard.shape, shared_name=f"v{k}{name}")
                     read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
                 part = tuple(slice(b, b + n) for b, n in zip(shard.begin, shard.shape, strict=True))
-                np.testing.assert_array_equal(engine.session.run(read), VALUE[part])
+                np.testing.assert_array_equal(graph_runner.session.run(read), VALUE[part])
 
 
 @pytest.mark.parametrize("before", PLACEMENTS)
-def test_variables_of_this_process_are_read_whole(engine, tmp_path, monkeypatch, before):
+def test_variables_of_this_process_are_read_whole(graph_runner, tmp_path, monkeypatch, before):
     """What is large once; of a part TensorFlow would read all that was saved with it, and each part so."""
     monkeypatch.setattr(slices, "LARGE", 9)
-    prefix = written(engine, str(tmp_path), PLACEMENTS[before])
+    prefix = written(graph_runner, str(tmp_path), PLACEMENTS[before])
     variables = [tf.Variable(np.zeros_like(VALUE)) for _ in range(5)]
     scalar = tf.Variable(0.0, dtype=tf.float64)
     tf.raw_ops.SaveV2(
@@ -90,8 +90,8 @@ def test_variables_of_this_process_are_read_whole(engine, tmp_path, monkeypatch,
     assert float(scalar) == 3.0 and sorted(asked) == [("k", "", tf.float64)] * 5 + [("s", "", tf.float64)]
 
 
-def test_the_old_value_of_a_large_variable_goes_before_the_new_one_is_read(engine, tmp_path, monkeypatch):
-    prefix = written(engine, str(tmp_path), PLACEMENTS["whole"])
+def test_the_old_value_of_a_large_variable_goes_before_the_new_one_is_read(graph_runner, tmp_path, monkeypatch):
+    prefix = written(graph_runner, str(tmp_path), PLACEMENTS["whole"])
     large, small = tf.Variable(np.zeros_like(VALUE)), tf.Variable(np.zeros_like(VALUE))
     shapes, restored = [], slices._restored
 

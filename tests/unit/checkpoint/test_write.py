@@ -28,15 +28,15 @@ PLACEMENTS = {
 
 
 @pytest.fixture
-def engine() -> Iterator[GraphRunner]:
-    engine = GraphRunner("", tf.compat.v1.ConfigProto())
-    yield engine
-    engine.close()
+def graph_runner() -> Iterator[GraphRunner]:
+    graph_runner = GraphRunner("", tf.compat.v1.ConfigProto())
+    yield graph_runner
+    graph_runner.close()
 
 
-def push(engine: GraphRunner) -> tuple[VariableSlices, dict[str, Tracked]]:
+def push(graph_runner: GraphRunner) -> tuple[VariableSlices, dict[str, Tracked]]:
     """The chief's pieces, of two workers whose variables stand in one process, and one variable of each placement."""
-    pieces = VariableSlices(engine, 0, 2, lambda worker, dtype: "")
+    pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
     variables = {
         name: Tracked(tf.Variable(VALUE * k), f"v{k}", placement)
         for k, (name, placement) in enumerate(PLACEMENTS.items(), start=1)
@@ -50,9 +50,9 @@ def read(prefix: str) -> dict[str, np.ndarray]:
     return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
 
 
-def test_variables_wherever_they_lie_are_read_whole_by_tensorflow(engine, tmp_path):
-    pieces, variables = push(engine)
-    writer = PartWriter(engine, pieces, lambda worker: "")
+def test_variables_wherever_they_lie_are_read_whole_by_tensorflow(graph_runner, tmp_path):
+    pieces, variables = push(graph_runner)
+    writer = PartWriter(graph_runner, pieces, lambda worker: "")
     kept = {name: tracked.kept for name, tracked in variables.items()}
     for step in (1, 2):  # the second time by what was made for the first
         folder = tmp_path / str(step)
@@ -66,12 +66,12 @@ def test_variables_wherever_they_lie_are_read_whole_by_tensorflow(engine, tmp_pa
         assert len(writer._rounds) == 1
 
 
-def test_shards_are_written_by_their_owners_and_in_files_of_their_own(engine, tmp_path, monkeypatch):
+def test_shards_are_written_by_their_owners_and_in_files_of_their_own(graph_runner, tmp_path, monkeypatch):
     """A file takes no more than a group of slices, so that no more is in memory at once."""
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", 1)
-    pieces, variables = push(engine)
+    pieces, variables = push(graph_runner)
     wrote = []
-    writer = PartWriter(engine, pieces, lambda worker: wrote.append(worker) or "")
+    writer = PartWriter(graph_runner, pieces, lambda worker: wrote.append(worker) or "")
     parts = writer.write({"w": variables["rows_at_owners"].kept}, str(tmp_path))
     assert wrote == [1, 0, 1]  # whether worker 1 sees the folder, then a file of each
     sizes = sorted(os.path.getsize(f"{part}.data-00000-of-00001") for part in parts)
@@ -80,18 +80,18 @@ def test_shards_are_written_by_their_owners_and_in_files_of_their_own(engine, tm
     np.testing.assert_array_equal(read(str(tmp_path / "merged"))["w"], VALUE * 3)
 
 
-def test_the_chief_writes_for_those_that_do_not_see_its_folder(engine, tmp_path, monkeypatch):
-    pieces, variables = push(engine)
+def test_the_chief_writes_for_those_that_do_not_see_its_folder(graph_runner, tmp_path, monkeypatch):
+    pieces, variables = push(graph_runner)
     wrote = []
-    writer = PartWriter(engine, pieces, lambda worker: wrote.append(worker) or "")
-    with engine.graph.as_default():
+    writer = PartWriter(graph_runner, pieces, lambda worker: wrote.append(worker) or "")
+    with graph_runner.graph.as_default():
         writer._looks[1] = tf.io.read_file(str(tmp_path / "elsewhere"))  # as a machine without the folder answers
     merge(writer.write({"w": variables["rows_at_owners"].kept}, str(tmp_path)), str(tmp_path / "merged"))
     assert wrote == [0]
     np.testing.assert_array_equal(read(str(tmp_path / "merged"))["w"], VALUE * 3)
 
 
-def test_a_place_is_spelt_as_tensorflow_does(engine):
+def test_a_place_is_spelt_as_tensorflow_does(graph_runner):
     kept = Tracked(tf.Variable(VALUE), "v", PLACEMENTS["columns"]).kept
     assert [place_of(kept, shard) for shard in kept.shards] == ["4 6 0,4:0,2", "4 6 0,4:2,1", "4 6 0,4:3,3"]
 
@@ -113,16 +113,16 @@ def test_values_of_this_process_are_read_in_a_script_of_sessions_too(tmp_path):
     assert {name: value[0] for name, value in read(part).items()} == {"v": 3.0, "c": 4.0}
 
 
-def test_rows_that_are_written_are_saved_without_a_copy_while_all_wait(engine, tmp_path):
+def test_rows_that_are_written_are_saved_without_a_copy_while_all_wait(graph_runner, tmp_path):
     """TensorFlow copies such a variable for each read: a table of 2 GB, a shard at a time, took all its memory anew."""
-    pieces, variables = push(engine)
+    pieces, variables = push(graph_runner)
     (_, _, handle), *_ = pieces.holders(variables["whole"].kept)
-    with engine.graph.as_default():
+    with graph_runner.graph.as_default():
         add = tf.raw_ops.ResourceScatterAdd(resource=handle, indices=[1], updates=np.ones((1, 6)))
-    writer = PartWriter(engine, pieces, lambda worker: "")
+    writer = PartWriter(graph_runner, pieces, lambda worker: "")
     expected = VALUE.copy()
     for is_still in (True, False, True):
-        engine.session.run(add)
+        graph_runner.session.run(add)
         expected[1] += 1
         (part,) = writer.write({"v": variables["whole"].kept}, str(tmp_path), is_still=is_still)
         np.testing.assert_array_equal(read(part)["v"], expected)
@@ -134,10 +134,10 @@ def test_rows_that_are_written_are_saved_without_a_copy_while_all_wait(engine, t
         assert [op.type for op in reads[0].control_inputs] == ["DisableCopyOnRead"] * is_still
 
 
-def test_two_files_are_written_at_a_time_unless_that_takes_memory(engine, tmp_path, monkeypatch):
+def test_two_files_are_written_at_a_time_unless_that_takes_memory(graph_runner, tmp_path, monkeypatch):
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", 1)
-    pieces, variables = push(engine)
-    writer = PartWriter(engine, pieces, lambda worker: "")
+    pieces, variables = push(graph_runner)
+    writer = PartWriter(graph_runner, pieces, lambda worker: "")
     kept = {f"v{k}": variables["whole"].kept for k in range(3)}
     followed = []
     for is_still, together in ((True, [2, 1]), (False, [1, 1, 1])):

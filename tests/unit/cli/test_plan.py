@@ -240,7 +240,7 @@ def test_of_a_mesh_the_sums_between_mates_are_planned(tmp_path: Path) -> None:
     ]
     for variable in found.variables:  # a gradient goes to the one other that holds its variable
         (shard,) = variable.shards
-        holders = [shard.owner, *shard.mates]
+        holders = [shard.owner, *shard.stage_group]
         assert variable.sent == tuple(variable.bytes if w.name in holders else 0 for w in found.workers)
     links = {(link.source, link.target): link.bytes for link in found.links}
     of_stages = [stage.bytes for stage in found.pipeline.stages]
@@ -249,8 +249,8 @@ def test_of_a_mesh_the_sums_between_mates_are_planned(tmp_path: Path) -> None:
     assert of_stages[0] <= links["localhost:1", "localhost:0"] <= of_stages[0] + 256
     for way in (("localhost:2", "localhost:3"), ("localhost:3", "localhost:2")):
         assert of_stages[1] <= links[way] <= of_stages[1] + 256
-    mates = {cut.source: cut for cut in found.pipeline.cuts if cut.source == cut.target}
-    assert mates.keys() == {0, 1}
+    stage_group = {cut.source: cut for cut in found.pipeline.cuts if cut.source == cut.target}
+    assert stage_group.keys() == {0, 1}
     assert sum(worker.sent for worker in found.workers) == sum(links.values())
 
 

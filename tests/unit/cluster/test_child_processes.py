@@ -44,13 +44,13 @@ def test_programs_end_with_the_process_that_has_started_them_and_the_folder_goes
 
 
 def test_leaving_ends_them_and_what_they_have_started() -> None:
-    with ChildProcesses() as companions:
+    with ChildProcesses() as child_processes:
         reading, writing = os.pipe()
-        companions.start(["sh", "-c", "sleep 60 & echo $!; wait"], subprocess.DEVNULL, writing, subprocess.DEVNULL)
+        child_processes.start(["sh", "-c", "sleep 60 & echo $!; wait"], subprocess.DEVNULL, writing, subprocess.DEVNULL)
         os.close(writing)
         with os.fdopen(reading) as said:
             pid = int(said.readline())
-        folder = Path(companions.folder)
+        folder = Path(child_processes.folder)
         assert is_there(pid) and folder.is_dir()
     assert within(10, lambda: not is_there(pid))
     assert not folder.exists()
@@ -62,5 +62,5 @@ def test_a_socket_fits_into_the_folder_where_the_usual_one_is_deep(
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    with ChildProcesses() as companions, socket.socket(socket.AF_UNIX) as made:
-        made.bind(f"{companions.folder}/0.{'x' * 16}")
+    with ChildProcesses() as child_processes, socket.socket(socket.AF_UNIX) as made:
+        made.bind(f"{child_processes.folder}/0.{'x' * 16}")

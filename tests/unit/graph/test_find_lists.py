@@ -14,10 +14,10 @@ def loop(x):
 
 def test_what_hands_on_a_list_goes_together_and_each_loop_by_itself():
     traced = tf.function(lambda x: tf.exp(loop(tf.tanh(loop(x))))).get_concrete_function(tf.TensorSpec([4, 2]))
-    wiring = GraphIndex(traced.graph.as_graph_def())
-    found = find_lists(wiring, wiring.order)
+    graph_index = GraphIndex(traced.graph.as_graph_def())
+    found = find_lists(graph_index, graph_index.order)
     tied = set(found.values())
     assert len(tied) == 2
-    assert all(any(wiring.nodes[name].op in ("While", "StatelessWhile") for name in names) for names in tied)
+    assert all(any(graph_index.nodes[name].op in ("While", "StatelessWhile") for name in names) for names in tied)
     assert all(name in names for name, names in found.items())
-    assert not {wiring.nodes[name].op for name in found} & {"Tanh", "Exp", "Placeholder"}
+    assert not {graph_index.nodes[name].op for name in found} & {"Tanh", "Exp", "Placeholder"}

@@ -13,12 +13,12 @@ TEXT = "v = VarHandleOp()\na = Placeholder()\nb = AddN(a, a, ^v)\nc = AssignVari
 
 
 def test_sources_data_and_consumers_are_told_apart():
-    wiring = GraphIndex(from_text(TEXT))
-    assert wiring.sources == {"v": [], "a": [], "b": ["a", "a", "v"], "c": ["v", "b"]}
-    assert wiring.data == {"v": [], "a": [], "b": ["a", "a"], "c": ["v", "b"]}
-    assert wiring.consumers == {"v": ["b", "c"], "a": ["b"], "b": ["c"], "c": []}
-    assert [n.name for n in wiring.of_op("Placeholder", "VarHandleOp")] == ["a", "v"]
-    assert list(wiring.effects) == ["c"] and wiring.effects["c"].writes == {"v"}
+    graph_index = GraphIndex(from_text(TEXT))
+    assert graph_index.sources == {"v": [], "a": [], "b": ["a", "a", "v"], "c": ["v", "b"]}
+    assert graph_index.data == {"v": [], "a": [], "b": ["a", "a"], "c": ["v", "b"]}
+    assert graph_index.consumers == {"v": ["b", "c"], "a": ["b"], "b": ["c"], "c": []}
+    assert [n.name for n in graph_index.of_op("Placeholder", "VarHandleOp")] == ["a", "v"]
+    assert list(graph_index.effects) == ["c"] and graph_index.effects["c"].writes == {"v"}
 
 
 def test_every_node_comes_after_what_it_needs():
@@ -45,29 +45,29 @@ def test_a_copy_without_nodes_leaves_the_graph_alone():
 
 def test_an_item_hands_its_wiring_on_to_the_same_graph_alone():
     item = Step(from_text(TEXT))
-    assert replace(item, targets=("c",)).wiring is item.wiring
+    assert replace(item, targets=("c",)).graph_index is item.graph_index
     other = item.with_graph(from_text("a = Placeholder()"))
-    assert other.wiring is not item.wiring and list(other.wiring.nodes) == ["a"]
+    assert other.graph_index is not item.graph_index and list(other.graph_index.nodes) == ["a"]
 
 
 def test_an_editor_that_is_given_the_wiring_knows_the_same_consumers():
     item = Step(from_text(TEXT))
-    given, found = GraphEditor(item.graph_def, item.wiring), GraphEditor(item.graph_def)
+    given, found = GraphEditor(item.graph_def, item.graph_index), GraphEditor(item.graph_def)
     for editor in (given, found):
         editor.set_inputs("c", ["v", "a"])
         editor.remove(["b"])
-        editor.add(item.wiring.nodes["b"])
+        editor.add(item.graph_index.nodes["b"])
     assert {n.name: given.consumers(n.name) for n in given} == {n.name: found.consumers(n.name) for n in found}
     assert to_text(given.to_graph_def()) == to_text(found.to_graph_def())
-    assert item.wiring.consumers["b"] == ["c"]
+    assert item.graph_index.consumers["b"] == ["c"]
 
 
 def test_what_is_found_with_other_things_is_kept_until_these_change():
-    wiring, asked = GraphIndex(from_text("a = Placeholder()")), []
+    graph_index, asked = GraphIndex(from_text("a = Placeholder()")), []
 
     def find():
         asked.append(len(asked))
         return asked[-1]
 
-    assert [wiring.once("stages", given, find) for given in ((1,), (1,), (2,), (1,))] == [0, 0, 1, 2]
-    assert wiring.once("other", (1,), find) == 3
+    assert [graph_index.once("stages", given, find) for given in ((1,), (1,), (2,), (1,))] == [0, 0, 1, 2]
+    assert graph_index.once("other", (1,), find) == 3

@@ -18,9 +18,9 @@ def graded(function, **options):
     with tf.Graph().as_default() as graph:
         seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([]), shape=[], name="seed")
         tf.identity(function(seed), "made")
-    wiring = GraphIndex(graph.as_graph_def())
-    found = find_linearity(wiring, ["seed"], **options)
-    return found.of("made"), [wiring.nodes[name].op for name in found.bends]
+    graph_index = GraphIndex(graph.as_graph_def())
+    found = find_linearity(graph_index, ["seed"], **options)
+    return found.of("made"), [graph_index.nodes[name].op for name in found.bends]
 
 
 ROWS = np.arange(6.0, dtype="float32").reshape(3, 2)

@@ -12,25 +12,25 @@ FLOAT, INT = tf.float32.as_datatype_enum, tf.int32.as_datatype_enum
 
 
 @pytest.fixture
-def wiring():
+def graph_index():
     with tf.Graph().as_default() as graph:
         tf.split(tf.ones([4]), 2, name="split")
         tf.raw_ops.IdentityN(input=[tf.ones([2]), tf.constant(1)], name="both")
     return GraphIndex(graph.as_graph_def())
 
 
-def test_outputs_are_spelled_as_functions_spell_them(wiring):
-    assert spelled_outputs(wiring.nodes["split"]) == ["output:0", "output:1"]
+def test_outputs_are_spelled_as_functions_spell_them(graph_index):
+    assert spelled_outputs(graph_index.nodes["split"]) == ["output:0", "output:1"]
 
 
-def test_lists_have_a_type_for_each_and_numbers_one_for_all(wiring):
-    assert list(types_of_inputs(wiring.nodes["split"])) == [INT, FLOAT]
-    assert list(types_of_outputs(wiring.nodes["split"])) == [FLOAT, FLOAT]
-    assert list(types_of_outputs(wiring.nodes["both"])) == [FLOAT, INT]
+def test_lists_have_a_type_for_each_and_numbers_one_for_all(graph_index):
+    assert list(types_of_inputs(graph_index.nodes["split"])) == [INT, FLOAT]
+    assert list(types_of_outputs(graph_index.nodes["split"])) == [FLOAT, FLOAT]
+    assert list(types_of_outputs(graph_index.nodes["both"])) == [FLOAT, INT]
 
 
-def test_a_tensor_is_known_by_any_spelling(wiring):
-    assert [type_of(wiring, name) for name in ("both", "both:0", "both:1")] == [FLOAT, FLOAT, INT]
+def test_a_tensor_is_known_by_any_spelling(graph_index):
+    assert [type_of(graph_index, name) for name in ("both", "both:0", "both:1")] == [FLOAT, FLOAT, INT]
 
 
 def test_an_op_may_be_a_function_of_the_graph():

@@ -27,7 +27,7 @@ def step() -> Step:
         outputs=("double:0", "sum:0"),
         targets=("double", "check"),
         served=("log",),
-        landed=("check",),
+        flush_targets=("check",),
     )
 
 
@@ -42,7 +42,7 @@ def test_what_some_read_the_step_does_not_return(step: Step) -> None:
     editor.rewire("double:0", "x:0", ["sum"])
     made = editor.to_item()
     assert made.outputs == step.outputs
-    assert made.wiring.nodes["sum"].input[0] == "x"
+    assert made.graph_index.nodes["sum"].input[0] == "x"
 
 
 def test_what_all_wait_for_the_step_runs(step: Step) -> None:
@@ -50,7 +50,7 @@ def test_what_all_wait_for_the_step_runs(step: Step) -> None:
     editor.replace_control("double", ["log", "x"])
     made = editor.to_item()
     assert made.targets == ("log", "x", "check")
-    assert list(made.wiring.nodes["check"].input) == ["^log", "^x"]
+    assert list(made.graph_index.nodes["check"].input) == ["^log", "^x"]
 
 
 def test_what_some_wait_for_the_step_does_not_run(step: Step) -> None:
@@ -63,15 +63,15 @@ def test_a_removed_node_runs_no_more(step: Step) -> None:
     editor = StepEditor(step)
     editor.remove(["check", "log"])
     made = editor.to_item()
-    assert (made.targets, made.served, made.landed) == (("double",), (), ())
+    assert (made.targets, made.served, made.flush_targets) == (("double",), (), ())
 
 
 def test_another_node_runs_in_the_place_of_one_in_every_program(step: Step) -> None:
     editor = StepEditor(step)
-    editor.run_instead("check", ["log"])
-    editor.run_instead("log", ["sum", "double"])
+    editor.replace_target("check", ["log"])
+    editor.replace_target("log", ["sum", "double"])
     made = editor.to_item()
-    assert (made.targets, made.served, made.landed) == (("double", "sum"), ("sum", "double"), ("sum", "double"))
+    assert (made.targets, made.served, made.flush_targets) == (("double", "sum"), ("sum", "double"), ("sum", "double"))
 
 
 def test_roots_are_added_each_once(step: Step) -> None:
@@ -81,7 +81,11 @@ def test_roots_are_added_each_once(step: Step) -> None:
     editor.land(["sum"])
     editor.initialize({"log/0": "log"})
     made = editor.to_item()
-    assert (made.targets, made.served, made.landed) == (("double", "check", "sum"), ("log", "sum"), ("check", "sum"))
+    assert (made.targets, made.served, made.flush_targets) == (
+        ("double", "check", "sum"),
+        ("log", "sum"),
+        ("check", "sum"),
+    )
     assert made.initializers == {"log/0": "log"}
 
 
@@ -105,7 +109,7 @@ def test_the_step_that_is_changed_stays_as_it_was(step: Step) -> None:
 def test_what_is_known_of_tensors_is_what_was_captured_and_what_was_noted():
     item = Step(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
     editor = StepEditor(item)
-    with editor.fragment("more") as f:
+    with editor.subgraph("more") as f:
         taken = f.name(tf.transpose(f.input("a")))
     editor.note({"b:0": tf.TensorSpec([2, 3])})
     made = editor.to_item()
@@ -128,15 +132,15 @@ def test_of_what_kernels_have_made_is_known_what_tensorflow_infers():
 
 def test_an_input_that_the_graph_does_not_have_needs_a_dtype():
     editor = StepEditor(Step(from_text("a = Placeholder()")))
-    with pytest.raises(KeyError, match="nothing is known of b,"), editor.fragment("more") as f:
+    with pytest.raises(KeyError, match="nothing is known of b,"), editor.subgraph("more") as f:
         f.input("b")
 
 
 def test_running_all_instead_is_running_one_after_the_other_instead(step: Step) -> None:
     one, all_at_once = StepEditor(step), StepEditor(step)
     for old, new in (("check", ["log", "sum"]), ("log", ["double"])):
-        one.run_instead(old, new)
-    all_at_once.run_all_instead({"check": ["log", "sum"], "log": ["double"]})
+        one.replace_target(old, new)
+    all_at_once.replace_targets({"check": ["log", "sum"], "log": ["double"]})
     made, expected = all_at_once.to_item(), one.to_item()
     assert made.targets == expected.targets == ("double", "sum")
-    assert (made.served, made.landed) == (expected.served, expected.landed)
+    assert (made.served, made.flush_targets) == (expected.served, expected.flush_targets)

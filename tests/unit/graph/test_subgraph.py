@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.subgraph import Template, fragment
+from autodist.graph.subgraph import Template, subgraph
 from tests.unit.graph.graph_text import assert_imports, assert_text, from_text
 
 GRAPH = "a = Placeholder()\ns = Split(axis, a)\naxis = Const()\nb = Neg(a)"
@@ -18,7 +18,7 @@ def editor():
 
 
 def test_what_is_built_stands_under_the_prefix(editor):
-    with fragment(editor, "half") as f:
+    with subgraph(editor, "half") as f:
         made = tf.raw_ops.Neg(x=f.input("s:1", tf.float32), name="neg")
     assert f.made == ("autodist/half/neg",)
     assert f.name(made) == "autodist/half/neg:0"
@@ -27,7 +27,7 @@ def test_what_is_built_stands_under_the_prefix(editor):
 
 
 def test_nothing_built_changes_nothing(editor):
-    with fragment(editor, "none") as f:
+    with subgraph(editor, "none") as f:
         f.input("a", tf.float32)
         f.after(["b"])
     assert f.made == ()
@@ -35,18 +35,18 @@ def test_nothing_built_changes_nothing(editor):
 
 
 def test_one_tensor_is_one_input_however_it_is_spelled(editor):
-    with fragment(editor, "twice") as f:
+    with subgraph(editor, "twice") as f:
         assert f.input("a", tf.float32) is f.input("a:0", tf.float32)
 
 
 def test_an_input_keeps_its_own_name(editor):
-    with fragment(editor, "same") as f:
+    with subgraph(editor, "same") as f:
         given = f.input("s:1", tf.float32)
     assert f.name(given) == "s:1"
 
 
 def test_later_outputs_keep_their_index(editor):
-    with fragment(editor, "split") as f:
+    with subgraph(editor, "split") as f:
         first, second = tf.split(f.input("a", tf.float32, [4]), 2)
         total = tf.raw_ops.AddV2(x=second, y=first, name="sum")
     assert f.name(second).endswith(":1")
@@ -56,19 +56,19 @@ def test_later_outputs_keep_their_index(editor):
 
 
 def test_operations_wait_for_nodes_of_the_edited_graph(editor):
-    with fragment(editor, "wait") as f, tf.control_dependencies([f.after(["b", "s"])]):
+    with subgraph(editor, "wait") as f, tf.control_dependencies([f.after(["b", "s"])]):
         tf.raw_ops.Neg(x=f.input("a", tf.float32), name="neg")
     assert list(editor["autodist/wait/neg"].input) == ["a", "^b", "^s"]
 
 
 def test_to_wait_for_an_input_is_to_wait_for_its_node(editor):
-    with fragment(editor, "wait") as f, tf.control_dependencies([f.input("s:1", tf.float32).op]):
+    with subgraph(editor, "wait") as f, tf.control_dependencies([f.input("s:1", tf.float32).op]):
         tf.no_op(name="done")
     assert list(editor["autodist/wait/done"].input) == ["^s"]
 
 
 def test_inputs_stand_on_no_device_and_wait_for_nothing(editor):
-    with fragment(editor, "placed") as f, tf.device("/cpu:0"), tf.control_dependencies([f.after(["b"])]):
+    with subgraph(editor, "placed") as f, tf.device("/cpu:0"), tf.control_dependencies([f.after(["b"])]):
         tf.raw_ops.Neg(x=f.input("a", tf.float32), name="neg")
     assert "CPU" in editor["autodist/placed/neg"].device.upper()
     assert list(editor["a"].input) == []
@@ -76,7 +76,7 @@ def test_inputs_stand_on_no_device_and_wait_for_nothing(editor):
 
 def test_many_inputs_are_those_of_one_operation_and_keep_their_own_names_dtypes_and_shapes(editor):
     names, like = ["s:1", "a", "b"], [tf.TensorSpec([2]), tf.TensorSpec([], tf.int32), tf.TensorSpec(None, tf.float64)]
-    with fragment(editor, "many") as f:
+    with subgraph(editor, "many") as f:
         found = f.inputs_like(names, like)
         tf.raw_ops.Pack(values=[found[0], found[0]], name="first")
         with tf.control_dependencies([found[1]]):
@@ -91,7 +91,7 @@ def test_many_inputs_are_those_of_one_operation_and_keep_their_own_names_dtypes_
 
 def test_a_copy_of_a_node_stands_in_the_order_in_which_it_was_added(editor):
     like = from_text("any = AddV2()").node[0]
-    with fragment(editor, "copy") as f:
+    with subgraph(editor, "copy") as f:
         before = tf.raw_ops.Neg(x=f.input("a", tf.float32), name="before")
         with tf.device("/cpu:0"), tf.control_dependencies([before]):
             copy = f.add(like, "copy", ["s:0", f.name(before)], [f.after(["b"])])
@@ -103,7 +103,7 @@ def test_a_copy_of_a_node_stands_in_the_order_in_which_it_was_added(editor):
 
 
 def test_functions_are_brought_along(editor):
-    with fragment(editor, "call") as f:
+    with subgraph(editor, "call") as f:
         tf.function(lambda x: x * 2.0)(f.input("a", tf.float32, []))
     assert len(editor.library.function) == 1
     assert_imports(editor.to_graph_def())
@@ -111,7 +111,7 @@ def test_functions_are_brought_along(editor):
 
 def test_an_error_inside_leaves_the_graph_as_it_was(editor):
     def build():
-        with fragment(editor, "broken") as f:
+        with subgraph(editor, "broken") as f:
             tf.raw_ops.Neg(x=f.input("a", tf.float32))
             raise ZeroDivisionError
 

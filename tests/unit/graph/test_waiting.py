@@ -56,7 +56,7 @@ def test_a_constant_waits_for_its_branch_and_for_nothing_else():
         rate = Const(^x)
         out = Mul(merge, rate)
     """)
-    editor, wiring = GraphEditor(graph), GraphIndex(graph)
-    free_constants(editor, wiring, ())
+    editor, graph_index = GraphEditor(graph), GraphIndex(graph)
+    free_constants(editor, graph_index, ())
     assert list(editor["one"].input) == ["^yes"] and list(editor["two"].input) == ["^no"]
     assert not editor["rate"].input and "^x" in editor["out"].input

@@ -32,7 +32,9 @@ def test_a_table_that_a_called_function_looks_up_may_be_trained_as_a_whole(shape
         return loss
 
     captured = capture(step, *batches(6)[0])
-    assert captured.item.wiring.of_op("PartitionedCall") or captured.item.wiring.of_op("StatefulPartitionedCall")
+    assert captured.item.graph_index.of_op("PartitionedCall") or captured.item.graph_index.of_op(
+        "StatefulPartitionedCall"
+    )
     fed = batches(6, 5, 1)
     assert_same(train(captured, plan(captured.item, *shape), fed), one_device(captured, step, fed))
 

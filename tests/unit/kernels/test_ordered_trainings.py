@@ -79,4 +79,4 @@ def test_nccls_one_order_agrees_with_that_of_the_parts(name: str):
     for node in strategy.nodes:
         node.all_reduce.spec = strategy_pb2.AllReduce.NCCL
     for item in rewritten(captured, strategy):
-        assert len(item.wiring.order) == len(item.wiring.nodes)  # no cycle
+        assert len(item.graph_index.order) == len(item.graph_index.nodes)  # no cycle

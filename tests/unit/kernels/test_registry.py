@@ -49,8 +49,8 @@ class HalfSteps(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         editor = StepEditor(item)
-        for node in item.wiring.of_op("AssignSubVariableOp"):
-            with editor.fragment(f"half_steps/{node.name}") as f:
+        for node in item.graph_index.of_op("AssignSubVariableOp"):
+            with editor.subgraph(f"half_steps/{node.name}") as f:
                 half = f.input(node.input[1], tf.float64, [2]) * tf.constant(self.factor, tf.float64)
             editor.set_inputs(node.name, [node.input[0], f.name(half), *node.input[2:]])
         return editor.to_item()

@@ -216,7 +216,7 @@ def test_plain_batch_normalisation_sees_its_replicas_examples_as_before() -> Non
         return normalised_advantages(layer(made, training=True), tf.reduce_sum(layer(made, training=True), 1)[:, None])
 
     item = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
-    of_layers = {name for name in item.wiring.nodes if "batch_normalization" in name and "whole" in name}
+    of_layers = {name for name in item.graph_index.nodes if "batch_normalization" in name and "whole" in name}
     assert item.whole_sums and not of_layers
 
 
@@ -229,7 +229,7 @@ def test_a_trace_that_names_other_nodes_is_not_taken() -> None:
             return normalised_advantages(made, x)
 
     item = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
-    assert not item.whole_sums and any(name.startswith("trace_1/") for name in item.wiring.nodes)
+    assert not item.whole_sums and any(name.startswith("trace_1/") for name in item.graph_index.nodes)
 
 
 @pytest.mark.parametrize("pace", [{"asynchronous": True}, {"staleness": 1}], ids=str)

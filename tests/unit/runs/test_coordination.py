@@ -56,53 +56,53 @@ def talk_of(index: int, peers: Peers, *parts: Any) -> Coordination:
         return [said, *(json.dumps(part).encode() for part in parts)]
 
     def join() -> None:
-        if talk.messages is None:
-            talk.begin(SimpleNamespace(exchange=exchange, gather=gather), Mailbox())  # type: ignore[arg-type]
+        if coordination.messages is None:
+            coordination.begin(SimpleNamespace(exchange=exchange, gather=gather), Mailbox())  # type: ignore[arg-type]
 
-    talk = Coordination(index, 2, peers, FailedStepGuard(lambda: True), join, lambda: None)  # type: ignore[arg-type]
-    return talk
+    coordination = Coordination(index, 2, peers, FailedStepGuard(lambda: True), join, lambda: None)  # type: ignore[arg-type]
+    return coordination
 
 
 def test_the_chief_says_something_before_the_others_have_joined_and_waits_for_nobody() -> None:
     peers = Peers()
-    talk = talk_of(0, peers)
-    assert talk.share("7") == "7"
-    assert (peers.heard, talk.messages) == ([(FIT, "7")], None)
+    coordination = talk_of(0, peers)
+    assert coordination.share("7") == "7"
+    assert (peers.heard, coordination.messages) == ([(FIT, "7")], None)
 
 
 def test_another_worker_hears_it_in_the_same_call() -> None:
-    talk = talk_of(1, Peers(said="7"))
-    assert (talk.share("1"), talk.messages) == ("7", None)
+    coordination = talk_of(1, Peers(said="7"))
+    assert (coordination.share("1"), coordination.messages) == ("7", None)
 
 
 @pytest.mark.parametrize("what, error", [(FIT, ClusterError), (RESTORE, CheckpointError)])
 def test_workers_that_have_come_to_different_calls_are_told_so_as_they_join(what: str, error: type[Exception]) -> None:
-    talk = talk_of(0, Peers(), [what, ""])
+    coordination = talk_of(0, Peers(), [what, ""])
     with pytest.raises(error, match="worker 1 has come to .*, and the chief to a step. .*Call .* on every worker"):
-        talk.agree("", "".join)
+        coordination.agree("", "".join)
 
 
 def test_all_that_is_said_waits_under_guard() -> None:
     """So that who waits for a worker that has gone away is told of that one."""
     peers = Peers()
-    talk = talk_of(0, peers, None)
-    assert talk.agree("mine", ",".join) == "mine,null"
+    coordination = talk_of(0, peers, None)
+    assert coordination.agree("mine", ",".join) == "mine,null"
     assert peers.guarded == ["gather", "exchange"] * 2
-    assert talk.has_agreed
-    assert talk.has_work
+    assert coordination.has_agreed
+    assert coordination.has_work
 
 
 def test_evaluations_are_each_workers_own_where_the_script_knew_which_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    talk = talk_of(1, Peers())
-    talk.is_told_apart = True
+    coordination = talk_of(1, Peers())
+    coordination.are_workers_distinguished = True
     with caplog.at_level(logging.INFO, "autodist"):
-        assert not talk.makes_together(lambda: ("evaluate", ""), is_certain=False)
-        assert not talk.makes_together(lambda: ("evaluate", ""), is_certain=False)
+        assert not coordination.all_make(lambda: ("evaluate", ""), is_certain=False)
+        assert not coordination.all_make(lambda: ("evaluate", ""), is_certain=False)
     assert caplog.text.count("evaluations run on this worker alone") == 1
-    assert talk.messages is None
+    assert coordination.messages is None
 
 
 def test_what_one_worker_reduces_needs_no_others() -> None:
-    talk = Coordination(0, 1, Peers(), FailedStepGuard(lambda: False), pytest.fail, lambda: None)  # type: ignore[arg-type]
-    assert talk.reduce(3.0, "mean") == 3.0
-    assert not talk.has_work
+    coordination = Coordination(0, 1, Peers(), FailedStepGuard(lambda: False), pytest.fail, lambda: None)  # type: ignore[arg-type]
+    assert coordination.reduce(3.0, "mean") == 3.0
+    assert not coordination.has_work

@@ -41,7 +41,7 @@ CUTS = {
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[list[GraphRunner]]:
+def graph_runners() -> Iterator[list[GraphRunner]]:
     """A session for each worker, on servers in this process."""
     sockets = [socket.socket() for _ in range(WORKERS)]
     for one in sockets:
@@ -53,15 +53,15 @@ def engines() -> Iterator[list[GraphRunner]]:
     servers = [tf.distribute.Server(cluster, "worker", k) for k in range(WORKERS)]
     made = [GraphRunner(server.target, tf.compat.v1.ConfigProto()) for server in servers]
     yield made
-    for engine in made:
-        engine.close()
+    for graph_runner in made:
+        graph_runner.close()
 
 
 @pytest.fixture
-def workers(engines: list[GraphRunner]) -> list[VariableBroadcast]:
+def workers(graph_runners: list[GraphRunner]) -> list[VariableBroadcast]:
     return [
-        VariableBroadcast(engine, k, WORKERS, lambda worker, dtype: cpu_of(worker, WORKERS))
-        for k, engine in enumerate(engines)
+        VariableBroadcast(graph_runner, k, WORKERS, lambda worker, dtype: cpu_of(worker, WORKERS))
+        for k, graph_runner in enumerate(graph_runners)
     ]
 
 
@@ -80,69 +80,69 @@ def spread(
             one.result(LIMIT)
 
 
-def value(engines: list[GraphRunner], worker: int, name: str, like: np.ndarray) -> np.ndarray:
+def value(graph_runners: list[GraphRunner], worker: int, name: str, like: np.ndarray) -> np.ndarray:
     """What a worker has under a name."""
     dtype = tf.as_dtype(np.asarray(like).dtype)
-    with engines[worker].graph.as_default(), tf.device(cpu_of(worker, WORKERS)):
+    with graph_runners[worker].graph.as_default(), tf.device(cpu_of(worker, WORKERS)):
         handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=np.shape(like), shared_name=name)
         read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-    return engines[worker].session.run(read)
+    return graph_runners[worker].session.run(read)
 
 
 @pytest.mark.parametrize("most", [1 << 24, 64])
 def test_all_get_what_all_have(
-    engines: list[GraphRunner], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
+    graph_runners: list[GraphRunner], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_transfers, "SHIPMENT_BYTES", most)
     given = {f"{name}{most}": (one, Placement()) for name, one in VALUES.items()}
     spread(workers, given, list(range(WORKERS)))
     for worker in range(1, WORKERS):
         for name, (one, _) in given.items():
-            np.testing.assert_array_equal(value(engines, worker, name, one), one)
+            np.testing.assert_array_equal(value(graph_runners, worker, name, one), one)
 
 
 @pytest.mark.parametrize("most", [1 << 24, 40])
 def test_owners_get_their_shards_and_all_the_copies(
-    engines: list[GraphRunner], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
+    graph_runners: list[GraphRunner], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_transfers, "SHIPMENT_BYTES", most)
     spread(workers, {f"{name}{most}": (ROWS, one) for name, one in CUTS.items()}, list(range(WORKERS)))
     for worker in range(1, WORKERS):
         row = ROWS[worker : worker + 1]
-        np.testing.assert_array_equal(value(engines, worker, f"rows{most}/shard_{worker}", row), row)
+        np.testing.assert_array_equal(value(graph_runners, worker, f"rows{most}/shard_{worker}", row), row)
         for name in ("/shard_0/proxy", "/shard_1")[: 1 if worker == 0 else 2]:
             part = ROWS[:2] if "proxy" in name else ROWS[2:]
-            np.testing.assert_array_equal(value(engines, worker, f"copies{most}{name}", part), part)
-    np.testing.assert_array_equal(value(engines, 1, f"copies{most}/shard_0", ROWS[:2]), ROWS[:2])
-    np.testing.assert_array_equal(value(engines, 5, f"columns{most}/shard_0", ROWS[:, :4]), ROWS[:, :4])
-    np.testing.assert_array_equal(value(engines, 2, f"columns{most}/shard_1", ROWS[:, 4:]), ROWS[:, 4:])
-    np.testing.assert_array_equal(value(engines, 4, f"owned{most}", ROWS), ROWS)
+            np.testing.assert_array_equal(value(graph_runners, worker, f"copies{most}{name}", part), part)
+    np.testing.assert_array_equal(value(graph_runners, 1, f"copies{most}/shard_0", ROWS[:2]), ROWS[:2])
+    np.testing.assert_array_equal(value(graph_runners, 5, f"columns{most}/shard_0", ROWS[:, :4]), ROWS[:, :4])
+    np.testing.assert_array_equal(value(graph_runners, 2, f"columns{most}/shard_1", ROWS[:, 4:]), ROWS[:, 4:])
+    np.testing.assert_array_equal(value(graph_runners, 4, f"owned{most}", ROWS), ROWS)
     with pytest.raises(tf.errors.OpError):
-        value(engines, 3, f"owned{most}", ROWS)
+        value(graph_runners, 3, f"owned{most}", ROWS)
 
 
 def test_the_next_values_of_the_same_variables_find_the_graph_as_it_is(
-    engines: list[GraphRunner], workers: list[VariableBroadcast]
+    graph_runners: list[GraphRunner], workers: list[VariableBroadcast]
 ) -> None:
     for present in ([0, 1, 2, 3, 4, 5], [0, 3, 5], [0, 1, 2, 3, 4, 5]):
-        before = {w: len(engines[w].graph.get_operations()) for w in present}
+        before = {w: len(graph_runners[w].graph.get_operations()) for w in present}
         for round_ in range(3):
             spread(workers, {"again": (ROWS + round_, Placement())}, present)
-            now = {w: len(engines[w].graph.get_operations()) for w in present}
+            now = {w: len(graph_runners[w].graph.get_operations()) for w in present}
             assert round_ == 0 or now == before
             before = now
         for worker in present[1:]:
-            np.testing.assert_array_equal(value(engines, worker, "again", ROWS), ROWS + 2)
+            np.testing.assert_array_equal(value(graph_runners, worker, "again", ROWS), ROWS + 2)
 
 
 def test_what_a_worker_trains_does_not_reach_what_another_one_got(
-    engines: list[GraphRunner], workers: list[VariableBroadcast]
+    graph_runners: list[GraphRunner], workers: list[VariableBroadcast]
 ) -> None:
     """Those in one process may hand on one another's memory."""
     spread(workers, {"trained": (np.ones([1000]), Placement())}, list(range(WORKERS)))
-    with engines[1].graph.as_default(), tf.device(cpu_of(1, WORKERS)):
+    with graph_runners[1].graph.as_default(), tf.device(cpu_of(1, WORKERS)):
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[1000], shared_name="trained")
         add = tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones([1000], tf.float64))
-    engines[1].session.run(add)
+    graph_runners[1].session.run(add)
     for worker in range(2, WORKERS):
-        np.testing.assert_array_equal(value(engines, worker, "trained", np.ones([1000])), np.ones([1000]))
+        np.testing.assert_array_equal(value(graph_runners, worker, "trained", np.ones([1000])), np.ones([1000]))

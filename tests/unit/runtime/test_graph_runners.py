@@ -19,57 +19,57 @@ def _reading_step() -> tf.compat.v1.GraphDef:
     return graph.as_graph_def()
 
 
-def _read(engine: GraphRunner, prefix: str) -> float:
-    return float(engine.session.run(f"{prefix}value:0"))
+def _read(graph_runner: GraphRunner, prefix: str) -> float:
+    return float(graph_runner.session.run(f"{prefix}value:0"))
 
 
-def _write_beside(engines: GraphRunners) -> None:
-    with engines.beside.graph.as_default():
+def _write_beside(graph_runners: GraphRunners) -> None:
+    with graph_runners.beside.graph.as_default():
         write = tf.raw_ops.AssignVariableOp(resource=_handle(), value=3.0)
-    engines.beside.session.run(write)
+    graph_runners.beside.session.run(write)
 
 
 def test_a_servers_steps_each_have_a_session_and_share_variables() -> None:
-    engines = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
-    (one, first), (other, second) = engines.add(_reading_step()), engines.add(_reading_step())
-    assert len({one.graph, other.graph, engines.beside.graph}) == 3
+    graph_runners = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
+    (one, first), (other, second) = graph_runners.add(_reading_step()), graph_runners.add(_reading_step())
+    assert len({one.graph, other.graph, graph_runners.beside.graph}) == 3
     assert (first, second) == ("step_1/", "step_2/")
     assert not [op.name for op in other.graph.get_operations() if op.name.startswith(first)]
-    _write_beside(engines)
+    _write_beside(graph_runners)
     assert _read(one, first) == _read(other, second) == 3.0
-    engines.close()
-    engines.close()
+    graph_runners.close()
+    graph_runners.close()
 
 
 def test_without_a_server_one_session_has_all() -> None:
-    engines = GraphRunners("", tf.compat.v1.ConfigProto())
-    (one, first), (other, second) = engines.add(_reading_step()), engines.add(_reading_step())
-    assert one is other is engines.beside
-    _write_beside(engines)
+    graph_runners = GraphRunners("", tf.compat.v1.ConfigProto())
+    (one, first), (other, second) = graph_runners.add(_reading_step()), graph_runners.add(_reading_step())
+    assert one is other is graph_runners.beside
+    _write_beside(graph_runners)
     assert _read(one, first) == _read(other, second) == 3.0
-    engines.close()
+    graph_runners.close()
 
 
 def test_what_one_step_has_initialized_stays_for_the_next() -> None:
-    engines = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
-    (one, first), (other, second) = engines.add(_reading_step()), engines.add(_reading_step())
-    engines.initialize(one, {"v": f"{first}start"})
+    graph_runners = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
+    (one, first), (other, second) = graph_runners.add(_reading_step()), graph_runners.add(_reading_step())
+    graph_runners.initialize(one, {"v": f"{first}start"})
     assert _read(other, second) == 7.0
-    _write_beside(engines)
-    engines.initialize(other, {"v": f"{second}start"})
+    _write_beside(graph_runners)
+    graph_runners.initialize(other, {"v": f"{second}start"})
     assert _read(one, first) == 3.0
-    engines.close()
+    graph_runners.close()
 
 
 def test_what_is_small_is_run_as_it_stands_and_steps_are_not() -> None:
-    engines = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
-    step, _ = engines.add(_reading_step())
-    assert engines.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    graph_runners = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
+    step, _ = graph_runners.add(_reading_step())
+    assert graph_runners.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
     assert not step.session._config.graph_options.rewrite_options.disable_meta_optimizer
-    engines.close()
+    graph_runners.close()
 
 
 def test_alone_all_is_optimized() -> None:
-    engines = GraphRunners("", tf.compat.v1.ConfigProto())
-    assert not engines.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
-    engines.close()
+    graph_runners = GraphRunners("", tf.compat.v1.ConfigProto())
+    assert not graph_runners.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    graph_runners.close()

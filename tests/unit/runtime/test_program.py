@@ -17,20 +17,22 @@ from tests.unit.graph.replications import replication
 
 
 @pytest.fixture
-def engines():
+def graph_runners():
     made = GraphRunners("", tf.compat.v1.ConfigProto())
     yield made
     made.close()
 
 
 @pytest.mark.parametrize(("trains", "times"), [(True, 1), (False, 0)])
-def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trains(engines, monkeypatch, trains, times):
+def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trains(
+    graph_runners, monkeypatch, trains, times
+):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.identity(x + 1.0, name="y")
     gradients = (VariableGradient("v", ("y:0",), 0),) if trains else ()
     item = Step(graph.as_graph_def(), gradients=gradients, inputs={"x:0": None}, outputs=("y:0",))
-    step = Program(engines, item, ["x:0"], Updates(lambda failure: failure))
+    step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     given_back = []
     monkeypatch.setattr(module, "collect_and_trim", lambda: given_back.append("before"))
     monkeypatch.setattr(module, "trim_heaps", lambda: given_back.append("after"))
@@ -40,7 +42,7 @@ def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trai
 
 
 @pytest.mark.parametrize(("is_own", "among"), [(False, 6), (True, 2)])
-def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(engines, is_own, among):
+def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(graph_runners, is_own, among):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.identity(x, name="y")
@@ -53,7 +55,7 @@ def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(engi
         targets=(check.name,),
         replication=replication(even_parts=even),
     )
-    step = Program(engines, item, ["x:0"], Updates(lambda failure: failure))
+    step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     step.require_fits(4, 0)
     step.run([np.ones(2, np.float32)], 4)
     told = f"{among} replicas 6 examples in all, and not equally many.*loss:0.*Determinant.* multiple of {among}"
@@ -63,12 +65,12 @@ def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(engi
         step.require_fits(3, 0)
 
 
-def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(engines):
+def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(graph_runners):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.debugging.check_numerics(x, "not finite", name="y")
     even = EvenParts("loss:0", "why", 2, 2)
     item = Step(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), replication=replication(even_parts=even))
-    step = Program(engines, item, ["x:0"], Updates(lambda failure: failure))
+    step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
         step.run([np.full(2, np.nan, np.float32)], 2)

@@ -31,22 +31,22 @@ PLACEMENTS = {
 class Chief:
     """The chief of two workers whose variables stand in one process."""
 
-    engine: GraphRunner
+    graph_runner: GraphRunner
     pieces: VariableSlices
 
     def value(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """What the session has under a name."""
-        with self.engine.graph.as_default():
+        with self.graph_runner.graph.as_default():
             handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
             read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
-        return self.engine.session.run(read)
+        return self.graph_runner.session.run(read)
 
 
 @pytest.fixture
 def chief() -> Iterator[Chief]:
-    engine = GraphRunner("", tf.compat.v1.ConfigProto())
-    yield Chief(engine, VariableSlices(engine, 0, 2, lambda worker, dtype: ""))
-    engine.close()
+    graph_runner = GraphRunner("", tf.compat.v1.ConfigProto())
+    yield Chief(graph_runner, VariableSlices(graph_runner, 0, 2, lambda worker, dtype: ""))
+    graph_runner.close()
 
 
 def tracked(placement: Placement) -> Tracked:
@@ -91,11 +91,13 @@ def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: 
     small = Tracked(tf.Variable(tf.ones([1024], tf.float64)), "small")
     earlier = [one.read() for one in (large, small)]
     chief.pieces.set([large, small])
-    with chief.engine.graph.as_default():
+    with chief.graph_runner.graph.as_default():
         for one in (large, small):
             shape = one.source.shape
             handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=one.shared_name)
-            chief.engine.session.run(tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones(shape, tf.float64)))
+            chief.graph_runner.session.run(
+                tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones(shape, tf.float64))
+            )
     for value in (*earlier, small.read()):
         np.testing.assert_array_equal(value, np.ones(value.shape))
     for one in (large, small):

@@ -130,7 +130,7 @@ def test_fixed_shapes_beside_open_ones_are_the_same_on_all_workers_or_refused(ot
         told.append(digests)
         return np.maximum(digests, np.array([others, -others])) if others else digests
 
-    run = SimpleNamespace(workers=3, index=own, spec=mine.spec, talk=SimpleNamespace(reduce=reduce))
+    run = SimpleNamespace(workers=3, index=own, spec=mine.spec, coordination=SimpleNamespace(reduce=reduce))
     runs = SessionRuns(run, mine)
     with tf.Graph().as_default():
         table, rate = v1.placeholder(tf.float64, [3], "table"), v1.placeholder(tf.float64, [], "rate")

@@ -74,10 +74,12 @@ def test_what_cannot_be_is_refused_by_its_option(message, option, said):
 
 
 def test_who_keeps_a_variable():
-    assert AllReduce().keeper is None and AllReduce(compressor=Float16()).owner is None
-    assert ParameterServer(1).keeper == VariablePlacement(1)
-    assert ParameterServer(1, staleness=3).keeper == VariablePlacement(1, SyncMode.STALE, 3)
-    assert ParameterServer(1, asynchronous=True, staleness=3).keeper == VariablePlacement(1, SyncMode.ASYNCHRONOUS, 3)
+    assert AllReduce().variable_placement is None and AllReduce(compressor=Float16()).owner is None
+    assert ParameterServer(1).variable_placement == VariablePlacement(1)
+    assert ParameterServer(1, staleness=3).variable_placement == VariablePlacement(1, SyncMode.STALE, 3)
+    assert ParameterServer(1, asynchronous=True, staleness=3).variable_placement == VariablePlacement(
+        1, SyncMode.ASYNCHRONOUS, 3
+    )
     assert ParameterServer(1, local_proxy=True).has_proxy and not AllReduce().has_proxy
 
 

@@ -42,7 +42,7 @@ SCRIPT = Script(("train.py",), "/", None)
 class Chief:
     """A reception in threads of this process, and the chief's ends of its streams."""
 
-    def __init__(self, count: int, port: int, stays_open: bool = True, is_free: bool = True) -> None:
+    def __init__(self, count: int, port: int, stays_open: bool = True, runs_ahead: bool = True) -> None:
         ways = [tuple(os.pipe() for _ in range(3)) for _ in range(count - 1)]
         self._theirs = [Ends.of(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
         self.to = [os.fdopen(way[0][1], "wb") for way in ways]
@@ -55,7 +55,7 @@ class Chief:
         self._reception = RendezvousServer(order, self._theirs, self._tell)
         self._thread = threading.Thread(target=self._reception.run)
         self._thread.start()
-        assert not is_free or isinstance(self.hears(), Listening)
+        assert not runs_ahead or isinstance(self.hears(), Listening)
 
     def hears(self) -> News:
         return NEWS.validate_json(self.news.readline())
@@ -183,7 +183,7 @@ def test_who_comes_late_is_refused_where_the_port_is_nobody_elses(port: int) -> 
 
 def test_a_port_that_is_in_use_is_named_with_its_process_and_waited_for(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
-        chief = Chief(2, port, is_free=False)
+        chief = Chief(2, port, runs_ahead=False)
         told = chief.hears()
         assert isinstance(told, PortInUse)
         assert f"cannot meet at port {port} of this machine: Address already in use, by process " in told.problem
@@ -196,7 +196,7 @@ def test_a_port_that_is_in_use_is_named_with_its_process_and_waited_for(port: in
 
 
 def test_a_port_that_stays_in_use_is_waited_for_as_long_as_the_chief_waits(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)), closing(Chief(2, port, is_free=False)) as chief:
+    with socket.create_server(("127.0.0.1", port)), closing(Chief(2, port, runs_ahead=False)) as chief:
         assert isinstance(chief.hears(), PortInUse)
 
 
@@ -205,7 +205,7 @@ def test_a_port_that_may_not_be_used_is_refused(port: int, monkeypatch: pytest.M
         raise PermissionError(errno.EACCES, "Permission denied (while attempting to bind)")
 
     monkeypatch.setattr("autodist.cluster.environments.rendezvous_server.listen", refuse)
-    with closing(Chief(2, port, is_free=False)) as chief:
+    with closing(Chief(2, port, runs_ahead=False)) as chief:
         told = chief.hears()
     assert isinstance(told, Failed)
     assert told.problem.endswith("Permission denied; free the port, or name another in AUTODIST_CHIEF")

@@ -148,7 +148,7 @@ def unordered(
     order = graph.order()
     if order is None:
         return ["the workers wait for each other"]
-    touched = [(n, e) for n, e in captured.item.wiring.effects.items()]
+    touched = [(n, e) for n, e in captured.item.graph_index.effects.items()]
     handles = {captured.item.by_name[name].handle for name in NAMES if name in captured.item.by_name}
     found = []
     for handle in handles:
@@ -172,8 +172,8 @@ class _Union:
         senders: dict[str, str] = {}
         receivers: dict[str, str] = {}
         for worker, item in enumerate(items):
-            nodes = item.wiring.nodes
-            for name, sources in item.wiring.sources.items():
+            nodes = item.graph_index.nodes
+            for name, sources in item.graph_index.sources.items():
                 self._sources[f"{worker}/{name}"] = [f"{worker}/{source}" for source in sources]
                 if nodes[name].op in ("QueueEnqueueV2", "QueueDequeueV2"):
                     queue = nodes[node_of(nodes[name].input[0])].attr["shared_name"].s.decode()
@@ -181,7 +181,7 @@ class _Union:
                     assert queue not in ends, queue
                     ends[queue] = f"{worker}/{name}"
             used = _used(item)
-            for name, effect in item.wiring.effects.items():
+            for name, effect in item.graph_index.effects.items():
                 for handle in effect.reads | effect.writes if name in used else ():
                     self._touching.setdefault((name, handle), []).append(f"{worker}/{name}")
         assert senders.keys() == receivers.keys()
@@ -222,6 +222,6 @@ class _Union:
 
 def _used(item: Step) -> set[str]:
     """The nodes that write, send or return something, and what these are made of."""
-    sent = {node.name for node in item.wiring.of_op("QueueEnqueueV2")}
-    written = {name for name, effect in item.wiring.effects.items() if effect.writes}
-    return reach([*sent, *written, *map(node_of, item.outputs)], item.wiring.data.__getitem__)
+    sent = {node.name for node in item.graph_index.of_op("QueueEnqueueV2")}
+    written = {name for name, effect in item.graph_index.effects.items() if effect.writes}
+    return reach([*sent, *written, *map(node_of, item.outputs)], item.graph_index.data.__getitem__)

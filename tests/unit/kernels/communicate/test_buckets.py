@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.parts import PendingReduction, PendingReductionKind
-from autodist.graph.subgraph import fragment
+from autodist.graph.subgraph import subgraph
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 
 
@@ -74,7 +74,7 @@ def test_what_is_packed_comes_out_and_pieces_add_up(shapes, dtype, count):
         node = tf.compat.v1.NodeDef(name=one.name, op="Placeholder")
         node.attr["dtype"].type = dtype.as_datatype_enum
         editor.add(node)
-    with fragment(editor, "b") as f:
+    with subgraph(editor, "b") as f:
         flat = bucket.pack(f)
         whole = [tf.identity(t) for t in bucket.unpack(flat)]
     assert flat.shape.as_list() == [sum(bucket.lengths)]

@@ -18,7 +18,7 @@ def strategy_of(captured, stages=2, micro_batches=MICRO_BATCHES, schedule="GPipe
 
 
 def calls_of(item):
-    return [node for node in item.wiring.of_op("PartitionedCall") if node.name.startswith("autodist/unit/")]
+    return [node for node in item.graph_index.of_op("PartitionedCall") if node.name.startswith("autodist/unit/")]
 
 
 def functions_of(item):
@@ -60,7 +60,7 @@ def test_a_stage_is_one_function_in_each_direction_however_many_micro_batches_th
         assert len(functions_of(other)) == 2 * 12
         products = [n.op for f in other.graph_def.library.function for n in f.node_def].count("MatMul")
         assert products == (2 + 3 if stage == 0 else 2 + 4)  # nobody asks for the gradient of the batch
-        assert not list(other.wiring.of_op("MatMul"))
+        assert not list(other.graph_index.of_op("MatMul"))
 
 
 def test_what_is_computed_anew_waits_for_no_gradient(layers):
@@ -68,8 +68,8 @@ def test_what_is_computed_anew_waits_for_no_gradient(layers):
     captured, _ = layers
     first, _ = rewritten(captured, strategy_of(captured, recompute=True))
     assert len(set(functions_of(first))) == 3
-    gradients = {node.name for node in first.wiring.of_op("QueueDequeueV2")}
-    before = [reach([call.name], first.wiring.sources.__getitem__) for call in calls_of(first)]
+    gradients = {node.name for node in first.graph_index.of_op("QueueDequeueV2")}
+    before = [reach([call.name], first.graph_index.sources.__getitem__) for call in calls_of(first)]
     assert sum(gradients.isdisjoint(needed) for needed in before) == MICRO_BATCHES + 1  # the first to go back, anew
 
 
@@ -90,7 +90,7 @@ def test_what_forward_calls_give_waits_for_as_many_backward_calls_as_the_schedul
         calls = {node.name for node in calls_of(item)}
         spans = [
             (when[f"worker_{stage}/{name}"][1], when[f"worker_{stage}/{reader}"][0])
-            for name in calls for reader in item.wiring.consumers[name] if reader in calls
+            for name in calls for reader in item.graph_index.consumers[name] if reader in calls
         ]  # fmt: skip
         assert len(spans) == micro_batches
         most = micro_batches if schedule == "GPipe" else stages - stage

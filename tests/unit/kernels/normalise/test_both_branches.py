@@ -30,7 +30,7 @@ def step_with(branches: Callable[[tf.Variable, tf.Tensor], object]) -> Step:
 
 def hindrance(branches: Callable[[tf.Variable, tf.Tensor], object]) -> str | None:
     item = step_with(branches)
-    [node] = item.wiring.of_op("If")
+    [node] = item.graph_index.of_op("If")
     return find_hindrance(node, item.graph_def.library)
 
 
@@ -112,7 +112,7 @@ def test_each_variable_is_read_and_written_once():
 
     item = step_with(branches)
     editor = StepEditor(item)
-    [node] = item.wiring.of_op("If")
+    [node] = item.graph_index.of_op("If")
     before = set(editor.names)
     taken = BothBranches(editor, item).take(node)
     made = [editor[name].op for name in editor.names if name not in before]

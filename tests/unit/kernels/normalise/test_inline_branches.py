@@ -143,8 +143,8 @@ def test_slots_and_accumulators_stand_with_their_variable(optimizer):
 def test_each_worker_updates_its_own_variables_alone():
     captured = captured_step("accumulated adam")
     for worker, item in enumerate(rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))):
-        assert not item.wiring.of_op("If")
-        written = {item.by_handle[h].name for effect in item.wiring.effects.values() for h in effect.writes}
+        assert not item.graph_index.of_op("If")
+        written = {item.by_handle[h].name for effect in item.graph_index.effects.values() for h in effect.writes}
         mine = {name for name, owner in OWNERS["several owners"].items() if owner == worker}
         assert written & OWNERS["several owners"].keys() == mine
 
@@ -153,7 +153,9 @@ def test_rows_that_one_branch_adds_stay_rows():
     captured = captured_step("scaled")
     item = rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))[0]
     handle = item.by_name["table"].handle
-    touching = [item.wiring.nodes[name].op for name, e in item.wiring.effects.items() if handle in e.reads | e.writes]
+    touching = [
+        item.graph_index.nodes[name].op for name, e in item.graph_index.effects.items() if handle in e.reads | e.writes
+    ]
     assert [op for op in touching if writes_rows(op)]
     assert not {"AssignVariableOp", "ReadVariableOp"} & set(touching)
 
@@ -280,7 +282,7 @@ def test_state_under_a_condition_is_what_one_device_leaves(update, cluster):
         batches[6][0][0] = np.nan
     step = with_state(update)
     captured = capture(step, batches[0][0])
-    assert captured.item.wiring.of_op("If")
+    assert captured.item.graph_index.of_op("If")
     expected = one_device(captured, tf.function(step, reduce_retracing=True), batches)
     assert_same(train(captured, plan(captured.item, *cluster), batches), expected, rtol=1e-9)
 

@@ -108,8 +108,8 @@ def test_one_operation_on_variables_of_two_stages_is_refused():
 def test_a_weights_gradient_is_computed_where_the_weight_is():
     a, b = variables(2)
     first, last = rewrite_for_both(trained(lambda x: tf.reduce_mean(tf.tanh(x @ a) @ b), [a, b]), {"v0": 0, "v1": 1})
-    assert len(first.wiring.of_op("MatMul")) == 2 * 2  # forward, and the gradient of v0
-    assert len(last.wiring.of_op("MatMul")) == 2 * 3  # forward, the gradient of v1 and that of its input
+    assert len(first.graph_index.of_op("MatMul")) == 2 * 2  # forward, and the gradient of v0
+    assert len(last.graph_index.of_op("MatMul")) == 2 * 3  # forward, the gradient of v1 and that of its input
 
 
 def test_what_is_made_in_a_stage_is_computed_there_with_the_same_bits():
@@ -129,7 +129,9 @@ def test_what_is_made_in_a_stage_is_computed_there_with_the_same_bits():
         captured = capture(step, *given[0])
         session = Session(captured, pipelined(captured, {"v0": 0, "v1": 1}, 2, 2))
         ends[marking] = session.train(given)
-        where = [{op: len(item.wiring.of_op(op)) for op in ("Tanh", "Relu", "Floor", "Exp")} for item in session.items]
+        where = [
+            {op: len(item.graph_index.of_op(op)) for op in ("Tanh", "Relu", "Floor", "Exp")} for item in session.items
+        ]
         early = 0 if marking is StageMark else 2
         assert where[0] == {"Tanh": 2, "Relu": early, "Floor": 2 - early, "Exp": 0}
         assert where[1]["Relu"] == 2 - early

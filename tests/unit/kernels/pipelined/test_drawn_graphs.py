@@ -164,13 +164,15 @@ def left_waiting(items: Sequence[Step]) -> list[tuple[int, str]]:
     A node runs once all that it reads or waits for has run, and one that takes from a queue once somebody has put
     something in. Whatever is put in and not taken would be in the way of the next step.
     """
-    needed = [reach([*map(node_of, item.outputs), *item.targets], item.wiring.sources.__getitem__) for item in items]
+    needed = [
+        reach([*map(node_of, item.outputs), *item.targets], item.graph_index.sources.__getitem__) for item in items
+    ]
     puts = dict(_at_queues(items, needed, "QueueEnqueueV2"))
     takes = dict(_at_queues(items, needed, "QueueDequeueV2"))
     assert puts.keys() == takes.keys()
     put_for = {at: puts[queue] for queue, at in takes.items()}
     waits = {
-        (worker, name): {(worker, source) for source in items[worker].wiring.sources[name]}
+        (worker, name): {(worker, source) for source in items[worker].graph_index.sources[name]}
         for worker, names in enumerate(needed) for name in names
     }  # fmt: skip
     for at, put in put_for.items():
@@ -191,9 +193,9 @@ def left_waiting(items: Sequence[Step]) -> list[tuple[int, str]]:
 def _at_queues(items: Sequence[Step], needed: Sequence[set[str]], op: str) -> Iterator[tuple[bytes, tuple[int, str]]]:
     """What puts into queues or takes from them: the queue's name, and where."""
     for worker, item in enumerate(items):
-        for node in item.wiring.of_op(op):
+        for node in item.graph_index.of_op(op):
             if node.name in needed[worker]:
-                yield item.wiring.nodes[node_of(node.input[0])].attr["shared_name"].s, (worker, node.name)
+                yield item.graph_index.nodes[node_of(node.input[0])].attr["shared_name"].s, (worker, node.name)
 
 
 def test_workers_that_wait_for_each_other_are_seen():
@@ -205,7 +207,7 @@ def test_workers_that_wait_for_each_other_are_seen():
     first, last = items
     graph = tf.compat.v1.GraphDef()
     graph.CopyFrom(first.graph_def)
-    takes = {n.name for n in first.wiring.of_op("QueueDequeueV2")}
+    takes = {n.name for n in first.graph_index.of_op("QueueDequeueV2")}
     for node in graph.node:
         if node.op == "QueueEnqueueV2":
             node.input.extend(f"^{name}" for name in sorted(takes))

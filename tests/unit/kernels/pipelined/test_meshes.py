@@ -43,8 +43,8 @@ def test_pipelines_side_by_side_train_what_all_their_micro_batches_do_as_replica
         assert_same(found, one_device(captured, step, given), rtol=1e-9)
     held = [{name for name in values if "part_" in name} for values in found.variables]
     for stage in range(stages):
-        mates = held[stage * pipelines : (stage + 1) * pipelines]
-        assert all(mates) and all(one == mates[0] for one in mates)
+        stage_group = held[stage * pipelines : (stage + 1) * pipelines]
+        assert all(stage_group) and all(one == stage_group[0] for one in stage_group)
     assert sum(map(len, held[::pipelines])) == len(set().union(*held))  # and no other stage holds it
 
 
@@ -68,10 +68,10 @@ def test_a_worker_computes_its_own_pipelines_micro_batches_and_sends_each_gradie
     captured = capture(models.made("mlp", "sgd"), *models.batches("mlp", (8,))[0], is_global=True)
     strategy = models.pipelined(captured, models.stage_of(captured, 2), 2, 3, "GPipe", pipelines=2)
     items = rewritten(captured, strategy)
-    assert [len(item.wiring.of_op("MatMul")) for item in items] == [3 * 5, 3 * 5, 3 * 6, 3 * 6]
+    assert [len(item.graph_index.of_op("MatMul")) for item in items] == [3 * 5, 3 * 5, 3 * 6, 3 * 6]
     for worker, item in enumerate(items):
-        to_mate = [n for n in item.wiring.of_op("QueueEnqueueV2") if task_of_device(n.device) == worker ^ 1]
-        sums = [s for node in to_mate for s in item.wiring.data[node.name] if s.startswith("autodist/gradient/")]
+        to_mate = [n for n in item.graph_index.of_op("QueueEnqueueV2") if task_of_device(n.device) == worker ^ 1]
+        sums = [s for node in to_mate for s in item.graph_index.data[node.name] if s.startswith("autodist/gradient/")]
         assert len(sums) == len(set(sums)) == 4  # two kernels and two biases
 
 
@@ -85,7 +85,7 @@ def test_what_is_set_between_steps_is_set_at_all_who_hold_it_and_each_reads_its_
         initializer = v1.global_variables_initializer()
     stage_of = {"part_1_kernel": 0, "part_2_kernel": 1}
     cluster = Cluster(graph, notes.calls, lambda item: models.pipelined_item(item, stage_of, 2, 2, pipelines=2))
-    assert {name: placed.mates for name, placed in cluster.placements.items()} == {
+    assert {name: placed.stage_group for name, placed in cluster.placements.items()} == {
         "part_1_kernel": (1,), "part_2_kernel": (3,)
     }  # fmt: skip
     with cluster.session:

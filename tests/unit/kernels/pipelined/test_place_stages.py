@@ -64,14 +64,14 @@ def test_a_pipeline_trains_the_bits_of_as_many_replicas_and_what_one_device_trai
 def test_each_worker_computes_its_own_layers_alone_and_activations_and_their_gradients_travel(schedule):
     captured = capture(models.made("mlp", "sgd"), *models.batches("mlp", (8,))[0], is_global=True)
     items = rewritten(captured, models.pipelined(captured, models.stage_of(captured, 4), 4, 2, schedule))
-    products = [len(item.wiring.of_op("MatMul")) for item in items]
+    products = [len(item.graph_index.of_op("MatMul")) for item in items]
     assert products == [2 * 2, 2 * 3, 2 * 3, 2 * 3]  # forward and both ways back; the first needs no gradient of x
     sent = {
         (worker, task_of_device(node.device)): 0
-        for worker, item in enumerate(items) for node in item.wiring.of_op("QueueEnqueueV2")
+        for worker, item in enumerate(items) for node in item.graph_index.of_op("QueueEnqueueV2")
     }  # fmt: skip
     kernels = {
-        worker: sum(len(n.attr["Tcomponents"].list.type) for n in item.wiring.of_op("QueueEnqueueV2"))
+        worker: sum(len(n.attr["Tcomponents"].list.type) for n in item.graph_index.of_op("QueueEnqueueV2"))
         for worker, item in enumerate(items)
     }
     assert {(1, 2), (2, 3), (2, 1), (3, 2)} <= set(sent)
@@ -89,8 +89,8 @@ def test_a_stage_keeps_the_activations_of_all_micro_batches_by_gpipe_and_of_as_m
     when = session.trace_once(given)
     for stage, item in enumerate(session.items):
         layers = {}
-        for made in item.wiring.of_op("Tanh"):
-            (read,) = (c for c in item.wiring.consumers[made.name] if item.wiring.nodes[c].op == "TanhGrad")
+        for made in item.graph_index.of_op("Tanh"):
+            (read,) = (c for c in item.graph_index.consumers[made.name] if item.graph_index.nodes[c].op == "TanhGrad")
             (_, start), (end, _) = (when[f"worker_{stage}/{name}"] for name in (made.name, read))
             layers.setdefault(item.replica_of(made.name)[1], []).append((start, end))
         kept = [max(sum(a <= start < b for a, b in spans) for start, _ in spans) for spans in layers.values()]
@@ -128,7 +128,7 @@ def test_what_does_not_train_goes_through_the_stages_too():
     captured = capture(predict, *given[0], is_global=True, is_whole=True)
     strategy = models.pipelined(trained, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
     found = Session(captured, strategy)
-    assert [len(item.wiring.of_op("MatMul")) for item in found.items] == [2, 2]
+    assert [len(item.graph_index.of_op("MatMul")) for item in found.items] == [2, 2]
     assert_same(found.train(given), one_device(captured, predict, given))
 
 
@@ -186,4 +186,4 @@ def test_what_a_stage_asserts_of_a_later_loss_is_asserted_there_and_labels_wait_
     strategy = models.pipelined(captured, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2, "1F1B")
     assert_same(train(captured, strategy, given), one_device(captured, step, given))
     first, last = rewritten(captured, strategy)
-    assert (len(first.wiring.of_op("Assert")), len(last.wiring.of_op("Assert"))) == (0, 2)
+    assert (len(first.graph_index.of_op("Assert")), len(last.graph_index.of_op("Assert"))) == (0, 2)

@@ -91,9 +91,9 @@ def most_at_once(spans):
 def kept(item, when, worker, op, reader):
     """By captured layer, from when to when each value that an `op` makes is computed with, if some `reader` does so."""
     found = {}
-    for node in item.wiring.of_op(op):
-        readers = [c for c in item.wiring.consumers[node.name] if item.wiring.nodes[c].op != "QueueEnqueueV2"]
-        if any(item.wiring.nodes[c].op == reader for c in readers):
+    for node in item.graph_index.of_op(op):
+        readers = [c for c in item.graph_index.consumers[node.name] if item.graph_index.nodes[c].op != "QueueEnqueueV2"]
+        if any(item.graph_index.nodes[c].op == reader for c in readers):
             times = [when[f"worker_{worker}/{c}"] for c in readers]
             layer = item.replica_of(node.name)[1] if op == "Tanh" else "came in"
             found.setdefault(layer, []).append((min(a for a, _ in times), max(b for _, b in times)))

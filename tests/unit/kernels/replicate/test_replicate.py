@@ -30,7 +30,7 @@ def test_one_replica_in_all_is_the_captured_step():
 def test_a_copy_is_known_by_its_replica_its_captured_name_and_its_line() -> None:
     captured = capture(gan(), *batches(4)[0])
     made = Replicate().apply(captured.item, Context(plan(captured.item, 1, 2), 0))
-    theirs = {name: made.replica_of(name) for name in made.wiring.nodes if made.replica_of(name)[0] == 1}
+    theirs = {name: made.replica_of(name) for name in made.graph_index.nodes if made.replica_of(name)[0] == 1}
     assert theirs and all(made.replica_of(own) == (0, own) for _, own in theirs.values())
     lines = {name: captured.item.origin_of(own) for name, (_, own) in theirs.items()}
     assert any(lines.values()) and {name: made.origin_of(name) for name in theirs} == lines

@@ -136,4 +136,4 @@ def test_of_two_gathers_that_would_wait_for_each_other_one_stays():
     """
     found = applied(Step(from_text(text)))
     assert ops(found).count("ResourceGather") == ops(found).count("GatherV2") == 1
-    assert len(found.wiring.order) == len(found.graph_def.node)  # no cycle
+    assert len(found.graph_index.order) == len(found.graph_def.node)  # no cycle

@@ -120,7 +120,7 @@ def joins_of(make, is_global, example=None):
         for join in item.replication.joins
         if join.kind is PendingReductionKind.GRADIENT and join.weight is not None
     ]
-    return len(asked), len(divided), node_of(ALL_EXAMPLES) in item.wiring.nodes
+    return len(asked), len(divided), node_of(ALL_EXAMPLES) in item.graph_index.nodes
 
 
 def test_a_mean_over_what_each_worker_feeds_costs_no_exchange():
@@ -163,7 +163,7 @@ def test_a_clipped_gradient_of_weights_is_joined_before_it_is_clipped():
     captured = capture(steps.clip_gradient_of_weights(), *batches()[0])
     item = replicated(captured, plan(captured.item, 2, 1))
     (gradient,) = item.gradients
-    assert item.wiring.nodes[node_of(gradient.tensors[0])].op == "MatMul"
+    assert item.graph_index.nodes[node_of(gradient.tensors[0])].op == "MatMul"
     assert "clip_by_norm" in captured.item.gradients[0].tensors[0]
 
 
