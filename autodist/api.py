@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from autodist.batch.axis import require_mapping
 from autodist.capture.early_initializers import seed_early_initializers
-from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes, noting_sums
+from autodist.capture.inline import load_generated_code_from_memory
 from autodist.capture.keras_callbacks import on_every_worker
 from autodist.capture.keras_distribution import checking_distributions
 from autodist.capture.other_strategies import refusing_strategies
@@ -55,8 +55,7 @@ from autodist.runtime.seeds import is_seeded_by_script, seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.sessions.session import DistributedSession
 from autodist.strategies import BuildsStrategy
-from autodist.tf_compat.static_shapes import plain_shapes
-from autodist.tf_compat.tf1_scripts import newer_control_flow
+from autodist.tf_compat.tf1_scripts import newer_control_flow, plain_shapes
 from autodist.verify.recorder import recorder
 
 log = logging.getLogger("autodist")

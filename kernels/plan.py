@@ -8,7 +8,7 @@ from functools import cached_property
 from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.pipeline_schedule import SCHEDULES
-from autodist.graph.variable_placement import SyncMode, VariablePlacement
+from autodist.graph.placement import SyncMode, VariablePlacement
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, cut_of, named_synchronizers
 

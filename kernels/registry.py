@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from autodist.errors import StrategyError
 from autodist.kernels.base import Kernel
-from autodist.logs.suggestions import did_you_mean, listed
+from autodist.logs.formatting import did_you_mean, listed
 from autodist.options.registry import Registry
 
 KernelClass = TypeVar("KernelClass", bound=type[Kernel])

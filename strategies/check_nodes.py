@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from autodist.errors import Place, StrategyError
-from autodist.logs.suggestions import did_you_mean, listed
+from autodist.logs.formatting import did_you_mean, listed
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autodist.errors import StrategyError
 from autodist.graph.pipeline_schedule import SCHEDULES, keeps_several
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import listed
 from autodist.proto import strategy_pb2
 from autodist.strategies.check_nodes import PlaceOf
 from autodist.strategies.variables import SyncedVariable

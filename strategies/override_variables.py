@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from autodist.errors import StrategyError
-from autodist.logs.suggestions import listed, nearest
+from autodist.graph.placement import Partitioning
+from autodist.logs.formatting import listed, nearest
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.asking import ask_builder
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
 from autodist.strategies.check_nodes import check_nodes
-from autodist.strategies.override import Override
-from autodist.strategies.override_nodes import all_reduced_nodes, served_nodes
+from autodist.strategies.cut import shards_of
+from autodist.strategies.loads import GreedyLoads, PieceKey
+from autodist.strategies.nodes import node_of, pieces
+from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
+from autodist.strategies.ps import owner_index
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+from autodist.synchronizers import AllReduce, ParameterServer, cut_of, synchronizers_of
 
 log = logging.getLogger("autodist.strategies")
 
@@ -94,3 +100,168 @@ def _no_match(override: Override, names: Sequence[str], graph_item: GraphLike) -
         f"The pattern {override.pattern!r} matches no variable (it must match the whole name). "
         f"The nearest variables are {listed(nearest(override.pattern, names))}."
     )
+
+
+Kind = TypeVar("Kind", AllReduce, ParameterServer)
+
+Nodes = Mapping[str, strategy_pb2.VariableNode]
+"""By the variable's name."""
+
+
+def all_reduced_nodes(
+    chosen: Mapping[str, Override], nodes: Nodes, variables: Sequence[SyncedVariable]
+) -> dict[str, strategy_pb2.VariableNode]:
+    """The nodes of variables that an override gives to all-reduce.
+
+    Args:
+        chosen: the override that each variable uses.
+        nodes: the builder's.
+        variables: all that have a gradient.
+
+    Raises:
+        StrategyError: when a variable cannot be cut as its override says.
+    """
+    groups = [one.group for node in nodes.values() for one in synchronizers_of(node) if one.group is not None]
+    default = AllReduce(group=max(groups, default=-1) + 1)
+    replaced = {}
+    for variable in variables:
+        override = chosen.get(variable.name)
+        if override is None or not isinstance(override.use, UseAllReduce):
+            continue
+        before = nodes[variable.name]
+        cut = _cut(override, variable, before)
+        earlier = [one for one in synchronizers_of(before) if isinstance(one, AllReduce)]
+        reduced = [_reduced(override.use, one) for one in _matched(cut, earlier or [default])]
+        replaced[variable.name] = node_of(variable.name, cut, reduced)
+    return replaced
+
+
+def _reduced(use: UseAllReduce, before: AllReduce) -> AllReduce:
+    said = {"group": use.group, "spec": use.all_reduce_spec, "compressor": use.compressor}
+    return replace(before, **_given(said))
+
+
+def _given(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What an override says, without what it leaves open."""
+    return {option: value for option, value in said.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What an override makes of a variable that is given to parameter servers.
+
+    Attributes:
+        cut: None if it is whole.
+        servers: one a piece; the owners hold only where they are decided.
+        is_decided: whether the owners stand.
+    """
+
+    variable: SyncedVariable
+    cut: Partitioning | None
+    servers: tuple[ParameterServer, ...]
+    is_decided: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each piece."""
+        return [shard.byte_size for shard in shards_of(self.variable, self.cut)]
+
+    def node(self, dealt: Mapping[PieceKey, int]) -> strategy_pb2.VariableNode:
+        """The node, with owners that were dealt out where none was decided."""
+        name = self.variable.name
+        servers = [
+            replace(server, owner=dealt.get((name, index), server.owner)) for index, server in enumerate(self.servers)
+        ]
+        return node_of(name, self.cut, servers)
+
+
+def served_nodes(
+    chosen: Mapping[str, Override], nodes: Nodes, variables: Sequence[SyncedVariable], resource_spec: ResourceSpec
+) -> dict[str, strategy_pb2.VariableNode]:
+    """The nodes of variables that an override gives to parameter servers; arguments and errors as above.
+
+    Owners that nothing decides are dealt out after all others, whose bytes count.
+    """
+    served = {}
+    for variable in variables:
+        override = chosen.get(variable.name)
+        if override is not None and isinstance(override.use, UseParameterServer):
+            served[variable.name] = _served(override, override.use, variable, nodes[variable.name], resource_spec)
+    loads = GreedyLoads(resource_spec)
+    for variable in variables:
+        for owner, byte_size in _owned(variable, nodes[variable.name], served.get(variable.name)):
+            loads.add(owner, byte_size)
+    undecided = [one for one in served.values() if not one.is_decided]
+    owners = loads.place_pieces(
+        {(one.variable.name, index): size for one in undecided for index, size in enumerate(one.sizes)}
+    )
+    return {name: one.node(owners) for name, one in served.items()}
+
+
+def _served(
+    override: Override,
+    use: UseParameterServer,
+    variable: SyncedVariable,
+    before: strategy_pb2.VariableNode,
+    resource_spec: ResourceSpec,
+) -> _Served:
+    cut = _cut(override, variable, before)
+    earlier = [one for one in synchronizers_of(before) if isinstance(one, ParameterServer)]
+    servers = [_server(use, one) for one in _matched(cut, earlier or [ParameterServer()])]
+    owners = _owners(override, use, variable, len(servers), resource_spec)
+    if owners:
+        servers = [replace(server, owner=owner) for server, owner in zip(servers, owners, strict=True)]
+    keeps_owners = len(earlier) == len(servers) and cut == cut_of(before)
+    return _Served(variable, cut, tuple(servers), bool(owners) or keeps_owners)
+
+
+def _server(use: UseParameterServer, before: ParameterServer) -> ParameterServer:
+    asynchronous = None if use.sync is None else not use.sync
+    said = {"asynchronous": asynchronous, "staleness": use.staleness, "local_proxy": use.local_proxy_variable}
+    return replace(before, **_given(said))
+
+
+def _owners(
+    override: Override, use: UseParameterServer, variable: SyncedVariable, count: int, resource_spec: ResourceSpec
+) -> list[int]:
+    """The owner of each piece as the override says it; none if it says nothing."""
+    if use.owner is None:
+        return []
+    named = use.owner if isinstance(use.owner, tuple) else (use.owner,) * count
+    if len(named) != count:
+        problem = f"owner names {len(named)} workers for {variable.name}, which has {count} shards"
+        if count == 1:
+            problem = f"owner names {len(named)} workers for {variable.name}, which is whole"
+        raise StrategyError(f"{problem}; name one, or one for each shard.", override.place)
+    try:
+        return [owner_index(owner, resource_spec) for owner in named]
+    except StrategyError as error:
+        raise StrategyError(error.problem, override.place) from None
+
+
+def _owned(
+    variable: SyncedVariable, node: strategy_pb2.VariableNode, served: _Served | None
+) -> Iterator[tuple[int, int]]:
+    """Owner and bytes of each piece of a variable, where the owner is known."""
+    if served is None:
+        for piece, one in pieces(variable, node):
+            if one.owner is not None:
+                yield one.owner, piece.byte_size
+    elif served.is_decided:
+        yield from zip((server.owner for server in served.servers), served.sizes, strict=True)
+
+
+def _cut(override: Override, variable: SyncedVariable, before: strategy_pb2.VariableNode) -> Partitioning | None:
+    partition = override.use.partition
+    if partition is None:
+        return cut_of(before)
+    try:
+        return partition.cut(variable)
+    except StrategyError as error:
+        raise StrategyError(error.problem, override.place) from None
+
+
+def _matched(cut: Partitioning | None, earlier: Sequence[Kind]) -> Sequence[Kind]:
+    """What each piece had before: its own where there are as many, else the first one's."""
+    count = 1 if cut is None else len(cut.sizes)
+    return earlier if len(earlier) == count else [earlier[0]] * count

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 from autodist.compressors import Compressor, registered_compressors
 from autodist.errors import Place, StrategyError
-from autodist.logs.suggestions import did_you_mean, listed
+from autodist.logs.formatting import did_you_mean, listed
 from autodist.options.fields import (
     missing_options,
     nested_options,

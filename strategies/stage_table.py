@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autodist.graph.partial_count import PartialCount
-from autodist.logs.formatting import counted, readable_bytes, readable_flops
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import counted, listed, readable_bytes, readable_flops
 
 STAGE_HEADS = ("stage", "worker", "variables", "bytes", "holds", "FLOPs forward", "FLOPs back")
 CUT_HEADS = ("from stage to stage", "each micro-batch", "once a step")

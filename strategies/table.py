@@ -11,8 +11,7 @@ from rich.text import Text
 
 from autodist.graph.pipeline_schedule import SCHEDULES, bubble, make_schedule
 from autodist.graph.placement import EVERY_WORKER
-from autodist.logs.formatting import counted, readable_bytes
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import counted, listed, readable_bytes
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.check_pipeline import mates_of, pipelines_of, stage_of, workers_of

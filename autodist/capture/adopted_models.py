@@ -5,21 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
-from autodist.capture.fit_lengths import noting_lengths
+import keras
+
+from autodist.capture.fit_arguments import noting_lengths
 from autodist.capture.keras_distribution import check_current_distribution
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep
 from autodist.capture.made_functions import is_making, own_maker, set_maker
 from autodist.capture.other_strategies import require_no_strategy
-from autodist.capture.own_frames import hiding_own_frames
-from autodist.capture.patches import Patch, patched
-from autodist.capture.replaced import definer_of
+from autodist.capture.patches import Patch, definer_of, patched
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -203,3 +205,38 @@ def explaining_graphs(model: Any) -> Iterator[None]:
                 "callback; tf.print prints them."
             )
         raise
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def hiding_own_frames(method: _Method) -> _Method:
+    """A method whose errors leave AutoDist's frames out, as Keras does with its own, and unless it does not.
+
+    `keras.config.disable_traceback_filtering()` shows all frames.
+    """
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            if keras.config.is_traceback_filtering_enabled():
+                error.__traceback__ = _without_ours(error.__traceback__)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    kept: TracebackType | None = None
+    frames: list[TracebackType] = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    for one in reversed(frames):
+        if not one.tb_frame.f_code.co_filename.startswith(_OURS):
+            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return kept

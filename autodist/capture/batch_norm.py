@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import nn_fused_batch_norm_grad as second_order  # TensorFlow finds it here at each call
 
-from autodist.capture.replaced import replaced
+from autodist.capture.patches import replaced
 from autodist.graph.editor import GraphEditor
 
 _AXES = (0, 1, 2)

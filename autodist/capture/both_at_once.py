@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import cond_v2  # where all conditions of functions are made
 
-from autodist.capture.replaced import replaced
+from autodist.capture.patches import replaced
 from autodist.graph.ops import SUMS, Trait, having
 
 _SUMS = tuple(one.assign for one in SUMS)

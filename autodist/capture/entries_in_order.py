@@ -18,7 +18,7 @@ from tensorflow.python.ops import (
     sparse_ops,  # by which they leave entries out
 )
 
-from autodist.capture.replaced import all_replaced
+from autodist.capture.patches import all_replaced
 
 _LOOKUPS = ("safe_embedding_lookup_sparse", "embedding_lookup_sparse")
 

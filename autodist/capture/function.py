@@ -23,10 +23,9 @@ from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
 from autodist.capture.entries_in_order import pairing_entries
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.in_step_all_reduces import AllReduceNotes, noting_sums
-from autodist.capture.inline import inlining_functions
+from autodist.capture.inline import inlining_functions, naming_captures
 from autodist.capture.jacobians import keeping_records
 from autodist.capture.keras_distribution import checking_distributions
-from autodist.capture.named_captures import naming_captures
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.overwrites import noting_overwrites
 from autodist.capture.ragged_rows import reducing_by_rows

@@ -17,7 +17,7 @@ from tensorflow.python.ops.parallel_for import control_flow_ops  # what vectoriz
 
 from autodist.capture.jacobians import BatchJacobian, Jacobian, keeps_records
 from autodist.capture.loss_decomposition import SEED_NAME, DecompositionPoint, take_apart
-from autodist.capture.replaced import replaced
+from autodist.capture.patches import replaced
 
 _CUSTOM = "CustomGradient-"
 """How the names begin under which `tf.custom_gradient` registers its calls."""

@@ -9,11 +9,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.assemble import CaptureNotes, FoundVariable, ScriptVariable, assemble, describe_variables
+from autodist.capture.assemble import (
+    CaptureNotes,
+    FoundVariable,
+    ScriptVariable,
+    assemble,
+    describe_variables,
+    note_specs,
+)
 from autodist.capture.fetched_reads import read_before_writing
 from autodist.capture.gradients import NotedCall
 from autodist.capture.in_step_all_reduces import NotedAllReduce
-from autodist.capture.specs import note_specs
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor, NodeDef

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autodist.capture.replaced import definer_of, replaced
+from autodist.capture.patches import definer_of, replaced
 from autodist.errors import CaptureError
 from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
 

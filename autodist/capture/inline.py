@@ -1,18 +1,31 @@
-"""Nested `tf.function`s are taken inline while a step is captured, so that gradients and writes lie in one graph."""
+"""Nested `tf.function`s are taken inline while a step is captured, so that gradients and writes lie in one graph.
+
+AutoGraph's generated code, loaded from memory.
+
+TensorFlow writes the code of each converted function to a temporary file and removes that when Python ends; the
+bytecode that Python puts beside it stays. A process that is ended by a signal leaves them all, so none are made here.
+"""
 
 from __future__ import annotations
 
+import linecache
+import os
+import secrets
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe  # where TensorFlow asks for an op's derivative forwards
+from tensorflow.python.autograph.pyct import loader  # where AutoGraph loads what it has generated
 from tensorflow.python.eager import forwardprop
 from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
 
-from autodist.capture.replaced import replaced
+from autodist.capture.patches import replaced
 from autodist.graph.jit_scope import JIT_SCOPE
 
 
@@ -78,3 +91,37 @@ def _inlining_derivatives() -> Iterator[None]:
             yield
         finally:
             pywrap_tfe.TFE_Py_RegisterJVPFunction(plain)
+
+
+def load_generated_code_from_memory() -> None:
+    """From now on converted functions leave no file; tracebacks, `inspect` and debuggers still show their code."""
+    loader.load_source = _load_source
+
+
+def _load_source(source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
+    """Stands in place of TensorFlow's `load_source`; there is no file that `delete_on_exit` could be about."""
+    name = f"__autograph_generated_file{secrets.token_hex(6)}"
+    file = os.path.join(tempfile.gettempdir(), f"{name}.py")  # only a name, by which lines are mapped to the user's
+    module = ModuleType(name)
+    module.__file__ = file
+    # Without a time, so that the lines are not looked for on the disk. (Python's own way for code that has no file.)
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (as importing a file would)
+    sys.modules[name] = module
+    return module, file
+
+
+@contextmanager
+def naming_captures() -> Iterator[None]:
+    """Within it, a captured tensor that nobody names is `captured`, where TensorFlow takes a number that counts what
+    the process has done so far: workers that have done other things would capture graphs of different names."""
+    kind = tf.__internal__.FuncGraph
+    plain = kind.capture
+
+    def capture(self: Any, tensor: Any, name: str | None = None, shape: Any = None) -> Any:
+        if name is None and not hasattr(tensor, "graph"):
+            name = "captured"
+        return plain(self, tensor, name, shape)
+
+    with replaced(kind, "capture", capture):
+        yield

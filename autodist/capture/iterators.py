@@ -9,7 +9,7 @@ from dataclasses import replace
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # what the inputs of an op are called
 
-from autodist.capture.sharing import share
+from autodist.capture.tables import share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.names import node_of

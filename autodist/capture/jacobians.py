@@ -16,7 +16,7 @@ from tensorflow.python.ops import (
     gradients_util,  # what asks whether tapes record
 )
 
-from autodist.capture.replaced import replaced
+from autodist.capture.patches import replaced
 
 MOST_ELEMENTS = 64
 """Of a target whose gradients are written out; each has a backward pass of its own."""

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras.src.distribution import distribution_lib  # which `keras.distribution` names once more
 
-from autodist.capture.replaced import all_replaced
+from autodist.capture.patches import all_replaced
 from autodist.errors import CaptureError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 
 from autodist.capture.adopted_models import AdoptedModels, BatchAxis, StepMaker, explaining_graphs
+from autodist.capture.fit_arguments import lengths_to_come
 from autodist.capture.fit_batches import reading_own_batches, takes_parts
-from autodist.capture.fit_lengths import lengths_to_come
 from autodist.capture.keras_batches import next_given, on_several
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits

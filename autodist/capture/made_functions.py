@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from autodist.capture.keras_libraries import is_legacy
-from autodist.capture.replaced import definer_of
+from autodist.capture.patches import definer_of
 from autodist.errors import CaptureError
 from autodist.tf_compat.do_not_convert import converting, ours
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.replaced import definer_of, replaced
+from autodist.capture.patches import definer_of, replaced
 from autodist.errors import CaptureError
 
 

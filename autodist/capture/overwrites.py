@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from autodist.capture.replaced import definer_of, replaced
+from autodist.capture.patches import definer_of, replaced
 
 _METHOD = "_overwrite_variables_directly_with_gradients"
 

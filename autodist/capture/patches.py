@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from autodist.capture.replaced import all_replaced, definer_of
 from autodist.versions import require_package
 
 
@@ -47,3 +46,28 @@ def patched(table: Iterable[Patch]) -> Iterator[None]:
     """
     with all_replaced([row.replacement() for row in table]):
         yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """While it is open, an attribute of a class or module has another value."""
+    plain = vars(owner).get(name, getattr(owner, name))  # a method of a class as it stands there, unbound
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+
+
+@contextmanager
+def all_replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """The same for several attributes, each given by its owner, its name and the other value."""
+    with ExitStack() as opened:
+        for owner, name, value in replacements:
+            opened.enter_context(replaced(owner, name, value))
+        yield
+
+
+def definer_of(kind: type[Any], name: str) -> Any:
+    """The class from which `kind` has an attribute; replaced there, it is another one for all that inherit it."""
+    return next(base for base in kind.__mro__ if name in vars(base))

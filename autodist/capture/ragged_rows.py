@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.ops.ragged import ragged_math_ops  # where tf.reduce_sum and its kin go with ragged tensors
 from tensorflow.python.ops.ragged.row_partition import RowPartition  # what all ragged tensors keep their rows by
 
-from autodist.capture.replaced import replaced
+from autodist.capture.patches import replaced
 
 
 @contextmanager

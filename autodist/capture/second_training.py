@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # of which every session of the script is one
 
-from autodist.capture.session_training import applied
+from autodist.capture.local_training import applied
 from autodist.capture.suspects import Suspect, plain_variable, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
 from autodist.capture.training_lines import LocalStep, Way, line_of_script, step_here

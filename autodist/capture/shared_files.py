@@ -18,9 +18,8 @@ import keras
 import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format  # the functions behind keras.saving.save_model and save_weights,
 from keras.src.saving import saving_lib  # which scripts may have imported under names of their own
+from tensorflow.python.client.session import SessionInterface  # by which a Saver knows that it is given a session
 from tensorflow.python.saved_model import save as saved_model
-
-from autodist.capture.shared_savers import write_by_one
 
 Write = Callable[[str, Callable[[], Any]], Any]
 """Lets one worker write, told what and how; gives what it gives, or None on the others."""
@@ -149,4 +148,51 @@ def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable
         return os.fspath(path) if found is None and parameter == "file_prefix" else found
 
     setattr(save, _BY, write)
+    return save
+
+
+class _Writing(SessionInterface):
+    """A session in which what a Saver runs to write its values is run by one worker.
+
+    The rest of a Saver's work is done on every worker: which checkpoints there are each has to know, and what it writes
+    of that it writes at once, alike.
+    """
+
+    def __init__(self, session: Any, saver: Any, write: Callable[[str, Callable[[], Any]], Any]) -> None:
+        self._session, self._saver, self._write = session, saver, write
+
+    @property
+    def graph(self) -> tf.Graph:
+        return self._session.graph
+
+    @property
+    def sess_str(self) -> str:
+        return str(self._session.sess_str)
+
+    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        act = functools.partial(self._session.run, fetches, feed_dict, options, run_metadata)
+        said = self._saver.saver_def
+        if fetches != said.save_tensor_name:
+            return act()
+        path = feed_dict[said.filename_tensor_name]
+        found = self._write(f"Saver.save {os.path.abspath(path)}", act)
+        return path if found is None else found
+
+
+def write_by_one(plain: Callable[..., Any], write: Callable[[str, Callable[[], Any]], Any]) -> Callable[..., Any]:
+    """`Saver.save`, by which one worker alone writes, as `write` decides.
+
+    Args:
+        plain: TensorFlow's `Saver.save`.
+        write: is told what is written, and how; gives what that gives, or None where another worker writes.
+    """
+
+    @functools.wraps(plain)
+    def save(self: Any, sess: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() or not isinstance(sess, SessionInterface):
+            return plain(self, sess, *args, **kwargs)
+        if (give := getattr(sess, "give_initial_values", None)) is not None:
+            give()  # which all workers do
+        return plain(self, _Writing(sess, self, write), *args, **kwargs)
+
     return save

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autodist.capture.replaced import all_replaced
+from autodist.capture.patches import all_replaced
 from autodist.graph.stage_marks import STAGE_MARK
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import lookup_ops  # the base of all tables
 
-from autodist.capture.sharing import share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.ops import Trait, having
@@ -169,3 +168,15 @@ def share_tables(item: Step, session: str) -> Step:
     for name in kept:
         share(editor[name], session)
     return item.with_graph(editor.to_graph_def())
+
+
+def share(node: NodeDef, session: str) -> str:
+    """Gives the resource that a node makes one name in all runs of a session; returns it.
+
+    Args:
+        node: of an iterator or a table, whose name may differ from run to run.
+        session: a name that no other session has.
+    """
+    shared = f"{session}/{node.attr['shared_name'].s.decode() or node.name}"
+    node.attr["shared_name"].s = shared.encode()
+    return shared

@@ -14,7 +14,7 @@ from tensorflow.python.client.session import BaseSession  # of which every sessi
 from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
 
 from autodist.capture.keras_libraries import legacy_keras
-from autodist.capture.replaced import definer_of
+from autodist.capture.patches import definer_of
 
 
 class Listener(Protocol):

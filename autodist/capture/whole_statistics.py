@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist.capture.both_at_once import BranchesInGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes
-from autodist.capture.replaced import replaced
+from autodist.capture.patches import replaced
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
 from autodist.graph.origins import line_of

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from autodist.cli.plans import PlannedStrategy, VariablePlan
 from autodist.graph.partial_count import PartialCount
-from autodist.logs.formatting import readable_bytes, readable_flops
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import listed, readable_bytes, readable_flops
 from autodist.strategies.stage_table import bytes_text, stage_tables
 from autodist.strategies.table import ALL_WORKERS, MOST_NAMES, NARROW
 

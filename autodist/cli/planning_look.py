@@ -18,7 +18,7 @@ from autodist.cli.plans import PlannedStrategy
 from autodist.cli.telling import UsageError
 from autodist.graph.flops import with_inferred_shapes
 from autodist.graph.step import Step
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import listed
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides, named_builder
 from autodist.runs.step_plans import share_names

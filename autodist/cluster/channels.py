@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from autodist.cluster.environments.start_rendezvous import channels_of_followers
-from autodist.cluster.transport import Channel
-from autodist.cluster.transports import transport_to
+from autodist.cluster.transport import Channel, transport_to
 from autodist.resources import ResourceSpec, Worker
 
 

@@ -16,7 +16,7 @@ from autodist.cluster.sftp_folder import Bringing, Brought, StoppedError
 from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_reach import Machine, reach
 from autodist.cluster.ssh_settings import SSHSettings
-from autodist.cluster.transports import ssh_settings
+from autodist.cluster.transport import ssh_settings
 from autodist.errors import ClusterError, MachinesAwayError
 from autodist.resources import Node, ResourceSpec
 

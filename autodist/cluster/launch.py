@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
 from autodist.cluster.heartbeat_timeout import beat_interval
 from autodist.cluster.load_adjusted_clock import Stopwatch
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
-from autodist.cluster.stopped_process import Standing
 from autodist.cluster.worker_client import CONTROL_VARIABLE
 
 # A line without an end is passed on in pieces of this many bytes.
@@ -171,3 +171,39 @@ class LaunchedScript:
             except ProcessLookupError:
                 continue
         return guard_status or 1
+
+
+# As Linux calls what a signal or a tracer has stopped.
+_STOPPED = ("T", "t")
+
+
+class Standing:
+    """Looks at one process from time to time.
+
+    Args:
+        process: its number.
+    """
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._seen: tuple[str, int] | None = None
+
+    def is_stopped(self) -> bool:
+        """Whether it is stopped (SIGSTOP, a debugger) and has not run since this was asked last.
+
+        What limits a process's time of a processor stops it many times a second.
+        """
+        before, self._seen = self._seen, _state_of(self._process)
+        return self._seen is not None and self._seen == before and self._seen[0] in _STOPPED
+
+
+def _state_of(process: int) -> tuple[str, int] | None:
+    """The letter by which Linux says what a process does, "S" where it sleeps, and for how many ticks it has run.
+
+    None: there is no such process.
+    """
+    try:
+        about = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return about[0], int(about[11]) + int(about[12])

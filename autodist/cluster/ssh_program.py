@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 from autodist.cluster.ssh_config import SSHOptions, has_openssh, other_home, read_options
 from autodist.cluster.ssh_errors import Endpoint
-from autodist.cluster.ssh_hops import endpoint_of, jump_settings, require_progress
 from autodist.cluster.ssh_keys import UnusableKeyError, read_key
-from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.ssh_settings import SSHSettings, endpoint_of, jump_settings, require_progress
 from autodist.errors import ClusterError
 
 _BEATS = 3

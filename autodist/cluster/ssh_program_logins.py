@@ -14,9 +14,12 @@ from collections.abc import Callable, Sequence
 import paramiko
 
 from autodist.cluster.child_processes import ChildProcesses
+from autodist.cluster.known_hosts import find_known_keys
 from autodist.cluster.ssh_connection import ONE_TRY, quote
+from autodist.cluster.ssh_errors import UnknownHostKeyError, why_no_connection
+from autodist.cluster.ssh_keys import LoginRefusedError, UnusableKeyError, load_key
 from autodist.cluster.ssh_logins import patiently
-from autodist.cluster.ssh_program import Hop, command_line, find_way, joining, master, require_program
+from autodist.cluster.ssh_program import Hop, command_line, find_way, joining, log_of, master, require_program
 from autodist.cluster.ssh_program_connections import (
     Connection,
     JoinedProgram,
@@ -24,8 +27,15 @@ from autodist.cluster.ssh_program_connections import (
     SessionRefusedError,
     SftpSocket,
 )
-from autodist.cluster.ssh_program_failures import why_no_login
-from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.ssh_program_output import (
+    OF_NO_CONNECTION,
+    find_cause,
+    is_logged_in,
+    is_logging_in,
+    unknown_cause,
+    words_of,
+)
+from autodist.cluster.ssh_settings import SSHSettings, known_hosts_of
 from autodist.errors import ClusterError
 
 _CHUNK = 1 << 16
@@ -172,3 +182,64 @@ class ProgramLogins:
 
     def _line(self, connect_timeout: float = ONE_TRY) -> list[str]:
         return command_line(self._way, self._silence, connect_timeout, self._companions.folder)
+
+
+def why_no_login(way: Sequence[Hop], folder: str, said: str, status: int | None) -> ClusterError:
+    """The error for a login that was not done.
+
+    Args:
+        way: to the machine.
+        folder: where those programs that reach the jump hosts have written what they said.
+        said: by the one that reaches the machine itself.
+        status: how that ended; None: it took too long.
+    """
+    for number in range(1, len(way)):
+        words = _content(log_of(folder, number))
+        hop = way[-number]
+        cause = find_cause(words)
+        if isinstance(cause, paramiko.ChannelException):
+            return _explained(cause, way[-number - 1])
+        if cause is not None and not is_logged_in(words):
+            return _explained(cause, hop)
+    hop = way[0]
+    if status is None:
+        late = TimeoutError("timed out")
+        return _explained(paramiko.AuthenticationException("timeout") if is_logging_in(said) else late, hop)
+    cause = find_cause(said)
+    command = hop.options.proxy_command
+    if isinstance(cause, EOFError | ConnectionError) and command and "Remote protocol version" not in said:
+        cause = paramiko.ProxyCommandFailure(command, words_of(said, OF_NO_CONNECTION) or "it ended")
+    return _explained(cause or unknown_cause(said, status), hop)
+
+
+def _explained(cause: Exception, hop: Hop) -> ClusterError:
+    """The error for a cause, with those of the user's keys that are locked and were not refused."""
+    if isinstance(cause, LoginRefusedError):
+        files = [hop.settings.key_file] if hop.settings.key_file else hop.options.identity_files
+        locked = {key.file: key for key in _locked([file for file in files if file not in cause.offered])}
+        others = (key for key in cause.unusable if key.file not in locked)
+        cause = LoginRefusedError(cause.offered, (*locked.values(), *others), cause.takes)
+    if isinstance(cause, UnknownHostKeyError):
+        known = find_known_keys(known_hosts_of(hop.settings, hop.options), [hop.endpoint.key_name])
+        cause = UnknownHostKeyError(cause.key, known.bad_lines)
+    error = why_no_connection(cause, hop.endpoint)
+    error.__cause__ = cause
+    return error
+
+
+def _locked(files: Sequence[str]) -> list[UnusableKeyError]:
+    found = []
+    for file in filter(os.path.exists, files):
+        try:
+            load_key(file)
+        except UnusableKeyError as error:
+            found += [error] if error.is_locked else []
+    return found
+
+
+def _content(file: str) -> str:
+    try:
+        with open(file, errors="replace", newline="") as opened:
+            return opened.read().replace("\r\n", "\n")
+    except OSError:
+        return ""  # it had nothing to say

@@ -6,16 +6,17 @@ import dataclasses
 import functools
 import importlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from autodist.compressors.older_names import in_current_names
 from autodist.compressors.reduction import Gradient, Reduction
 from autodist.errors import Place, StrategyError
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import listed
 from autodist.options.fields import check_options, make_nested, option_types
 from autodist.options.registry import Registry
 from autodist.proto import strategy_pb2
@@ -250,3 +251,33 @@ def _load_ours() -> None:
 
 
 _COMPRESSORS = Registry("compressor", "my_package.MyCompressor", _fault, _load_ours)
+
+
+log = logging.getLogger("autodist")
+
+OLDER_NAMES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "NoneCompressor": {"kind": "NONE"},
+        "HorovodCompressor": {"kind": "FLOAT16"},
+        "HorovodCompressorEF": {"kind": "FLOAT16", "error_feedback": True},
+    }
+)
+
+
+def in_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a compressor's options with its current name in place of an older one, which is logged once."""
+    kind = options.get("kind")
+    if not isinstance(kind, str) or kind not in OLDER_NAMES:
+        return dict(options)
+    _warn(kind)
+    return {**OLDER_NAMES[kind], **{name: value for name, value in options.items() if name != "kind"}}
+
+
+@functools.cache
+def _warn(kind: str) -> None:
+    current = dict(OLDER_NAMES[kind])
+    written = current["kind"] if len(current) == 1 else json.dumps(current)
+    log.warning(
+        "%s is the name that AutoDist of 2021 had for the compressor %s and is deprecated; write `compressor: %s`.",
+        kind, current["kind"], written,
+    )  # fmt: skip

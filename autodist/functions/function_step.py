@@ -14,10 +14,9 @@ import tensorflow as tf
 
 from autodist.batch.axis import name_by_path
 from autodist.batch.examples import require_rows_for_all, tell_of_empty_micro_batches
-from autodist.capture.batch_requirements import require_any_length
+from autodist.capture.batch_requirements import require_any_length, require_no_rows_by_position
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
-from autodist.capture.rows_by_position import require_no_rows_by_position
 from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.functions.bound_functions import BoundFunction, BoundFunctions
@@ -26,8 +25,7 @@ from autodist.functions.known_calls import form_of
 from autodist.functions.running_step import RunningStep, prepare
 from autodist.functions.sharing import OwnArrays, Sharing
 from autodist.functions.step_arguments import Constants, Leaf, StepArguments, inputs_apart, split_rows
-from autodist.functions.traces import TracedFor, Traces, constant_key
-from autodist.functions.tracing import BY_ITSELF, Tracing, explaining_open_axes
+from autodist.functions.tracing import BY_ITSELF, TracedFor, Traces, Tracing, constant_key, explaining_open_axes
 from autodist.graph.flows import row_axes
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import ALIKE_EVERYWHERE

@@ -16,10 +16,10 @@ from autodist.capture.graph_function import BuiltStep, build_step
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.errors import CaptureError
-from autodist.functions.traces import constant_key
+from autodist.functions.tracing import constant_key
 from autodist.runs.run import Run
 from autodist.sessions.session import DistributedSession
-from autodist.tf_compat.static_shapes import plain_shapes
+from autodist.tf_compat.tf1_scripts import plain_shapes
 
 v1 = tf.compat.v1
 

@@ -13,10 +13,8 @@ from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_libraries import uses_legacy_keras
 from autodist.capture.keras_models import KerasModels
-from autodist.capture.legacy_evaluations import LegacyEvaluations
-from autodist.capture.legacy_models import LegacyModels
-from autodist.checkpoint.around_fit import AroundFit
-from autodist.checkpoint.around_legacy_fit import AroundLegacyFit
+from autodist.capture.legacy_models import LegacyEvaluations, LegacyModels
+from autodist.checkpoint.around_fit import AroundFit, AroundLegacyFit
 from autodist.functions.evaluation_step import EvaluationStep
 from autodist.functions.function_step import DistributedFunction
 from autodist.functions.tracing import Tracing

@@ -12,9 +12,8 @@ import tensorflow as tf
 from autodist.capture.tables import Table
 from autodist.errors import UnevenBatchError
 from autodist.graph.find_stages import written_handles
-from autodist.graph.placement import Placement, shard_name
+from autodist.graph.placement import Placement, SyncMode, shard_name
 from autodist.graph.step import Step, place_variables
-from autodist.graph.variable_placement import SyncMode
 from autodist.kernels import LOCAL_KERNELS, Fetching
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import look

@@ -14,7 +14,7 @@ from autodist.graph.seeds import live_calls
 from autodist.graph.stage_marks import marked_stage
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
 
 _READS = having(Trait.READ) - having(Trait.NOT_IN_XLA)

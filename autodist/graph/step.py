@@ -16,11 +16,10 @@ from autodist.graph.names import node_of, output_index
 from autodist.graph.origins import Origins, no_origins
 from autodist.graph.parts import EvenParts, GradientCall, PendingReduction, Variable, VariableGradient
 from autodist.graph.pipeline_part import PipelinePart
-from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement, shard_name
+from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement, VariablePlacement, shard_name
 from autodist.graph.propagation import Propagation
 from autodist.graph.stages import Stages
 from autodist.graph.subgraph import SpecOf, nothing_known
-from autodist.graph.variable_placement import VariablePlacement
 
 EXAMPLES = "autodist/examples:0"
 """The placeholder, in a replicated step, that is fed the number of examples of this worker (int64 scalar).

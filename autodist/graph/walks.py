@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
+import tensorflow as tf
+
+from autodist.graph.index import GraphIndex
+
 N = TypeVar("N", bound=Hashable)
 
 
@@ -22,3 +26,13 @@ def reach(roots: Iterable[N], onward: Callable[[N], Iterable[N]]) -> set[N]:
             found.add(name)
             front.extend(onward(name))
     return found
+
+
+def topological(graph_def: tf.compat.v1.GraphDef) -> list[tf.compat.v1.NodeDef]:
+    """The nodes of `graph_def`, each after all that it needs; a Step knows them as `wiring.order`.
+
+    Raises:
+        ValueError: if the graph has a cycle that is not a v1 loop's.
+    """
+    graph_index = GraphIndex(graph_def)
+    return [graph_index.nodes[name] for name in graph_index.order]

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
+
+import tensorflow as tf
+
 _MOST_DIGITS = 999.5
 
 
@@ -43,3 +49,47 @@ def _scaled(count: int, units: tuple[str, ...]) -> str:
         size, unit = size / 1000, larger
     decimals = 2 if size < 9.995 else 1 if size < 99.95 else 0
     return f"{size:.{decimals}f} {unit}"
+
+
+# Around what has failed, TensorFlow tells of the operation: where it runs and, with our own code, where it was made.
+_ABOUT_THE_OPERATION = re.compile(
+    r'\W*$|Graph execution error:|Detected at node |File "|Node: \'|<stack traces unavailable>|\[\[|Hint: '
+    r"|(?:[A-Z_]+: )?From /job:|Additional GRPC error |:UNKNOWN:|\d+ (?:root|successful|derived) "
+)
+_BESIDE = re.compile(r"^\{\{function_node .*?\}\} | \[Op:\w+\].*$")
+
+
+def words_of(error: BaseException) -> str:
+    """What an error says; one of TensorFlow's without its tracebacks, in a line."""
+    if not isinstance(error, tf.errors.OpError):
+        return str(error)
+    lines = [line.strip() for line in str(error.message).splitlines()]
+    told = [_BESIDE.sub("", line) for line in lines if not _ABOUT_THE_OPERATION.match(line)]
+    return "; ".join(dict.fromkeys(told)) or str(error.message)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The question whether a known name was meant, with a blank before it, or nothing when none is near.
+
+    >>> did_you_mean("AllReduc", ["AllReduce", "PS"])
+    ' Did you mean AllReduce?'
+    >>> did_you_mean("xyz", ["AllReduce", "PS"])
+    ''
+    """
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return f" Did you mean {by_lower[near[0]]}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """The three names most like a word, best first, however unlike."""
+    return difflib.get_close_matches(word, list(known), n=3, cutoff=0.0)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names with commas between, or "none".
+
+    >>> listed(["a", "b"])
+    'a, b'
+    """
+    return ", ".join(names) or "none"

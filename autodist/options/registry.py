@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from autodist.errors import Place, StrategyError
-from autodist.logs.suggestions import did_you_mean, listed, nearest
+from autodist.logs.formatting import did_you_mean, listed, nearest
 
 _OURS = "autodist."
 

@@ -20,7 +20,7 @@ from tensorflow.python.data.experimental.ops import distribute  # by which tf.di
 
 from autodist.batch.examples import Share, length_of, share_of, slice_rows
 from autodist.errors import AutoDistError, ClusterError
-from autodist.logs.error_text import words_of
+from autodist.logs.formatting import words_of
 from autodist.reading.batch_sharding import PartsIterator
 from autodist.reading.data_sets import all_of, kind_of
 

@@ -3,13 +3,9 @@
 TensorFlow is not needed here, and neither is the network: reading a file resolves no host name.
 """
 
-from autodist.resources._checkpoint import CheckpointSection
-from autodist.resources._local import is_own_address
-from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup
-from autodist.resources._sections import StrategySection, VariableOverride
+from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup, is_own_address
+from autodist.resources._sections import CheckpointSection, StrategySection, Sync, Timeouts, VariableOverride
 from autodist.resources._spec import MOST_RESTARTS, ResourceSpec
-from autodist.resources._sync import Sync
-from autodist.resources._timeouts import Timeouts
 from autodist.resources._workers import Allotment, Replica, Worker
 
 __all__ = [

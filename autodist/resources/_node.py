@@ -6,14 +6,39 @@ import ipaddress
 import os
 import pathlib
 import re
+import socket
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from autodist.resources._limits import shown
-from autodist.resources._local import is_own_address
 from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
-from autodist.resources._venv import VENV, venv_fault
+from autodist.resources._source import as_yaml
+
+VENV = "the path of a virtual environment on the node, absolute or with ~/ in front, without = and control characters"
+
+_COMMAND = re.compile(r"\s*(source|\.|conda|mamba|micromamba|module|export|eval|workon|pyenv|bash|sh)\s")
+_SIGN = re.compile(r"[;|`$]|&&")
+_FILE = r"/bin/(activate|python)[\w.]*"
+_FILE_ALONE = re.compile(rf"(?P<venv>~?/.*){_FILE}")
+_FILE_IN_LINE = re.compile(rf"(?P<venv>~?/[^\s;&|]*){_FILE}(?=[\s;&|]|\Z)")
+
+
+def venv_fault(path: str) -> str | None:
+    """What is wrong with a shell line, or with a file in an environment; None of what may be an environment's path.
+
+    >>> venv_fault("~/venv/bin/python3")
+    '"~/venv/bin/python3" is a file in an environment; allowed: the environment itself, ~/venv'
+    """
+    is_line = _COMMAND.match(path) or _SIGN.search(path)
+    file = (_FILE_IN_LINE.search if is_line else _FILE_ALONE.fullmatch)(path)
+    if is_line:
+        here = f": {file['venv']}" if file else ""
+        return f"{as_yaml(path)} is for a shell, and none reads it; allowed: {VENV}{here}"
+    if file:
+        return f"{as_yaml(path)} is a file in an environment; allowed: the environment itself, {file['venv']}"
+    return None
+
 
 DEFAULT_NETWORK_BANDWIDTH = 10.0
 """Gbit/s between a node and the others where the YAML says nothing: what servers' Ethernet usually has."""
@@ -207,3 +232,29 @@ class SSHGroup(Model):
 def _expanded(path: str) -> pathlib.Path:
     """With the home directory for `~`; `~name` of a user who is not there stays, and the file will not be found."""
     return pathlib.Path(os.path.expanduser(path))
+
+
+def is_own_address(address: str) -> bool:
+    """Whether `address` (a name or an IP address) belongs to the machine that runs this.
+
+    A socket can be bound to a machine's own addresses only, so that is what is tried: no interface needs to be listed,
+    and inside a network namespace the answer is the namespace's. A name is looked up first, which may ask DNS; one that
+    cannot be found is not this machine's. Where the kernel allows binding to foreign addresses
+    (net.ipv4.ip_nonlocal_bind=1) every address looks like an own one: there, give the other nodes an `ssh_config`.
+    """
+    if address in ("localhost", socket.gethostname()):
+        return True
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):  # UnicodeError: a label that is too long for a host name
+        return False
+    return any(_can_bind(family, sockaddr) for family, _, _, _, sockaddr in found)
+
+
+def _can_bind(family: int, sockaddr: tuple[object, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(sockaddr)
+    except OSError:
+        return False
+    return True

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from autodist.errors import Place
-from autodist.resources._model import Model
+from autodist.resources._model import Fault, Model
 from autodist.resources._plain import plain_copy
 from autodist.resources._read import read_text
 from autodist.resources._source import KeyPath, Source, as_yaml
@@ -125,3 +125,129 @@ def _read_overrides(data: Any, source: Source) -> tuple[VariableOverride, ...]:
         VariableOverride(pattern=pattern, settings=settings, place=source.place((*path, pattern)))
         for pattern, settings in data.items()
     )
+
+
+_LONGEST_MINUTES = 100_000
+_MOST_STEPS = 10**12
+
+CHECKPOINT = (
+    "a mapping of `folder`, `every_steps`, `every_minutes`, `keep` and `on_preempt`, such as {folder: checkpoints, "
+    "every_minutes: 10}"
+)
+
+
+class CheckpointSection(Model):
+    """Where, and how often, what is trained is saved without a line of the script.
+
+    Attributes:
+        folder: on the chief's machine; made absolute when it is read.
+        every_steps: of training, after which it is saved; None: not by them.
+        every_minutes: likewise, by the chief's clock.
+        keep: how many checkpoints stay.
+        on_preempt: whether it is saved, too, when a worker gets SIGTERM, which ends the run after that.
+    """
+
+    folder: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
+        description="the path of a folder on the chief's machine"
+    )
+    every_steps: int | None = Field(
+        default=None, ge=1, le=_MOST_STEPS, description="a whole number of training steps, at least 1"
+    )
+    every_minutes: float | None = Field(
+        default=None, gt=0, le=_LONGEST_MINUTES, allow_inf_nan=False, description="a number of minutes above 0"
+    )
+    keep: int = Field(default=3, ge=1, le=_MOST_STEPS, description="how many checkpoints stay, at least 1")
+
+    on_preempt: bool = Field(default=False, description="true or false")
+
+    @field_validator("folder")
+    @classmethod
+    def _make_absolute(cls, path: str) -> str:
+        """The script may have gone elsewhere when it is used."""
+        if "://" in path:
+            raise Fault(f"{path} is on no file system of a machine; allowed: the path of a folder")
+        return os.path.abspath(os.path.expanduser(path))
+
+    @model_validator(mode="after")
+    def _check_saves(self) -> CheckpointSection:
+        if self.every_steps is None and self.every_minutes is None and not self.on_preempt:
+            raise Fault(
+                "neither every_steps nor every_minutes says how often, nor is on_preempt true; allowed: one of them, "
+                "or several"
+            )
+        return self
+
+
+_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+SYNC = "a mapping of `folder` and `exclude`, such as {folder: ., exclude: [data, '*.ckpt']}"
+
+
+class Sync(Model):
+    """What every node that is reached over SSH gets, at the same path as here.
+
+    Attributes:
+        folder: on the chief's machine; made absolute when it is read.
+        exclude: names of files and folders that are left out wherever they stand, or, with a /, their paths below the
+            folder; `*`, `?` and `[…]` as in a shell.
+    """
+
+    folder: _Line = Field(default=".", description="the path of a folder on the chief's machine")
+    exclude: Annotated[tuple[_Line, ...], Field(strict=False)] = Field(
+        default=(), description="a list of names or patterns, such as [data, '*.ckpt', logs/old]"
+    )
+
+    @field_validator("folder")
+    @classmethod
+    def _make_absolute(cls, path: str) -> str:
+        """The script may have gone elsewhere when it is used."""
+        return os.path.abspath(os.path.expanduser(path))
+
+
+LONGEST = 1_000_000
+"""Seconds; some eleven days."""
+
+
+def _limit(default: float) -> Any:
+    allowed = f"a number of seconds above 0, at most {LONGEST}"
+    return Field(default=default, gt=0, le=LONGEST, allow_inf_nan=False, description=allowed)
+
+
+class Timeouts(Model):
+    """Keys of the YAML that limit how long a run waits, in seconds. What is missed says which of them to raise.
+
+    Where this machine has more to do than it has cores, and while a process is suspended, seconds count for less:
+    limits are for what a process could have done in that time (`autodist.cluster.load_adjusted_clock`).
+
+    Attributes:
+        connect_timeout: for reaching a machine over SSH: one that does not answer yet, since it boots, or that admits
+            no more logins is tried again for so long. It limits each step of a connection, too: the server's greeting,
+            logging in.
+        reach_timeout: until every machine has said what it is, from when it should have been reached.
+        join_timeout: in a given cluster, until the processes that its scheduler starts have met.
+        start_timeout: in the chief's first step, until every other worker's script has come to it.
+        silence_timeout: without a word from the other end of an SSH connection before it counts as lost. TCP sends what
+            was lost again after ever longer pauses: a link that was cut is silent for up to twice as long as it was
+            cut. So by default ten seconds and more without a network do no harm.
+        stall_timeout: in one step, or after the end of the chief's script, from which on a worker whose script has
+            ended counts as one that will never come.
+        answer_timeout: that a worker's process may take to say what it does, while the chief waits for it.
+        deadlock_timeout: from which on workers that are all within steps, and compute nothing, count as waiting for one
+            another. A step may wait for something else than workers, a disk far away, say.
+        cause_timeout: to learn why another worker went away, once TensorFlow has seen that it did; and for which a
+            worker whose script fails before the chief's first step lets the chief fail of the same first.
+        stop_timeout: between asking a script to end (SIGTERM) and ending it (SIGKILL), where a run failed.
+        end_timeout: for the process of a script that has ended well: exit handlers, threads, TensorFlow itself.
+    """
+
+    connect_timeout: float = _limit(60.0)
+    reach_timeout: float = _limit(60.0)
+    join_timeout: float = _limit(300.0)
+    start_timeout: float = _limit(300.0)
+    silence_timeout: float = _limit(25.0)
+    stall_timeout: float = _limit(60.0)
+    answer_timeout: float = _limit(60.0)
+    deadlock_timeout: float = _limit(300.0)
+    cause_timeout: float = _limit(8.0)
+    stop_timeout: float = _limit(3.0)
+    end_timeout: float = _limit(300.0)

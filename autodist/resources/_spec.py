@@ -12,15 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from autodist.errors import ResourceSpecError
-from autodist.resources._checkpoint import CHECKPOINT, CheckpointSection
 from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
 from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
 from autodist.resources._plain import plain_copy
 from autodist.resources._read import read_text
-from autodist.resources._sections import StrategySection
+from autodist.resources._sections import CHECKPOINT, SYNC, CheckpointSection, StrategySection, Sync, Timeouts
 from autodist.resources._source import Source
-from autodist.resources._sync import SYNC, Sync
-from autodist.resources._timeouts import Timeouts
 from autodist.resources._translate import to_spec_error, unknown_key
 from autodist.resources._workers import Allotment, Replica, Worker, allot, deal_workers, list_replicas
 from autodist.resources._yaml import read_yaml

@@ -2,14 +2,63 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 
 from autodist.errors import Place, ResourceSpecError
-from autodist.resources._limits import DEEPEST, LARGEST_SPEC, TOO_DEEP, TOO_LARGE, VALUE_SIZE, key_fault, text_fault
-from autodist.resources._numbers import TAG, number_of
+from autodist.resources._limits import (
+    DEEPEST,
+    LARGEST_SPEC,
+    LONG_NUMBER,
+    TOO_DEEP,
+    TOO_LARGE,
+    VALUE_SIZE,
+    is_long_number,
+    key_fault,
+    shown,
+    text_fault,
+)
 from autodist.resources._source import KeyPath, Source, key_text
+
+TAG = "tag:yaml.org,2002:"
+
+_OCTAL = re.compile(r"[-+]?0[0-7_]+\Z")
+_CONSTRUCTOR = yaml.constructor.SafeConstructor()
+
+
+def number_of(node: yaml.ScalarNode, is_secret: bool = False) -> Any:
+    """The value of a node that is tagged as int, float, bool or null.
+
+    Args:
+        node: a scalar.
+        is_secret: whether its text must not stand in a message.
+
+    Raises:
+        ValueError: with the reason and the mend: not of its type, too long, or a number that YAML 1.1 reads with
+            another base than people and YAML 1.2 do (`1:20:30` is 4830, `010` is 8).
+    """
+    given = "this" if is_secret else shown(node.value)
+    is_number = node.tag in (TAG + "int", TAG + "float")
+    if is_number and is_long_number(node.value):
+        raise ValueError(f"{given} {LONG_NUMBER}")
+    try:
+        value = _CONSTRUCTOR.construct_object(node)
+    except (ValueError, KeyError, IndexError) as error:  # as for `!!int abc`, `!!bool abc`, `!!int ""`
+        mend = "remove the tag, or put the text in quotes"
+        raise ValueError(f"{given} is not of the type that its tag says; {mend}") from error
+    if isinstance(value, int) and is_long_number(value):
+        raise ValueError(f"{given} {LONG_NUMBER}")
+    means, quotes = "" if is_secret else f", {value}", "or put it in quotes if it is text"
+    if is_number and ":" in node.value:
+        raise ValueError(f"{given} is a number to the base of 60 in YAML{means}; write a plain number, {quotes}")
+    if isinstance(value, int) and _OCTAL.match(node.value) and value != (plain := int(node.value.replace("_", ""))):
+        meant = "" if is_secret else f" (or {plain}, if that is meant)"
+        mend = f"write it without the leading 0{meant}, {quotes}"
+        raise ValueError(f"{given} is an octal number in YAML{means}; {mend}")
+    return value
+
 
 _NUMBER_LIKE = {TAG + name for name in ("int", "float", "bool", "null")}
 # A date stays the text that the user wrote: nothing in a spec is a date.

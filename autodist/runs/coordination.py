@@ -20,7 +20,7 @@ from autodist.errors import (
     StrategyError,
     UnevenBatchError,
 )
-from autodist.logs.error_text import words_of
+from autodist.logs.formatting import words_of
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.peers import Peers
 from autodist.runs.whole_batches import GatheredInput, WholeFed, bring_together

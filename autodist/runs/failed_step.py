@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from autodist.errors import ClusterError, WorkerFailedError
-from autodist.logs.error_text import words_of
+from autodist.logs.formatting import words_of
 
 
 class FailedStepGuard:

@@ -19,7 +19,7 @@ from autodist.graph.ops import Trait
 from autodist.graph.renaming import Renaming
 from autodist.graph.step import Step
 from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, Kernel, own_kernels
-from autodist.logs.error_text import words_of
+from autodist.logs.formatting import words_of
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
@@ -40,7 +40,7 @@ from autodist.runs.worker_launch import WorkerLaunch
 from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.draws import Draws, draw_from
 from autodist.runtime.gpus import GPUSupport
-from autodist.runtime.graph_runners import GraphRunners
+from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.input_consistency import InputConsistencyCheck
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.messages import Messages

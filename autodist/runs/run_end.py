@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, ClusterError, MachinesAwayError
-from autodist.logs.error_text import words_of
+from autodist.logs.formatting import words_of
 from autodist.resources import ResourceSpec
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.peers import Peers

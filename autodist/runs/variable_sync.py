@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autodist.graph.variable_placement import SyncMode
+from autodist.graph.placement import SyncMode
 from autodist.proto import strategy_pb2
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast

@@ -6,15 +6,18 @@ import ctypes
 import pathlib
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
+from autodist.errors import ClusterError
 from autodist.graph.imported import ImportedGraph
 from autodist.runtime.clocks import against
-from autodist.runtime.direct_run import DirectRun
+from autodist.runtime.persistent_buffers import PersistentBuffers
 from autodist.runtime.timeline import TracedRuns, shared_queues
 
 COLLECTIVE_KEY = 1
@@ -112,3 +115,149 @@ def _options(has_collectives: bool) -> tf.compat.v1.RunOptions:
     if has_collectives:
         options.experimental.collective_graph_key = COLLECTIVE_KEY
     return options
+
+
+class DirectRun:
+    """Runs the same fetches again and again, given values for the same feeds.
+
+    `Session.make_callable` with feeds is `Session.run`, which looks at every fetch and feed anew each time: half of
+    what a step of a small model takes. What TensorFlow prepares from `CallableOptions` does not, and does not check
+    what is fed either, so that this is done here.
+
+    Args:
+        session: where to run.
+        outputs: tensors that a run returns.
+        operations: what runs without being returned.
+        feeds: tensors that take values.
+        options: of every run.
+    """
+
+    def __init__(
+        self,
+        session: tf.compat.v1.Session,
+        outputs: Sequence[tf.Tensor],
+        operations: Sequence[tf.Operation],
+        feeds: Sequence[tf.Tensor],
+        options: tf.compat.v1.RunOptions,
+    ) -> None:
+        different = list(dict.fromkeys(t.name for t in outputs))
+        self._positions = [different.index(t.name) for t in outputs]
+        self._feeds = [_Feed(t) for t in feeds]
+        asked = config_pb2.CallableOptions(
+            feed=[t.name for t in feeds], fetch=different, target=[op.name for op in operations], run_options=options
+        )
+        # TensorFlow refuses a run of nothing, as what another worker's part of a run may come to.
+        is_nothing = not outputs and not operations
+        self._session = session
+        self._run = (lambda *values: []) if is_nothing else session._make_callable_from_options(asked)
+
+    def __call__(self, *values: Any) -> list[np.ndarray]:
+        """The values of the outputs.
+
+        Raises:
+            ValueError: a value has another shape than what it is for.
+            ClusterError: the session is closed, as it is from the run's end on.
+        """
+        try:
+            found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
+        except tf.errors.CancelledError:
+            if not self._session._closed:
+                raise
+            raise ClusterError(
+                "The run has ended, and no step is made any more. An exit handler that is registered before "
+                "`AutoDist(…)` is called after the run's end: register it later, or make the step before that."
+            ) from None
+        return [found[k] for k in self._positions]
+
+
+class _Feed:
+    """A tensor that takes a value for each run."""
+
+    def __init__(self, tensor: tf.Tensor) -> None:
+        self._name, self._shape, self._dtype = tensor.name, tensor.shape, np.dtype(tensor.dtype.as_numpy_dtype)
+        self._fitting: tuple[int, ...] | None = None
+
+    def taken(self, value: Any) -> np.ndarray:
+        array = np.asarray(value, self._dtype)
+        if array.shape != self._fitting:  # runs mostly take the shape of the one before
+            if not self._shape.is_compatible_with(array.shape):
+                raise ValueError(f"{self._name} has the shape {self._shape} and cannot take a value of {array.shape}.")
+            self._fitting = array.shape
+        return array
+
+
+_END_LIMIT = 0.5
+"""Seconds for runs to end that are cancelled; what waits for a worker that is gone may never do."""
+
+
+class GraphRunners:
+    """Where steps run: on this worker's server, each in a session of its own.
+
+    TensorFlow prepares a run from the whole graph of its session, so that a session for all steps would take longer for
+    each the more of them there are. A server's sessions have the same variables, queues and tables. Without a server
+    these are a session's own: one has all then.
+
+    Args:
+        target: of the in-process server; "" where there is one worker and no server.
+        config: of the sessions.
+    """
+
+    def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:
+        self._target, self._config = target, config
+        self._lock = threading.Lock()
+        self._initialized: set[str] = set()
+        self._steps = 0
+        self.beside = GraphRunner(target, _as_it_stands(config) if target else config)
+        """Where runs what is small: what workers tell one another, and values that they give one another."""
+        self._opened = [self.beside]
+        self.memories = PersistentBuffers()
+        """What kernels keep on this worker from step to step."""
+
+    def add(self, graph_def: tf.compat.v1.GraphDef) -> tuple[GraphRunner, str]:
+        """Imports a step; returns where it runs, and the prefix of its nodes' names there."""
+        with self._lock:
+            self._steps += 1
+            graph_runner = self.beside
+            if self._target:
+                graph_runner = GraphRunner(self._target, self._config)
+                self._opened.append(graph_runner)
+            prefix = f"step_{self._steps}"
+            graph_runner.graph.import_nodes(graph_def, prefix)
+        return graph_runner, prefix + "/"
+
+    def initialize(self, graph_runner: GraphRunner, operations: Mapping[str, str]) -> None:
+        """Runs operations of a step, by a key that tells what each sets, unless one of that key ran before."""
+        new = {key: name for key, name in operations.items() if key not in self._initialized}
+        if new:
+            first = [graph_runner.graph.get_operation_by_name(name) for name in new.values()]
+            graph_runner.session.run(first)
+            self._initialized.update(new)
+            self.memories.begin(graph_runner.session, first)
+
+    def close(self) -> None:
+        """Closes the sessions. May be called twice."""
+        for graph_runner in reversed(self._opened):
+            graph_runner.close()
+
+    def abandon(self) -> None:
+        """Leaves the sessions as they are till the process ends: closing one waits for runs that never end."""
+        for graph_runner in self._opened:
+            graph_runner.abandon()
+
+    def end_runs(self) -> None:
+        """Ends what runs, as far as that is possible within a moment, in sessions that were abandoned."""
+        closing = [threading.Thread(target=e.session.close, name="autodist-closing", daemon=True) for e in self._opened]
+        for thread in closing:
+            thread.start()
+        deadline = time.monotonic() + _END_LIMIT
+        for thread in closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _as_it_stands(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
+    """For graphs that run a few times each: making them better takes longer than they do."""
+    changed = tf.compat.v1.ConfigProto()
+    changed.CopyFrom(config)
+    changed.graph_options.rewrite_options.disable_meta_optimizer = True
+    changed.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    return changed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,11 +17,9 @@ from autodist.batch.examples import require_even, require_examples, uneven
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenParts
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, UNEVEN, Step
-from autodist.runtime.graph_runner import GraphRunner
-from autodist.runtime.graph_runners import GraphRunners
+from autodist.runtime.graph_runner import GraphRunner, GraphRunners
 from autodist.runtime.repeated import StepTensors, can_repeat, repeated
 from autodist.runtime.timeline import trace_file
-from autodist.runtime.trim_heap import collect_and_trim, trim_heaps
 from autodist.runtime.updates import Updates
 
 RunOptions = Any
@@ -204,3 +204,19 @@ def _worker_of(item: Step, fed: str) -> int:
     """The worker whose step it is: where an input of it is fed."""
     device = next(node.device for node in item.graph_def.node if node.name == node_of(fed))
     return int(tf.DeviceSpec.from_string(device).task or 0)
+
+
+def collect_and_trim() -> None:
+    """Collects garbage, such as graphs whose objects refer to one another, and trims the heaps."""
+    gc.collect()
+    trim_heaps()
+
+
+def trim_heaps() -> None:
+    """Returns to the system what is free in all heaps; the C library keeps it for the thread that had it.
+
+    Elsewhere than under glibc, nothing is done.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

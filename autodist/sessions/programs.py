@@ -10,10 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.batch.examples import tell_of_empty_micro_batches
-from autodist.capture.batch_requirements import require_any_length
+from autodist.capture.batch_requirements import require_any_length, require_no_rows_by_position
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, concerns_iterators_alone
-from autodist.capture.rows_by_position import require_no_rows_by_position
 from autodist.capture.tables import fills_tables_alone, require_unchanged
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles

@@ -31,7 +31,7 @@ from autodist.sessions.plan import SessionPlan
 from autodist.sessions.programs import Prepared, SessionPrograms
 from autodist.sessions.requests import ABSENT, Request, Requests, check_options, expanded, refuse_partial_runs
 from autodist.sessions.runs import SessionRuns
-from autodist.tf_compat.static_shapes import plain_shapes
+from autodist.tf_compat.tf1_scripts import plain_shapes
 
 
 class DistributedSession(SessionInterface):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from autodist.compressors import NO_COMPRESSOR, Compressor, Dense
 from autodist.errors import StrategyError
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.base import Synchronizer

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from google.protobuf.message import Message
 
-from autodist.graph.variable_placement import VariablePlacement
+from autodist.graph.placement import VariablePlacement
 from autodist.synchronizers.traffic import Piece, Sent
 
 

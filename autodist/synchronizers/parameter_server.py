@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.graph.variable_placement import SyncMode, VariablePlacement
+from autodist.graph.placement import SyncMode, VariablePlacement
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.base import Synchronizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autodist.verify.differences import relative_difference
 from autodist.verify.recording import OUTPUTS
 
 Values = Mapping[str, NDArray[Any]]
@@ -115,3 +115,18 @@ def _both(reference: Path, other: Path) -> Iterator[tuple[int, Values, Values]]:
     for step in range(min(steps_of(reference), steps_of(other))):
         with np.load(reference / f"{step}.npz") as one, np.load(other / f"{step}.npz") as two:
             yield step + 1, dict(one), dict(two)
+
+
+def relative_difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    """The largest |expected - found| divided by the largest |expected|; infinite if a value of either is not finite.
+
+    >>> relative_difference(np.array([1.0, 4.0]), np.array([1.0, 5.0]))
+    0.25
+    """
+    a, b = expected.astype(np.float64), found.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.inf
+    difference, size = np.abs(a - b).max(initial=0.0), np.abs(a).max(initial=0.0)
+    if difference == 0:
+        return 0.0
+    return float(difference / size) if size else math.inf

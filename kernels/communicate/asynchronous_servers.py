@@ -11,14 +11,15 @@ import tensorflow as tf
 from autodist.graph.devices import device_of
 from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of
-from autodist.graph.order import topological
 from autodist.graph.parts import PendingReduction
+from autodist.graph.placement import SyncMode
 from autodist.graph.step import Replication, Step
+from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
-from autodist.graph.variable_placement import SyncMode
+from autodist.graph.walks import topological
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
-from autodist.kernels.communicate.clock import Clock
+from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 
@@ -216,3 +217,38 @@ class _Updates:
         staleness = min(bounded.values())
         clock = Clock(self.context, f"clock/{digest(';'.join(sorted(bounded)))}/{staleness}", staleness)
         clock.tick(self.editor, unlocked)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Ticks between the workers that compute.
+
+    In each step a worker puts a tick into a queue of every other one and takes one from each. The queues start with
+    `staleness` ticks, so that a worker which has ended n steps has had n - staleness ticks from the slowest.
+
+    Attributes:
+        context: for whom it is built.
+        key: the same on all workers.
+        staleness: how many steps a worker may be ahead.
+    """
+
+    context: Context
+    key: str
+    staleness: int
+
+    def tick(self, editor: StepEditor, after: Iterable[str]) -> None:
+        """Builds one step's ticks, put once all of `after` ran, and this worker's first ones, before all steps."""
+        others = [w for w in self.context.computing if w != self.context.worker]
+        initializers: dict[str, str] = {}
+        with subgraph(editor, self.key) as f, tf.device(self.context.cpu(self.context.worker)):
+            # The fastest has put staleness more than the slowest has taken, which started with as many.
+            exchange = Communicator(f, self.context, self.key, 2 * self.staleness + 2)
+            ended = tf.constant(True)
+            for other in others:
+                exchange.send(other, "tick", [ended], [f.after(after)])
+                exchange.receive(other, "tick", [ended])
+            for other in others:
+                first = exchange.fill(other, "tick", [ended], self.staleness)
+                initializers[f"{self.key}/{other}"] = f.name(first)
+        editor.run(exchange.effects)
+        editor.initialize(initializers)

@@ -15,7 +15,6 @@ from autodist.graph.parts import PendingReduction
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.communicate.buckets import Bucket, digest, key_of
 from autodist.kernels.communicate.communicator import Communicator
-from autodist.kernels.communicate.persistent_buffer import PersistentBuffer
 from autodist.kernels.communicate.reduce_scatter import AsItIs, ReduceScatter
 from autodist.kernels.communicate.subgroup_transfers import SubgroupTransfers
 from autodist.kernels.sums import ordered_sum
@@ -168,3 +167,34 @@ def _unchanged(summed: tf.Tensor) -> tf.Tensor:
 def _join(gradient: Gradient) -> PendingReduction:
     """What a compressor takes for a gradient: it was given it by `BucketReduction.gradients`."""
     return cast(PendingReduction, gradient)
+
+
+@dataclass(frozen=True)
+class PersistentBuffer:
+    """One variable, read once a step and written once.
+
+    Attributes:
+        name: under which TensorFlow keeps it on this worker.
+        value: that it holds when the step begins.
+        initializer: the operation that gives it its first value.
+    """
+
+    name: str
+    value: tf.Tensor
+    initializer: tf.Operation
+    _handle: tf.Tensor
+
+    @classmethod
+    def make(cls, name: str, initial: tf.Tensor) -> PersistentBuffer:
+        """Builds it in the graph that is built just now."""
+        handle = tf.raw_ops.VarHandleOp(dtype=initial.dtype, shape=initial.shape, shared_name=name)
+        initializer = tf.raw_ops.AssignVariableOp(resource=handle, value=initial)
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=initial.dtype)
+        value.set_shape(initial.shape)
+        return cls(name, value, initializer, handle)
+
+    def write_if(self, condition: tf.Tensor, value: tf.Tensor) -> tf.Operation:
+        """Writes `value` where `condition` (a scalar) holds; otherwise it keeps what it has."""
+        # Select takes a scalar condition as it is, where tf.where would make one for each element.
+        kept = tf.raw_ops.Select(condition=condition, x=value, y=self.value)
+        return tf.raw_ops.AssignVariableOp(resource=self._handle, value=kept)

@@ -11,10 +11,9 @@ import tensorflow as tf
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction
-from autodist.graph.placement import EVERY_WORKER
+from autodist.graph.placement import EVERY_WORKER, SyncMode
 from autodist.graph.step import Replication, Step
 from autodist.graph.subgraph import subgraph
-from autodist.graph.variable_placement import SyncMode
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator

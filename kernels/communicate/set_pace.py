@@ -13,9 +13,9 @@ import tensorflow as tf
 from autodist.errors import RewriteError, StrategyError
 from autodist.graph.execution_order import ExecutionOrder, find_execution_order
 from autodist.graph.parts import PendingReduction, PendingReductionKind
+from autodist.graph.placement import SyncMode, VariablePlacement
 from autodist.graph.step import Replication, Step
 from autodist.graph.subgraph import subgraph
-from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.place.variable_placements import (

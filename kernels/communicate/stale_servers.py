@@ -12,9 +12,9 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import PendingReduction
+from autodist.graph.placement import SyncMode, VariablePlacement
 from autodist.graph.step import Replication, Step
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
-from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
 
+from autodist.errors import PartsError
 from autodist.graph.editor import NodeDef
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
+from autodist.graph.split import split
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.called_function import compiled_function, put_call
-from autodist.kernels.finish.update_regions import find_regions
 
 
 @dataclass(frozen=True)
@@ -62,3 +65,88 @@ def _compile(editor: StepEditor, region: Sequence[str]) -> None:
     """Puts a call of a function in the place of the nodes `region`."""
     function = compiled_function([editor[name] for name in region])
     put_call(editor, f"autodist/compiled/{region[-1]}", region, function)
+
+
+_TYPES = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, tf.bool))
+"""XLA may keep the values between two ops of a smaller type in a larger one."""
+
+
+def find_regions(item: Step, handles: Collection[str], kept: Collection[str]) -> list[list[str]]:
+    """Nodes that can be replaced by one, all regions at the same time, each after what it needs of the others.
+
+    Nothing else reads what they compute; the last one is a write, to which all lead. What is no more than a write is no
+    region.
+
+    Args:
+        item: the step.
+        handles: of the variables.
+        kept: nodes that are in no region.
+    """
+    search = _Search(item.graph_index, frozenset(handles), frozenset(kept))
+    writes = [node.name for node in item.graph_index.having(Trait.ASSIGNMENT) if search.is_write(node)]
+    found = {write: search.region_of(write) for write in writes}
+    # The write of a slot stands in the region of the weight that is computed from it, too.
+    largest = sorted((write for write in found if len(found[write]) > 1), key=lambda write: -len(found[write]))
+    while True:
+        regions: dict[str, str] = {}
+        for write in largest:
+            if regions.keys().isdisjoint(found[write]):
+                regions.update(dict.fromkeys(found[write], write))
+        try:
+            split(item, regions.get, copied=())
+        except PartsError as error:  # what leads out of one of them comes back
+            largest.remove(max(error.keys, key=largest.index))
+        else:
+            return [search.in_order(found[write], write) for write in dict.fromkeys(regions.values())]
+
+
+@dataclass(frozen=True)
+class _Search:
+    graph_index: GraphIndex
+    handles: frozenset[str]
+    kept: frozenset[str]
+
+    def is_write(self, node: NodeDef) -> bool:
+        return node.op in having(Trait.ASSIGNMENT) and node.input[0] in self.handles
+
+    def region_of(self, write: str) -> set[str]:
+        """A write, with all that leads to it and may stand where it stands."""
+        region = {write}
+        while found := {name for name in self._before(region) if self._belongs(name, region, write)}:
+            region |= found
+        return region
+
+    def _before(self, region: Collection[str]) -> set[str]:
+        return {source for name in region for source in self.graph_index.sources[name]}.difference(region)
+
+    def _belongs(self, name: str, region: set[str], write: str) -> bool:
+        node = self.graph_index.nodes[name]
+        if name in self.kept or node.device != self.graph_index.nodes[write].device:
+            return False
+        if self.is_write(node):
+            return self._shape(node) == self._shape(self.graph_index.nodes[write])
+        return self._is_elementwise(node) and region.issuperset(self.graph_index.consumers[name])
+
+    def _is_elementwise(self, node: NodeDef) -> bool:
+        if node.op == "ReadVariableOp":
+            return node.input[0] in self.handles
+        types = [node.attr[key].type for key in ("T", "dtype") if key in node.attr]
+        return node.op in having(Trait.EXACT) and _TYPES.issuperset(types)
+
+    def _shape(self, write: NodeDef) -> bytes:
+        return bytes(self.graph_index.nodes[write.input[0]].attr["shape"].shape.SerializeToString())
+
+    def in_order(self, region: Collection[str], write: str) -> list[str]:
+        """The nodes of a region, which all lead to `write`; in the same order where they do the same."""
+        ordered: dict[str, None] = {}
+        left = set(region)
+
+        def visit(name: str) -> None:
+            if name in left:
+                left.discard(name)
+                for source in self.graph_index.sources[name]:
+                    visit(source)
+                ordered[name] = None
+
+        visit(write)
+        return list(ordered)

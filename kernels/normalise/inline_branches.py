@@ -12,12 +12,11 @@ from autodist.graph.effects import NO_EFFECT
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.names import tensor
-from autodist.graph.placement import listed
+from autodist.graph.placement import SyncMode, listed
 from autodist.graph.propagation import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
 from autodist.graph.read_again import writes_read_again
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.variable_placement import SyncMode
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.normalise.both_branches import BothBranches, Taken, find_hindrance

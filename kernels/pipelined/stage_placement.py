@@ -16,7 +16,7 @@ from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.pipelined.assign_stages import stage_of_handles
-from autodist.logs.suggestions import listed
+from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
 
 _TABLES = having(Trait.TABLE_READ | Trait.CALL)

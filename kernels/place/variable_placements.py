@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.placement import EVERY_WORKER, listed
+from autodist.graph.placement import EVERY_WORKER, SyncMode, VariablePlacement, listed
 from autodist.graph.step import Replication, Step
-from autodist.graph.variable_placement import SyncMode, VariablePlacement
 from autodist.kernels.place.assign_owners import computed_from, find_served
 from autodist.kernels.plan import Plan
 

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from autodist import AutoDist
 from autodist.checkpoint import Checkpoints
-from autodist.checkpoint.background import Background
+from autodist.checkpoint.save import Background
 from bench.jobs import ANSWER
 
 VARIABLES, ROWS, WIDTH = 16, 62_500, 512

@@ -11,7 +11,7 @@ import pytest
 from autodist.cluster.file_sync import bring
 from autodist.cluster.folder import find_files
 from autodist.cluster.sftp_folder import Brought
-from autodist.cluster.transports import ssh_settings
+from autodist.cluster.transport import ssh_settings
 from autodist.errors import ClusterError
 from autodist.resources import ResourceSpec
 from tests.cluster.hosts import LoopbackHosts

@@ -11,9 +11,9 @@ import tensorflow as tf
 from autodist.graph.linearity import Linearity, find_linearity
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, PendingReductionKind
+from autodist.graph.placement import SyncMode
 from autodist.graph.propagation import Elements, Examples, Scalar, Total, Weight
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
-from autodist.graph.variable_placement import SyncMode
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.sums import ordered_sum

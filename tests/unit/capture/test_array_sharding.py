@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import get_data_adapter
 
 from autodist.batch.examples import rows_to_read, share_of
-from autodist.capture.array_sharding import own_arrays
+from autodist.capture.fit_batches import own_arrays
 from autodist.reading.batch_sharding import whole_of
 
 REPLICAS = [0, 1, 1, 2]

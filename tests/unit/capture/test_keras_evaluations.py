@@ -18,8 +18,7 @@ from autodist import AutoDist
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
-from autodist.capture.legacy_evaluations import LegacyEvaluations
-from autodist.capture.legacy_models import LegacyModels
+from autodist.capture.legacy_models import LegacyEvaluations, LegacyModels
 from autodist.errors import NotSharedError
 from autodist.resources import ResourceSpec
 

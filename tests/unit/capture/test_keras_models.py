@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from autodist.capture import own_frames
+from autodist.capture import adopted_models
 from autodist.capture.keras_models import KerasModels
 
 
@@ -96,7 +96,7 @@ def _files_of_error(model: keras.Model) -> list[str]:
 
 @pytest.mark.parametrize("is_adopted", [True, False])
 def test_an_error_in_fit_shows_the_scripts_lines_and_none_of_ours(trained: keras.Model, is_adopted: bool) -> None:
-    ours = str(Path(own_frames.__file__).parents[1])
+    ours = str(Path(adopted_models.__file__).parents[1])
     models = KerasModels(_Steps())
     with models.adopting():
         if is_adopted:

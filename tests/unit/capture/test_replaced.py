@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autodist.capture.replaced import all_replaced, definer_of, replaced
+from autodist.capture.patches import all_replaced, definer_of, replaced
 
 
 class Base:

@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture.batch_requirements import Dealt
+from autodist.capture.batch_requirements import Dealt, require_no_rows_by_position
 from autodist.capture.function import capture_function
-from autodist.capture.rows_by_position import require_no_rows_by_position
 from autodist.errors import CaptureError
 from autodist.graph.step import Step
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.checkpoint import checksums
-from autodist.checkpoint.background import Background
 from autodist.checkpoint.folder import Folder
+from autodist.checkpoint.save import Background
 from autodist.errors import CheckpointError
 from autodist.strategies import PartitionedPS
 from tests.equivalence.harness import run_to_its_end

@@ -12,10 +12,9 @@ import pytest
 from autodist.cluster import ssh_program
 from autodist.cluster.ssh_program import command_line, find_way, joining, master, require_program
 from autodist.cluster.ssh_program_connections import Connection
-from autodist.cluster.ssh_program_failures import why_no_login
-from autodist.cluster.ssh_program_logins import ProgramLogins
+from autodist.cluster.ssh_program_logins import ProgramLogins, why_no_login
 from autodist.cluster.ssh_settings import SSHSettings
-from autodist.cluster.transports import ssh_settings
+from autodist.cluster.transport import ssh_settings
 from autodist.errors import ClusterError
 from autodist.resources import ResourceSpec
 

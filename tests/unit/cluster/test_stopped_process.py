@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autodist.cluster import stopped_process
-from autodist.cluster.stopped_process import Standing
+from autodist.cluster import launch
+from autodist.cluster.launch import Standing
 from tests.cluster.runs import within
 
 
@@ -32,6 +32,6 @@ def test_a_process_that_was_stopped_is_seen_at_the_second_look(process: subproce
 
 def test_one_that_runs_between_the_looks_is_not_stopped_nor_one_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([("T", 7), ("T", 9), ("t", 12), ("t", 12), ("R", 12), ("T", 12), None, None])
-    monkeypatch.setattr(stopped_process, "_state_of", lambda process: next(looks))
+    monkeypatch.setattr(launch, "_state_of", lambda process: next(looks))
     seen = Standing(1)
     assert [seen.is_stopped() for _ in range(8)] == [False, False, False, True, False, False, False, False]

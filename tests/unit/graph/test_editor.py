@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of, tensor
-from autodist.graph.order import topological
+from autodist.graph.walks import topological
 from tests.unit.graph.graph_text import assert_imports, assert_text, from_text, to_text
 
 CHAIN = """

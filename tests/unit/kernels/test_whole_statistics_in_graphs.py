@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.in_step_all_reduces import AllReduceNotes, noting_sums
-from autodist.capture.replaced import replaced
+from autodist.capture.patches import replaced
 from autodist.capture.whole_in_graphs import WholeInGraph
 from autodist.graph import batch_statistics
 from tests.unit.kernels.graphs_in_one_process import Cluster

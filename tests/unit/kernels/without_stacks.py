@@ -13,7 +13,7 @@ from typing import Any
 
 from tensorflow.python.util import tf_stack  # no public name: where TensorFlow looks for what takes a stack
 
-from autodist.capture.replaced import replaced
+from autodist.capture.patches import replaced
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from autodist.logs.error_text import words_of
+from autodist.logs.formatting import words_of
 
 
 def read(path: str) -> tf.Tensor:

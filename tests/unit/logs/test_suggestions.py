@@ -1,4 +1,4 @@
-from autodist.logs.suggestions import did_you_mean, listed, nearest
+from autodist.logs.formatting import did_you_mean, listed, nearest
 
 
 def test_a_near_name_is_asked_for_whatever_its_case():

@@ -16,8 +16,7 @@ import pytest
 import tf_keras
 
 from autodist.errors import LaunchError, WorkerFailedError
-from autodist.notebook.keras_settings import KerasSettings
-from autodist.notebook.pickled import pack, unpack
+from autodist.notebook.pickled import KerasSettings, pack, unpack
 
 CELL = """
 def inner(x):
@@ -41,7 +40,7 @@ def test_function_of_a_cell_goes_with_what_it_uses_and_with_its_source(cell: dic
     (tmp_path / "packed").write_bytes(pack(cell["outer"], "outer", ""))
     code = """
 import inspect, sys
-from autodist.notebook.keras_settings import KerasSettings
+from autodist.notebook.pickled import KerasSettings
 from autodist.notebook.pickled import unpack
 outer = unpack(open(sys.argv[1], "rb").read())
 print(outer(3), repr(inspect.getsource(outer)), repr(inspect.getsource(outer.__globals__["inner"])))

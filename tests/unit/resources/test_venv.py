@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autodist.resources._venv import VENV, venv_fault
+from autodist.resources._node import VENV, venv_fault
 
 
 @pytest.mark.parametrize("path", ["~/venv", "/opt/my venv", "/opt/python3.11", "~", "/R&D/bin", "/home/source x/venv"])

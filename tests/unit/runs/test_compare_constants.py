@@ -11,8 +11,7 @@ from autodist.capture.function import capture_function
 from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import CaptureMismatchError
 from autodist.graph.baked_values import Baked
-from autodist.runs.compare_constants import is_same_value
-from autodist.runs.fingerprint import Fingerprint, require_equal
+from autodist.runs.fingerprint import Fingerprint, is_same_value, require_equal
 from tests.unit.kernels.in_one_process import capture
 
 ROWS = np.ones((4, 3), np.float32)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import ClusterError
-from autodist.runtime.direct_run import DirectRun
+from autodist.runtime.graph_runner import DirectRun
 
 
 @pytest.fixture

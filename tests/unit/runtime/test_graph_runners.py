@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from autodist.runtime.graph_runner import GraphRunner
-from autodist.runtime.graph_runners import GraphRunners
+from autodist.runtime.graph_runner import GraphRunner, GraphRunners
 
 
 def _handle() -> tf.Tensor:

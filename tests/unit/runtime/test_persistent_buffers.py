@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.runtime.graph_runners import GraphRunners
+from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.persistent_buffers import Saved
 
 

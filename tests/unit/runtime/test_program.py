@@ -10,7 +10,7 @@ from autodist.errors import UnevenBatchError
 from autodist.graph.parts import EvenParts, VariableGradient
 from autodist.graph.step import UNEVEN, Step
 from autodist.runtime import program as module
-from autodist.runtime.graph_runners import GraphRunners
+from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.program import Program
 from autodist.runtime.updates import Updates
 from tests.unit.graph.replications import replication

@@ -12,7 +12,7 @@ import tensorflow as tf
 from autodist.errors import TraceError
 from autodist.graph.step import Step
 from autodist.runtime import timeline
-from autodist.runtime.graph_runners import GraphRunners
+from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.program import Program
 from autodist.runtime.timeline import TRACE_VARIABLE, TRACED_RUN
 from autodist.runtime.updates import Updates

@@ -6,7 +6,7 @@ import gc
 import pathlib
 import weakref
 
-from autodist.runtime.trim_heap import collect_and_trim, trim_heaps
+from autodist.runtime.program import collect_and_trim, trim_heaps
 
 BLOCKS, BLOCK = 4000, 16 << 10
 

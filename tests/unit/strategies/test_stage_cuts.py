@@ -9,7 +9,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist.strategies.stage_cuts import balanced_cuts
+from autodist.strategies.pipeline_stages import balanced_cuts
 
 LAYERS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8)
 

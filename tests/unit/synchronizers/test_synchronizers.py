@@ -2,8 +2,7 @@ import pytest
 
 from autodist.compressors import Float16, TopK
 from autodist.errors import StrategyError
-from autodist.graph.placement import Partitioning
-from autodist.graph.variable_placement import SyncMode, VariablePlacement
+from autodist.graph.placement import Partitioning, SyncMode, VariablePlacement
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.strategies import partitioned_node, whole_node

@@ -7,7 +7,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from autodist.tf_compat.static_shapes import plain_shapes
+from autodist.tf_compat.tf1_scripts import plain_shapes
 
 
 def kind():

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from autodist.cli.checking.faults import faults_of, notes_of
 from autodist.cli.checking.looking import FoundMachine
 from autodist.cli.checking.protocol import SeenGPUs
-from autodist.cli.checking.report import usable
+from autodist.cli.checking.report import faults_of, notes_of, usable
 from autodist.resources import ResourceSpec
 from autodist.runtime.clocks import ClockOffset
 from tests.unit.cli.checking.fakes import HARDWARE, found, lost

@@ -9,7 +9,7 @@ import tensorflow as tf
 from autodist.compressors import Compressor, Float16, PowerSGD, TopK
 from autodist.errors import StrategyError
 from autodist.graph.parts import PendingReduction, PendingReductionKind
-from autodist.kernels.communicate.chosen_compressor import compressor_of
+from autodist.kernels.communicate.reduce_by_shuffle import compressor_of
 from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.compressed_models import given_gradient
