@@ -29,9 +29,9 @@ def resolve_specs(
     """A copy in which no node says AUTO, and that has teams where a node says HIERARCHICAL.
 
     Where every other variable is reduced by the same collective, RING or NCCL, AUTO follows that one, since collectives
-    stand only by themselves. Else it is HIERARCHICAL where teams pay (`choose_subgroups`), and what a step adds up besides,
-    losses and state, goes by teams, too; or SHUFFLE. Both mix with everything. HIERARCHICAL is SHUFFLE where there are
-    too few workers for teams.
+    stand only by themselves. Else it is HIERARCHICAL if teams pay (`choose_subgroups`), and what a step adds up
+    besides, losses and state, goes by teams, too; or SHUFFLE. Both mix with all. HIERARCHICAL is SHUFFLE if there
+    are too few workers for teams.
 
     Args:
         strategy: one that `check_strategy` passes.

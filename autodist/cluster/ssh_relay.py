@@ -1,9 +1,9 @@
 """The relay: a small process beside the chief's that holds the SSH connection to the agents of one machine.
 
-`python -m autodist.cluster.ssh_relay` reads a line from its standard input: where to connect, what to start there and, for
-each time that it is to be started, three descriptors. Then it passes bytes on: from the first of these to the command,
-and from the command's outputs to the others. It ends when all commands have, or those who asked for them. Both ends of
-the connection send heartbeats, since a link that is cut ends nothing by itself: after so many seconds of silence it
+`python -m autodist.cluster.ssh_relay` reads a line from its standard input: where to connect, what to start there and,
+for each time that it is to be started, three descriptors. Then it passes bytes on: from the first of these to the
+command, and from the outputs of the command to the others. It ends when all commands have ended. Both ends
+of the connection send heartbeats, since a link that is cut ends nothing by itself: after so many seconds of silence it
 counts as lost, and the coordinator is told so.
 """
 

@@ -312,7 +312,9 @@ class DistributedFunction:
     ) -> CapturedFunction:
         return capture_function(
             step, specs, axes,
-            TrainingRequirements(may_evaluate=True), jit_compile=self._tracing.jit_compile, autograph=self._tracing.autograph,
+            TrainingRequirements(may_evaluate=True),
+            jit_compile=self._tracing.jit_compile,
+            autograph=self._tracing.autograph,
             is_split=self._run.spec.splits_batches,
         )  # fmt: skip
 

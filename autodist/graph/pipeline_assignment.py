@@ -194,9 +194,9 @@ class Assignment:
         if len(found) > 1:
             self.refuse(
                 "stages",
-                f"{name} ({self.graph_index.nodes[name].op}) uses {listed(map(self._named, found.values()))}, which are in "
-                f"different pipeline stages ({listed(map(str, sorted(found)))}): one operation is not cut. Put these "
-                "variables into one stage.",
+                f"{name} ({self.graph_index.nodes[name].op}) uses {listed(map(self._named, found.values()))}, which "
+                f"are in different pipeline stages ({listed(map(str, sorted(found)))}): one operation is not cut. Put "
+                "these variables into one stage.",
             )
         return max(found.items(), default=None)
 
@@ -236,16 +236,16 @@ class Assignment:
 
     def _is_made_elsewhere(self, handle: str, name: str, mark: int) -> str:
         return (
-            f"{name} ({self.graph_index.nodes[name].op}) is made in ad.stage({mark}), and uses {self._named(handle)}, which "
-            f"is in pipeline stage {self.stage_of[handle]}. Make both in one stage."
+            f"{name} ({self.graph_index.nodes[name].op}) is made in ad.stage({mark}), and uses {self._named(handle)}, "
+            f"which is in pipeline stage {self.stage_of[handle]}. Make both in one stage."
         )
 
     def _goes_back(self, handle: str, name: str, later: str) -> str:
         stage = self.found[later].stage
         return (
             f"{self._named(handle)} is in pipeline stage {self.stage_of[handle]}, and what is computed with it, {name} "
-            f"({self.graph_index.nodes[name].op}), needs {later} of stage {stage}: the way from stage to stage goes back "
-            f"there. Put {self._named(handle)} into stage {stage} or a later one, or what comes before it into an "
+            f"({self.graph_index.nodes[name].op}), needs {later} of stage {stage}: the way from stage to stage goes "
+            f"back there. Put {self._named(handle)} into stage {stage} or a later one, or what comes before it into an "
             "earlier one."
         )
 

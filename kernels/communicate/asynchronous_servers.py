@@ -45,8 +45,8 @@ class AsynchronousServers(Kernel):
         if replication is None:
             return item
         kept = {
-            item.by_name[name].handle: variable_placement.owner
-            for name, variable_placement in replication.variable_placements.items() if variable_placement.pace is SyncMode.ASYNCHRONOUS
+            item.by_name[name].handle: placement.owner
+            for name, placement in replication.variable_placements.items() if placement.pace is SyncMode.ASYNCHRONOUS
         }  # fmt: skip
         if not kept:
             return item

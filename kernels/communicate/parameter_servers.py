@@ -58,8 +58,8 @@ class _Servers:
     def __init__(self, item: Step, replication: Replication, context: Context) -> None:
         self.item, self.context, self.stages = item, context, replication.stages
         self.owner = {
-            item.by_name[name].handle: variable_placement.owner
-            for name, variable_placement in replication.variable_placements.items() if variable_placement.pace is SyncMode.SYNCHRONOUS
+            item.by_name[name].handle: placement.owner
+            for name, placement in replication.variable_placements.items() if placement.pace is SyncMode.SYNCHRONOUS
         }  # fmt: skip
         self.results = Results(item, replication)
         self.editor = self.results.editor

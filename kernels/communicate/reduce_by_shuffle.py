@@ -46,7 +46,7 @@ class ReduceByShuffle(Kernel):
     one worker, nothing travels and nothing is compressed.
 
     Where the strategy has teams, which it has for many workers, each team adds up first, and then the teams' sums are
-    added in the order of the teams (`AllReduceAlgorithm.in_teams`): a worker has to do with about 2·√W others in place of W-1.
+    added in the order of the teams (`AllReduceAlgorithm.in_teams`): a worker exchanges with about 2·√W others, not W-1.
     Rows go from team to team as they are.
 
     Each element is the sum of the workers' in their order, whatever bucket it is in. So buckets may grow with the

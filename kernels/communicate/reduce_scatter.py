@@ -1,4 +1,4 @@
-"""ReduceScatter: vectors that are added up by an owner each, in the code of a compressor, by all or within teams first."""
+"""ReduceScatter: an owner sums each vector, in the encoding of a compressor, over all workers or within teams first."""
 
 from __future__ import annotations
 

@@ -184,8 +184,8 @@ class StagePlacement:
         used = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
         return OptionError(
             "stages",
-            f"{name} ({self.graph_index.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages: one "
-            "operation is not cut. Put these variables into one stage.",
+            f"{name} ({self.graph_index.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages: "
+            "one operation is not cut. Put these variables into one stage.",
         )
 
     def _require_own_writes(self, name: str) -> None:
@@ -196,9 +196,9 @@ class StagePlacement:
         if shared:
             raise OptionError(
                 "stages",
-                f"{name} ({self.graph_index.nodes[name].op}) writes {listed(shared)}, which every worker holds, and uses "
-                f"{listed(owned)}, which a pipeline stage holds: the others would not see what it writes. Write them "
-                "by operations of their own.",
+                f"{name} ({self.graph_index.nodes[name].op}) writes {listed(shared)}, which every worker holds, and "
+                f"uses {listed(owned)}, which a pipeline stage holds: the others would not see what it writes. Write "
+                "them by operations of their own.",
             )
 
     def _is_unique(self, name: str) -> bool:

@@ -1,6 +1,6 @@
 """A follower: a process of a given cluster that is not the chief; it joins, and is then the agent of its worker.
 
-`python -m autodist.cluster.environments.follower` finds in AUTODIST_FOLLOWS what it is and what to run (`FollowerOrder`). It
+`python -m autodist.cluster.environments.follower` reads its `FollowerOrder` from AUTODIST_FOLLOWS. It
 connects to the chief, shows that it knows the secret, and starts the script when it is told to. What the script prints
 it prints too, for the scheduler, and tells the chief, who shows the last lines of a worker that failed. It ends as the
 script does; with a bad exit status, too, where the chief was lost, or nothing was started: 2 where the chief refuses

@@ -1,6 +1,7 @@
 """The reception: a small process beside the chief's, where the other processes of a given cluster come.
 
-`python -m autodist.cluster.environments.rendezvous_server` reads its order from its standard input: where to listen, how many are to
+`python -m autodist.cluster.environments.rendezvous_server` reads its order from its standard input:
+where to listen, how many are to
 come, the secret, limits, and three descriptors for each of them. It tells what happens as lines of JSON on its standard
 output (`News`), and passes bytes between the chief and whoever has come, as the relay does over SSH: the chief's own
 process may keep Python's global lock for longer than the limit of silence. It ends when all of these have, or the

@@ -117,7 +117,8 @@ class WholeRows:
             result = tf.identity(f.input(local, dtype, shape))
         self._joiner.note(
             PendingReduction(
-                name=name, kind=PendingReductionKind.WHOLE, local=(local,), result=(f.name(result),), weight=None, level=level,
+                name=name, kind=PendingReductionKind.WHOLE, local=(local,), result=(f.name(result),), weight=None,
+                level=level,
                 dtype=dtype, shape=tf.TensorShape(shape), merge=ReduceOp.ROWS, axis=axis, depth=depth,
             )
         )  # fmt: skip

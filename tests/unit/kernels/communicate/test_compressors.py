@@ -76,7 +76,8 @@ def test_power_sgd_is_one_power_iteration_on_the_sum(workers, shape):
     strategy_item = capture(given_gradient(variable), batches[0]).item
     position = strategy_item.gradients[0].variable
     named = PendingReduction(
-        f"{position}/0", PendingReductionKind.GRADIENT, ("v:0",), ("v:0",), "w:0", 1, tf.float64, tf.TensorShape(shape), "v",
+        f"{position}/0", PendingReductionKind.GRADIENT, ("v:0",), ("v:0",), "w:0", 1, tf.float64, tf.TensorShape(shape),
+        "v",
         weight_dtype=tf.float64,
     )  # fmt: skip
     right = first_right(named, 2, int(digest(key_of([named])), 16)).numpy()

@@ -164,7 +164,8 @@ def reduced_alone(weight):
         tf.compat.v1.placeholder(tf.float64, [], name="weight")
         tf.identity(local, name="result")
     join = PendingReduction(
-        "kernel/0", PendingReductionKind.GRADIENT, ("local:0",), ("result:0",), weight, 1, tf.float64, tf.TensorShape([2]),
+        "kernel/0", PendingReductionKind.GRADIENT, ("local:0",), ("result:0",), weight, 1, tf.float64,
+        tf.TensorShape([2]),
         variable="kernel", weight_dtype=weight and tf.float64,
     )  # fmt: skip
     item = Step(graph.as_graph_def(), replication=replication(joins=(join,)))
