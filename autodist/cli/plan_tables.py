@@ -65,7 +65,7 @@ def how(variable: VariablePlan) -> str:
 
 def where(variable: VariablePlan) -> str:
     """Who holds a variable, or its shards."""
-    owners = Counter(listed((shard.owner or ALL_WORKERS, *shard.stage_group)) for shard in variable.shards)
+    owners = Counter(listed((shard.owner or ALL_WORKERS, *shard.mates)) for shard in variable.shards)
     if variable.axis is None:
         return next(iter(owners))
     shards = f"{len(variable.shards)} shards of axis {variable.axis}"

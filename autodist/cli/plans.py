@@ -37,7 +37,7 @@ class ShardPlan(_Part):
     """
 
     owner: str | None
-    stage_group: tuple[str, ...] = ()
+    mates: tuple[str, ...] = ()
     shape: tuple[int, ...]
 
 

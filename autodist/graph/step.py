@@ -142,7 +142,7 @@ class Step:
 
     def __post_init__(self) -> None:
         if self.graph_index.graph_def is not self.graph_def:
-            object.__setattr__(self, "wiring", GraphIndex(self.graph_def))
+            object.__setattr__(self, "graph_index", GraphIndex(self.graph_def))
 
     def spec_of(self, name: str) -> tf.TensorSpec:
         """Static shape and dtype of a tensor, as noted; else, as of nodes that kernels made, as TensorFlow infers them.

@@ -240,7 +240,7 @@ def test_of_a_mesh_the_sums_between_mates_are_planned(tmp_path: Path) -> None:
     ]
     for variable in found.variables:  # a gradient goes to the one other that holds its variable
         (shard,) = variable.shards
-        holders = [shard.owner, *shard.stage_group]
+        holders = [shard.owner, *shard.mates]
         assert variable.sent == tuple(variable.bytes if w.name in holders else 0 for w in found.workers)
     links = {(link.source, link.target): link.bytes for link in found.links}
     of_stages = [stage.bytes for stage in found.pipeline.stages]

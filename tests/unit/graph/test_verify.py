@@ -40,7 +40,7 @@ def test_a_whole_step_passes():
     [
         ({"targets": ("e",)}, "the target e is not"),
         ({"served": ("e",)}, "the served node e is not"),
-        ({"landed": ("e",)}, "the landed node e is not"),
+        ({"flush_targets": ("e",)}, "the landed node e is not"),
         ({"initializers": {"k": "e"}}, "the initializer e is not"),
         ({"inputs": {"e:0": 0}}, "the input e:0 is not"),
         ({"outputs": ("c:1",)}, "the output c:1 is not"),
