@@ -1,7 +1,7 @@
-"""How replicas' values of a tensor join to what one device computes on the whole batch.
+"""Layout propagation: how each replica's value of a tensor relates to the value for the whole batch.
 
-`propagate` reads a graph without running it. A table says for each op how the batch shows in its outputs; an op
-that is not in the table is unknown, and unknown is never guessed at.
+`propagate` analyses a graph without running it. A table of rules maps the layouts of an op's inputs to those of its
+outputs. An op that has no rule has an unknown layout; layouts are never guessed.
 """
 
 from autodist.graph.propagation.analysis import GraphPropagation, Propagation, propagate

@@ -1,4 +1,4 @@
-"""The walk over the graph: from the tensors that are asked for back to the inputs, then forward with the table."""
+"""Graph traversal for layout propagation: backward from the requested tensors, then forward through the rule table."""
 
 from __future__ import annotations
 
@@ -53,38 +53,38 @@ _DEEPEST_CALL = 40
 
 
 class Propagation(ABC):
-    """How the values that replicas compute join to the whole batch's."""
+    """Relates each replica's value of a tensor to the value for the whole batch."""
 
     @abstractmethod
     def kind(self, tensor: str) -> Kind:
-        """How the replicas' values of a tensor join.
+        """Returns the kind of a tensor: how to combine the replicas' values.
 
         Args:
-            tensor: its name, "node:0" or "node" for the first output.
+            tensor: its name, "node:0", or "node" for the first output.
 
         Raises:
-            ValueError: if the graph has no such node.
+            ValueError: the graph has no such node.
         """
 
     @abstractmethod
     def rows_for_each(self, tensor: str) -> int | None:
-        """How many rows of a tensor belong to each example.
+        """Returns the number of rows of a tensor that belong to each example.
 
-        None where it has no such rows (a `PerExample` kind says along which axis they lie), they are not in the order
-        of the examples, or their number is not known or not a whole one.
+        Returns None if the tensor has no such rows (a `PerExample` kind has their axis), if they are not in the order
+        of the examples, or if the number is unknown or fractional.
         """
 
     @abstractmethod
     def draws_within(self, node: str) -> Mapping[DrawAt, RowsOfDraw | None]:
-        """The stateless draws in functions that a node calls, by a seed that all replicas share.
+        """Returns the stateless random ops, in functions called by a node, that use a seed common to all replicas.
 
-        They draw the same numbers on each replica, for examples that are not the same. None where it is not known how
-        many rows they draw for each example.
+        Every replica draws the same numbers from such an op, although for different examples. The value is None if the
+        number of rows per example is unknown.
         """
 
 
 class GraphPropagation(Propagation):
-    """Propagation over one graph; made by `propagate`."""
+    """Propagation over one graph; returned by `propagate`."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -92,7 +92,7 @@ class GraphPropagation(Propagation):
     def kind(self, tensor: str) -> Kind:
         name = tensor_name(tensor)
         if self._frame.producer(name) is None:
-            raise ValueError(f"The graph has no tensor '{tensor}'. Name it as in the graph that was analysed.")
+            raise ValueError(f"The graph has no tensor '{tensor}'. Use its name in the analysed graph.")
         kind, node = kind_of(self._frame.fact(name)), self._frame.producer(name)
         if isinstance(kind, Unknown) and kind.reason in WITHOUT_A_NODE and node is not None:
             return Unknown(f"node '{node.name}' ({node.op}): {kind.reason}")
@@ -108,14 +108,14 @@ class GraphPropagation(Propagation):
         return self._frame.draws_within(node)
 
     def declare_share(self, tensor: str, weight: Weight | None) -> None:
-        """Says of a tensor that each replica has its share of the batch there: its weight over that of all replicas.
+        """Declares that a tensor holds each replica's share of the batch: its weight over the sum of all weights.
 
         Args:
             tensor: its name.
-            weight: of each replica; None: shares add up to the whole, and it is not said by which weight.
+            weight: the weight of each replica. None: the shares sum to the whole, by an unspecified weight.
 
         Raises:
-            ValueError: it is too late, since what is made of the tensor was asked for.
+            ValueError: propagation has already evaluated the tensor's node.
         """
         name = tensor_name(tensor)
         factor = PartialSum(name, NONE) if weight is None else factor_of(weight)
@@ -132,27 +132,27 @@ def propagate(
     whole_sums: Mapping[str, InStepAllReduce] | None = None,
     apart: Mapping[str, str] | None = None,
 ) -> GraphPropagation:
-    """Prepares the analysis of a graph of which replicas compute the same nodes, each on its part of the batch.
+    """Prepares the layout analysis of a graph whose nodes run on every replica, each on its shard of the batch.
 
-    Parts may be of unequal length. Axes other than the batch's have one length on all replicas, and constants are
-    what they are: a sum that is divided by a constant number of examples is a sum. A read of a variable counts as
-    replicated, even where the step wrote it before: such writes are combined before they are read.
+    Shards may differ in length. All axes other than the batch axis have equal lengths on all replicas. Constants are
+    not rescaled: a sum divided by a constant number of examples is a sum. A read of a variable is replicated even after
+    a write in the same step, because such writes are combined before the read.
 
     Args:
         graph_def: the captured single-device graph, with its function library.
-        batch_axes: for each tensor that holds the batch (a placeholder, an output of an iterator), the axis that
-            is split. They hold the same examples, or in each part numbers of them that are in proportion.
-            Placeholders that are not named are the same on all replicas.
-        shapes: what is known of each tensor's shape, by name ("x:0").
-        declared: kinds that are stated; they win over what would be computed.
-        nodes: the graph's nodes by name, where they are at hand.
-        whole_sums: by their nodes; the one input of each is added up or gathered over all replicas before the step goes
-            on with it. What was the same on all before stays as it is, its gradients, too.
-        apart: of those in `batch_axes` whose rows belong to no example of the others: the tensor by whose rows they are
-            counted.
+        batch_axes: maps each tensor that holds the batch (a placeholder, an output of an iterator) to the axis that is
+            split. All hold the same examples, or numbers of rows that are in proportion in every shard. Placeholders
+            not listed are replicated.
+        shapes: the static shape of each tensor, by name ("x:0").
+        declared: kinds that take precedence over computed ones.
+        nodes: the graph's nodes by name, if available.
+        whole_sums: in-step all-reduces, by their nodes. The one input of each is summed or gathered over all replicas
+            before the step continues. A replicated value stays as it is, and so do its gradients.
+        apart: for tensors in `batch_axes` whose rows do not belong to the examples of the others: the tensor whose rows
+            count them.
 
     Returns:
-        An object that answers `kind(tensor)`. Nothing is computed before it is asked for, and nothing twice.
+        An object with a method `kind(tensor)`. Facts are computed on demand and cached.
     """
     shape_of = shapes if callable(shapes) else lambda name: shapes.get(name, _UNKNOWN_SHAPE)
     counted = {name: Count(Elements(tensor_name(by))) for name, by in (apart or {}).items()}
@@ -183,7 +183,7 @@ def _declared_fact(tensor: str, kind: Kind) -> Fact:
 
 
 class Frame:
-    """One graph or one function body, with what is known of its tensors so far."""
+    """One graph or one function body, with a cache of the facts of its tensors."""
 
     def __init__(
         self,
@@ -200,17 +200,17 @@ class Frame:
         self._shape_of, self._seeds = shape_of, dict(seeds)
         self._seeded = {name.partition(":")[0] for name in seeds}
         self._facts: dict[str, Fact | list[Fact]] = {}
-        self._brought_back: dict[str, Fact] = {}
-        self._followed: set[str] = set()
+        self._loop_facts: dict[str, Fact] = {}
+        self._checked_loops: set[str] = set()
         self._same: dict[object, str] = {}
         self._constants = Constants(self.producer, self.shape)
         self.tag = tag
 
     def declare(self, tensor: str, fact: Fact) -> None:
-        """Sets what is known of a tensor before anything is made of it."""
+        """Sets the fact of a tensor that has not been evaluated yet."""
         name = _node_of(tensor)
         if name in self._facts:
-            raise ValueError(f"'{tensor}' cannot be declared any more: what depends on it is known already.")
+            raise ValueError(f"'{tensor}' cannot be declared: its node has been evaluated already. Declare it first.")
         self._seeds[tensor] = fact
         self._seeded.add(name)
 
@@ -224,43 +224,50 @@ class Frame:
         return None if tensor in self._seeds else self._constants.value(tensor)
 
     def _variable(self, tensor: str) -> tf.compat.v1.NodeDef | None:
-        """The node of a variable's handle, through what only passes it on."""
+        """Returns the VarHandleOp node behind a resource tensor, or None."""
         node = self.producer(tensor)
         while node is not None and node.op in PASSES:
             node = self.producer(node.input[0])
         return node if node is not None and node.op == "VarHandleOp" else None
 
     def fact(self, tensor: str) -> Fact:
-        """What is known of one tensor; computes what it needs and keeps it."""
+        """Returns the fact of one tensor, computed on demand and cached."""
         name, _, index = tensor.partition(":")
         self.follow(name)
         return self._output(name, int(index or 0))
 
     def follow(self, name: str) -> None:
-        """Finds what is known of all outputs of a node."""
+        """Computes the facts of all outputs of a node."""
         while name not in self._facts:
             self._evaluate(name)
-            self._follow_loops()
+            self._check_loops()
 
     def draws_within(self, node: str) -> dict[DrawAt, RowsOfDraw | None]:
-        """The draws in functions that a node has called so far."""
+        """Returns the random ops found so far in functions called by a node."""
         within = f"{self.tag}{node}:0>"
         return {at: found for at, found in self._library.draws.items() if at[0].startswith(within)}
 
-    def _follow_loops(self) -> None:
-        """Holds what old loops were taken to bring back against what they do; where it differs, all is forgotten."""
-        while pending := [name for name in self._brought_back if name not in self._followed]:
+    def _check_loops(self) -> None:
+        """Checks the assumed facts of TF1 loop variables (NextIteration).
+
+        If one is wrong, corrects it and clears the cache.
+        """
+        while pending := [name for name in self._loop_facts if name not in self._checked_loops]:
             name = pending[0]
             source = _data_inputs(self._nodes[name])[0]
             if _node_of(source) not in self._facts:
                 self._evaluate(_node_of(source))
-            found, assumed = self._output(*_split(source)), self._brought_back[name]
-            self._followed.add(name)
-            if found != assumed and not isinstance(assumed, UnknownFact):  # opaque holds whatever is brought back
+            found, assumed = self._output(*_split(source)), self._loop_facts[name]
+            self._checked_loops.add(name)
+            if found != assumed and not isinstance(
+                assumed, UnknownFact
+            ):  # an unknown fact stays valid for every loop value
                 first = isinstance(assumed, Nothing)
-                changes = UnknownFact(f"node '{name}' (NextIteration): its loop changes how the value joins")
-                self._brought_back[name] = found if first and not names_a_sum(found) else changes
-                self._followed.clear()
+                changes = UnknownFact(
+                    f"node '{name}' (NextIteration): the layout of the value changes between iterations of its loop"
+                )
+                self._loop_facts[name] = found if first and not names_a_sum(found) else changes
+                self._checked_loops.clear()
                 self._facts.clear()
                 return
 
@@ -271,7 +278,10 @@ class Frame:
         return found[index] if isinstance(found, list) else found
 
     def _evaluate(self, root: str) -> None:
-        """Depth first with a stack of its own, since graphs are deeper than Python's."""
+        """Evaluates a node and its inputs depth first.
+
+        Uses an explicit stack because graphs exceed Python's recursion limit.
+        """
         stack, open_nodes = [root], set()
         while stack:
             name = stack[-1]
@@ -287,39 +297,39 @@ class Frame:
                 continue
             stack.pop()
             if missing:
-                self._facts[name] = UnknownFact(f"node '{name}' ({node.op}): it stands in a loop of the graph")
+                self._facts[name] = UnknownFact(
+                    f"node '{name}' ({node.op}): it is part of an unsupported loop in the graph"
+                )
             else:
                 self._facts[name] = self._apply(node, sources)
 
     def _apply(self, node: tf.compat.v1.NodeDef, sources: list[str]) -> Fact | list[Fact]:
         if node.op == "NextIteration":
-            return self._brought_back.setdefault(node.name, Nothing())
+            return self._loop_facts.setdefault(node.name, Nothing())
         facts = [self._output(*_split(source)) for source in sources]
         if node.name in self._whole_sums:
-            return self._summed(self._whole_sums[node.name], facts[0])
+            return self._all_reduced(self._whole_sums[node.name], facts[0])
         rule = TABLE.get(node.op)
-        turned = in_turn(OpContext(node, sources, facts, self), is_stateless(node.op))
-        if turned is not None:
-            return turned
+        in_loop = in_turn(OpContext(node, sources, facts, self), is_stateless(node.op))
+        if in_loop is not None:
+            return in_loop
         if node.op not in NOT_FOLDED and (rule is not None or _is_stateless(node.op)):
             if all(fact is SAME or fact == SAME for fact in facts):
                 return SAME
             if (made := made_of_noise(facts) or made_of_state(facts)) is not None:
                 return made
-        site = OpContext(node, sources, facts, self)
+        ctx = OpContext(node, sources, facts, self)
         if rule is None and self._library.has(node.op):
-            return self.call(site, node.op, facts, sources)
+            return self.call(ctx, node.op, facts, sources)
         if rule is None:
-            return site.opaque(
-                "this op is not in the table of what shows how a batch goes through", Recovery.BATCH_SHAPED
-            )
-        found = rule(site)
+            return ctx.opaque("this op is not in the table of propagation rules", Recovery.BATCH_SHAPED)
+        found = rule(ctx)
         if self.tag and node.op in having(Trait.BY_KEY) and not isinstance(found, list):
-            self._library.note_draw((self.tag, node.name), site, found)
-        return [_named(site, fact) for fact in found] if isinstance(found, list) else _named(site, found)
+            self._library.note_draw((self.tag, node.name), ctx, found)
+        return [_named(ctx, fact) for fact in found] if isinstance(found, list) else _named(ctx, found)
 
-    def _summed(self, whole: InStepAllReduce, own: Fact) -> Fact:
-        """The fact of a sum over all replicas, or of the rows that they gather."""
+    def _all_reduced(self, whole: InStepAllReduce, own: Fact) -> Fact:
+        """Returns the fact of an in-step all-reduce, or of the rows gathered by it."""
         first = whole.of or whole.node
         before = self.fact(tensor_name(_data_inputs(self._nodes[first])[0])) if first in self._nodes else None
         if before == SAME:
@@ -328,38 +338,40 @@ class Frame:
         if whole.how is InStepAllReduceKind.OWN_ROWS:
             found = before.rows if isinstance(before, Form) else None
             return (
-                Form(found, mixed_at=mixed_at) if found else UnknownFact(f"node '{first}' gathers what has no examples")
+                Form(found, mixed_at=mixed_at)
+                if found
+                else UnknownFact(f"node '{first}' gathers a tensor that has no batch axis")
             )
         return Form(mixed_at=mixed_at) if isinstance(own, Form) else SAME
 
     def same_as(self, key: object, tensor: str) -> str:
         return self._same.setdefault(key, tensor)
 
-    def call(self, site: OpContext, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
-        """What a function of the library gives; `tensors` are the caller's names of its arguments."""
+    def call(self, ctx: OpContext, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
+        """Returns the facts of a library function's results; `tensors` are the names of its arguments in the caller."""
         if not self._library.has(function) or self.tag.count(">") >= 2 * _DEEPEST_CALL:
-            why = f"its function '{function}' is not in the graph's library, or calls are too deep"
-            return [site.opaque(why)] * _number_of_outputs(site.node)
+            why = f"its function '{function}' is not in the graph's library, or its calls are nested too deeply"
+            return [ctx.opaque(why)] * _number_of_outputs(ctx.node)
         handles = [self._variable(name) for name in tensors]
-        # A loop's results have the shapes that hold in every turn; where it names none, these are its inputs'.
-        is_loop = site.node.op in having(Trait.LOOP)
-        shaped = [f"{site.node.name}:{k}" for k in range(len(tensors))] if is_loop else tensors
+        # A loop's output shapes hold in every iteration; a loop without output shapes has those of its inputs.
+        is_loop = ctx.node.op in having(Trait.LOOP)
+        shaped = [f"{ctx.node.name}:{k}" for k in range(len(tensors))] if is_loop else tensors
         body = self._library.body(function, [self.shape(name) for name in shaped], handles)
         seeds = dict(zip(body.arguments, arguments, strict=True))
-        tag = f"{site.named()}>{function}>"
+        tag = f"{ctx.named()}>{function}>"
         frame = Frame(_by_name(body.graph_def), self._library, body.shape, seeds, tag)
-        return leave([frame.fact(name) for name in body.outputs], site, tag)
+        return leave([frame.fact(name) for name in body.outputs], ctx, tag)
 
 
-def _named(site: OpContext, fact: Fact) -> Fact:
-    """Sees to it that the node is named at which something is not known."""
+def _named(ctx: OpContext, fact: Fact) -> Fact:
+    """Adds the node's name to a reason that lacks one."""
     if isinstance(fact, UnknownFact) and fact.reason in WITHOUT_A_NODE:
-        return site.opaque(f"of an input, {fact.reason}", fact.recovery)
+        return ctx.opaque(f"for one of its inputs: {fact.reason}", fact.recovery)
     return fact
 
 
 def _number_of_outputs(node: tf.compat.v1.NodeDef) -> int:
-    """Of an op that calls functions: a loop names its types T, the others Tout."""
+    """Returns the number of outputs of an op that calls functions: loops list their types in T, others in Tout."""
     return len(node.attr["Tout" if "Tout" in node.attr else "T"].list.type)
 
 

@@ -1,4 +1,4 @@
-"""What a fact says to those who ask from outside: the kind, with the weight of a mean."""
+"""Converts facts, the internal results of propagation, to kinds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autodist.graph.propagation.kinds import (
 
 
 def kind_of(fact: Fact) -> Kind:
-    """What a fact says to those who ask from outside."""
+    """Returns the kind for a fact, with the weight of a mean."""
     if isinstance(fact, Extremum):
         return Reduced(fact.reason, fact.by, fact.mixed_at)
     form = form_of(fact)
@@ -39,7 +39,7 @@ def _kind_of_rows(form: Form, base: Rows) -> Kind:
     if form.factors:
         return Unknown(f"its rows belong to examples, but each is scaled by {describe(form.factors)}")
     if base.order:
-        return Unknown(f"its rows belong to examples, but not in their order along axis {base.axis}")
+        return Unknown(f"its rows belong to examples, but they are not in their order along axis {base.axis}")
     return PerExample(base.axis, form.mixed_at)
 
 
@@ -55,7 +55,7 @@ def _kind_of_additive(form: Form) -> Kind:
     if len(weighted) == 1 and (weight := weight_of(weighted[0])):
         return Mean(weight, form.mixed_at)
     sums = describe(form.factors)
-    return Unknown(f"it is a product of sums over the batch ({sums}), which is no sum or mean")
+    return Unknown(f"it is a product of sums over the batch ({sums}), which is neither a sum nor a mean")
 
 
 def _weights(factors: Factors) -> list[Factor]:
@@ -67,7 +67,7 @@ def _weights_below(factors: Factors) -> list[Factor]:
 
 
 def weight_of(factor: Factor) -> Weight | None:
-    """The weight that this factor is, if it can be said with tensors of the graph."""
+    """Returns the weight for a factor, or None if no graph tensor holds it."""
     if isinstance(factor, Count):
         return factor.of
     if not factor.without:
@@ -78,7 +78,7 @@ def weight_of(factor: Factor) -> Weight | None:
 
 
 def factor_of(weight: Weight) -> Factor:
-    """The factor that a weight is: what `weight_of` makes the weight of."""
+    """Returns the factor for a weight; the inverse of `weight_of`."""
     match weight:
         case Scalar(tensor):
             return PartialSum(tensor, NONE)

@@ -23,101 +23,101 @@ from autodist.graph.propagation.numbered import with_numbers
 from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 
 
-def linear(site: OpContext) -> Fact:
+def linear(ctx: OpContext) -> Fact:
     """f(x) = c·x: what is known stays, of shapes and lists too."""
-    return site.facts[0]
+    return ctx.facts[0]
 
 
-def outputs_of_inputs(site: OpContext) -> list[Fact]:
+def outputs_of_inputs(ctx: OpContext) -> list[Fact]:
     """IdentityN: each output is its input."""
-    return list(site.facts)
+    return list(ctx.facts)
 
 
-def negate(site: OpContext) -> Fact:
-    fact = site.facts[0]
+def negate(ctx: OpContext) -> Fact:
+    fact = ctx.facts[0]
     if isinstance(fact, Extremum):
-        return replace(fact, by=_NEGATED[fact.by]) if fact.by in _NEGATED else nonlinear(site)
+        return replace(fact, by=_NEGATED[fact.by]) if fact.by in _NEGATED else nonlinear(ctx)
     return replace(fact, values=(None,) * len(fact.values)) if isinstance(fact, Dims) else fact
 
 
-def cast(site: OpContext) -> Fact:
+def cast(ctx: OpContext) -> Fact:
     """A cast of a sum stays a sum unless it rounds."""
     from tensorflow import dtypes
 
-    fact = site.facts[0]
-    source = dtypes.as_dtype(site.node.attr["SrcT"].type)
-    target = dtypes.as_dtype(site.node.attr["DstT"].type)
+    fact = ctx.facts[0]
+    source = dtypes.as_dtype(ctx.node.attr["SrcT"].type)
+    target = dtypes.as_dtype(ctx.node.attr["DstT"].type)
     if isinstance(fact, Dims):
-        return fact if target.is_integer else operands_of(site)[0]
+        return fact if target.is_integer else operands_of(ctx)[0]
     if isinstance(fact, Extremum):
         keeps_order = not (target.is_bool or target.is_unsigned or target.is_complex or source.is_complex)
-        return fact if keeps_order and fact.by in _NEGATED else nonlinear(site)
+        return fact if keeps_order and fact.by in _NEGATED else nonlinear(ctx)
     if target.is_bool or (target.is_integer and (source.is_floating or source.is_complex)):
-        return nonlinear(site)
+        return nonlinear(ctx)
     return fact
 
 
-def bitcast(site: OpContext) -> Fact:
+def bitcast(ctx: OpContext) -> Fact:
     """The same bits as another type: element by element, where that has as many of them (Keras's argmax does it)."""
     from tensorflow import dtypes
 
-    source, target = (dtypes.as_dtype(site.node.attr[name].type) for name in ("T", "type"))
-    return nonlinear(site) if source.size == target.size else site.opaque("it makes elements of another length")
+    source, target = (dtypes.as_dtype(ctx.node.attr[name].type) for name in ("T", "type"))
+    return nonlinear(ctx) if source.size == target.size else ctx.opaque("it makes elements of another length")
 
 
-def nonlinear(site: OpContext, indices: Sequence[int] | None = None) -> Fact:
+def nonlinear(ctx: OpContext, indices: Sequence[int] | None = None) -> Fact:
     """Any function of elements: rows stay rows, what is the same stays the same, sums and means are lost."""
-    chosen = list(range(len(site.facts))) if indices is None else list(indices)
-    operands = operands_of(site, chosen)
+    chosen = list(range(len(ctx.facts))) if indices is None else list(indices)
+    operands = operands_of(ctx, chosen)
     scaled = [o for o in operands if isinstance(o, Form) and o.factors and (o.rows or o.base is Base.SAME)]
     if has_rows(operands):
         if scaled:
-            return site.opaque(f"it is not linear in a value that is scaled by {describe(scaled[0].factors)}")
-        return joined_rows(site, operands, chosen)
+            return ctx.opaque(f"it is not linear in a value that is scaled by {describe(scaled[0].factors)}")
+        return joined_rows(ctx, operands, chosen)
     opaque = weakest(operands)
     if opaque is not None:
         return opaque
     if all(isinstance(operand, Form) and operand.is_same for operand in operands):
         return SAME
     if all(map(is_intensive, operands)):
-        return Statistic(site.opaque("a function of means over the batch that is no mean itself").reason)
-    return site.opaque("a function of sums over the batch that is no sum itself")
+        return Statistic(ctx.opaque("a function of means over the batch that is no mean itself").reason)
+    return ctx.opaque("a function of sums over the batch that is no sum itself")
 
 
-def multiply(site: OpContext) -> Fact:
-    return _with_values(site, _product(site, 1), lambda left, right: left * right)
+def multiply(ctx: OpContext) -> Fact:
+    return _with_values(ctx, _product(ctx, 1), lambda left, right: left * right)
 
 
-def divide(site: OpContext) -> Fact:
-    return _product(site, -1)
+def divide(ctx: OpContext) -> Fact:
+    return _product(ctx, -1)
 
 
-def reciprocal(site: OpContext) -> Fact:
+def reciprocal(ctx: OpContext) -> Fact:
     """1 / x, with factors turned over."""
-    operand = operands_of(site)[0]
+    operand = operands_of(ctx)[0]
     if isinstance(operand, Form) and operand.base is not Base.ADDED:
         return replace(operand, factors=times(NONE, operand.factors, -1))
-    return nonlinear(site)
+    return nonlinear(ctx)
 
 
-def square(site: OpContext) -> Fact:
-    operand = operands_of(site)[0]
+def square(ctx: OpContext) -> Fact:
+    operand = operands_of(ctx)[0]
     if isinstance(operand, Form) and operand.base is Base.SAME and operand.factors:
         return replace(operand, factors=times(operand.factors, operand.factors))
-    return nonlinear(site)
+    return nonlinear(ctx)
 
 
-def floor_divide(site: OpContext) -> Fact:
+def floor_divide(ctx: OpContext) -> Fact:
     """Exact for what is the same everywhere, as how many elements each row has; a count of rows may be rounded."""
-    if site.rank(0) == site.rank(1) == 0 and (number := whole_quotient(length(site, 0), length(site, 1))) is not None:
+    if ctx.rank(0) == ctx.rank(1) == 0 and (number := whole_quotient(length(ctx, 0), length(ctx, 1))) is not None:
         return Dims((SAME,), (number,), is_scalar=True)
-    return _with_values(site, nonlinear(site), lambda left, right: left // right if right else None)
+    return _with_values(ctx, nonlinear(ctx), lambda left, right: left // right if right else None)
 
 
-def _product(site: OpContext, sign: int) -> Fact:
-    left, right = operands = operands_of(site)
+def _product(ctx: OpContext, sign: int) -> Fact:
+    left, right = operands = operands_of(ctx)
     if has_rows(operands):
-        form = joined_rows(site, operands, (0, 1))
+        form = joined_rows(ctx, operands, (0, 1))
         if isinstance(form, UnknownFact):
             return form
         return replace(form, factors=times(factors_of(left), factors_of(right), sign))
@@ -130,9 +130,9 @@ def _product(site: OpContext, sign: int) -> Fact:
             mixed_at = left.mixed_at or right.mixed_at
             return Form(base, times(left.factors, right.factors, sign), mixed_at)
         if left.degree + sign * right.degree == 0:
-            return Statistic(site.opaque("a quotient of sums over the batch that are not scalars").reason)
-        return site.opaque("a product or quotient of sums over the batch that are not scalars")
-    return nonlinear(site)
+            return Statistic(ctx.opaque("a quotient of sums over the batch that are not scalars").reason)
+        return ctx.opaque("a product or quotient of sums over the batch that are not scalars")
+    return nonlinear(ctx)
 
 
 def factors_of(operand: Operand) -> Factors:
@@ -140,19 +140,19 @@ def factors_of(operand: Operand) -> Factors:
     return operand.factors if isinstance(operand, Form) and operand.base is not Base.ADDED else NONE
 
 
-def add(site: OpContext) -> Fact:
+def add(ctx: OpContext) -> Fact:
     """Add, subtract, AddN."""
-    if site.node.op == "Sub" and (left := _shape_left(site)) is not None:
+    if ctx.node.op == "Sub" and (left := _shape_left(ctx)) is not None:
         return left
-    total = add_operands(site, list(range(len(site.facts))))
-    if site.node.op in ("Sub",):
-        return _with_values(site, total, lambda left, right: left - right)
-    return _with_values(site, total, lambda left, right: left + right) if len(site.facts) == 2 else total
+    total = add_operands(ctx, list(range(len(ctx.facts))))
+    if ctx.node.op in ("Sub",):
+        return _with_values(ctx, total, lambda left, right: left - right)
+    return _with_values(ctx, total, lambda left, right: left + right) if len(ctx.facts) == 2 else total
 
 
-def _shape_left(site: OpContext) -> Dims | None:
+def _shape_left(ctx: OpContext) -> Dims | None:
     """A shape of which another is taken away, axis by axis, where it is the same everywhere what that leaves."""
-    left, right = site.dims(0), site.dims(1)
+    left, right = ctx.dims(0), ctx.dims(1)
     if left is None or right is None or left.is_scalar or right.is_scalar or len(left.forms) != len(right.forms):
         return None
     values: list[int | None] = []
@@ -160,56 +160,56 @@ def _shape_left(site: OpContext) -> Dims | None:
         one, other = left.values[axis], right.values[axis]
         if forms == (SAME, SAME):
             values.append(one - other if one is not None and other is not None else None)
-        elif (counted := length(site, 0, axis)) is not None and is_same_length(counted, length(site, 1, axis)):
+        elif (counted := length(ctx, 0, axis)) is not None and is_same_length(counted, length(ctx, 1, axis)):
             values.append(0)
         else:
             return None
     return Dims((SAME,) * len(values), tuple(values))
 
 
-def add_operands(site: OpContext, indices: Sequence[int]) -> Fact:
+def add_operands(ctx: OpContext, indices: Sequence[int]) -> Fact:
     """A sum of some of the inputs, or a choice between them: zeros fit anything."""
-    operands = operands_of(site, indices)
-    counted = [o for o, index in zip(operands, indices, strict=True) if not is_neutral(site, o, index)]
+    operands = operands_of(ctx, indices)
+    counted = [o for o, index in zip(operands, indices, strict=True) if not is_neutral(ctx, o, index)]
     if has_rows(operands):
-        form = joined_rows(site, operands, indices)
+        form = joined_rows(ctx, operands, indices)
         scales = {factors_of(operand) for operand in counted if isinstance(operand, Form)}
         if isinstance(form, UnknownFact) or len(scales) <= 1:
             return form if isinstance(form, UnknownFact) else replace(form, factors=next(iter(scales), NONE))
-        return site.opaque("it adds rows of examples to sums or means over the batch, or rows of different scales")
+        return ctx.opaque("it adds rows of examples to sums or means over the batch, or rows of different scales")
     opaque = weakest(operands)
     if opaque is not None:
         return opaque
-    return add_forms(site, counted)
+    return add_forms(ctx, counted)
 
 
-def is_neutral(site: OpContext, operand: Operand, index: int) -> bool:
-    return isinstance(operand, Form) and not operand.factors and site.is_zero(index)
+def is_neutral(ctx: OpContext, operand: Operand, index: int) -> bool:
+    return isinstance(operand, Form) and not operand.factors and ctx.is_zero(index)
 
 
-def add_forms(site: OpContext, operands: Sequence[Operand], output: int = 0) -> Form | Statistic | UnknownFact:
+def add_forms(ctx: OpContext, operands: Sequence[Operand], output: int = 0) -> Form | Statistic | UnknownFact:
     """What values without rows have in common, as a node's output: they add up alike, or are means of one weight."""
     if not operands:
         return SAME
     total = operands[0]
     for operand in operands[1:]:
         joined = (
-            _add_pair(site, total, operand, output) if isinstance(total, Form) and isinstance(operand, Form) else None
+            _add_pair(ctx, total, operand, output) if isinstance(total, Form) and isinstance(operand, Form) else None
         )
         if joined is None:
-            return _refuse_sum(site, operands)
+            return _refuse_sum(ctx, operands)
         total = joined
     return total
 
 
-def _add_pair(site: OpContext, left: Form, right: Form, output: int) -> Form | None:
+def _add_pair(ctx: OpContext, left: Form, right: Form, output: int) -> Form | None:
     mixed_at = left.mixed_at or right.mixed_at
     if left.base is Base.SAME and right.base is Base.SAME and left.factors == right.factors:
         return replace(left, mixed_at=mixed_at)
     for rest in _common_rests(left, right):
         if _adds_over(left, rest) and _adds_over(right, rest):
-            if site.output_shape(output).rank == 0:
-                return site.additive(Form(factors=rest, mixed_at=mixed_at), output)
+            if ctx.output_shape(output).rank == 0:
+                return ctx.additive(Form(factors=rest, mixed_at=mixed_at), output)
             return Form(Base.ADDED, rest, mixed_at)
     return None
 
@@ -227,20 +227,20 @@ def _adds_over(form: Form, rest: Factors) -> bool:
     return additive_over(form.factors, rest) is not None
 
 
-def _refuse_sum(site: OpContext, operands: Sequence[Operand]) -> Statistic | UnknownFact:
+def _refuse_sum(ctx: OpContext, operands: Sequence[Operand]) -> Statistic | UnknownFact:
     if all(map(is_intensive, operands)):
         reason = "it adds means over the batch that have different weights, or functions of them"
-        return Statistic(site.opaque(reason).reason)
+        return Statistic(ctx.opaque(reason).reason)
     if any(isinstance(operand, Form) and operand.is_same for operand in operands):
-        return site.opaque("it adds a sum over the batch and a term that does not depend on the batch")
-    return site.opaque("it adds sums and means over the batch that do not join in one way")
+        return ctx.opaque("it adds a sum over the batch and a term that does not depend on the batch")
+    return ctx.opaque("it adds sums and means over the batch that do not join in one way")
 
 
-def _with_values(site: OpContext, fact: Fact, function: Callable[[int, int], int | None]) -> Fact:
+def _with_values(ctx: OpContext, fact: Fact, function: Callable[[int, int], int | None]) -> Fact:
     """Keeps integers that come from shapes as such, with their values where both are known."""
-    if not isinstance(fact, Form) or fact.rows is not None or not any(isinstance(f, Dims) for f in site.facts):
+    if not isinstance(fact, Form) or fact.rows is not None or not any(isinstance(f, Dims) for f in ctx.facts):
         return fact
-    left, right = site.dims(0), site.dims(1)
+    left, right = ctx.dims(0), ctx.dims(1)
     if left is None or right is None or not (left.is_scalar and right.is_scalar):
         return fact
     a, b = left.values[0], right.values[0]

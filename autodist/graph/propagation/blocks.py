@@ -13,36 +13,36 @@ from autodist.graph.propagation.op_context import OpContext, Rule
 _IN_BLOCKS = "in blocks of space"
 
 
-def space_to_batch(site: OpContext) -> Fact:
+def space_to_batch(ctx: OpContext) -> Fact:
     """SpaceToBatchND: all examples of a block's first place, then all of its second."""
-    return moving(_to_batch)(site)
+    return moving(_to_batch)(ctx)
 
 
-def _to_batch(site: OpContext, form: Form, batch: Rows) -> Fact:
-    places = _places(site)
+def _to_batch(ctx: OpContext, form: Form, batch: Rows) -> Fact:
+    places = _places(ctx)
     if places is None or batch.axis != 0:
-        return site.opaque("its blocks are not known, or the examples not along the first axis")
+        return ctx.opaque("its blocks are not known, or the examples not along the first axis")
     per = None if batch.per is None else batch.per * int(np.prod(places))
     return replace(form, base=replace(batch, per=per, order=(_IN_BLOCKS, places, batch.order)))
 
 
-def batch_to_space(site: OpContext) -> Fact:
+def batch_to_space(ctx: OpContext) -> Fact:
     """BatchToSpaceND: back, if the blocks are those that space was divided into."""
-    return moving(_to_space)(site)
+    return moving(_to_space)(ctx)
 
 
-def _to_space(site: OpContext, form: Form, batch: Rows) -> Fact:
-    places = _places(site)
+def _to_space(ctx: OpContext, form: Form, batch: Rows) -> Fact:
+    places = _places(ctx)
     if places is None or batch.axis != 0 or batch.order[:2] != (_IN_BLOCKS, places):
-        return site.opaque("it makes space of entries of the batch that were not made of blocks of space")
+        return ctx.opaque("it makes space of entries of the batch that were not made of blocks of space")
     before = batch.order[2]
     assert isinstance(before, tuple)
     per = None if batch.per is None else batch.per / int(np.prod(places))
     return replace(form, base=replace(batch, per=per, order=before))
 
 
-def _places(site: OpContext) -> tuple[int, ...] | None:
-    values = site.integers(1)
+def _places(ctx: OpContext) -> tuple[int, ...] | None:
+    values = ctx.integers(1)
     known = tuple(value for value in values or () if value is not None)
     return known if values and len(known) == len(values) else None
 

@@ -1,4 +1,4 @@
-"""Bodies of library functions as plain nodes, with shapes, and their names back in the caller's graph."""
+"""Function bodies as plain graphs with shapes, and the translation of their facts to the caller's tensor names."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from autodist.graph.propagation.op_context import OpContext
 Rename = Callable[[str], str]
 
 DrawAt = tuple[str, str]
-"""Where a function draws: the calls that lead into it, as the names of its tensors begin, and the node."""
+"""The location of a random op in a function: the tensor name prefix of its call path, and the node."""
 
 RowsOfDraw = tuple[int, int]
-"""The axis along which a draw has rows for one example after the other, and how many for each."""
+"""The axis along which a draw has rows in the order of the examples, and the number of rows per example."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +57,22 @@ class Body:
         whole.CopyFrom(self.graph_def)
         whole.library.CopyFrom(self.library)
         for node in whole.node:
-            node.attr.pop("_class", None)  # it may name a node of the caller, beside which it is to stand
+            node.attr.pop("_class", None)  # it may colocate with a node of the caller
         with tf.Graph().as_default() as graph:
             tf.graph_util.import_graph_def(whole, name="")
         return graph
 
     def shape(self, tensor: str) -> tf.TensorShape:
-        """What is known of a tensor's shape; the body is imported when this is first asked."""
+        """Returns the static shape of a tensor; imports the body on first use."""
         return self._graph.get_tensor_by_name(tensor).shape
 
     def specs_of(self, node: str) -> list[tf.TensorSpec]:
-        """What is known of a node's outputs."""
+        """Returns the static shapes and dtypes of a node's outputs."""
         return [tf.TensorSpec(made.shape, made.dtype) for made in self._graph.get_operation_by_name(node).outputs]
 
 
 class Library:
-    """The functions of a graph, each made to a body once for arguments of the same shapes."""
+    """The functions of a graph; bodies are cached by function, argument shapes and variable handles."""
 
     def __init__(self, library: tf.compat.v1.FunctionDefLibrary) -> None:
         self._library = library
@@ -84,20 +84,20 @@ class Library:
         return {definition.signature.name: definition for definition in self._library.function}
 
     @cached_property
-    def _knowing_functions(self) -> tf.Graph:
-        """A graph in which the functions are ops of their own, as old ones (`Defun`) are called."""
+    def _function_graph(self) -> tf.Graph:
+        """A graph in which each function is an op, which is how TF1 functions (`Defun`) are called."""
         with tf.Graph().as_default() as graph:
             tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=self._library), name="")
         return graph
 
-    def note_draw(self, at: DrawAt, site: OpContext, drawn: Fact) -> None:
-        """Notes what is known last of a draw by a seed that all replicas share, unless they share the numbers, too."""
+    def note_draw(self, at: DrawAt, ctx: OpContext, drawn: Fact) -> None:
+        """Records a random op whose seed is replicated but whose numbers are not; the last call counts."""
         self.draws.pop(at, None)
-        first, *_ = called = input_names(site.node.op)
-        seed = next(fact for fact, name in zip(site.facts, called, strict=True) if name in ("seed", "key"))
+        first, *_ = called = input_names(ctx.node.op)
+        seed = next(fact for fact, name in zip(ctx.facts, called, strict=True) if name in ("seed", "key"))
         if form_of(seed) != SAME or isinstance(seed, GeneratorState) or form_of(drawn) == SAME:
             return
-        is_by_shape = first == "shape" and all(form_of(fact) == SAME for fact in site.facts[1:])
+        is_by_shape = first == "shape" and all(form_of(fact) == SAME for fact in ctx.facts[1:])
         rows = drawn.rows if isinstance(drawn, Form) and is_by_shape else None
         per = None if rows is None else rows.whole_per
         self.draws[at] = None if rows is None or per is None else (rows.axis, per)
@@ -111,13 +111,13 @@ class Library:
         shapes: Sequence[tf.TensorShape],
         handles: Sequence[tf.compat.v1.NodeDef | None],
     ) -> Body:
-        """The body of a function that is called with arguments of these shapes.
+        """Returns the body of a function for arguments of these shapes.
 
         Args:
             function: its name.
             shapes: of the arguments, from the caller.
-            handles: for an argument that is a variable's handle, the node that makes it: without it nothing would
-                be known of the shapes of what the body reads.
+            handles: for an argument that is a variable's handle, the node that creates it. Without it, the shapes of
+                the variable's reads would be unknown.
         """
         known = tuple(None if handle is None else handle.SerializeToString(deterministic=True) for handle in handles)
         key = (function, tuple(map(str, shapes)), known)
@@ -132,23 +132,23 @@ class Library:
         handles: Sequence[tf.compat.v1.NodeDef | None],
     ) -> Body:
         protos = [shape.as_proto() for shape in shapes]
-        with self._knowing_functions.as_default():
+        with self._function_graph.as_default():
             graph_def, flat = function_def_to_graph.function_def_to_graph_def(definition, protos)
         names = [argument.name for argument in definition.signature.input_arg]
         known = {name: handle for name, handle in zip(names, handles, strict=True) if handle is not None}
         given = dict(zip(names, protos, strict=True))
         for node in graph_def.node:
             if node.name in known:
-                _become_handle(node, known[node.name])
+                _replace_by_handle(node, known[node.name])
             elif node.name in given and node.attr["shape"].shape.unknown_rank:
-                node.attr["shape"].shape.CopyFrom(given[node.name])  # what a `Defun` says of its arguments is nothing
+                node.attr["shape"].shape.CopyFrom(given[node.name])  # a `Defun` has no argument shapes
         outputs = [flat[definition.ret[output.name]] for output in definition.signature.output_arg]
         tensors = [name if ":" in name else f"{name}:0" for name in outputs]
         return Body(graph_def, self._library, [f"{name}:0" for name in names], tensors)
 
 
-def _become_handle(node: tf.compat.v1.NodeDef, handle: tf.compat.v1.NodeDef) -> None:
-    """Makes a function's argument the variable's handle that it is called with."""
+def _replace_by_handle(node: tf.compat.v1.NodeDef, handle: tf.compat.v1.NodeDef) -> None:
+    """Replaces a function's argument by the variable handle that the caller passes."""
     name = node.name
     node.CopyFrom(handle)
     node.name = name
@@ -156,26 +156,26 @@ def _become_handle(node: tf.compat.v1.NodeDef, handle: tf.compat.v1.NodeDef) -> 
     node.attr.pop("_class", None)
 
 
-def leave(facts: Sequence[Fact], site: OpContext, tag: str) -> list[Fact]:
-    """Facts about a function's results with the caller's names.
+def leave(facts: Sequence[Fact], ctx: OpContext, tag: str) -> list[Fact]:
+    """Translates the facts of a function's results to the caller's tensor names.
 
-    Scalars that only the body knows can serve as a factor no more, except where the function gives them back.
+    A scalar that exists only in the body cannot be a factor in the caller, unless the function returns it.
 
     Args:
         facts: of the results.
-        site: the call.
-        tag: what the names of the body's own tensors begin with.
+        ctx: the call.
+        tag: name prefix of the body's tensors.
     """
     names: dict[str, str] = {}
     for index, fact in enumerate(facts):
-        own = _given_back(fact)
+        own = _returned_scalar(fact)
         if own is not None and own.startswith(tag):
-            names.setdefault(own, site.named(index))
-    return [_left(fact, names, site, tag) for fact in facts]
+            names.setdefault(own, ctx.named(index))
+    return [_translate(fact, names, ctx, tag) for fact in facts]
 
 
-def _given_back(fact: Fact) -> str | None:
-    """The scalar that a result is, up to what all replicas share."""
+def _returned_scalar(fact: Fact) -> str | None:
+    """Returns the scalar that a result equals, up to a constant common to all replicas; None if there is none."""
     if isinstance(fact, Form) and fact.base is Base.SAME:
         for factor, exponent in fact.factors:
             if isinstance(factor, PartialSum) and exponent == 1 and fact.factors == factor.without | {(factor, 1)}:
@@ -183,12 +183,12 @@ def _given_back(fact: Fact) -> str | None:
     return None
 
 
-def _left(fact: Fact, names: dict[str, str], site: OpContext, tag: str) -> Fact:
+def _translate(fact: Fact, names: dict[str, str], ctx: OpContext, tag: str) -> Fact:
     try:
         return _rename(fact, lambda tensor: names[tensor] if tensor.startswith(tag) else tensor)
     except KeyError as missing:
         inner = str(missing).strip("'").removeprefix(tag)
-        return site.opaque(f"it depends on a sum over the batch inside a function, '{inner}'")
+        return ctx.opaque(f"it depends on a sum over the batch inside a function, '{inner}'")
 
 
 def _rename(fact: Fact, outer: Rename) -> Fact:

@@ -27,81 +27,81 @@ from autodist.graph.propagation.lengths import is_length_of, length
 from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
 
 
-def select(site: OpContext) -> Fact:
+def select(ctx: OpContext) -> Fact:
     """Chooses between two values; the condition may only be of rows or the same everywhere."""
-    if isinstance(site.facts[1], Positions) and _holds_for_several(site, site.facts[1]):
-        return site.facts[1]
-    if isinstance(site.facts[2], Positions | Shuffled) and _is_negative(site, site.facts[2]):
-        return site.facts[2]
-    guarded = _guarded_quotient(site)
+    if isinstance(ctx.facts[1], Positions) and _holds_for_several(ctx, ctx.facts[1]):
+        return ctx.facts[1]
+    if isinstance(ctx.facts[2], Positions | Shuffled) and _is_negative(ctx, ctx.facts[2]):
+        return ctx.facts[2]
+    guarded = _guarded_quotient(ctx)
     if guarded is not None:
         return guarded
-    if any(isinstance(fact, ListOf) for fact in site.facts):
-        return site.opaque("it chooses between lists of tensors")
-    if site.node.op == "Select" and site.rank(0) == 1 and site.rank(1) != 1:
-        return _select_rows(site)
-    branches = add_operands(site, (1, 2))
-    if isinstance(branches, UnknownFact) and not has_rows(operands_of(site)):
+    if any(isinstance(fact, ListOf) for fact in ctx.facts):
+        return ctx.opaque("it chooses between lists of tensors")
+    if ctx.node.op == "Select" and ctx.rank(0) == 1 and ctx.rank(1) != 1:
+        return _select_rows(ctx)
+    branches = add_operands(ctx, (1, 2))
+    if isinstance(branches, UnknownFact) and not has_rows(operands_of(ctx)):
         return branches
-    condition = operands_of(site, (0,))[0]
+    condition = operands_of(ctx, (0,))[0]
     if isinstance(condition, Form) and condition.is_same and isinstance(branches, (Form, Statistic)):
-        return _same_condition(site, branches)
+        return _same_condition(ctx, branches)
     if isinstance(condition, Form) and condition.rows is not None and not condition.factors:
-        return _rows_condition(site)
-    if isinstance(condition, UnknownFact) and condition.recovery.value and has_rows(operands_of(site, (1, 2))):
-        return _rows_condition(site)
+        return _rows_condition(ctx)
+    if isinstance(condition, UnknownFact) and condition.recovery.value and has_rows(operands_of(ctx, (1, 2))):
+        return _rows_condition(ctx)
     if isinstance(condition, UnknownFact):
         return UnknownFact(condition.reason)
-    return site.opaque("its condition depends on the whole batch")
+    return ctx.opaque("its condition depends on the whole batch")
 
 
-def _holds_for_several(site: OpContext, positions: Positions) -> bool:
+def _holds_for_several(ctx: OpContext, positions: Positions) -> bool:
     """`where(n > 1, range(n), 0)`, with which `tf.vectorized_map` takes elements: with one row its number is 0, too."""
-    condition = site.scope.producer(site.inputs[0])
-    if condition is None or condition.op != "Greater" or not site.is_zero(2) or site.rank(2) != 0:
+    condition = ctx.scope.producer(ctx.inputs[0])
+    if condition is None or condition.op != "Greater" or not ctx.is_zero(2) or ctx.rank(2) != 0:
         return False
-    asked = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
+    asked = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], ctx.scope)
     bound = asked.constant(1)
     all_of_them = positions.entries == positions.within and is_length_of(asked, 0, positions.within)
     return all_of_them and bound is not None and bound.ndim == 0 and int(bound) == 1
 
 
-def _is_negative(site: OpContext, numbers: Positions | Shuffled) -> bool:
+def _is_negative(ctx: OpContext, numbers: Positions | Shuffled) -> bool:
     """Whether the condition asks which of the numbers of rows are below zero: none is."""
-    condition = site.scope.producer(site.inputs[0])
+    condition = ctx.scope.producer(ctx.inputs[0])
     if condition is None or condition.op != "Less":
         return False
-    asked = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
-    return asked.is_zero(1) and site.scope.fact(asked.inputs[0]) == numbers
+    asked = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], ctx.scope)
+    return asked.is_zero(1) and ctx.scope.fact(asked.inputs[0]) == numbers
 
 
-def _same_condition(site: OpContext, branches: Form | Statistic) -> Fact:
+def _same_condition(ctx: OpContext, branches: Form | Statistic) -> Fact:
     if isinstance(branches, Form) and branches.rows is not None:
-        joined = joined_rows(site, operands_of(site), (0, 1, 2))
+        joined = joined_rows(ctx, operands_of(ctx), (0, 1, 2))
         return replace(joined, factors=branches.factors) if isinstance(joined, Form) else joined
     return branches
 
 
-def _rows_condition(site: OpContext) -> Fact:
+def _rows_condition(ctx: OpContext) -> Fact:
     """Rows of which some are one branch and some the other: scales of both must agree, zeros aside."""
-    operands = operands_of(site)
-    joined = joined_rows(site, operands, (0, 1, 2))
+    operands = operands_of(ctx)
+    joined = joined_rows(ctx, operands, (0, 1, 2))
     if isinstance(joined, UnknownFact):
         return joined
     scales = {
         factors_of(operand)
         for operand, index in zip(operands[1:], (1, 2), strict=True)
-        if not is_neutral(site, operand, index)
+        if not is_neutral(ctx, operand, index)
     }
     if len(scales) > 1:
-        return site.opaque("it chooses between rows of different scales")
+        return ctx.opaque("it chooses between rows of different scales")
     return replace(joined, factors=next(iter(scales), NONE))
 
 
-def _select_rows(site: OpContext) -> Fact:
+def _select_rows(ctx: OpContext) -> Fact:
     """The old Select: a vector chooses whole rows of the first axis."""
-    operands = operands_of(site)
-    branches = add_operands(site, (1, 2))
+    operands = operands_of(ctx)
+    branches = add_operands(ctx, (1, 2))
     condition = operands[0]
     if isinstance(branches, Form) and isinstance(condition, Form):
         if condition.is_same and (branches.rows is None or branches.rows.axis != 0):
@@ -109,31 +109,31 @@ def _select_rows(site: OpContext) -> Fact:
         if branches.rows is not None and condition.rows is not None and branches.rows.axis == 0:
             if same_rows(condition.rows, branches.rows):
                 return branches
-    return site.opaque("a vector that chooses rows does not have the examples along the axis that the rows have")
+    return ctx.opaque("a vector that chooses rows does not have the examples along the axis that the rows have")
 
 
-def _guarded_quotient(site: OpContext) -> Fact | None:
+def _guarded_quotient(ctx: OpContext) -> Fact | None:
     """`where(s > 0, a / s, 0)` and `where(s == 0, 1, s)`: a guard for replicas on which the divisor is zero.
 
     Where s is zero the replica's weight is zero too, so the guard changes nothing that is joined. A guard by `>` is
     one only for what cannot be negative.
     """
-    condition = site.scope.producer(site.inputs[0])
+    condition = ctx.scope.producer(ctx.inputs[0])
     if condition is None or condition.op not in _GUARDS:
         return None
-    guard = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
+    guard = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], ctx.scope)
     if not guard.is_zero(1):
         return None
-    divisor = site.scope.fact(guard.inputs[0])
+    divisor = ctx.scope.fact(guard.inputs[0])
     kept, other = _GUARDS[condition.op]
-    value = operands_of(site, (kept,))[0]
+    value = operands_of(ctx, (kept,))[0]
     if not isinstance(divisor, Form) or not isinstance(value, Form) or value.base is not Base.SAME:
         return None
     factor = additive_over(divisor.factors, NONE) if divisor.base is Base.SAME else None
-    if factor is None or (condition.op == "Greater" and not _counts(site, guard.inputs[0])):
+    if factor is None or (condition.op == "Greater" and not _counts(ctx, guard.inputs[0])):
         return None
-    divides = dict(value.factors).get(factor) == -1 and site.is_zero(other)
-    is_divisor = value.factors == divisor.factors and operands_of(site, (other,))[0] == SAME
+    divides = dict(value.factors).get(factor) == -1 and ctx.is_zero(other)
+    is_divisor = value.factors == divisor.factors and operands_of(ctx, (other,))[0] == SAME
     return value if divides or is_divisor else None
 
 
@@ -141,47 +141,47 @@ _GUARDS = {"Greater": (1, 2), "NotEqual": (1, 2), "Equal": (2, 1)}
 """By how a divisor is compared with zero, which operand is taken where it is not zero, and which one where it is."""
 
 
-def maximum(site: OpContext) -> Fact:
+def maximum(ctx: OpContext) -> Fact:
     """`maximum(count, 1)` is the count where it divides: with nothing to count the weight is zero anyway."""
-    counted = _of_one_length(site)
+    counted = _of_one_length(ctx)
     if counted is not None:
         return counted
     for index, other in ((0, 1), (1, 0)):
-        form, bound = operands_of(site, (index,))[0], site.constant(other)
+        form, bound = operands_of(ctx, (index,))[0], ctx.constant(other)
         if bound is None or bound.size != 1 or not 0 <= bound.reshape(-1)[0] <= 1 or not isinstance(form, Form):
             continue
-        if form.base is Base.SAME and additive_over(form.factors, NONE) and _counts(site, site.inputs[index]):
+        if form.base is Base.SAME and additive_over(form.factors, NONE) and _counts(ctx, ctx.inputs[index]):
             return form
-    return nonlinear(site)
+    return nonlinear(ctx)
 
 
-def minimum(site: OpContext) -> Fact:
+def minimum(ctx: OpContext) -> Fact:
     """Minimum: of lengths that are the same, one of them."""
-    counted = _of_one_length(site)
-    return nonlinear(site) if counted is None else counted
+    counted = _of_one_length(ctx)
+    return nonlinear(ctx) if counted is None else counted
 
 
-def _of_one_length(site: OpContext) -> Dims | None:
+def _of_one_length(ctx: OpContext) -> Dims | None:
     """The greater or smaller of two lengths that are the same, as tensors that fit each other have them."""
-    first, second = site.facts
+    first, second = ctx.facts
     if isinstance(first, Dims) and isinstance(second, Dims) and first.is_scalar and first.forms == second.forms:
-        counted = length(site, 0)
-        return first if isinstance(counted, Rows) and counted == length(site, 1) else None
+        counted = length(ctx, 0)
+        return first if isinstance(counted, Rows) and counted == length(ctx, 1) else None
     return None
 
 
-def _counts(site: OpContext, tensor: str) -> bool:
+def _counts(ctx: OpContext, tensor: str) -> bool:
     """Whether a scalar is a number of things: of rows, or of places where something holds."""
-    if isinstance(site.scope.fact(tensor), Dims):
+    if isinstance(ctx.scope.fact(tensor), Dims):
         return True
-    node = site.scope.producer(tensor)
+    node = ctx.scope.producer(tensor)
     while node is not None and (node.op == "Sum" or node.op in _PASSING):
         if node.op == "Cast" and node.attr["SrcT"].type == tf.bool.as_datatype_enum:
             return True
         source = tensor_name(node.input[0])
-        if node.op == "Cast" and isinstance(site.scope.fact(source), Dims):
+        if node.op == "Cast" and isinstance(ctx.scope.fact(source), Dims):
             return True
-        node = site.scope.producer(source)
+        node = ctx.scope.producer(source)
     return False
 
 

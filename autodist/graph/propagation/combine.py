@@ -11,24 +11,24 @@ from autodist.graph.propagation.op_context import OpContext
 Operand = Form | Statistic | UnknownFact
 
 
-def operands_of(site: OpContext, indices: Sequence[int] | None = None) -> list[Operand]:
-    chosen = range(len(site.facts)) if indices is None else indices
-    return [form_of(site.facts[index]) for index in chosen]
+def operands_of(ctx: OpContext, indices: Sequence[int] | None = None) -> list[Operand]:
+    chosen = range(len(ctx.facts)) if indices is None else indices
+    return [form_of(ctx.facts[index]) for index in chosen]
 
 
 def has_rows(operands: Sequence[Operand]) -> bool:
     return any(isinstance(operand, Form) and operand.rows for operand in operands)
 
 
-def joined_rows(site: OpContext, operands: Sequence[Operand], indices: Sequence[int]) -> Form | UnknownFact:
+def joined_rows(ctx: OpContext, operands: Sequence[Operand], indices: Sequence[int]) -> Form | UnknownFact:
     """The rows that operands with rows among them make when they are broadcast against one another.
 
     Factors are left out: the caller knows what its op does to them.
     """
-    ranks = [site.rank(index) for index in indices]
+    ranks = [ctx.rank(index) for index in indices]
     if len(operands) > 1 and None in ranks:
-        unknown = site.inputs[indices[ranks.index(None)]]
-        return site.opaque(f"the rank of its input '{unknown}' is not known; give that tensor a shape")
+        unknown = ctx.inputs[indices[ranks.index(None)]]
+        return ctx.opaque(f"the rank of its input '{unknown}' is not known; give that tensor a shape")
     rank = max(value or 0 for value in ranks)
     found: Rows | None = None
     mixed_at: str | None = None
@@ -39,11 +39,11 @@ def joined_rows(site: OpContext, operands: Sequence[Operand], indices: Sequence[
         aligned = base if own_rank is None else replace(base, axis=base.axis + rank - own_rank)
         paired = (aligned, None) if found is None else in_one_order(found, aligned)
         if paired is None:
-            return site.opaque("its inputs have their examples along different axes or in different orders")
+            return ctx.opaque("its inputs have their examples along different axes or in different orders")
         found, mixed_at = paired[0], mixed_at or operand.mixed_at or paired[1]
     assert found is not None
     for operand, own_rank, index in zip(operands, ranks, indices, strict=True):
-        verdict = _beside_rows(site, operand, index, found.axis - (rank - (own_rank or 0)), own_rank == rank)
+        verdict = _beside_rows(ctx, operand, index, found.axis - (rank - (own_rank or 0)), own_rank == rank)
         if isinstance(verdict, UnknownFact):
             return verdict
         mixed_at = mixed_at or verdict
@@ -81,28 +81,28 @@ def _before(rows: Rows) -> Rows:
 
 
 def _beside_rows(
-    site: OpContext, operand: Operand, index: int, position: int, same_rank: bool
+    ctx: OpContext, operand: Operand, index: int, position: int, same_rank: bool
 ) -> UnknownFact | str | None:
     """Whether rows stay rows beside this operand: a refusal, the node that mixes examples, or None for "yes"."""
     if isinstance(operand, Form) and operand.rows is not None:
         return None
-    shape = site.shape(index)
+    shape = ctx.shape(index)
     length = shape[position] if position >= 0 else 1
     if isinstance(operand, UnknownFact):
         if operand.recovery is Recovery.ALWAYS:
             return None
         if operand.recovery is Recovery.BATCH_SHAPED and same_rank and length != 1:
-            return site.node.name
+            return ctx.node.name
         return UnknownFact(operand.reason)
     if isinstance(operand, Statistic) or operand.base is Base.ADDED:
         is_mean = isinstance(operand, Statistic) or operand.degree == 0
         if is_mean and length == 1 and shape.rank != 0:
-            return site.node.name
+            return ctx.node.name
         reason = operand.reason if isinstance(operand, Statistic) else "rows are combined with a sum over the batch"
-        return site.opaque(reason) if isinstance(operand, Form) else UnknownFact(reason)
-    if length != 1 and not site.is_uniform(index):
-        return site.opaque(
-            f"its input '{site.inputs[index]}' is the same on all replicas but has a length of its own along the "
+        return ctx.opaque(reason) if isinstance(operand, Form) else UnknownFact(reason)
+    if length != 1 and not ctx.is_uniform(index):
+        return ctx.opaque(
+            f"its input '{ctx.inputs[index]}' is the same on all replicas but has a length of its own along the "
             "batch axis, so that its elements belong to positions in the batch"
         )
     return None

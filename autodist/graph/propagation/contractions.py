@@ -13,35 +13,35 @@ Labels = list[object]
 _Labelled = tuple[Rows | None, Labels]
 
 
-def matmul(site: OpContext) -> Fact:
-    left: Labels = ["k", "m"] if site.flag("transpose_a") else ["m", "k"]
-    right: Labels = ["n", "k"] if site.flag("transpose_b") else ["k", "n"]
-    return contract(site, left, right, ["m", "n"])
+def matmul(ctx: OpContext) -> Fact:
+    left: Labels = ["k", "m"] if ctx.flag("transpose_a") else ["m", "k"]
+    right: Labels = ["n", "k"] if ctx.flag("transpose_b") else ["k", "n"]
+    return contract(ctx, left, right, ["m", "n"])
 
 
-def batch_matmul(site: OpContext) -> Fact:
+def batch_matmul(ctx: OpContext) -> Fact:
     """BatchMatMulV2: leading axes are broadcast, counted from the right."""
-    first, second = site.rank(0), site.rank(1)
+    first, second = ctx.rank(0), ctx.rank(1)
     if first is None or second is None:
-        return _opaque_or(site, "the ranks of its inputs are not known")
-    left: Labels = [*range(first - 2, 0, -1), *("km" if site.flag("adj_x") else "mk")]
-    right: Labels = [*range(second - 2, 0, -1), *("nk" if site.flag("adj_y") else "kn")]
-    return contract(site, left, right, [*range(max(first, second) - 2, 0, -1), "m", "n"])
+        return _opaque_or(ctx, "the ranks of its inputs are not known")
+    left: Labels = [*range(first - 2, 0, -1), *("km" if ctx.flag("adj_x") else "mk")]
+    right: Labels = [*range(second - 2, 0, -1), *("nk" if ctx.flag("adj_y") else "kn")]
+    return contract(ctx, left, right, [*range(max(first, second) - 2, 0, -1), "m", "n"])
 
 
-def einsum(site: OpContext) -> Fact:
+def einsum(ctx: OpContext) -> Fact:
     """Einsum of one or two inputs, with or without an ellipsis."""
-    inputs, _, output = site.text("equation").replace(" ", "").partition("->")
+    inputs, _, output = ctx.text("equation").replace(" ", "").partition("->")
     terms = inputs.split(",")
-    labels = [_expand(term, site.rank(index)) for index, term in enumerate(terms)]
+    labels = [_expand(term, ctx.rank(index)) for index, term in enumerate(terms)]
     if None in labels or len(labels) > 2:
-        return _opaque_or(site, "the ranks of its inputs are not known")
+        return _opaque_or(ctx, "the ranks of its inputs are not known")
     known = [entry for entry in labels if entry is not None]
     widest = max((sum(isinstance(label, int) for label in entry) for entry in known), default=0)
     result = _expand(output, widest + len(output.replace("...", "")))
     if result is None:
-        return _opaque_or(site, "its equation is not followed")
-    return contract(site, known[0], known[1] if len(known) == 2 else [], result)
+        return _opaque_or(ctx, "its equation is not followed")
+    return contract(ctx, known[0], known[1] if len(known) == 2 else [], result)
 
 
 def _expand(term: str, rank: int | None) -> Labels | None:
@@ -54,16 +54,16 @@ def _expand(term: str, rank: int | None) -> Labels | None:
     return [*before, *range(rank - len(before) - len(after), 0, -1), *after]
 
 
-def contract(site: OpContext, left: Labels, right: Labels, result: Labels) -> Fact:
+def contract(ctx: OpContext, left: Labels, right: Labels, result: Labels) -> Fact:
     """The product of two tensors whose axes bear labels, summed over the labels that the result lacks."""
-    operands = _beside_noise(operands_of(site))
+    operands = _beside_noise(operands_of(ctx))
     opaque = next((operand for operand in operands if isinstance(operand, UnknownFact)), None)
     if opaque is not None:
         others_same = all(isinstance(o, UnknownFact) or (isinstance(o, Form) and o.is_same) for o in operands)
         return opaque if others_same and opaque.recovery is not Recovery.NEVER else UnknownFact(opaque.reason)
     forms = [operand for operand in operands if isinstance(operand, Form)]
     if len(forms) < len(operands) or sum(form.base is Base.ADDED for form in forms) > 1:
-        return _with_statistics(site, operands)
+        return _with_statistics(ctx, operands)
     factors = NONE
     for form in forms:
         factors = times(factors, form.factors)
@@ -76,14 +76,14 @@ def contract(site: OpContext, left: Labels, right: Labels, result: Labels) -> Fa
         if all(form.rows is None for form in forms):
             base = Base.ADDED if any(form.base is Base.ADDED for form in forms) else Base.SAME
             return Form(base, factors, mixed_at)
-        return site.opaque("it combines each example with every other, or with a tensor by its position in the batch")
+        return ctx.opaque("it combines each example with every other, or with a tensor by its position in the batch")
     if any(form.base is Base.ADDED for form in forms):
-        return site.opaque("it multiplies rows of examples by a sum over the batch")
+        return ctx.opaque("it multiplies rows of examples by a sum over the batch")
     rows, label = batch
     if label in result:
         return Form(Rows(result.index(label), rows.count, rows.per, rows.order), factors, mixed_at)
     form = Form(Base.ADDED, factors, mixed_at)
-    return site.additive(form) if not result else form
+    return ctx.additive(form) if not result else form
 
 
 def _beside_noise(operands: list[Operand]) -> list[Operand]:
@@ -120,15 +120,15 @@ def _batch_label(labelled: list[_Labelled]) -> tuple[Rows, object] | None:
     return rows, label
 
 
-def _with_statistics(site: OpContext, operands: list[Operand]) -> Fact:
+def _with_statistics(ctx: OpContext, operands: list[Operand]) -> Fact:
     if any(isinstance(operand, Form) and operand.rows for operand in operands):
-        return site.opaque("it multiplies rows of examples by statistics of the batch")
-    return Statistic(site.opaque("a function of means over the batch that is no mean itself").reason)
+        return ctx.opaque("it multiplies rows of examples by statistics of the batch")
+    return Statistic(ctx.opaque("a function of means over the batch that is no mean itself").reason)
 
 
-def _opaque_or(site: OpContext, why: str) -> UnknownFact:
-    opaque = next((operand for operand in operands_of(site) if isinstance(operand, UnknownFact)), None)
-    return UnknownFact(opaque.reason) if opaque else site.opaque(why)
+def _opaque_or(ctx: OpContext, why: str) -> UnknownFact:
+    opaque = next((operand for operand in operands_of(ctx) if isinstance(operand, UnknownFact)), None)
+    return UnknownFact(opaque.reason) if opaque else ctx.opaque(why)
 
 
 RULES: dict[str, Rule] = {

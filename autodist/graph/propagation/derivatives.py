@@ -17,37 +17,37 @@ from autodist.graph.propagation.slices import strided_rows
 def linear_in(given: int, other: int) -> Rule:
     """Elementwise, linear in the gradient that comes in and any function of the value at which it is taken."""
 
-    def apply(site: OpContext) -> Fact:
-        operands = operands_of(site)
+    def apply(ctx: OpContext) -> Fact:
+        operands = operands_of(ctx)
         if not has_rows(operands) or factors_of(operands[other]):
-            return nonlinear(site)
-        joined = joined_rows(site, operands, (0, 1))
+            return nonlinear(ctx)
+        joined = joined_rows(ctx, operands, (0, 1))
         return joined if isinstance(joined, UnknownFact) else replace(joined, factors=factors_of(operands[given]))
 
     return apply
 
 
-def bias_gradient(site: OpContext) -> Fact:
+def bias_gradient(ctx: OpContext) -> Fact:
     """BiasAddGrad: a sum over all axes but the channels'."""
-    form = site.form(0)
+    form = ctx.form(0)
     if not isinstance(form, Form) or form.rows is None:
         return UnknownFact(form.reason) if isinstance(form, UnknownFact) else form
-    channels = 1 if site.text("data_format") == "NCHW" else (site.rank(0) or 0) - 1
+    channels = 1 if ctx.text("data_format") == "NCHW" else (ctx.rank(0) or 0) - 1
     if form.rows.axis == channels:
-        return site.opaque("the examples lie along its channels")
+        return ctx.opaque("the examples lie along its channels")
     return Form(Base.ADDED, form.factors, form.mixed_at)
 
 
-def filter_gradient(site: OpContext) -> Fact:
+def filter_gradient(ctx: OpContext) -> Fact:
     """Conv2DBackpropFilter: value, sizes, gradient: a sum over the batch."""
-    forms = site.forms(0, 2)
+    forms = ctx.forms(0, 2)
     if isinstance(forms, UnknownFact):
         return forms
     value, gradient = forms
     if value.rows is None or gradient.rows is None or not _same_examples(value.rows, gradient.rows):
-        return site.opaque("its value and its gradient do not both have the examples along the first axis")
-    if value.factors or form_of(site.facts[1]) != SAME:
-        return site.opaque("its value is scaled by sums over the batch")
+        return ctx.opaque("its value and its gradient do not both have the examples along the first axis")
+    if value.factors or form_of(ctx.facts[1]) != SAME:
+        return ctx.opaque("its value is scaled by sums over the batch")
     return Form(Base.ADDED, gradient.factors, value.mixed_at or gradient.mixed_at)
 
 
@@ -55,82 +55,82 @@ def _same_examples(left: Rows, right: Rows) -> bool:
     return left.axis == 0 and same_rows(left, right)
 
 
-def pooling_gradient(site: OpContext) -> Fact:
+def pooling_gradient(ctx: OpContext) -> Fact:
     """MaxPoolGrad: value, result, gradient; linear in the last, each entry of the first axis by itself."""
-    return _pooled(site, (0, 1), 2)
+    return _pooled(ctx, (0, 1), 2)
 
 
-def average_gradient(site: OpContext) -> Fact:
+def average_gradient(ctx: OpContext) -> Fact:
     """AvgPoolGrad: shape of the value, gradient."""
-    sizes = site.dims(0)
+    sizes = ctx.dims(0)
     if sizes is None or not all(form.is_same for form in sizes.forms[1:]):
-        return site.opaque("the shape of its value is not known")
-    return _pooled(site, (), 1)
+        return ctx.opaque("the shape of its value is not known")
+    return _pooled(ctx, (), 1)
 
 
-def _pooled(site: OpContext, values: tuple[int, ...], given: int) -> Fact:
-    known = site.forms(*values, given)
+def _pooled(ctx: OpContext, values: tuple[int, ...], given: int) -> Fact:
+    known = ctx.forms(*values, given)
     if isinstance(known, UnknownFact):
         return known
     gradient = known[-1]
     fits = all(form.rows and gradient.rows and _same_examples(form.rows, gradient.rows) for form in known)
     if not fits or any(form.factors for form in known[:-1]):
-        return site.opaque("its inputs do not all have the examples along the first axis")
+        return ctx.opaque("its inputs do not all have the examples along the first axis")
     return replace(gradient, mixed_at=next((form.mixed_at for form in known if form.mixed_at), None))
 
 
-def enlarged_gradient(site: OpContext) -> Fact:
+def enlarged_gradient(ctx: OpContext) -> Fact:
     """ResizeBilinearGrad, ResizeBicubicGrad: gradient, value; each entry of the first axis by itself."""
-    return _pooled(site, (1,), 0)
+    return _pooled(ctx, (1,), 0)
 
 
-def slice_gradient(site: OpContext) -> Fact:
+def slice_gradient(ctx: OpContext) -> Fact:
     """StridedSliceGrad: shape of the value, begin, end, strides, gradient: zeros where nothing was taken."""
-    gradient, dims = site.form(4), site.dims(0)
+    gradient, dims = ctx.form(4), ctx.dims(0)
     if isinstance(gradient, UnknownFact):
         return gradient
-    if gradient.rows is None and all(known is not None and known.is_same for known in map(site.dims, range(4))):
+    if gradient.rows is None and all(known is not None and known.is_same for known in map(ctx.dims, range(4))):
         return gradient  # among zeros
     batch = batch_of(dims) if dims is not None else None
     if dims is None or batch is None or gradient.rows is None or batch.count != gradient.rows.count:
-        return nonlinear(site) if gradient.rows is None else site.opaque("the shape of its value is not known")
+        return nonlinear(ctx) if gradient.rows is None else ctx.opaque("the shape of its value is not known")
     whole = with_axis(gradient, batch.axis)
     assert whole.rows is not None
-    taken = strided_rows(site, whole, whole.rows, len(dims.forms))
+    taken = strided_rows(ctx, whole, whole.rows, len(dims.forms))
     if isinstance(taken, Form) and taken.rows != gradient.rows:
-        return site.opaque("its gradient does not have the examples where the slice has them")
+        return ctx.opaque("its gradient does not have the examples where the slice has them")
     return whole if isinstance(taken, Form) else taken
 
 
-def normalised_gradient(site: OpContext) -> list[Fact]:
+def normalised_gradient(ctx: OpContext) -> list[Fact]:
     """FusedBatchNormGrad: gradient, value, scale, statistics; these are constants where it is not training."""
-    known = site.forms(0, 1)
+    known = ctx.forms(0, 1)
     others: list[Fact] = [SAME] * 2
     if isinstance(known, UnknownFact):
         return [*[UnknownFact(known.reason)] * 3, *others]
     gradient, value = known
-    if site.flag("is_training") or any(form_of(fact) != SAME for fact in site.facts[2:5]):
-        return [*[site.opaque("the examples of a part see one another in it")] * 3, *others]
+    if ctx.flag("is_training") or any(form_of(fact) != SAME for fact in ctx.facts[2:5]):
+        return [*[ctx.opaque("the examples of a part see one another in it")] * 3, *others]
     if gradient.rows is None or value.rows is None or value.factors or not _same_examples(gradient.rows, value.rows):
         why = "its value and its gradient do not both have the examples along the first axis"
-        return [*[site.opaque(why)] * 3, *others]
+        return [*[ctx.opaque(why)] * 3, *others]
     added = Form(Base.ADDED, gradient.factors, value.mixed_at or gradient.mixed_at)
     return [replace(gradient, mixed_at=added.mixed_at), added, added, *others]
 
 
-def broadcast_axes(site: OpContext) -> list[Fact]:
+def broadcast_axes(ctx: OpContext) -> list[Fact]:
     """BroadcastGradientArgs: for each of two shapes, the axes along which it was repeated to fit the other."""
-    left, right = site.dims(0), site.dims(1)
+    left, right = ctx.dims(0), ctx.dims(1)
     if left is None or right is None:
-        are_same = all(form_of(fact) == SAME for fact in site.facts)
-        return [SAME if are_same else site.opaque("the shapes that were broadcast are not known")] * 2
-    return [_axes_of(site, left, right), _axes_of(site, right, left)]
+        are_same = all(form_of(fact) == SAME for fact in ctx.facts)
+        return [SAME if are_same else ctx.opaque("the shapes that were broadcast are not known")] * 2
+    return [_axes_of(ctx, left, right), _axes_of(ctx, right, left)]
 
 
-def _axes_of(site: OpContext, own: Dims, other: Dims) -> Fact:
+def _axes_of(ctx: OpContext, own: Dims, other: Dims) -> Fact:
     axes = _repeated(own, other)
     if axes is None:
-        return site.opaque("which axes were broadcast depends on lengths that are not known")
+        return ctx.opaque("which axes were broadcast depends on lengths that are not known")
     return Dims((SAME,) * len(axes), tuple(axes))
 
 

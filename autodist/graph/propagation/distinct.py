@@ -20,24 +20,24 @@ from autodist.graph.propagation.facts import (
 from autodist.graph.propagation.op_context import OpContext, Rule
 
 
-def unique(site: OpContext) -> list[Fact]:
+def unique(ctx: OpContext) -> list[Fact]:
     """Unique: the different ids, and for each id where it stands among them."""
-    ids, number = site.form(0), 3 if site.node.op.endswith("Counts") or site.node.op == "UniqueWithCountsV2" else 2
+    ids, number = ctx.form(0), 3 if ctx.node.op.endswith("Counts") or ctx.node.op == "UniqueWithCountsV2" else 2
     if not isinstance(ids, Form):
         return [UnknownFact(ids.reason)] * number
     if ids.is_same:
         return [SAME] * number
-    if ids.rows is None or ids.factors or site.rank(0) != 1:
-        return [site.opaque("its ids are not those of examples, one after the other")] * number
-    of = site.named(1)
-    counts: Fact = site.opaque("how often each different id comes in a part of the batch")
+    if ids.rows is None or ids.factors or ctx.rank(0) != 1:
+        return [ctx.opaque("its ids are not those of examples, one after the other")] * number
+    of = ctx.named(1)
+    counts: Fact = ctx.opaque("how often each different id comes in a part of the batch")
     found: list[Fact] = [Distinct(of), Numbers(of, ids), counts]
     return found[:number]
 
 
-def looked_up(site: OpContext) -> Fact | None:
+def looked_up(ctx: OpContext) -> Fact | None:
     """A gather by different ids, or of what was gathered by them; None where it is neither."""
-    params, ids = site.facts[0], site.facts[1]
+    params, ids = ctx.facts[0], ctx.facts[1]
     if isinstance(params, Distinct) and isinstance(ids, Numbers) and ids.of == params.of:
         return ids.rows
     if isinstance(ids, Distinct) and form_of(params) == SAME:
@@ -48,16 +48,16 @@ def looked_up(site: OpContext) -> Fact | None:
 def numbers(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
     """A rule for ops that move elements, for numbers of different ids or of rows too: they are moved as rows are."""
 
-    def apply(site: OpContext) -> Fact:
-        found = site.facts[0]
+    def apply(ctx: OpContext) -> Fact:
+        found = ctx.facts[0]
         if not isinstance(found, Numbers | Numbered):
-            return rule(site)
-        moved = rule(replace(site, facts=[found.rows, *site.facts[1:]]))
+            return rule(ctx)
+        moved = rule(replace(ctx, facts=[found.rows, *ctx.facts[1:]]))
         if not isinstance(moved, Form):
             return moved
         if isinstance(found, Numbers):
             return Numbers(found.of, moved)
-        is_vector = site.output_shape().rank == 1 and moved.rows is not None and not moved.rows.order
+        is_vector = ctx.output_shape().rank == 1 and moved.rows is not None and not moved.rows.order
         return (
             Positions(found.within, moved.rows, found.covers)
             if is_vector and moved.rows
@@ -70,12 +70,12 @@ def numbers(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
 def row_by_row(rule: Rule) -> Rule:
     """A rule for arithmetic element by element, for the different ids' rows too where all else is one number."""
 
-    def apply(site: OpContext) -> Fact | list[Fact]:
-        different = {fact for fact in site.facts if isinstance(fact, Distinct)}
-        others = [index for index, fact in enumerate(site.facts) if not isinstance(fact, Distinct)]
-        if len(different) == 1 and all(site.facts[i] == SAME and site.rank(i) == 0 for i in others):
+    def apply(ctx: OpContext) -> Fact | list[Fact]:
+        different = {fact for fact in ctx.facts if isinstance(fact, Distinct)}
+        others = [index for index, fact in enumerate(ctx.facts) if not isinstance(fact, Distinct)]
+        if len(different) == 1 and all(ctx.facts[i] == SAME and ctx.rank(i) == 0 for i in others):
             return different.pop()
-        return rule(site)
+        return rule(ctx)
 
     return apply
 

@@ -22,80 +22,78 @@ from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 from autodist.graph.propagation.shapes import counted_batch
 
 
-def of_shape(site: OpContext) -> Fact:
+def of_shape(ctx: OpContext) -> Fact:
     """Random numbers: one draw an example where the shape holds the batch, else noise of each replica's own.
 
     By a seed that all replicas share, and that is no generator's state, they draw the same.
     """
-    dims = site.dims(0)
-    batch = counted_batch(site, 0, dims) if dims is not None else None
+    dims = ctx.dims(0)
+    batch = counted_batch(ctx, 0, dims) if dims is not None else None
     if batch is not None:
         return Form(batch)
-    if site.node.op in having(Trait.BY_KEY) and are_drawn_alike(site):
+    if ctx.node.op in having(Trait.BY_KEY) and are_drawn_alike(ctx):
         return SAME
-    return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
+    return ctx.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
 
 
-def key(site: OpContext) -> list[Fact]:
+def key(ctx: OpContext) -> list[Fact]:
     """What is made of a seed to draw by it, and which algorithm does so."""
-    if (state := made_of_state(site.facts)) is not None:
+    if (state := made_of_state(ctx.facts)) is not None:
         return [state] * _MOST_OUTPUTS
-    return [SAME if are_drawn_alike(site) else site.opaque("its seed is not the same on all replicas")] * _MOST_OUTPUTS
+    return [SAME if are_drawn_alike(ctx) else ctx.opaque("its seed is not the same on all replicas")] * _MOST_OUTPUTS
 
 
-def are_drawn_alike(site: OpContext) -> bool:
+def are_drawn_alike(ctx: OpContext) -> bool:
     """Whether all that says what a stateless op draws is the same on all replicas, and no generator's state."""
-    return all(form_of(fact) == SAME and not isinstance(fact, GeneratorState) for fact in site.facts)
+    return all(form_of(fact) == SAME and not isinstance(fact, GeneratorState) for fact in ctx.facts)
 
 
 def of_shape_and(*parameters: int) -> Rule:
     """The same of ops that other inputs, which are broadcast to the shape, tell how the numbers are distributed."""
 
-    def apply(site: OpContext) -> Fact:
-        drawn, dims = of_shape(site), site.dims(0)
+    def apply(ctx: OpContext) -> Fact:
+        drawn, dims = of_shape(ctx), ctx.dims(0)
         own = drawn.rows if isinstance(drawn, Form) else None
         for index in parameters:
-            form, rank = site.form(index), site.rank(index)
-            if is_noise(site.facts[index]) or form == SAME:
+            form, rank = ctx.form(index), ctx.rank(index)
+            if is_noise(ctx.facts[index]) or form == SAME:
                 continue
             if isinstance(form, UnknownFact):
                 return UnknownFact(form.reason)
             if own is None or form.rows is None or form.factors or dims is None or rank is None:
-                return site.opaque("how its numbers are distributed depends on the batch, and not by examples")
+                return ctx.opaque("how its numbers are distributed depends on the batch, and not by examples")
             if not same_rows(replace(form.rows, axis=form.rows.axis + len(dims.forms) - rank), own):
-                return site.opaque("its numbers and how they are distributed do not belong to the same examples")
+                return ctx.opaque("its numbers and how they are distributed do not belong to the same examples")
         return drawn
 
     return apply
 
 
-def draw_classes(site: OpContext) -> Fact:
+def draw_classes(ctx: OpContext) -> Fact:
     """Multinomial: some draws for each row of logits."""
-    form = site.form(0)
+    form = ctx.form(0)
     if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0 and not form.factors:
-        return form if form_of(site.facts[1]) == SAME else site.opaque("how often it draws is not the same everywhere")
-    if site.node.op in having(Trait.BY_KEY) and are_drawn_alike(site):
+        return form if form_of(ctx.facts[1]) == SAME else ctx.opaque("how often it draws is not the same everywhere")
+    if ctx.node.op in having(Trait.BY_KEY) and are_drawn_alike(ctx):
         return SAME
-    return site.opaque("random numbers, which each replica draws for itself", Recovery.ALWAYS)
+    return ctx.opaque("random numbers, which each replica draws for itself", Recovery.ALWAYS)
 
 
-def draw_for_each(site: OpContext) -> Fact:
+def draw_for_each(ctx: OpContext) -> Fact:
     """RandomGamma, RandomPoissonV2: some draws for each element of what says how they are distributed."""
-    dims, form = site.dims(0), site.form(1)
+    dims, form = ctx.dims(0), ctx.form(1)
     if isinstance(form, Form) and form.rows is not None:
         if dims is not None and dims.is_same and not form.factors:
             return replace(form, base=replace(form.rows, axis=form.rows.axis + len(dims.forms)))
-        return site.opaque("how often it draws is not the same everywhere")
+        return ctx.opaque("how often it draws is not the same everywhere")
     if isinstance(dims, Dims) and not dims.is_same:
-        return _drawn_for_batch(site, dims)
-    return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
+        return _drawn_for_batch(ctx, dims)
+    return ctx.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
 
 
-def _drawn_for_batch(site: OpContext, dims: Dims) -> Fact:
-    batch = counted_batch(site, 0, dims)
-    return (
-        Form(batch) if batch is not None and form_of(site.facts[1]) == SAME else site.opaque("its shape is not known")
-    )
+def _drawn_for_batch(ctx: OpContext, dims: Dims) -> Fact:
+    batch = counted_batch(ctx, 0, dims)
+    return Form(batch) if batch is not None and form_of(ctx.facts[1]) == SAME else ctx.opaque("its shape is not known")
 
 
 _MOST_OUTPUTS = 3

@@ -36,25 +36,25 @@ def are_entries(form: Fact, positions: Positions) -> bool:
     return isinstance(form, Form) and form.base == positions.entries
 
 
-def with_columns(site: OpContext, indices: Sequence[int]) -> Coordinates | None:
+def with_columns(ctx: OpContext, indices: Sequence[int]) -> Coordinates | None:
     """Numbers of examples as the first column of a matrix, other columns beside it."""
-    first = site.facts[indices[0]]
+    first = ctx.facts[indices[0]]
     if not isinstance(first, Positions):
         return None
-    others = [form_of(site.facts[index]) for index in indices[1:]]
+    others = [form_of(ctx.facts[index]) for index in indices[1:]]
     fits = all(isinstance(f, Form) and not f.factors and are_entries(f, first) for f in others)
     return Coordinates(first) if fits and others else None
 
 
-def column(site: OpContext, coordinates: Coordinates) -> Fact:
+def column(ctx: OpContext, coordinates: Coordinates) -> Fact:
     """x[:, k], x[:, k:]: of the positions of entries, their examples' numbers or where they stand in these."""
-    if site.rank(0) != 2:
-        return site.opaque("which columns of the positions of entries it takes is not known")
-    masks = {name: site.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-    begin, end, stride = (site.integers(index) for index in (1, 2, 3))
+    if ctx.rank(0) != 2:
+        return ctx.opaque("which columns of the positions of entries it takes is not known")
+    masks = {name: ctx.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    begin, end, stride = (ctx.integers(index) for index in (1, 2, 3))
     plain = not masks["ellipsis"] and not masks["new_axis"] and masks["begin"] & masks["end"] & 1
     if not plain or masks["shrink_axis"] & 1 or begin is None or end is None or stride != [1, 1] or len(begin) != 2:
-        return site.opaque("which columns of the positions of entries it takes is not known")
+        return ctx.opaque("which columns of the positions of entries it takes is not known")
     first = 0 if masks["begin"] & 2 else begin[1]
     if first == 0 and masks["shrink_axis"] & 2:
         return coordinates.positions
@@ -62,246 +62,246 @@ def column(site: OpContext, coordinates: Coordinates) -> Fact:
         return coordinates
     if first is not None and first > 0:
         return Form(coordinates.positions.entries)
-    return site.opaque("which columns of the positions of entries it takes is not known")
+    return ctx.opaque("which columns of the positions of entries it takes is not known")
 
 
-def kept(site: OpContext, positions: Positions, coordinates: Coordinates) -> Fact:
+def kept(ctx: OpContext, positions: Positions, coordinates: Coordinates) -> Fact:
     """Positions of those entries that a mask over all entries keeps."""
     if positions.within == coordinates.positions.entries:
         return Coordinates(Positions(coordinates.positions.within, positions.entries))
-    return site.opaque("it takes entries by positions that were found among others")
+    return ctx.opaque("it takes entries by positions that were found among others")
 
 
-def values_at(site: OpContext) -> Fact | None:
+def values_at(ctx: OpContext) -> Fact | None:
     """GatherNd: the elements of a batch at the positions of its entries."""
-    coordinates, params = site.facts[1], site.form(0)
-    if not isinstance(coordinates, Coordinates) or not isinstance(params, Form) or site.number("batch_dims"):
+    coordinates, params = ctx.facts[1], ctx.form(0)
+    if not isinstance(coordinates, Coordinates) or not isinstance(params, Form) or ctx.number("batch_dims"):
         return None
     positions = coordinates.positions
     return replace(params, base=positions.entries) if params.base == positions.within else None
 
 
-def to_dense(site: OpContext) -> Fact:
+def to_dense(ctx: OpContext) -> Fact:
     """SparseToDense: positions, shape, values, what stands elsewhere."""
-    return _dense(site, site.facts[0], 1, (2, 3))
+    return _dense(ctx, ctx.facts[0], 1, (2, 3))
 
 
-def scatter(site: OpContext) -> Fact:
+def scatter(ctx: OpContext) -> Fact:
     """ScatterNd: positions, values, shape; where positions are what examples say, all that is said of one is added."""
-    positions, values, shape = site.form(0), site.form(1), site.dims(2)
-    is_fixed = form_of(site.facts[2]) == SAME or (shape is not None and shape.is_same)
-    if is_fixed and isinstance(site.facts[0], Form) and isinstance(positions, Form) and isinstance(values, Form):
+    positions, values, shape = ctx.form(0), ctx.form(1), ctx.dims(2)
+    is_fixed = form_of(ctx.facts[2]) == SAME or (shape is not None and shape.is_same)
+    if is_fixed and isinstance(ctx.facts[0], Form) and isinstance(positions, Form) and isinstance(values, Form):
         both_rows = positions.rows is not None and values.rows is not None and same_rows(values.rows, positions.rows)
         if both_rows and positions.rows and positions.rows.axis == 0 and not positions.factors:
             return Form(Base.ADDED, values.factors, positions.mixed_at or values.mixed_at)
-    return _dense(site, site.facts[0], 2, (1,))
+    return _dense(ctx, ctx.facts[0], 2, (1,))
 
 
-def _dense(site: OpContext, coordinates: Fact, shape: int, values: tuple[int, ...]) -> Fact:
+def _dense(ctx: OpContext, coordinates: Fact, shape: int, values: tuple[int, ...]) -> Fact:
     if not isinstance(coordinates, Coordinates):
-        return _opaque_among(site)
+        return _opaque_among(ctx)
     positions = coordinates.positions
-    if not is_length_of(site, shape, positions.within):
-        return site.opaque("it is not known that the shape that it makes has its examples along the first axis")
-    forms = site.forms(*values)
+    if not is_length_of(ctx, shape, positions.within):
+        return ctx.opaque("it is not known that the shape that it makes has its examples along the first axis")
+    forms = ctx.forms(*values)
     if isinstance(forms, UnknownFact):
         return forms
     for form, index in zip(forms, values, strict=True):
-        if form.factors or not (are_entries(form, positions) or (form == SAME and site.is_uniform(index))):
-            return site.opaque("its values are not those of entries of examples")
+        if form.factors or not (are_entries(form, positions) or (form == SAME and ctx.is_uniform(index))):
+            return ctx.opaque("its values are not those of entries of examples")
     return Form(positions.within, mixed_at=next((form.mixed_at for form in forms if form.mixed_at), None))
 
 
-def split_strings(site: OpContext) -> list[Fact]:
+def split_strings(ctx: OpContext) -> list[Fact]:
     """StringSplitV2: of a vector of texts the positions of their words, the words, and a shape that holds them."""
-    texts = site.form(0)
-    longest = site.opaque("it holds the number of words of the longest text in the replica's part of the batch")
+    texts = ctx.form(0)
+    longest = ctx.opaque("it holds the number of words of the longest text in the replica's part of the batch")
     if not isinstance(texts, Form) or texts.rows is None or texts.factors or texts.rows.order:
-        return [_opaque_among(site), _opaque_among(site), longest]
-    alike = site.scope.same_as(("words", site.inputs[0], site.inputs[1]), site.named())
+        return [_opaque_among(ctx), _opaque_among(ctx), longest]
+    alike = ctx.scope.same_as(("words", ctx.inputs[0], ctx.inputs[1]), ctx.named())
     words = Positions(texts.rows, elements_of(alike))
     return [Coordinates(words), Form(words.entries, mixed_at=texts.mixed_at), longest]
 
 
-def ragged_to_dense(site: OpContext) -> Fact:
+def ragged_to_dense(ctx: OpContext) -> Fact:
     """RaggedTensorToTensor: shape, values, what stands elsewhere, number of rows, of each value the row."""
-    if list(site.node.attr["row_partition_types"].list.s) != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
-        return site.opaque("it is not known whose the values of its rows are")
-    shape, positions, values = site.integers(0), site.facts[4], site.form(1)
+    if list(ctx.node.attr["row_partition_types"].list.s) != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
+        return ctx.opaque("it is not known whose the values of its rows are")
+    shape, positions, values = ctx.integers(0), ctx.facts[4], ctx.form(1)
     if shape is None or shape[0] != -1 or any(length is None or length < 0 for length in shape[1:]):
-        return site.opaque(
+        return ctx.opaque(
             "its rows are as long as the longest of the replica's part of the batch; give them a length "
             "(output_sequence_length of TextVectorization, shape=[None, length] of to_tensor)"
         )
-    if isinstance(positions, Positions) and is_length_of(site, 3, positions.within):
+    if isinstance(positions, Positions) and is_length_of(ctx, 3, positions.within):
         if isinstance(values, Form) and not values.factors and are_entries(values, positions):
-            if form_of(site.facts[2]) == SAME:
+            if form_of(ctx.facts[2]) == SAME:
                 return Form(positions.within, mixed_at=values.mixed_at)
-    return _opaque_among(site)
+    return _opaque_among(ctx)
 
 
-def ragged_counts(site: OpContext) -> Fact:
+def ragged_counts(ctx: OpContext) -> Fact:
     """RaggedBincount: where each row's values begin, the values, the number of bins, weights."""
-    positions, values = _owners_behind(site, site.inputs[0]), site.form(1)
+    positions, values = _owners_behind(ctx, ctx.inputs[0]), ctx.form(1)
     if isinstance(positions, Positions) and isinstance(values, Form) and not values.factors:
-        is_fixed = form_of(site.facts[2]) == SAME or _is_limit(site, site.inputs[2])
-        if are_entries(values, positions) and is_fixed and site.shape(3).num_elements() == 0:
+        is_fixed = form_of(ctx.facts[2]) == SAME or _is_limit(ctx, ctx.inputs[2])
+        if are_entries(values, positions) and is_fixed and ctx.shape(3).num_elements() == 0:
             return Form(positions.within, mixed_at=values.mixed_at)
-    return _opaque_among(site)
+    return _opaque_among(ctx)
 
 
-def _is_limit(site: OpContext, number: str) -> bool:
+def _is_limit(ctx: OpContext, number: str) -> bool:
     """Whether a number of bins is constant since its least and its most are: minimum(most, maximum(least, x))."""
-    minimum = site.scope.producer(number)
+    minimum = ctx.scope.producer(number)
     if minimum is None or minimum.op != "Minimum":
         return False
     inputs = [tensor_name(name) for name in minimum.input[:2]]
     for most, inner in (inputs, inputs[::-1]):
-        maximum = site.scope.producer(inner)
-        if site.scope.constant(most) is not None and maximum is not None and maximum.op == "Maximum":
-            least = [site.scope.constant(tensor_name(name)) for name in maximum.input[:2]]
-            return any(value is not None and value >= site.scope.constant(most) for value in least)
+        maximum = ctx.scope.producer(inner)
+        if ctx.scope.constant(most) is not None and maximum is not None and maximum.op == "Maximum":
+            least = [ctx.scope.constant(tensor_name(name)) for name in maximum.input[:2]]
+            return any(value is not None and value >= ctx.scope.constant(most) for value in least)
     return False
 
 
-def _owners_behind(site: OpContext, splits: str) -> Fact | None:
+def _owners_behind(ctx: OpContext, splits: str) -> Fact | None:
     """Of where rows begin, as RaggedTensor.from_value_rowids counts it, the row of each value; None if it is not so."""
     tensor = splits
     for op, operand in (("ConcatV2", 1), ("Cumsum", 0), ("DenseBincount", 0), ("Reshape", 0)):
-        node = site.scope.producer(tensor)
+        node = ctx.scope.producer(tensor)
         while node is not None and node.op in having(Trait.SAME | Trait.CASTS):
-            node = site.scope.producer(tensor_name(node.input[0]))
+            node = ctx.scope.producer(tensor_name(node.input[0]))
         if node is None or node.op != op:
             return None
         tensor = tensor_name(node.input[operand])
-    return site.scope.fact(tensor)
+    return ctx.scope.fact(tensor)
 
 
-def sparse_matmul(site: OpContext) -> Fact:
+def sparse_matmul(ctx: OpContext) -> Fact:
     """SparseTensorDenseMatMul: positions, values, shape, a matrix; either one is the same everywhere."""
-    dense = site.form(3)
-    if isinstance(dense, Form) and dense.rows is not None and all(form_of(fact) == SAME for fact in site.facts[:3]):
-        is_behind = dense.rows.axis == (0 if site.flag("adjoint_b") else 1)
-        return with_axis(dense, 1) if is_behind else site.opaque("it adds up examples by their position in the part")
-    if form_of(site.facts[3]) == SAME and not site.flag("adjoint_a"):
-        return _dense(site, site.facts[0], 2, (1,))
-    return _opaque_among(site)
+    dense = ctx.form(3)
+    if isinstance(dense, Form) and dense.rows is not None and all(form_of(fact) == SAME for fact in ctx.facts[:3]):
+        is_behind = dense.rows.axis == (0 if ctx.flag("adjoint_b") else 1)
+        return with_axis(dense, 1) if is_behind else ctx.opaque("it adds up examples by their position in the part")
+    if form_of(ctx.facts[3]) == SAME and not ctx.flag("adjoint_a"):
+        return _dense(ctx, ctx.facts[0], 2, (1,))
+    return _opaque_among(ctx)
 
 
-def sparse_reduce(site: OpContext) -> Fact:
+def sparse_reduce(ctx: OpContext) -> Fact:
     """SparseReduceSum, SparseReduceMax: positions, values, shape, axes, of which the examples' may be none."""
-    axes, rank = site.constant(3), site.shape(0)[1] if site.rank(0) == 2 else None
+    axes, rank = ctx.constant(3), ctx.shape(0)[1] if ctx.rank(0) == 2 else None
     if axes is None or rank is None or any(int(axis) % rank == 0 for axis in axes.reshape(-1)):
-        return _opaque_among(site)
-    return _dense(site, site.facts[0], 2, (1,))
+        return _opaque_among(ctx)
+    return _dense(ctx, ctx.facts[0], 2, (1,))
 
 
-def ctc_loss(site: OpContext) -> list[Fact]:
+def ctc_loss(ctx: OpContext) -> list[Fact]:
     """CTCLoss: logits with the examples along the second axis, labels as positions and values, lengths."""
-    coordinates, forms = site.facts[1], site.forms(0, 2, 3)
+    coordinates, forms = ctx.facts[1], ctx.forms(0, 2, 3)
     if isinstance(coordinates, Coordinates) and not isinstance(forms, UnknownFact):
         logits, labels, lengths = forms
         within = coordinates.positions.within
         same_examples = logits.base == replace(within, axis=1) and are_entries(labels, coordinates.positions)
-        same_lengths = lengths.base == within or (lengths == SAME and site.is_uniform(3))
+        same_lengths = lengths.base == within or (lengths == SAME and ctx.is_uniform(3))
         if same_examples and same_lengths and not any(form.factors for form in forms):
             mixed_at = next((form.mixed_at for form in forms if form.mixed_at), None)
             return [Form(within, mixed_at=mixed_at), Form(replace(within, axis=1), mixed_at=mixed_at)]
-    return [_opaque_among(site)] * 2
+    return [_opaque_among(ctx)] * 2
 
 
-def reshape_sparse(site: OpContext) -> list[Fact]:
+def reshape_sparse(ctx: OpContext) -> list[Fact]:
     """SparseReshape: positions, shape, the new shape; the examples' axis stays."""
-    coordinates, new = site.facts[0], site.dims(2)
+    coordinates, new = ctx.facts[0], ctx.dims(2)
     if isinstance(coordinates, Coordinates) and new is not None:
         within = coordinates.positions.within
-        if is_length_of(site, 1, within) and is_length_of(site, 2, within):
+        if is_length_of(ctx, 1, within) and is_length_of(ctx, 2, within):
             return [coordinates, new]
-    reason = site.opaque("it is not known that the examples of the sparse tensor stay along its first axis")
-    return [reason, site.facts[2]]
+    reason = ctx.opaque("it is not known that the examples of the sparse tensor stay along its first axis")
+    return [reason, ctx.facts[2]]
 
 
-def fill_empty_rows(site: OpContext) -> list[Fact]:
+def fill_empty_rows(ctx: OpContext) -> list[Fact]:
     """SparseFillEmptyRows: positions, values, shape, the value of examples that have none."""
-    coordinates, values = site.facts[0], site.form(1)
-    if isinstance(coordinates, Coordinates) and is_length_of(site, 2, coordinates.positions.within):
+    coordinates, values = ctx.facts[0], ctx.form(1)
+    if isinstance(coordinates, Coordinates) and is_length_of(ctx, 2, coordinates.positions.within):
         within = coordinates.positions.within
-        if are_entries(values, coordinates.positions) and form_of(site.facts[3]) == SAME and site.rank(3) == 0:
+        if are_entries(values, coordinates.positions) and form_of(ctx.facts[3]) == SAME and ctx.rank(3) == 0:
             assert isinstance(values, Form)
-            alike = site.scope.same_as(("filled", coordinates), site.named(1))
+            alike = ctx.scope.same_as(("filled", coordinates), ctx.named(1))
             filled = Positions(within, elements_of(alike), True)
-            moved = site.opaque("it numbers the entries of the replica's part of the batch")
+            moved = ctx.opaque("it numbers the entries of the replica's part of the batch")
             return [Coordinates(filled), Form(filled.entries, mixed_at=values.mixed_at), Form(within), moved]
-    return [site.opaque("its entries are not known to belong to the examples of its shape")] * 4
+    return [ctx.opaque("its entries are not known to belong to the examples of its shape")] * 4
 
 
-def segments(site: OpContext) -> Fact:
+def segments(ctx: OpContext) -> Fact:
     """SegmentSum and its like: data, and of each row the segment, ascending."""
-    return _by_example(site, None)
+    return _by_example(ctx, None)
 
 
-def sparse_segments(site: OpContext) -> Fact:
+def sparse_segments(ctx: OpContext) -> Fact:
     """SparseSegmentSum and its like: data, which rows of it, and of each of these the segment."""
-    number = 3 if site.node.op.endswith("NumSegments") else None
-    data, ids, owners = site.facts[0], site.facts[1], site.facts[2]
+    number = 3 if ctx.node.op.endswith("NumSegments") else None
+    data, ids, owners = ctx.facts[0], ctx.facts[1], ctx.facts[2]
     if isinstance(data, Form) and data.rows is not None and form_of(owners) == SAME:
-        return beside_segments(site, data, site.rank(2))
+        return beside_segments(ctx, data, ctx.rank(2))
     if isinstance(owners, Positions):
         of_different = isinstance(data, Distinct) and isinstance(ids, Numbers) and ids.of == data.of
         taken = ids.rows if of_different and isinstance(ids, Numbers) else form_of(ids)
         looks_up = of_different or form_of(data) == SAME
         if looks_up and isinstance(taken, Form) and not taken.factors and are_entries(taken, owners):
-            return _a_row_each(site, owners, taken, number)
-    return _opaque_among(site)
+            return _a_row_each(ctx, owners, taken, number)
+    return _opaque_among(ctx)
 
 
-def unsorted_segments(site: OpContext) -> Fact | None:
+def unsorted_segments(ctx: OpContext) -> Fact | None:
     """UnsortedSegmentSum and its like, where a segment is what belongs to an example; None where it is not."""
-    return _by_example(site, 2) if isinstance(site.facts[1], Positions) else None
+    return _by_example(ctx, 2) if isinstance(ctx.facts[1], Positions) else None
 
 
-def beside_segments(site: OpContext, data: Form, depth: int | None) -> Fact:
+def beside_segments(ctx: OpContext, data: Form, depth: int | None) -> Fact:
     """Segments that are the same on all replicas, of the axes before that of the examples, which stay by themselves.
 
     Args:
-        site: the op.
+        ctx: the op.
         data: rows.
         depth: how many axes the segments have.
     """
-    is_linear = linear_operands(site.node.op, len(site.inputs)) is not None
+    is_linear = linear_operands(ctx.node.op, len(ctx.inputs)) is not None
     if data.rows is None or depth is None or data.rows.axis < depth:
-        return site.opaque("its data and its segments do not have the examples along the first axis")
-    if not all(form_of(fact) == SAME for fact in site.facts[1:]):
-        return site.opaque("the number of segments may differ between replicas")
+        return ctx.opaque("its data and its segments do not have the examples along the first axis")
+    if not all(form_of(fact) == SAME for fact in ctx.facts[1:]):
+        return ctx.opaque("the number of segments may differ between replicas")
     if data.factors and not is_linear:
-        return site.opaque("it is not linear in rows that are scaled by sums over the batch")
+        return ctx.opaque("it is not linear in rows that are scaled by sums over the batch")
     return with_axis(data, data.rows.axis - depth + 1)
 
 
-def _by_example(site: OpContext, number: int | None) -> Fact:
+def _by_example(ctx: OpContext, number: int | None) -> Fact:
     """What segments are of data and, of each row, the segment; `number`: the input that says how many there are."""
-    form, positions = site.form(0), site.facts[1]
+    form, positions = ctx.form(0), ctx.facts[1]
     if isinstance(form, Form) and form.rows is not None and form_of(positions) == SAME:
-        return beside_segments(site, form, site.rank(1))
+        return beside_segments(ctx, form, ctx.rank(1))
     if isinstance(positions, Positions) and isinstance(form, Form) and are_entries(form, positions):
-        if form.factors and not site.node.op.endswith("Sum"):
-            return site.opaque("it is not linear in rows that are scaled by sums over the batch")
-        return _a_row_each(site, positions, form, number)
-    return _opaque_among(site)
+        if form.factors and not ctx.node.op.endswith("Sum"):
+            return ctx.opaque("it is not linear in rows that are scaled by sums over the batch")
+        return _a_row_each(ctx, positions, form, number)
+    return _opaque_among(ctx)
 
 
-def _a_row_each(site: OpContext, owners: Positions, form: Form, number: int | None) -> Fact:
+def _a_row_each(ctx: OpContext, owners: Positions, form: Form, number: int | None) -> Fact:
     if number is None and not owners.covers:
-        return site.opaque(_LAST_MAY_BE_EMPTY)
-    if number is not None and not is_length_of(site, number, owners.within):
-        return site.opaque("it is not known that it makes a segment for each example")
+        return ctx.opaque(_LAST_MAY_BE_EMPTY)
+    if number is not None and not is_length_of(ctx, number, owners.within):
+        return ctx.opaque("it is not known that it makes a segment for each example")
     return Form(owners.within, form.factors, form.mixed_at)
 
 
-def _opaque_among(site: OpContext) -> Fact:
-    forms = [form_of(fact) for fact in site.facts]
+def _opaque_among(ctx: OpContext) -> Fact:
+    forms = [form_of(fact) for fact in ctx.facts]
     opaque = next((form for form in forms if isinstance(form, UnknownFact)), None)
-    return UnknownFact(opaque.reason) if opaque else site.opaque("its data and its segments are not those of examples")
+    return UnknownFact(opaque.reason) if opaque else ctx.opaque("its data and its segments are not those of examples")
 
 
 RULES: dict[str, Rule] = {

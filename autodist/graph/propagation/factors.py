@@ -1,4 +1,4 @@
-"""Factors: scalars that add up over the replicas, by powers of which a value differs from the whole batch's."""
+"""Factors: scalars summed over the replicas; a replica's value differs from the whole batch's by powers of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from autodist.graph.propagation.kinds import Elements, Examples
 
 @dataclass(frozen=True)
 class Count:
-    """A factor: a number of rows, up to what all replicas share."""
+    """A factor: a number of rows, up to a constant common to all replicas."""
 
     of: Examples | Elements
 
 
 @dataclass(frozen=True)
 class PartialSum:
-    """A factor: what is left of the scalar `tensor` when the factors of its own form are divided out."""
+    """A factor: the scalar `tensor` divided by the factors of its own form, which is a partial sum."""
 
     tensor: str
     without: Factors
@@ -30,7 +30,7 @@ EXAMPLES = Count(Examples())
 
 
 def times(left: Factors, right: Factors, sign: int = 1) -> Factors:
-    """left · right, or left / right if the sign is -1."""
+    """Returns left · right, or left / right if the sign is -1."""
     if not right:
         return left
     exponents = dict(left)
@@ -44,7 +44,7 @@ def power(factor: Factor, exponent: int) -> Factors:
 
 
 def additive_over(factors: Factors, rest: Factors) -> Factor | None:
-    """The one factor f for which factors = f · rest, if there is one: such a value adds up once rest is divided out."""
+    """Returns the factor f with factors = f · rest, or None. Such a value is a partial sum once divided by rest."""
     remaining = times(factors, rest, -1)
     if len(remaining) == 1:
         factor, exponent = next(iter(remaining))
@@ -53,7 +53,7 @@ def additive_over(factors: Factors, rest: Factors) -> Factor | None:
 
 
 def describe(factors: Factors) -> str:
-    """Factors in words, sorted: "examples · 'Sum:0'⁻¹"."""
+    """Formats factors for a message, sorted: "'Sum:0'^-1 · examples"."""
     return " · ".join(sorted(_describe_factor(factor, exponent) for factor, exponent in factors)) or "nothing"
 
 

@@ -1,9 +1,9 @@
-"""What is known of a tensor while propagation runs: finer than a kind, since a quotient of two sums may be a mean.
+"""Facts: the internal layouts of propagation. They are finer than kinds: a quotient of two sums may be a mean.
 
-A *form* says that the value on a replica is base × Π factorᵉ, where each factor is a scalar that adds up over the
-replicas (the number of examples, the sum of a mask), and the base is the same everywhere, made of rows, or itself
-additive. The whole batch's value is the joined base times the joined factors, so that products and quotients of
-sums stay exact: `sum(values · mask · (total / valid)) / total` is a sum over `valid`.
+A *form* describes a replica's value as base × Π factorᵉ. Each factor is a scalar summed over the replicas (the number
+of examples, the sum of a mask). The base is replicated, sharded into rows, or itself a partial sum. The value for the
+whole batch is the combined base times the combined factors. Products and quotients of sums thus stay exact: `sum(values
+· mask · (total / valid)) / total` is a sum over `valid`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Rows:
 
     Attributes:
         axis: counted from 0.
-        count: how many rows there are, up to what all replicas share.
-        per: rows for each example, where that is known.
-        order: empty while the rows stand in the order of the examples; else how they are arranged. Values of two
-            tensors belong together only where these are equal.
+        count: the number of rows, up to a constant common to all replicas.
+        per: rows per example, if known.
+        order: empty while rows are in the order of the examples; else their arrangement. Rows of two tensors match only
+            if their orders are equal.
     """
 
     axis: int
@@ -43,7 +43,7 @@ class Rows:
 
     @property
     def whole_per(self) -> int | None:
-        """How many rows each example has, in the order of the examples; None if that is not known or not whole."""
+        """The number of rows per example, in the order of the examples; None if unknown or fractional."""
         if self.order or self.count != EXAMPLES or self.per is None or self.per.denominator != 1:
             return None
         return int(self.per)
@@ -51,12 +51,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Reordered:
-    """An order of rows, as the one thing that tells it: the examples have changed places within their part.
+    """An order of rows after a permutation of the examples within their shard.
 
     Attributes:
-        key: alike where they have changed places alike.
-        before: the order before.
-        node: that changed it.
+        key: equal for equal permutations.
+        before: the order before the permutation.
+        node: the node that permuted them.
     """
 
     key: object
@@ -66,7 +66,7 @@ class Reordered:
 
 @dataclass(frozen=True)
 class Form:
-    """base × Π factorᵉ. See the module's text."""
+    """A value base × Π factorᵉ; see the module docstring."""
 
     base: Base | Rows = Base.SAME
     factors: Factors = NONE
@@ -82,17 +82,17 @@ class Form:
 
     @property
     def degree(self) -> int:
-        """How it grows with the batch: 0 for means, 1 for sums."""
+        """The power by which the value grows with the batch size: 0 for means, 1 for sums."""
         return sum(exponent for _, exponent in self.factors) + (self.base is Base.ADDED)
 
 
 @dataclass(frozen=True)
 class Dims:
-    """Integers that come from shapes; a vector, or one element of it if `is_scalar`.
+    """Integers computed from shapes: a vector, or one element of it if `is_scalar`.
 
     Attributes:
-        forms: of each element; the batch's is a count.
-        values: of each element, where it is known without running anything.
+        forms: the form of each element; the batch dimension is a count.
+        values: the static value of each element, or None.
     """
 
     forms: tuple[Form, ...]
@@ -101,18 +101,18 @@ class Dims:
 
     @property
     def is_same(self) -> bool:
-        """Whether all of them are the same on all replicas."""
+        """True if all elements are replicated."""
         return all(form.is_same for form in self.forms)
 
 
 @dataclass(frozen=True)
 class Extremum:
-    """No batch axis; the largest of the part's values, or the like. To rules that do not know it, it is opaque.
+    """A value without a batch axis: a maximum, minimum, product or norm of the shard. Most rules treat it as unknown.
 
     Attributes:
         by: the reduction.
-        reason: why it is neither a sum nor a mean.
-        mixed_at: as of a form.
+        reason: the message for rules that need a sum or a mean.
+        mixed_at: as in `Form`.
     """
 
     by: ReducedBy
@@ -122,22 +122,22 @@ class Extremum:
 
 @dataclass(frozen=True)
 class Statistic:
-    """No batch axis; a function of means over the part that is no mean itself (a variance)."""
+    """A value without a batch axis: a function of means over the shard that is not a mean, such as a variance."""
 
     reason: str
 
 
 class Recovery(enum.Enum):
-    """When an opaque value may be combined with rows to give rows again."""
+    """The cases in which a rule may combine an unknown value with rows and still return rows."""
 
-    NEVER = "it may hold what belongs to other examples"
-    BATCH_SHAPED = "where it has the batch axis too"
-    ALWAYS = "it is noise, drawn by each replica for itself"
+    NEVER = "never: it may depend on other examples"
+    BATCH_SHAPED = "if it has the batch axis, too"
+    ALWAYS = "always: each replica draws it independently"
 
 
 @dataclass(frozen=True)
 class UnknownFact:
-    """Nothing is known, for this reason."""
+    """An unknown layout, with the reason."""
 
     reason: str
     recovery: Recovery = Recovery.NEVER
@@ -145,10 +145,10 @@ class UnknownFact:
 
 @dataclass(frozen=True)
 class Chosen(UnknownFact):
-    """Rows of the batch that constants name by their position in it.
+    """Rows of the batch selected by constant positions.
 
     Attributes:
-        whole_up_to: the largest number of examples of which these rows are all; None: of no number.
+        whole_up_to: the largest batch size for which the selection contains all rows; None if there is no such size.
     """
 
     whole_up_to: int | None = None
@@ -156,24 +156,24 @@ class Chosen(UnknownFact):
 
 @dataclass(frozen=True)
 class GeneratorState:
-    """A random generator's state, or what is made of it: stored alike, and another one where a replica draws by it."""
+    """The state of a random generator, or a value derived from it: replicated until a replica draws from it."""
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """A TensorList whose elements are all alike; None while it is empty."""
+    """A TensorList whose elements share one layout; None while it is empty."""
 
     element: Fact | None
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Numbers of rows, ascending: where a mask over rows holds, or whose each entry of a sparse tensor is.
+    """Ascending row indices: the rows selected by a mask, or the row of each entry of a sparse tensor.
 
     Attributes:
-        within: the rows that are numbered.
-        entries: what the numbers themselves are rows of, or whatever each of them stands for.
-        covers: whether every row's number is among them.
+        within: the indexed rows.
+        entries: the rows formed by the indices themselves, and by the entries that they stand for.
+        covers: True if every row occurs.
     """
 
     within: Rows
@@ -183,7 +183,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where the entries of a sparse tensor stand, as a matrix: its first column is `Positions`, others are rows.
+    """The indices of a sparse tensor, as a matrix: its first column is `Positions`, the other columns are rows.
 
     Attributes:
         positions: the first column.
@@ -194,12 +194,12 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Numbered:
-    """Rows of which each element is the number of a row of the part: `Positions` that lie along any axis.
+    """Rows whose elements are row indices of the shard: `Positions` along any axis.
 
     Attributes:
-        within: the rows that are numbered.
-        rows: how the elements lie.
-        covers: whether every row's number is among them.
+        within: the indexed rows.
+        rows: the layout of the elements.
+        covers: True if every row occurs.
     """
 
     within: Rows
@@ -209,11 +209,11 @@ class Numbered:
 
 @dataclass(frozen=True)
 class ByColumn:
-    """Numbers or coordinates with one column behind the other: as a vector, or as a matrix with a row for each column.
+    """Positions or coordinates, column after column: a flat vector, or a matrix with a row for each column.
 
     Attributes:
-        columns: what they are once the columns stand side by side.
-        number: of columns.
+        columns: the layout after transposition.
+        number: the number of columns.
     """
 
     columns: Positions | Coordinates
@@ -222,12 +222,12 @@ class ByColumn:
 
 @dataclass(frozen=True)
 class Shuffled:
-    """The numbers of all rows of a part, in an order of the part's own: what is taken by them pairs its examples.
+    """A shard-specific permutation of row indices; gathering by it pairs examples of the shard.
 
     Attributes:
-        within: the rows that are numbered.
-        key: tells orders apart.
-        node: that put them in this order.
+        within: the indexed rows.
+        key: identifies the permutation.
+        node: the node that produced it.
     """
 
     within: Rows
@@ -237,12 +237,12 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Followed:
-    """Rows of examples and, behind them along the same axis, what belongs to none: true classes, then sampled ones.
+    """Rows of examples followed, along the same axis, by rows of no example: true classes, then sampled ones.
 
     Attributes:
-        first: the rows.
-        rest: what stands behind them: the same on all replicas, or noise.
-        length: of the first part, where it is known without running anything.
+        first: the rows of examples.
+        rest: the rows after them: replicated, or noise.
+        length: the static length of the first part, or None.
     """
 
     first: Form
@@ -252,10 +252,10 @@ class Followed:
 
 @dataclass(frozen=True)
 class Distinct:
-    """One row for each different id among the ids of a replica's part; what `Numbers` of them take are rows again.
+    """One row for each distinct id in a replica's shard; gathering by the matching `Numbers` returns rows of examples.
 
     Attributes:
-        of: the numbers of the ids, by name.
+        of: the name of the tensor that indexes the distinct ids.
     """
 
     of: str
@@ -263,10 +263,10 @@ class Distinct:
 
 @dataclass(frozen=True)
 class Numbers:
-    """For rows of ids, where each id stands among the different ones.
+    """For rows of ids, the index of each id among the distinct ones.
 
     Attributes:
-        of: their name.
+        of: the name of the index tensor.
         rows: the rows of the ids.
     """
 
@@ -275,23 +275,23 @@ class Numbers:
 
 
 class Role(enum.Enum):
-    """What a value is in a loop that has a turn for each example."""
+    """The role of a value in a loop that has one iteration per example."""
 
-    TURN = "the number of the turn"
-    NEXT = "the number of the turn after it"
+    TURN = "the number of the iteration"
+    NEXT = "the number of the next iteration"
     BOUND = "the number of examples"
-    GOES_ON = "whether there is another turn"
-    EXAMPLE = "what belongs to the turn's example"
+    GOES_ON = "the condition for another iteration"
+    EXAMPLE = "a value of the iteration's example"
 
 
 @dataclass(frozen=True)
 class InTurn:
-    """A value in a loop that has a turn for each example; in a list that is as long as the batch: one element.
+    """A value in a loop with one iteration per example; in a list with one element per example: such an element.
 
     Attributes:
-        role: what it is.
-        within: the rows that the turns are for.
-        mixed_at: as of a form.
+        role: its role.
+        within: the rows that the loop iterates over.
+        mixed_at: as in `Form`.
     """
 
     role: Role
@@ -301,7 +301,7 @@ class InTurn:
 
 @dataclass(frozen=True)
 class Nothing:
-    """What an old loop brings back before its first turn has been followed."""
+    """The value of a TF1 loop variable before its first iteration has been analysed."""
 
 
 _OfRows = Positions | Coordinates | Numbered | ByColumn | Shuffled | Followed | Distinct | Numbers | InTurn
@@ -309,44 +309,44 @@ Fact = Form | Dims | Extremum | Statistic | UnknownFact | GeneratorState | ListO
 
 _NO_FORM: dict[type, str] = {
     ListOf: "it is a list of tensors",
-    Nothing: "it stands in a loop that has no turn",
+    Nothing: "it is in a loop that has no iteration",
     **dict.fromkeys(
         [Positions, Coordinates, Numbered, ByColumn, Shuffled],
-        "it holds positions of rows, which each replica counts for its own part of the batch",
+        "it holds positions of rows, which each replica counts within its shard of the batch",
     ),
-    Followed: "it holds rows of examples and, behind them, what belongs to no example",
-    InTurn: "it depends on the one example that a turn of a loop is for",
-    Distinct: "it has a row for each different id of a part of the batch, whose ids other parts may have too",
-    Numbers: "it numbers the different ids of a part of the batch, which each replica does for itself",
+    Followed: "it holds rows of examples followed by a part that belongs to no example",
+    InTurn: "it depends on the single example of a loop iteration",
+    Distinct: "it has one row for each distinct id in a shard of the batch, and other shards may contain the same ids",
+    Numbers: "it numbers the distinct ids in a shard of the batch, and each replica numbers them independently",
 }
 
 SAME = Form()
 
 
 def elements_of(tensor: str) -> Rows:
-    """As many rows as a tensor, whose length depends on the data, has along its first axis."""
+    """Returns rows counted by the first axis of a tensor with a data-dependent length."""
     return Rows(0, Count(Elements(tensor)))
 
 
 def rows(axis: int) -> Form:
-    """One row an example, along this axis."""
+    """Returns the form with one row per example along this axis."""
     return Form(Rows(axis))
 
 
 def names_a_sum(fact: Fact) -> bool:
-    """Whether a factor of this is the value of a certain tensor, which in a loop is another one at each turn."""
+    """Returns True if a factor refers to a tensor's value, which in a loop changes with each iteration."""
     return isinstance(fact, Form) and any(isinstance(factor, PartialSum) for factor, _ in fact.factors)
 
 
 def with_axis(form: Form, axis: int, **changes: object) -> Form:
-    """The same rows along another axis; forms without rows stay as they are."""
+    """Returns a form with its rows moved to another axis; a form without rows is returned unchanged."""
     if form.rows is None:
         return form
     return replace(form, base=replace(form.rows, axis=axis, **changes))  # type: ignore[arg-type]
 
 
 def reordered(form: Form, key: object, node: str) -> Form:
-    """Rows whose examples have changed places within their part; equal keys stand for the same change."""
+    """Returns rows after a permutation of the examples within their shard; equal keys mean equal permutations."""
     if form.rows is None:
         return form
     return replace(form, base=replace(form.rows, order=(Reordered(key, form.rows.order, node),)))
@@ -354,11 +354,11 @@ def reordered(form: Form, key: object, node: str) -> Form:
 
 _HOLDS_A_BATCH = "it is a shape that holds the size of the batch"
 WITHOUT_A_NODE = frozenset([*_NO_FORM.values(), _HOLDS_A_BATCH])
-"""Reasons that do not say at which node something is not known."""
+"""Reasons that do not name a node."""
 
 
 def form_of(fact: Fact) -> Form | Statistic | UnknownFact:
-    """A fact without what only shapes and lists need."""
+    """Converts a fact to a form, a statistic or an unknown fact."""
     if isinstance(fact, Dims):
         if fact.is_scalar or len(fact.forms) == 1:
             return fact.forms[0]
@@ -373,26 +373,26 @@ def form_of(fact: Fact) -> Form | Statistic | UnknownFact:
 
 
 def is_noise(fact: Fact) -> bool:
-    """Whether each replica draws it for itself, all its examples alike."""
+    """Returns True if each replica draws the value independently, once for all its examples."""
     return isinstance(fact, UnknownFact) and fact.recovery is Recovery.ALWAYS
 
 
 def made_of_noise(facts: Sequence[Fact]) -> Fact | None:
-    """The noise, where there is some and nothing beside it but what is the same on all replicas."""
+    """Returns the noise among facts that are all noise or replicated; None if there is none."""
     if not all(is_noise(fact) or fact == SAME for fact in facts):
         return None
     return next((fact for fact in facts if is_noise(fact)), None)
 
 
 def made_of_state(facts: Sequence[Fact]) -> GeneratorState | None:
-    """A generator's state, where there is one and nothing beside it but what is the same on all replicas."""
+    """Returns the generator state among facts that are all generator states or replicated; None if there is none."""
     if not all(isinstance(fact, GeneratorState) or fact == SAME for fact in facts):
         return None
     return next((fact for fact in facts if isinstance(fact, GeneratorState)), None)
 
 
 def rows_of(fact: Fact) -> Fact:
-    """A fact as that of a tensor with as many rows; what is counted in these is not asked."""
+    """Returns the fact of a tensor with as many rows, whatever the rows contain."""
     match fact:
         case Positions():
             return Form(fact.entries)

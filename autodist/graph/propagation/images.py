@@ -13,80 +13,80 @@ from autodist.graph.propagation.network import along_last_axis, first_axis_by_it
 from autodist.graph.propagation.op_context import OpContext, Rule, op_names, tensor_name
 
 
-def project(site: OpContext) -> Fact:
+def project(ctx: OpContext) -> Fact:
     """ImageProjectiveTransformV3: images, one transform for all or one for each, size, value outside."""
-    images, transforms = form_of(site.facts[0]), form_of(site.facts[1])
+    images, transforms = form_of(ctx.facts[0]), form_of(ctx.facts[1])
     if isinstance(images, UnknownFact):
-        return nonlinear(site, [0, 1])
-    if form_of(site.facts[2]) != SAME or any(form_of(fact) != SAME for fact in site.facts[3:]):
-        return site.opaque("its size is not the same on all replicas")
+        return nonlinear(ctx, [0, 1])
+    if form_of(ctx.facts[2]) != SAME or any(form_of(fact) != SAME for fact in ctx.facts[3:]):
+        return ctx.opaque("its size is not the same on all replicas")
     if not isinstance(images, Form) or images.rows is None:
-        return nonlinear(site, [0, 1])
+        return nonlinear(ctx, [0, 1])
     if images.rows.axis != 0 or images.factors:
-        return site.opaque("the examples are not along its first axis")
+        return ctx.opaque("the examples are not along its first axis")
     if isinstance(transforms, Form) and transforms.rows is not None:
         fits = not transforms.factors and same_rows(images.rows, transforms.rows)
-        return images if fits else site.opaque("its images and its transforms do not have the same examples")
-    is_one = site.shape(1).rank == 2 and site.shape(1)[0] == 1
+        return images if fits else ctx.opaque("its images and its transforms do not have the same examples")
+    is_one = ctx.shape(1).rank == 2 and ctx.shape(1)[0] == 1
     if is_one and is_same_for_all(transforms):
         return images
     if isinstance(transforms, UnknownFact) and transforms.recovery is Recovery.BATCH_SHAPED and not is_one:
-        return replace(images, mixed_at=images.mixed_at or site.node.name)
-    return site.opaque("its transforms are not the same on all replicas, or belong to positions in the batch")
+        return replace(images, mixed_at=images.mixed_at or ctx.node.name)
+    return ctx.opaque("its transforms are not the same on all replicas, or belong to positions in the batch")
 
 
-def pool_with_positions(site: OpContext) -> list[Fact]:
+def pool_with_positions(ctx: OpContext) -> list[Fact]:
     """MaxPoolWithArgmax: values, and where they stand in each image, or in the whole part."""
-    values = first_axis_by_itself(site)
-    if site.flag("include_batch_in_index") and not (isinstance(values, Form) and values.is_same):
-        return [values, site.opaque("positions in the replica's own part of the batch")]
+    values = first_axis_by_itself(ctx)
+    if ctx.flag("include_batch_in_index") and not (isinstance(values, Form) and values.is_same):
+        return [values, ctx.opaque("positions in the replica's own part of the batch")]
     return [values, values]
 
 
-def roll(site: OpContext, form: Form, batch: Rows) -> Fact:
-    axes, rank = site.integers(2), site.rank(0)
-    if form_of(site.facts[1]) != SAME or axes is None or None in axes or rank is None:
-        return site.opaque("the axes along which it rolls are not known")
+def roll(ctx: OpContext, form: Form, batch: Rows) -> Fact:
+    axes, rank = ctx.integers(2), ctx.rank(0)
+    if form_of(ctx.facts[1]) != SAME or axes is None or None in axes or rank is None:
+        return ctx.opaque("the axes along which it rolls are not known")
     if batch.axis in [axis % rank for axis in axes if axis is not None]:
-        moved = site.constant(1)
-        by = site.inputs[1] if moved is None else (tuple(moved.reshape(-1)), tuple(axes))
-        return reordered(form, ("rolled", by), site.node.name)
+        moved = ctx.constant(1)
+        by = ctx.inputs[1] if moved is None else (tuple(moved.reshape(-1)), tuple(axes))
+        return reordered(form, ("rolled", by), ctx.node.name)
     return form
 
 
-def count_values(site: OpContext) -> Fact:
+def count_values(ctx: OpContext) -> Fact:
     """DenseBincount: how often each value occurs in a row; in a vector, over the batch."""
-    values = site.form(0)
-    weights = operands_of(site, (2,))[0]
+    values = ctx.form(0)
+    weights = operands_of(ctx, (2,))[0]
     if isinstance(values, UnknownFact):
         return UnknownFact(values.reason)
     if values.rows is None or values.rows.axis != 0 or values.factors:
-        return site.opaque("its values do not have the examples along the first axis")
-    if form_of(site.facts[1]) != SAME and not _is_bounded(site, site.inputs[1]):
-        return site.opaque("how many values it counts may differ between replicas")
-    has_none = site.shape(2).num_elements() == 0
+        return ctx.opaque("its values do not have the examples along the first axis")
+    if form_of(ctx.facts[1]) != SAME and not _is_bounded(ctx, ctx.inputs[1]):
+        return ctx.opaque("how many values it counts may differ between replicas")
+    has_none = ctx.shape(2).num_elements() == 0
     are_rows = isinstance(weights, Form) and weights.rows is not None and same_rows(weights.rows, values.rows)
     if not isinstance(weights, Form) or not (are_rows or (weights.is_same and has_none)):
-        return site.opaque("its weights do not belong to the same examples")
-    if site.rank(0) == 2:
+        return ctx.opaque("its weights do not belong to the same examples")
+    if ctx.rank(0) == 2:
         return replace(values, factors=weights.factors, mixed_at=values.mixed_at or weights.mixed_at)
-    if site.rank(0) == 1 and not site.flag("binary_output"):
+    if ctx.rank(0) == 1 and not ctx.flag("binary_output"):
         return Form(Base.ADDED, weights.factors, values.mixed_at or weights.mixed_at)
-    return site.opaque("whether a value occurs in the batch, which is neither a sum nor a mean")
+    return ctx.opaque("whether a value occurs in the batch, which is neither a sum nor a mean")
 
 
-def _is_bounded(site: OpContext, tensor: str) -> bool:
+def _is_bounded(ctx: OpContext, tensor: str) -> bool:
     """`minimum(maximum(x, n), n)`: what asks for no fewer and no more than n."""
     bounds: dict[str, list[int]] = {"Minimum": [], "Maximum": []}
     passes = having(Trait.SAME | Trait.CASTS)
-    node = site.scope.producer(tensor)
+    node = ctx.scope.producer(tensor)
     while node is not None and (node.op in bounds or node.op in passes):
         sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
-        known = [value for value in map(site.scope.constant, sources) if value is not None]
+        known = [value for value in map(ctx.scope.constant, sources) if value is not None]
         if node.op in bounds and len(known) == 1:
             bounds[node.op] += [int(known[0])]
-        others = [name for name in sources if site.scope.constant(name) is None]
-        node = site.scope.producer(others[0]) if others else None
+        others = [name for name in sources if ctx.scope.constant(name) is None]
+        node = ctx.scope.producer(others[0]) if others else None
     return len(bounds["Minimum"]) == 1 and bounds["Minimum"] == bounds["Maximum"]
 
 

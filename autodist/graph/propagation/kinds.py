@@ -1,4 +1,4 @@
-"""What a tensor is to the replicas: the answers of propagation, and the weights that a mean is joined with."""
+"""Kinds: the layouts that propagation returns, and the weights of a weighted mean over the replicas."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Examples:
-    """The number of examples in the replica's part, or anything proportional to it."""
+    """The number of examples in the replica's shard of the batch, or anything proportional to it."""
 
 
 @dataclass(frozen=True)
 class Elements:
-    """The number of elements of a tensor of the graph whose number of rows depends on the data (a boolean mask).
+    """The number of elements of a graph tensor with a data-dependent number of rows, such as a boolean mask's result.
 
     Attributes:
         tensor: its name ("boolean_mask/GatherV2:0").
@@ -24,7 +24,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class Scalar:
-    """The value of a scalar tensor of the graph: the sum of a mask or of sample weights.
+    """The value of a scalar graph tensor, such as the sum of a mask or of sample weights.
 
     Attributes:
         tensor: its name ("Sum_1:0").
@@ -35,11 +35,11 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Total:
-    """The value of a scalar tensor of the graph times another weight: `reduce_mean(mask)` times the examples.
+    """The value of a scalar graph tensor times another weight: `reduce_mean(mask)` times the number of examples.
 
     Attributes:
         tensor: name of the scalar, which is itself a mean.
-        weight: what that mean is joined with.
+        weight: the weight of that mean.
     """
 
     tensor: str
@@ -51,11 +51,11 @@ Weight = Examples | Elements | Scalar | Total
 
 @dataclass(frozen=True)
 class Replicated:
-    """The same on all replicas: constants, reads of variables, scalar feeds, and what is computed from them alone.
+    """Equal on all replicas: constants, reads of variables, scalar feeds, and anything computed from these alone.
 
     Attributes:
-        is_generator: whether it is a random generator's state, which is another one where a replica draws by it. It is
-            for what is declared, and not told of what is found.
+        is_generator: True for the state of a random generator, which changes when a replica draws from it. Only
+            declared kinds set it; `propagate` never returns it.
     """
 
     is_generator: bool = field(default=False, compare=False, repr=False)
@@ -63,13 +63,13 @@ class Replicated:
 
 @dataclass(frozen=True)
 class PerExample:
-    """Rows along `axis` belong to examples, in their order: concatenation joins.
+    """Sharded along `axis`: rows belong to examples, in order. Concatenating the replicas' values gives the whole.
 
     Attributes:
-        axis: counted from 0. There may be several rows for each example (a flattened [batch, time]).
-        mixed_at: the node where examples of one part see one another (batch normalisation), or may do so, since an
-            op stands before it that the table does not know. The whole is then what one device makes of the same
-            parts, one after the other. None where it is exact.
+        axis: counted from 0. An example may have several rows, as in a flattened [batch, time].
+        mixed_at: the node at which examples of a shard interact (batch normalisation), or may interact because it
+            follows an op that has no rule. The whole is then the value that one device computes from the same shards
+            one after another. None if the value is exact.
     """
 
     axis: int
@@ -78,7 +78,7 @@ class PerExample:
 
 @dataclass(frozen=True)
 class Sum:
-    """Adding the replicas' values joins.
+    """A partial sum: adding the replicas' values gives the whole.
 
     Attributes:
         mixed_at: as in `PerExample`.
@@ -89,11 +89,11 @@ class Sum:
 
 @dataclass(frozen=True)
 class Mean:
-    """An average with weights joins: the whole is Σ w·v / Σ w over the replicas, element by element.
+    """A weighted mean: the whole is Σ w·v / Σ w over the replicas, elementwise.
 
     Attributes:
-        weight: w, known up to a factor that all replicas share. Where it is zero (a part that is all masked) the
-            replica's value, which may be 0 or NaN, is to be left out.
+        weight: w, up to a factor common to all replicas. If it is zero (a fully masked shard), ignore the replica's
+            value, which may be 0 or NaN.
         mixed_at: as in `PerExample`.
     """
 
@@ -103,10 +103,10 @@ class Mean:
 
 @dataclass(frozen=True)
 class Unknown:
-    """The replicas' values cannot be joined, or it is not known how.
+    """The replicas' values cannot be combined, or propagation cannot determine how.
 
     Attributes:
-        reason: names the node and the op that stopped it, in words that a user can read.
+        reason: a message for the user that names the node and the op at fault.
     """
 
     reason: str
@@ -114,10 +114,10 @@ class Unknown:
 
 @dataclass(frozen=True)
 class ByPosition(Unknown):
-    """Rows of the batch that constants name by their position, which are others in each replica's part.
+    """Rows of the batch selected by constant positions, which differ from shard to shard.
 
     Attributes:
-        whole_up_to: the largest number of examples of which these rows are all; None: of no number.
+        whole_up_to: the largest batch size for which the selection contains all rows; None if there is no such size.
     """
 
     whole_up_to: int | None = None
@@ -134,10 +134,12 @@ class ReducedBy(enum.Enum):
 
 @dataclass(frozen=True)
 class Reduced(Unknown):
-    """The same reduction of the replicas' values, element by element, joins. To all who add up, it is unknown.
+    """The same elementwise reduction of the replicas' values gives the whole.
+
+    Code that expects sums treats it as unknown.
 
     Attributes:
-        by: the reduction; of truth values the largest says whether any holds, the smallest whether all do.
+        by: the reduction. For booleans, MAX is `any` and MIN is `all`.
         mixed_at: as in `PerExample`.
     """
 
@@ -148,4 +150,4 @@ class Reduced(Unknown):
 Kind = Replicated | PerExample | Sum | Mean | Reduced | Unknown
 
 Joined = Mean | Sum | Reduced
-"""Kinds without a batch axis, of whose values on the replicas the whole batch's is made by one reduction."""
+"""Kinds without a batch axis for which one reduction over the replicas gives the value for the whole batch."""

@@ -22,23 +22,23 @@ _SAME_ELEMENTS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 _DEEPEST = 24
 
 
-def length(site: OpContext, index: int, element: int = 0) -> Length:
+def length(ctx: OpContext, index: int, element: int = 0) -> Length:
     """What one element of an integer input of a node counts, in whichever order."""
-    return _unordered(length_in_order(site, index, element))
+    return _unordered(length_in_order(ctx, index, element))
 
 
-def length_in_order(site: OpContext, index: int, element: int = 0) -> Length:
+def length_in_order(ctx: OpContext, index: int, element: int = 0) -> Length:
     """The same, with the order of the rows whose shape was asked."""
-    return _length(site.scope, site.inputs[index], element, _DEEPEST)
+    return _length(ctx.scope, ctx.inputs[index], element, _DEEPEST)
 
 
 def _unordered(found: Length) -> Length:
     return replace(found, order=()) if isinstance(found, Rows) else found
 
 
-def is_length_of(site: OpContext, index: int, rows: Rows, element: int = 0) -> bool:
+def is_length_of(ctx: OpContext, index: int, rows: Rows, element: int = 0) -> bool:
     """Whether one element of an integer input is the number of these rows."""
-    return is_same_length(rows, length(site, index, element))
+    return is_same_length(rows, length(ctx, index, element))
 
 
 def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:

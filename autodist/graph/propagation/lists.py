@@ -23,39 +23,39 @@ from autodist.graph.propagation.op_context import OpContext, Rule
 _BY_POSITION = "it takes an example by its number in the replica's part of the batch"
 
 
-def empty(site: OpContext) -> Fact:
+def empty(ctx: OpContext) -> Fact:
     return ListOf(None)
 
 
-def from_tensor(site: OpContext) -> Fact:
+def from_tensor(ctx: OpContext) -> Fact:
     """TensorListFromTensor: the first axis becomes the list."""
-    form = form_of(site.facts[0])
+    form = form_of(ctx.facts[0])
     if not isinstance(form, Form) or form.rows is None:
         return ListOf(form)
     if form.rows.axis == 0:
         if form.factors:
-            return site.opaque("it makes a list of a batch that is scaled by sums over it")
+            return ctx.opaque("it makes a list of a batch that is scaled by sums over it")
         return ListOf(InTurn(Role.EXAMPLE, form.rows, form.mixed_at))
     return ListOf(with_axis(form, form.rows.axis - 1))
 
 
-def get_item(site: OpContext) -> Fact:
-    found = site.facts[0]
+def get_item(ctx: OpContext) -> Fact:
+    found = ctx.facts[0]
     if not isinstance(found, ListOf):
-        return found if isinstance(found, UnknownFact) else site.opaque("it reads from what is no list")
+        return found if isinstance(found, UnknownFact) else ctx.opaque("it reads from what is no list")
     if isinstance(found.element, InTurn):
-        return found.element if site.facts[1] == InTurn(Role.TURN, found.element.within) else site.opaque(_BY_POSITION)
-    if form_of(site.facts[1]) != SAME:
-        return site.opaque("which element it takes depends on the batch")
+        return found.element if ctx.facts[1] == InTurn(Role.TURN, found.element.within) else ctx.opaque(_BY_POSITION)
+    if form_of(ctx.facts[1]) != SAME:
+        return ctx.opaque("which element it takes depends on the batch")
     return SAME if found.element is None else found.element
 
 
-def set_item(site: OpContext) -> Fact:
+def set_item(ctx: OpContext) -> Fact:
     """TensorListSetItem: list, index, item."""
-    place, item = site.facts[1], site.facts[2]
+    place, item = ctx.facts[1], ctx.facts[2]
     if isinstance(place, InTurn) and place.role is Role.TURN:
-        return _with_item(site, _of_turn(item, place.within), True)
-    return _with_item(site, item, form_of(place) == SAME)
+        return _with_item(ctx, _of_turn(item, place.within), True)
+    return _with_item(ctx, item, form_of(place) == SAME)
 
 
 def _of_turn(item: Fact, within: Rows) -> Fact:
@@ -65,43 +65,43 @@ def _of_turn(item: Fact, within: Rows) -> Fact:
     return UnknownFact("each turn of a loop over the examples puts what belongs to all of them into a list")
 
 
-def push_back(site: OpContext) -> Fact:
-    return _with_item(site, site.facts[1], True)
+def push_back(ctx: OpContext) -> Fact:
+    return _with_item(ctx, ctx.facts[1], True)
 
 
-def _with_item(site: OpContext, item: Fact, at_same_place: bool) -> Fact:
-    found = site.facts[0]
+def _with_item(ctx: OpContext, item: Fact, at_same_place: bool) -> Fact:
+    found = ctx.facts[0]
     if not isinstance(found, ListOf):
-        return found if isinstance(found, UnknownFact) else site.opaque("it writes to what is no list")
+        return found if isinstance(found, UnknownFact) else ctx.opaque("it writes to what is no list")
     if not at_same_place:
-        return site.opaque("where it writes depends on the batch")
-    return join(site, found, ListOf(item if isinstance(item, ListOf | InTurn) else form_of(item)))
+        return ctx.opaque("where it writes depends on the batch")
+    return join(ctx, found, ListOf(item if isinstance(item, ListOf | InTurn) else form_of(item)))
 
 
-def stack(site: OpContext) -> Fact:
+def stack(ctx: OpContext) -> Fact:
     """TensorListStack: the list becomes the first axis."""
-    found = site.facts[0]
+    found = ctx.facts[0]
     if not isinstance(found, ListOf):
-        return found if isinstance(found, UnknownFact) else site.opaque("it stacks what is no list")
+        return found if isinstance(found, UnknownFact) else ctx.opaque("it stacks what is no list")
     if isinstance(found.element, InTurn):
         is_example = found.element.role is Role.EXAMPLE
-        return Form(found.element.within, mixed_at=found.element.mixed_at) if is_example else site.opaque(_BY_POSITION)
+        return Form(found.element.within, mixed_at=found.element.mixed_at) if is_example else ctx.opaque(_BY_POSITION)
     element = SAME if found.element is None else form_of(found.element)
     if isinstance(element, (UnknownFact, Statistic)) or not isinstance(element.base, Rows):
         return element
     return with_axis(element, element.base.axis + 1)
 
 
-def length(site: OpContext) -> Fact:
-    found = site.facts[0]
+def length(ctx: OpContext) -> Fact:
+    found = ctx.facts[0]
     if isinstance(found, ListOf) and isinstance(found.element, InTurn):
         return Dims((Form(factors=power(found.element.within.count, 1)),), (None,), True)
     if isinstance(found, ListOf) and found.element is not None:
         return SAME
-    return site.opaque("it counts the elements of what is not known")
+    return ctx.opaque("it counts the elements of what is not known")
 
 
-def array(site: OpContext) -> list[Fact]:
+def array(ctx: OpContext) -> list[Fact]:
     """TensorArrayV3: its handle, and its flow, which stands for what is in it."""
     return [SAME, ListOf(None)]
 
@@ -109,19 +109,19 @@ def array(site: OpContext) -> list[Fact]:
 def _as_list(rule: Rule, *order: int) -> Rule:
     """A rule for the list that a tensor array's flow stands for; `order` says where its arguments are."""
 
-    def apply(site: OpContext) -> Fact | list[Fact]:
-        inputs, facts = [site.inputs[index] for index in order], [site.facts[index] for index in order]
-        return rule(OpContext(site.node, inputs, facts, site.scope))
+    def apply(ctx: OpContext) -> Fact | list[Fact]:
+        inputs, facts = [ctx.inputs[index] for index in order], [ctx.facts[index] for index in order]
+        return rule(OpContext(ctx.node, inputs, facts, ctx.scope))
 
     return apply
 
 
-def scatter(site: OpContext) -> Fact:
+def scatter(ctx: OpContext) -> Fact:
     """TensorArrayScatterV3 as list, value: the first axis becomes the list."""
-    items = from_tensor(OpContext(site.node, site.inputs[1:], site.facts[1:], site.scope))
+    items = from_tensor(OpContext(ctx.node, ctx.inputs[1:], ctx.facts[1:], ctx.scope))
     if isinstance(items, ListOf) and isinstance(items.element, InTurn):
-        return site.opaque("it makes a list of the batch")
-    return join(site, site.facts[0], items)
+        return ctx.opaque("it makes a list of the batch")
+    return join(ctx, ctx.facts[0], items)
 
 
 RULES: dict[str, Rule] = {

@@ -31,33 +31,33 @@ from autodist.graph.propagation.sampling import of_both
 from autodist.graph.propagation.shuffles import in_order_of
 
 
-def gather(site: OpContext) -> Fact:
+def gather(ctx: OpContext) -> Fact:
     """GatherV2: params, indices, axis."""
-    if isinstance(site.facts[0], Dims) and not site.facts[0].is_scalar:
-        return _gather_of_dims(site, site.facts[0])
-    axis, rank = site.scalar(2), site.rank(0)
+    if isinstance(ctx.facts[0], Dims) and not ctx.facts[0].is_scalar:
+        return _gather_of_dims(ctx, ctx.facts[0])
+    axis, rank = ctx.scalar(2), ctx.rank(0)
     if axis is None or (axis < 0 and rank is None):
-        return site.opaque("the axis along which it gathers is not known")
-    return _gather(site, axis if axis >= 0 else axis + (rank or 0), _batch_dims(site))
+        return ctx.opaque("the axis along which it gathers is not known")
+    return _gather(ctx, axis if axis >= 0 else axis + (rank or 0), _batch_dims(ctx))
 
 
-def gather_first_axis(site: OpContext) -> Fact:
+def gather_first_axis(ctx: OpContext) -> Fact:
     """Gather, ResourceGather."""
-    if isinstance(site.facts[0], Dims) and not site.facts[0].is_scalar:
-        return _gather_of_dims(site, site.facts[0])
-    return _gather(site, 0, _batch_dims(site))
+    if isinstance(ctx.facts[0], Dims) and not ctx.facts[0].is_scalar:
+        return _gather_of_dims(ctx, ctx.facts[0])
+    return _gather(ctx, 0, _batch_dims(ctx))
 
 
-def _batch_dims(site: OpContext) -> int:
-    value = site.number("batch_dims")
-    rank = site.rank(1)
+def _batch_dims(ctx: OpContext) -> int:
+    value = ctx.number("batch_dims")
+    rank = ctx.rank(1)
     return value if value >= 0 else value + (rank or 0)
 
 
-def _gather_of_dims(site: OpContext, dims: Dims) -> Fact:
-    indices = site.dims(1)
+def _gather_of_dims(ctx: OpContext, dims: Dims) -> Fact:
+    indices = ctx.dims(1)
     if indices is None or any(value is None for value in indices.values):
-        return site.opaque("which elements of a shape it takes is not known")
+        return ctx.opaque("which elements of a shape it takes is not known")
     chosen = [value for value in indices.values if value is not None]
     return Dims(
         tuple(dims.forms[index] for index in chosen),
@@ -66,49 +66,49 @@ def _gather_of_dims(site: OpContext, dims: Dims) -> Fact:
     )
 
 
-def _gather(site: OpContext, axis: int, batch_dims: int) -> Fact:
-    if axis == 0 and not batch_dims and (found := _gather_special(site)) is not None:
+def _gather(ctx: OpContext, axis: int, batch_dims: int) -> Fact:
+    if axis == 0 and not batch_dims and (found := _gather_special(ctx)) is not None:
         return found
-    if isinstance(site.facts[1], Positions):
-        return _masked(site, site.facts[1], axis)
-    if is_noise(site.facts[1]) and not batch_dims:
-        return _at_drawn_places(site, axis)
-    forms = site.forms(0, 1)
+    if isinstance(ctx.facts[1], Positions):
+        return _masked(ctx, ctx.facts[1], axis)
+    if is_noise(ctx.facts[1]) and not batch_dims:
+        return _at_drawn_places(ctx, axis)
+    forms = ctx.forms(0, 1)
     if isinstance(forms, UnknownFact):
         return forms
     params, indices = forms
     if indices.factors or (not indices.is_same and indices.rows is None):
-        return site.opaque("its indices depend on sums over the batch")
+        return ctx.opaque("its indices depend on sums over the batch")
     if batch_dims:
-        return _gather_in_batches(site, params, indices, batch_dims)
+        return _gather_in_batches(ctx, params, indices, batch_dims)
     if params.rows is None and indices.rows is None:
         return params
     if params.rows is None:
         if not params.is_same:
-            return site.opaque("it looks up sums over the batch for each example")
+            return ctx.opaque("it looks up sums over the batch for each example")
         return with_axis(replace(indices, factors=params.factors), axis + (indices.rows.axis if indices.rows else 0))
     if indices.rows is not None or params.rows.axis == axis:
-        return _by_position(site, "it takes rows of the batch by their position in the part")
-    return _beside_gathered_axis(site, params, axis)
+        return _by_position(ctx, "it takes rows of the batch by their position in the part")
+    return _beside_gathered_axis(ctx, params, axis)
 
 
-def _by_position(site: OpContext, why: str) -> UnknownFact:
-    found = site.opaque(why)
-    return found if site.constant(1) is None else Chosen(found.reason)
+def _by_position(ctx: OpContext, why: str) -> UnknownFact:
+    found = ctx.opaque(why)
+    return found if ctx.constant(1) is None else Chosen(found.reason)
 
 
-def _gather_special(site: OpContext) -> Fact | None:
+def _gather_special(ctx: OpContext) -> Fact | None:
     """Along the first axis: of entries, of different ids, of true and sampled classes, of classes that were drawn."""
-    params, indices = site.facts[0], site.facts[1]
+    params, indices = ctx.facts[0], ctx.facts[1]
     if isinstance(params, Coordinates) and isinstance(indices, Positions):
-        return kept(site, indices, params)
+        return kept(ctx, indices, params)
     if isinstance(indices, Followed):
-        return of_both(lambda part: _gather(part, 0, 0), site, 1)
+        return of_both(lambda part: _gather(part, 0, 0), ctx, 1)
     if isinstance(params, Positions) and isinstance(indices, Positions) and _fit(indices.within, params.entries):
         return Positions(params.within, indices.entries)
     if isinstance(indices, Shuffled):
-        return in_order_of(site, indices)
-    return looked_up(site)
+        return in_order_of(ctx, indices)
+    return looked_up(ctx)
 
 
 def _fit(left: Rows, right: Rows) -> bool:
@@ -116,117 +116,115 @@ def _fit(left: Rows, right: Rows) -> bool:
     return same_rows(left, right) and (None in (left.per, right.per) or left.per == right.per)
 
 
-def _at_drawn_places(site: OpContext, axis: int) -> Fact:
+def _at_drawn_places(ctx: OpContext, axis: int) -> Fact:
     """What each replica draws the places of, the same for all its examples: of rows rows, else noise."""
-    params, places = site.form(0), site.facts[1]
+    params, places = ctx.form(0), ctx.facts[1]
     if isinstance(params, Form) and params.rows is not None and params.rows.axis != axis:
-        return _beside_gathered_axis(site, params, axis)
+        return _beside_gathered_axis(ctx, params, axis)
     if params == SAME:
         return places
     return UnknownFact(params.reason if isinstance(params, UnknownFact) else form_of(places).reason)  # type: ignore[union-attr]
 
 
-def where(site: OpContext) -> Fact:
+def where(ctx: OpContext) -> Fact:
     """Where: the positions at which it holds: of a vector over the examples their numbers, else coordinates."""
-    form = site.form(0)
+    form = ctx.form(0)
     if isinstance(form, UnknownFact) or form.is_same:
         return form
     if form.rows is not None and form.rows.axis == 0 and not form.factors and not form.rows.order:
-        is_vector = site.rank(0) == 1
-        mask = _in_order(site) if is_vector else site.inputs[0]
-        found = Positions(form.rows, elements_of(site.scope.same_as(("where", is_vector, mask), site.named())))
+        is_vector = ctx.rank(0) == 1
+        mask = _in_order(ctx) if is_vector else ctx.inputs[0]
+        found = Positions(form.rows, elements_of(ctx.scope.same_as(("where", is_vector, mask), ctx.named())))
         return found if is_vector else Coordinates(found)
-    return site.opaque("positions in the replica's own part of the batch")
+    return ctx.opaque("positions in the replica's own part of the batch")
 
 
-def _in_order(site: OpContext) -> object:
+def _in_order(ctx: OpContext) -> object:
     """What a vector has the elements of in their order: two that are made alike of one tensor are the same."""
-    tensor = site.inputs[0]
-    while (node := site.scope.producer(tensor)) is not None and node.op in having(Trait.SAME | Trait.RESHAPES):
+    tensor = ctx.inputs[0]
+    while (node := ctx.scope.producer(tensor)) is not None and node.op in having(Trait.SAME | Trait.RESHAPES):
         tensor = tensor_name(node.input[0])
-    return _made_of(site, tensor)
+    return _made_of(ctx, tensor)
 
 
-def _made_of(site: OpContext, tensor: str) -> object:
+def _made_of(ctx: OpContext, tensor: str) -> object:
     """What stands for a mask: a comparison is the same as another one of the same tensors and constants."""
-    node, value = site.scope.producer(tensor), site.scope.constant(tensor)
+    node, value = ctx.scope.producer(tensor), ctx.scope.constant(tensor)
     if value is not None and value.size == 1:
         return str(value.dtype), value.item()
     if node is None or node.op not in _COMPARE:
         return tensor
-    return node.op, *(_made_of(site, tensor_name(name)) for name in node.input if not name.startswith("^"))
+    return node.op, *(_made_of(ctx, tensor_name(name)) for name in node.input if not name.startswith("^"))
 
 
-def _masked(site: OpContext, positions: Positions, axis: int) -> Fact:
+def _masked(ctx: OpContext, positions: Positions, axis: int) -> Fact:
     """The rows at which a mask over the same rows holds."""
-    params, shape = site.form(0), site.shape(1)
+    params, shape = ctx.form(0), ctx.shape(1)
     if isinstance(params, UnknownFact):
         return UnknownFact(params.reason)
     is_vector = shape.rank == 1 or (shape.rank == 2 and shape[1] == 1)
     if axis == 0 and is_vector and params.base == positions.within:
         return replace(params, base=positions.entries)
     if positions.entries == positions.within:
-        return site.opaque("it takes rows by numbers that were counted in other rows")
-    return site.opaque("it takes rows by positions that were found in other rows")
+        return ctx.opaque("it takes rows by numbers that were counted in other rows")
+    return ctx.opaque("it takes rows by positions that were found in other rows")
 
 
-def _beside_gathered_axis(site: OpContext, params: Form, axis: int) -> Fact:
+def _beside_gathered_axis(ctx: OpContext, params: Form, axis: int) -> Fact:
     assert params.rows is not None
     if params.rows.axis < axis:
         return params
-    rank = site.rank(1)
+    rank = ctx.rank(1)
     if rank is None:
-        return site.opaque("the rank of its indices is not known")
+        return ctx.opaque("the rank of its indices is not known")
     return with_axis(params, params.rows.axis + rank - 1)
 
 
-def _gather_in_batches(site: OpContext, params: Form, indices: Form, batch_dims: int) -> Fact:
+def _gather_in_batches(ctx: OpContext, params: Form, indices: Form, batch_dims: int) -> Fact:
     if params.is_same and indices.is_same:
         return SAME
     if params.rows is not None and indices.rows is not None and same_rows(params.rows, indices.rows):
         if params.rows.axis < batch_dims:
             return replace(params, mixed_at=params.mixed_at or indices.mixed_at)
-    return site.opaque("its values and its indices do not have the examples along the same axis")
+    return ctx.opaque("its values and its indices do not have the examples along the same axis")
 
 
-def gather_nd(site: OpContext) -> Fact:
+def gather_nd(ctx: OpContext) -> Fact:
     """GatherNd, ResourceGatherNd: the last axis of the indices is one index."""
-    found = element_of_each(site) or values_at(site)
+    found = element_of_each(ctx) or values_at(ctx)
     if found is not None:
         return found
-    forms, rank = site.forms(0, 1), site.rank(1)
+    forms, rank = ctx.forms(0, 1), ctx.rank(1)
     if isinstance(forms, UnknownFact):
         return forms
     params, indices = forms
-    looks_up = params.is_same and indices.rows is not None and not indices.factors and not site.number("batch_dims")
+    looks_up = params.is_same and indices.rows is not None and not indices.factors and not ctx.number("batch_dims")
     if looks_up and rank is not None and indices.rows is not None and indices.rows.axis != rank - 1:
         return indices
     if params.rows is None and indices.is_same:
         return params
-    return _by_position(site, "it takes elements of the batch by their position in the part")
+    return _by_position(ctx, "it takes elements of the batch by their position in the part")
 
 
-def one_hot(site: OpContext) -> Fact:
+def one_hot(ctx: OpContext) -> Fact:
     """OneHot: a new axis, last by default."""
-    indices = site.form(0)
+    indices = ctx.form(0)
     if isinstance(indices, UnknownFact):
         return indices
-    if any(form_of(fact) != SAME for fact in site.facts[1:]):
-        return site.opaque("its depth or its values are not the same on all replicas")
+    if any(form_of(fact) != SAME for fact in ctx.facts[1:]):
+        return ctx.opaque("its depth or its values are not the same on all replicas")
     if indices.rows is None or indices.factors:
-        return SAME if indices.is_same else site.opaque("its indices are sums over the batch")
-    axis = site.number("axis")
+        return SAME if indices.is_same else ctx.opaque("its indices are sums over the batch")
+    axis = ctx.number("axis")
     return with_axis(indices, indices.rows.axis + (0 <= axis <= indices.rows.axis))
 
 
-def table_lookup(site: OpContext) -> Fact:
+def table_lookup(ctx: OpContext) -> Fact:
     """LookupTableFindV2: each key by itself."""
-    if form_of(site.facts[2]) != SAME:
-        return site.opaque("what it gives for keys that it does not have depends on the batch")
-    keys = site.form(1)
-    return (
-        keys if isinstance(keys, UnknownFact) or not keys.factors else site.opaque("its keys are sums over the batch")
-    )
+    if form_of(ctx.facts[2]) != SAME:
+        return ctx.opaque("what it gives for keys that it does not have depends on the batch")
+    keys = ctx.form(1)
+    return keys if isinstance(keys, UnknownFact) or not keys.factors else ctx.opaque("its keys are sums over the batch")
 
 
 _COMPARE = having(Trait.COMPARISON | Trait.LOGIC)

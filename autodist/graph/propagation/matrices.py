@@ -16,17 +16,15 @@ from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 def of_last_axes(number: int, others: Sequence[int] = ()) -> Rule:
     """A function of the last `number` axes of the first input and of `others`, whose axes are aligned with its own."""
 
-    def apply(site: OpContext) -> Fact:
-        found = nonlinear(site, [0, *others])
+    def apply(ctx: OpContext) -> Fact:
+        found = nonlinear(ctx, [0, *others])
         if not isinstance(found, Form) or found.rows is None:
             return found
-        ranks = [site.rank(index) for index in (0, *others)]
+        ranks = [ctx.rank(index) for index in (0, *others)]
         rank = max(value or 0 for value in ranks)
         if None in ranks or found.rows.axis >= rank - number:
-            return site.opaque(
-                f"the examples lie along one of its last {number} axes, or its input's rank is not known"
-            )
-        return found if _rest_is_same(site, (0, *others)) else site.opaque("its parameters differ between replicas")
+            return ctx.opaque(f"the examples lie along one of its last {number} axes, or its input's rank is not known")
+        return found if _rest_is_same(ctx, (0, *others)) else ctx.opaque("its parameters differ between replicas")
 
     return apply
 
@@ -34,72 +32,70 @@ def of_last_axes(number: int, others: Sequence[int] = ()) -> Rule:
 def linear_in_last_axes(number: int) -> Rule:
     """A linear function of the last `number` axes of the first input: sums and means of it stay what they are."""
 
-    def apply(site: OpContext) -> Fact:
-        if not _rest_is_same(site, (0,)):
-            return site.opaque("its parameters differ between replicas")
-        return moving(lambda s, form, rows: _apart(s, form, rows.axis, number))(site)
+    def apply(ctx: OpContext) -> Fact:
+        if not _rest_is_same(ctx, (0,)):
+            return ctx.opaque("its parameters differ between replicas")
+        return moving(lambda s, form, rows: _apart(s, form, rows.axis, number))(ctx)
 
     return apply
 
 
-def _apart(site: OpContext, form: Form, axis: int, number: int) -> Fact:
-    rank = site.rank(0)
+def _apart(ctx: OpContext, form: Form, axis: int, number: int) -> Fact:
+    rank = ctx.rank(0)
     if rank is None or axis >= rank - number:
-        return site.opaque(f"the examples lie along one of its last {number} axes, or its input's rank is not known")
+        return ctx.opaque(f"the examples lie along one of its last {number} axes, or its input's rank is not known")
     return form
 
 
-def _rest_is_same(site: OpContext, indices: Sequence[int]) -> bool:
-    return all(form_of(fact) == SAME for index, fact in enumerate(site.facts) if index not in indices)
+def _rest_is_same(ctx: OpContext, indices: Sequence[int]) -> bool:
+    return all(form_of(fact) == SAME for index, fact in enumerate(ctx.facts) if index not in indices)
 
 
-def solve(site: OpContext) -> Fact:
+def solve(ctx: OpContext) -> Fact:
     """MatrixSolve, MatrixTriangularSolve: linear in the right-hand side, not in the matrix."""
-    operands = operands_of(site)
+    operands = operands_of(ctx)
     matrix, right = operands[:2]
     if not has_rows(operands):
-        return nonlinear(site)
-    rank = max(site.rank(0) or 0, site.rank(1) or 0)
-    if matrix == SAME and isinstance(right, Form) and right.rows and site.rank(1) == rank == right.rows.axis + 1:
+        return nonlinear(ctx)
+    rank = max(ctx.rank(0) or 0, ctx.rank(1) or 0)
+    if matrix == SAME and isinstance(right, Form) and right.rows and ctx.rank(1) == rank == right.rows.axis + 1:
         return right  # each column is solved for by itself
     if factors_of(matrix):
-        return site.opaque("it is not linear in a matrix that is scaled by sums over the batch")
-    found = joined_rows(site, operands[:2], (0, 1))
+        return ctx.opaque("it is not linear in a matrix that is scaled by sums over the batch")
+    found = joined_rows(ctx, operands[:2], (0, 1))
     if isinstance(found, UnknownFact) or found.rows is None:
         return found
     if found.rows.axis >= rank - 2:
-        return site.opaque("the examples lie along a matrix's rows or columns")
+        return ctx.opaque("the examples lie along a matrix's rows or columns")
     return replace(found, factors=factors_of(right))
 
 
-def cross(site: OpContext) -> Fact:
+def cross(ctx: OpContext) -> Fact:
     """Cross: bilinear, along the last axis."""
-    operands = operands_of(site)
+    operands = operands_of(ctx)
     if not has_rows(operands):
-        return nonlinear(site)
-    found = joined_rows(site, operands, (0, 1))
-    if isinstance(found, UnknownFact) or found.rows is None or found.rows.axis == (site.rank(0) or 0) - 1:
-        return (
-            found if isinstance(found, UnknownFact) else site.opaque("the examples lie along the axis of its vectors")
-        )
+        return nonlinear(ctx)
+    found = joined_rows(ctx, operands, (0, 1))
+    if isinstance(found, UnknownFact) or found.rows is None or found.rows.axis == (ctx.rank(0) or 0) - 1:
+        return found if isinstance(found, UnknownFact) else ctx.opaque("the examples lie along the axis of its vectors")
     return replace(found, factors=times(factors_of(operands[0]), factors_of(operands[1])))
 
 
-def set_diagonal(site: OpContext) -> Fact:
+def set_diagonal(ctx: OpContext) -> Fact:
     """MatrixSetDiagV3: matrix and diagonal have the same leading axes."""
-    forms = site.forms(0, 1)
+    forms = ctx.forms(0, 1)
     if isinstance(forms, UnknownFact):
         return forms
     matrix, diagonal = forms
     if matrix.is_same and diagonal.is_same:
         return SAME
-    if matrix.rows is None or diagonal.rows is None or form_of(site.facts[2]) != SAME:
-        return site.opaque("its matrices and its diagonals do not both have the examples along the same axis")
-    rank, inner = site.rank(0), site.rank(1)
+    if matrix.rows is None or diagonal.rows is None or form_of(ctx.facts[2]) != SAME:
+        return ctx.opaque("its matrices and its diagonals do not both have the examples along the same axis")
+    rank, inner = ctx.rank(0), ctx.rank(1)
     alike = same_rows(matrix.rows, diagonal.rows)
     if alike and matrix.factors == diagonal.factors and rank and inner and matrix.rows.axis < min(rank - 2, inner - 1):
         return replace(matrix, mixed_at=matrix.mixed_at or diagonal.mixed_at)
-    return site.opaque("its matrices and its diagonals do not both have the examples along the same axis")
+    return ctx.opaque("its matrices and its diagonals do not both have the examples along the same axis")
 
 
 RULES: dict[str, Rule] = {

@@ -18,81 +18,81 @@ def is_same_for_all(fact: Fact) -> bool:
     return form_of(fact) == SAME or is_noise(fact)
 
 
-def first_axis_by_itself(site: OpContext) -> Fact:
+def first_axis_by_itself(ctx: OpContext) -> Fact:
     """Convolutions and pooling: each entry of the first axis by itself, with parameters that are the same."""
-    form = site.form(0)
+    form = ctx.form(0)
     if isinstance(form, UnknownFact):
-        return form if all(form_of(fact) == SAME for fact in site.facts[1:]) else UnknownFact(form.reason)
-    if not all(map(is_same_for_all, site.facts[1:])):
-        return site.opaque("its parameters are not the same on all replicas")
+        return form if all(form_of(fact) == SAME for fact in ctx.facts[1:]) else UnknownFact(form.reason)
+    if not all(map(is_same_for_all, ctx.facts[1:])):
+        return ctx.opaque("its parameters are not the same on all replicas")
     if form.rows is None:
-        return form if form.is_same else site.opaque("its input is a sum or mean over the batch")
-    linear = linear_operands(site.node.op, len(site.inputs)) is not None
+        return form if form.is_same else ctx.opaque("its input is a sum or mean over the batch")
+    linear = linear_operands(ctx.node.op, len(ctx.inputs)) is not None
     if form.rows.axis == 0 and (linear or not form.factors):
         return form
-    return site.opaque("the examples are not along its first axis")
+    return ctx.opaque("the examples are not along its first axis")
 
 
-def transposed_convolution(site: OpContext) -> Fact:
+def transposed_convolution(ctx: OpContext) -> Fact:
     """Conv2DBackpropInput as a layer: sizes, filter, input."""
-    sizes, value = site.dims(0), site.form(2)
+    sizes, value = ctx.dims(0), ctx.form(2)
     if isinstance(value, UnknownFact):
         return UnknownFact(value.reason)
-    fits = site.facts[1] == SAME and value.rows is not None and value.rows.axis == 0
+    fits = ctx.facts[1] == SAME and value.rows is not None and value.rows.axis == 0
     if fits and sizes is not None and all(form.is_same for form in sizes.forms[1:]):
         return value
-    return site.opaque("its filter or sizes are not the same on all replicas, or the examples not along its first axis")
+    return ctx.opaque("its filter or sizes are not the same on all replicas, or the examples not along its first axis")
 
 
-def along_last_axis(site: OpContext) -> Fact | list[Fact]:
+def along_last_axis(ctx: OpContext) -> Fact | list[Fact]:
     """Softmax and its like: a function of each row along the last axis."""
-    form, rank = site.form(0), site.rank(0)
+    form, rank = ctx.form(0), ctx.rank(0)
     if isinstance(form, Form) and form.rows is not None:
         if rank is None or form.rows.axis == rank - 1:
-            return site.opaque("it runs along the batch, or its input's rank is not known")
-        if not all(map(is_same_for_all, site.facts[1:])):
-            return site.opaque("its parameters are not the same on all replicas")
-    return nonlinear(site, [0])
+            return ctx.opaque("it runs along the batch, or its input's rank is not known")
+        if not all(map(is_same_for_all, ctx.facts[1:])):
+            return ctx.opaque("its parameters are not the same on all replicas")
+    return nonlinear(ctx, [0])
 
 
-def top_k(site: OpContext) -> Fact | list[Fact]:
+def top_k(ctx: OpContext) -> Fact | list[Fact]:
     """TopK: the largest of each row along the last axis; of a batch, in which order its examples are."""
-    form = site.form(0)
-    places = sorted_places(site) if isinstance(form, Form) and form.rows is not None else None
+    form = ctx.form(0)
+    places = sorted_places(ctx) if isinstance(form, Form) and form.rows is not None else None
     if places is not None:
-        return [site.opaque("it sorts the replica's own part of the batch"), places]
-    return along_last_axis(site)
+        return [ctx.opaque("it sorts the replica's own part of the batch"), places]
+    return along_last_axis(ctx)
 
 
-def bias_add(site: OpContext) -> Fact:
+def bias_add(ctx: OpContext) -> Fact:
     """BiasAdd: the bias lies along the channels."""
-    value, bias = site.form(0), site.form(1)
+    value, bias = ctx.form(0), ctx.form(1)
     if isinstance(value, UnknownFact) or isinstance(bias, UnknownFact):
-        return weakest([value, bias]) or site.opaque("its input is not known")
+        return weakest([value, bias]) or ctx.opaque("its input is not known")
     if value.rows is None:
-        return SAME if value.is_same and bias.is_same else site.opaque("it adds a bias to a sum over the batch")
-    channels = 1 if site.text("data_format") == "NCHW" else (site.rank(0) or 0) - 1
+        return SAME if value.is_same and bias.is_same else ctx.opaque("it adds a bias to a sum over the batch")
+    channels = 1 if ctx.text("data_format") == "NCHW" else (ctx.rank(0) or 0) - 1
     if bias.is_same and not value.factors and value.rows.axis != channels:
         return value
-    return site.opaque("its bias lies along the batch, or its input is scaled by sums over the batch")
+    return ctx.opaque("its bias lies along the batch, or its input is scaled by sums over the batch")
 
 
-def cross_entropy(site: OpContext) -> Fact:
+def cross_entropy(ctx: OpContext) -> Fact:
     """SoftmaxCrossEntropyWithLogits: [examples, classes] twice gives [examples] and their gradients."""
-    joined = nonlinear(site, [0, 1])
+    joined = nonlinear(ctx, [0, 1])
     if isinstance(joined, Form) and joined.rows is not None and joined.rows.axis != 0:
-        return site.opaque("the examples are not along its first axis")
+        return ctx.opaque("the examples are not along its first axis")
     return joined
 
 
-def sparse_cross_entropy(site: OpContext) -> Fact:
+def sparse_cross_entropy(ctx: OpContext) -> Fact:
     """SparseSoftmaxCrossEntropyWithLogits, InTopK: [examples, classes] and [examples]."""
-    first, second = site.form(0), site.form(1)
+    first, second = ctx.form(0), ctx.form(1)
     if first == SAME and second == SAME:
         return SAME
     for form in (first, second):
         if isinstance(form, Form) and (form.factors or form.base is Base.ADDED):
-            return site.opaque("it is not linear in a sum over the batch")
+            return ctx.opaque("it is not linear in a sum over the batch")
     both = [form for form in (first, second) if isinstance(form, Form) and form.rows is not None]
     if len(both) == 2:
         paired = in_one_order(*(form.rows for form in both if form.rows is not None))
@@ -100,29 +100,29 @@ def sparse_cross_entropy(site: OpContext) -> Fact:
             return Form(paired[0], mixed_at=both[0].mixed_at or both[1].mixed_at or paired[1])
     opaque = next((form for form in (first, second) if isinstance(form, UnknownFact)), None)
     if opaque is None:
-        return site.opaque("its inputs do not both have the examples along the first axis")
+        return ctx.opaque("its inputs do not both have the examples along the first axis")
     recovers = opaque.recovery is Recovery.BATCH_SHAPED and len(both) == 1
     return both[0] if recovers and both[0].rows and both[0].rows.axis == 0 else UnknownFact(opaque.reason)
 
 
-def batch_norm(site: OpContext) -> Fact | list[Fact]:
+def batch_norm(ctx: OpContext) -> Fact | list[Fact]:
     """FusedBatchNorm: in training, rows that see one another, and statistics of the part.
 
     The second output is the part's mean; the variance and what is reserved for the gradient are no means.
     """
-    form = site.form(0)
-    if isinstance(form, UnknownFact) or not all(form_of(fact) == SAME for fact in site.facts[1:]):
-        reason = form.reason if isinstance(form, UnknownFact) else site.opaque("its parameters are not the same").reason
+    form = ctx.form(0)
+    if isinstance(form, UnknownFact) or not all(form_of(fact) == SAME for fact in ctx.facts[1:]):
+        reason = form.reason if isinstance(form, UnknownFact) else ctx.opaque("its parameters are not the same").reason
         keeps = isinstance(form, UnknownFact) and form.recovery is Recovery.BATCH_SHAPED
         return [UnknownFact(reason, Recovery.BATCH_SHAPED if keeps else Recovery.NEVER), *[UnknownFact(reason)] * 5]
-    channels = 1 if site.text("data_format").startswith("NC") else (site.rank(0) or 1) - 1
+    channels = 1 if ctx.text("data_format").startswith("NC") else (ctx.rank(0) or 1) - 1
     if form.rows is None or form.rows.axis == channels or form.factors:
-        return site.opaque("the examples lie along its channels, or its input is scaled by sums over the batch")
-    if not site.flag("is_training"):
+        return ctx.opaque("the examples lie along its channels, or its input is scaled by sums over the batch")
+    if not ctx.flag("is_training"):
         return [form, *[SAME] * 5]
-    rows = replace(form, mixed_at=site.node.name)
+    rows = replace(form, mixed_at=ctx.node.name)
     mean = Form(Base.ADDED, times(form.factors, power(form.rows.count, -1)), form.mixed_at)
-    other = Statistic(site.opaque("a variance over the batch, which is no mean of variances").reason)
+    other = Statistic(ctx.opaque("a variance over the batch, which is no mean of variances").reason)
     return [rows, mean, *[other] * 4]
 
 

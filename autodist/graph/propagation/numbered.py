@@ -14,73 +14,73 @@ _SAME_ELEMENTS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS | Trait.REPEAT
 def with_numbers(rule: Rule) -> Rule:
     """A product or sum that may make coordinates of numbers: n[:, None] * [1, 0, 0], and what is added to that."""
 
-    def apply(site: OpContext) -> Fact | list[Fact]:
-        for index, fact in enumerate(site.facts):
-            if isinstance(fact, Positions) and site.node.op == "Mul" and _spreads(site, index):
+    def apply(ctx: OpContext) -> Fact | list[Fact]:
+        for index, fact in enumerate(ctx.facts):
+            if isinstance(fact, Positions) and ctx.node.op == "Mul" and _spreads(ctx, index):
                 return Coordinates(fact)
-            if isinstance(fact, Positions) and site.node.op == "Mul" and _are_ones(site, fact, 1 - index):
+            if isinstance(fact, Positions) and ctx.node.op == "Mul" and _are_ones(ctx, fact, 1 - index):
                 return fact
-            if isinstance(fact, Coordinates) and site.node.op in having(Trait.ADDITION) and _is_beside(site, 1 - index):
+            if isinstance(fact, Coordinates) and ctx.node.op in having(Trait.ADDITION) and _is_beside(ctx, 1 - index):
                 return fact
-        return rule(site)
+        return rule(ctx)
 
     return apply
 
 
-def _are_ones(site: OpContext, positions: Positions, index: int) -> bool:
+def _are_ones(ctx: OpContext, positions: Positions, index: int) -> bool:
     """Whether it multiplies by ones, one for each number, as `tf.meshgrid` does."""
-    form = form_of(site.facts[index])
+    form = form_of(ctx.facts[index])
     fits = isinstance(form, Form) and not form.factors and form.base == positions.entries
-    return fits and site.rank(0) == site.rank(1) == 1 and site.is_filled_with(index, 1)
+    return fits and ctx.rank(0) == ctx.rank(1) == 1 and ctx.is_filled_with(index, 1)
 
 
-def _spreads(site: OpContext, index: int) -> bool:
+def _spreads(ctx: OpContext, index: int) -> bool:
     """Whether a column of numbers is multiplied by [1, 0, …]."""
-    shape, factors = site.shape(index), site.constant(1 - index)
+    shape, factors = ctx.shape(index), ctx.constant(1 - index)
     is_column = shape.rank == 2 and shape[1] == 1
     return (
         is_column and factors is not None and factors.ndim == 1 and factors.tolist() == [1] + [0] * (factors.size - 1)
     )
 
 
-def _is_beside(site: OpContext, index: int) -> bool:
+def _is_beside(ctx: OpContext, index: int) -> bool:
     """Whether what is added names places of examples' own, the same for all replicas, and leaves the numbers alone."""
-    form = form_of(site.facts[index])
+    form = form_of(ctx.facts[index])
     of_examples = isinstance(form, Form) and form.rows is not None and form.rows.axis == 0
     is_known = isinstance(form, Form) and not form.factors and (form == SAME or of_examples)
-    return is_known and _begins_with_zero(site, site.inputs[index])
+    return is_known and _begins_with_zero(ctx, ctx.inputs[index])
 
 
-def _begins_with_zero(site: OpContext, tensor: str) -> bool:
+def _begins_with_zero(ctx: OpContext, tensor: str) -> bool:
     """Whether the first element along a tensor's last axis is zero everywhere."""
-    value = site.scope.constant(tensor)
+    value = ctx.scope.constant(tensor)
     if value is not None:
         return value.ndim > 0 and not np.any(value[..., 0])
-    node = site.scope.producer(tensor)
-    rank = site.scope.shape(tensor).rank
+    node = ctx.scope.producer(tensor)
+    rank = ctx.scope.shape(tensor).rank
     if node is None or rank is None:
         return False
     source = tensor_name(node.input[0])
     if node.op == "Pack" and node.attr["axis"].i in (rank - 1, -1):
-        return OpContext(node, [source], [], site.scope).is_zero(0)
-    if node.op not in _SAME_ELEMENTS or not _keeps_last_axis(site, node.op, tensor, source):
+        return OpContext(node, [source], [], ctx.scope).is_zero(0)
+    if node.op not in _SAME_ELEMENTS or not _keeps_last_axis(ctx, node.op, tensor, source):
         return False
-    return _begins_with_zero(site, source)
+    return _begins_with_zero(ctx, source)
 
 
-def _keeps_last_axis(site: OpContext, op: str, tensor: str, source: str) -> bool:
+def _keeps_last_axis(ctx: OpContext, op: str, tensor: str, source: str) -> bool:
     """Whether the last axis is that of the source, neither new nor repeated."""
-    lengths = [site.scope.shape(name) for name in (tensor, source)]
+    lengths = [ctx.scope.shape(name) for name in (tensor, source)]
     if op == "ExpandDims":
-        node = site.scope.producer(tensor)
-        axis = None if node is None else site.scope.constant(tensor_name(node.input[1]))
+        node = ctx.scope.producer(tensor)
+        axis = None if node is None else ctx.scope.constant(tensor_name(node.input[1]))
         return axis is not None and 0 <= int(axis) < (lengths[1].rank or 0)
     return bool(lengths[0].rank and lengths[1].rank) and lengths[0][-1] == lengths[1][-1] is not None
 
 
-def expanded(site: OpContext, coordinates: Coordinates) -> Fact:
+def expanded(ctx: OpContext, coordinates: Coordinates) -> Fact:
     """ExpandDims: another axis between the examples and the positions."""
-    axis, rank = site.scalar(1), site.rank(0)
+    axis, rank = ctx.scalar(1), ctx.rank(0)
     if axis is not None and rank is not None and 1 <= (axis if axis >= 0 else axis + rank + 1) < rank:
         return coordinates
-    return site.opaque("it does not leave positions of entries along its last axis")
+    return ctx.opaque("it does not leave positions of entries along its last axis")

@@ -1,4 +1,4 @@
-"""Site: one node as its rule sees it, with what is known of its inputs."""
+"""OpContext: one node together with the facts of its inputs, as its propagation rule receives it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ _PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS | Trait.REPEATS)
 
 
 class Scope(Protocol):
-    """The graph, or the function body, in which a node stands."""
+    """The graph or function body that contains a node."""
 
     tag: str
 
     def producer(self, tensor: str) -> tf.compat.v1.NodeDef | None:
-        """The node that makes a tensor; None for an argument of a function."""
+        """Returns the node that produces a tensor; None for an argument of a function."""
 
     def shape(self, tensor: str) -> tf.TensorShape:
-        """What is known of a tensor's shape."""
+        """Returns the static shape of a tensor."""
 
     def constant(self, tensor: str) -> np.ndarray | None:
-        """A tensor's value where it is a constant."""
+        """Returns the value of a constant tensor; None for any other."""
 
     def fact(self, tensor: str) -> Fact:
-        """What is known of a tensor."""
+        """Returns the fact of a tensor."""
 
     def same_as(self, key: object, tensor: str) -> str:
-        """The first tensor that was given for a key: what tensors with one key are is the same, by different nodes."""
+        """Returns the first tensor registered under a key.
 
-    def call(self, site: OpContext, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
-        """The facts of a library function's results for these arguments."""
+        Tensors with equal keys hold equal values, from different nodes.
+        """
+
+    def call(self, ctx: OpContext, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
+        """Returns the facts of a library function's results for these arguments."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,10 @@ class OpContext:
     """One node and the facts of its data inputs.
 
     Attributes:
-        node: its definition.
-        inputs: names of the tensors that it reads, without control inputs.
-        facts: what is known of each.
-        scope: the graph that it stands in.
+        node: its NodeDef.
+        inputs: names of its input tensors, without control inputs.
+        facts: the fact of each input.
+        scope: the graph or function body that contains it.
     """
 
     node: tf.compat.v1.NodeDef
@@ -57,16 +60,16 @@ class OpContext:
     scope: Scope
 
     def named(self, index: int = 0) -> str:
-        """The name under which an output serves as a factor: unlike any other, in functions too."""
+        """Returns the name by which a factor refers to an output; unique across function bodies."""
         return f"{self.scope.tag}{self.node.name}:{index}"
 
     def form(self, index: int) -> Form | UnknownFact:
-        """The fact of an input as a form; a statistic counts as opaque."""
+        """Returns the fact of an input as a form; a statistic counts as unknown."""
         form = form_of(self.facts[index])
         return form if isinstance(form, (Form, UnknownFact)) else UnknownFact(form.reason)
 
     def forms(self, *indices: int) -> list[Form] | UnknownFact:
-        """The facts of several inputs as forms; the first of which nothing is known speaks for all."""
+        """Returns the facts of several inputs as forms, or the first unknown one."""
         found = []
         for index in indices:
             form = self.form(index)
@@ -85,16 +88,16 @@ class OpContext:
         return self.scope.shape(f"{self.node.name}:{index}")
 
     def constant(self, index: int) -> np.ndarray | None:
-        """The value of an input where it is a constant, else None."""
+        """Returns the value of an input if it is a constant, else None."""
         return self.scope.constant(self.inputs[index])
 
     def integers(self, index: int) -> list[int | None] | None:
-        """The elements of an integer input, None for those that are not known; None if not even their number is."""
+        """Returns the elements of an integer input, None for unknown ones; None if their number is unknown."""
         dims = self.dims(index)
         return None if dims is None else list(dims.values)
 
     def elements(self, index: int) -> list[int | None] | None:
-        """The elements of an integer input, one after the other, where it may be put together from single ones."""
+        """Returns the elements of an integer input, also if it is packed from scalars."""
         known = self.integers(index)
         if known is not None and None not in known:
             return known
@@ -111,12 +114,12 @@ class OpContext:
         return [None if value is None else int(value) for value in values]
 
     def scalar(self, index: int) -> int | None:
-        """The value of an integer input with one element, if it is known."""
+        """Returns the value of an integer input with one element, or None if unknown."""
         values = self.integers(index)
         return values[0] if values and len(values) == 1 else None
 
     def dims(self, index: int) -> Dims | None:
-        """An integer input as elements, each with its form and value; None if it is nothing of the kind."""
+        """Returns an integer input as elements with form and value; None for any other input."""
         fact = self.facts[index]
         if isinstance(fact, Dims):
             return fact
@@ -131,23 +134,23 @@ class OpContext:
         return None if length is None else Dims((fact,) * length, (None,) * length, shape.rank == 0)
 
     def is_zero(self, index: int) -> bool:
-        """Whether an input is known to hold zeros only."""
+        """Returns True if an input is known to be all zeros."""
         return self.is_filled_with(index, 0)
 
     def is_filled_with(self, index: int, number: int) -> bool:
-        """Whether all elements of an input are known to be this number."""
+        """Returns True if all elements of an input are known to be this number."""
         value = self._elements(index)
         return value is not None and bool(np.all(value == number))
 
     def is_uniform(self, index: int) -> bool:
-        """Whether all elements of an input are known to be equal, so that its length tells nothing of examples."""
+        """Returns True if all elements of an input are known to be equal; its length then implies no examples."""
         _, node = self._origin(index)
         value = self._elements(index)
         is_filled = node is not None and node.op == "Fill"
         return is_filled or (value is not None and (value.size <= 1 or bool(np.all(value == value.flat[0]))))
 
     def _elements(self, index: int) -> np.ndarray | None:
-        """What elements an input is known to have; once, where all are the same."""
+        """Returns the known elements of an input; a single one if all are equal."""
         tensor, node = self._origin(index)
         if node is not None and (number := filling(node.op)) is not None:
             return np.asarray(number)
@@ -164,28 +167,28 @@ class OpContext:
         return tensor, node
 
     def opaque(self, why: str, recovery: Recovery = Recovery.NEVER) -> UnknownFact:
-        """The answer of a rule that cannot go on: which node, which op, why."""
+        """Returns an unknown fact for this node; the reason names the node and the op."""
         return UnknownFact(f"node '{self.node.name}' ({self.node.op}): {why}", recovery)
 
     def additive(self, form: Form, index: int = 0) -> Form:
-        """The form of an output of this node, a scalar that adds up once `form`'s factors are divided out."""
+        """Returns the form of a scalar output of this node that is a partial sum once divided by `form`'s factors."""
         part = PartialSum(self.named(index), form.factors)
         return Form(factors=form.factors | {(part, 1)}, mixed_at=form.mixed_at)
 
     def flag(self, name: str) -> bool:
-        """A boolean attribute."""
+        """Returns a boolean attribute."""
         return bool(self._attribute(name).b)
 
     def number(self, name: str) -> int:
-        """An integer attribute."""
+        """Returns an integer attribute."""
         return int(self._attribute(name).i)
 
     def text(self, name: str) -> str:
-        """A string attribute."""
+        """Returns a string attribute."""
         return bytes(self._attribute(name).s).decode()
 
     def _attribute(self, name: str) -> tf.compat.v1.AttrValue:
-        """As `attr[name]`, which adds what is not there to the node."""
+        """Returns an attribute like `attr[name]`, which would add a missing attribute to the node."""
         return self.node.attr.get(name, _NO_VALUE)
 
 
@@ -195,10 +198,10 @@ Rule = Callable[[OpContext], "Fact | list[Fact]"]
 
 
 def tensor_name(reference: str) -> str:
-    """An input of a node as a tensor's name: "node" is "node:0"."""
+    """Returns the tensor name of a node's input: "node" → "node:0"."""
     return reference if ":" in reference else f"{reference}:0"
 
 
 def op_names(text: str) -> list[str]:
-    """Names of ops that are written with spaces between them, as long lists of them read best."""
+    """Splits a space-separated list of op names, which keeps long lists readable."""
     return text.split()

@@ -32,49 +32,49 @@ from autodist.graph.propagation.op_context import OpContext, Rule
 from autodist.graph.propagation.sampling import put_behind
 
 
-def concat(site: OpContext) -> Fact:
+def concat(ctx: OpContext) -> Fact:
     """ConcatV2: the axis is the last input."""
-    return _concat(site, range(len(site.facts) - 1), len(site.facts) - 1)
+    return _concat(ctx, range(len(ctx.facts) - 1), len(ctx.facts) - 1)
 
 
-def concat_old(site: OpContext) -> Fact:
+def concat_old(ctx: OpContext) -> Fact:
     """Concat: the axis is the first input."""
-    return _concat(site, range(1, len(site.facts)), 0)
+    return _concat(ctx, range(1, len(ctx.facts)), 0)
 
 
-def _concat(site: OpContext, indices: Sequence[int], axis_index: int) -> Fact:
-    if any(isinstance(site.facts[index], Dims) for index in indices):
-        return _dims_of(site, indices)
-    axis = site.scalar(axis_index)
-    special = _put_together(site, indices, axis)
+def _concat(ctx: OpContext, indices: Sequence[int], axis_index: int) -> Fact:
+    if any(isinstance(ctx.facts[index], Dims) for index in indices):
+        return _dims_of(ctx, indices)
+    axis = ctx.scalar(axis_index)
+    special = _put_together(ctx, indices, axis)
     if special is not None:
         return special
-    forms = [form_of(site.facts[index]) for index in indices]
-    alike = _of_different_numbers(site, forms, axis) or _alike(site, forms)
+    forms = [form_of(ctx.facts[index]) for index in indices]
+    alike = _of_different_numbers(ctx, forms, axis) or _alike(ctx, forms)
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
-    rank = site.rank(indices[0])
+    rank = ctx.rank(indices[0])
     if axis is None or rank is None:
-        return site.opaque("the axis along which it puts tensors together is not known")
-    if isinstance(alike.rows.count.of, Elements) and alike.rows.count.of.tensor == site.named():
+        return ctx.opaque("the axis along which it puts tensors together is not known")
+    if isinstance(alike.rows.count.of, Elements) and alike.rows.count.of.tensor == ctx.named():
         return alike
     if axis % rank != alike.rows.axis:
-        return _beside(site, forms)
-    return _stacked_rows(site, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
+        return _beside(ctx, forms)
+    return _stacked_rows(ctx, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
 
 
-def _put_together(site: OpContext, indices: Sequence[int], axis: int | None) -> Fact | None:
+def _put_together(ctx: OpContext, indices: Sequence[int], axis: int | None) -> Fact | None:
     """Columns of entries' positions; rows with what belongs to no example behind them; None where it is neither."""
-    if axis in (1, -1) and site.rank(indices[0]) == 2:
-        return with_columns(site, indices)
-    if axis in (0, -1) and site.rank(indices[0]) == 1 and (found := with_columns(site, indices)):
+    if axis in (1, -1) and ctx.rank(indices[0]) == 2:
+        return with_columns(ctx, indices)
+    if axis in (0, -1) and ctx.rank(indices[0]) == 1 and (found := with_columns(ctx, indices)):
         return ByColumn(found, len(indices))
-    if axis is not None and len(indices) == 2 and (rank := site.rank(indices[0])):
-        return put_behind(site, indices[0], indices[1], axis % rank)
+    if axis is not None and len(indices) == 2 and (rank := ctx.rank(indices[0])):
+        return put_behind(ctx, indices[0], indices[1], axis % rank)
     return None
 
 
-def _beside(site: OpContext, forms: Sequence[Form | Statistic | UnknownFact]) -> Fact:
+def _beside(ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact]) -> Fact:
     """Rows of the same examples, put together along another axis than theirs."""
     known = [form for form in forms if isinstance(form, Form) and form.rows]
     mixed = next((form.mixed_at for form in known if form.mixed_at), None)
@@ -83,23 +83,23 @@ def _beside(site: OpContext, forms: Sequence[Form | Statistic | UnknownFact]) ->
     for form in known[1:]:
         paired = in_one_order(found, form.rows) if form.rows is not None else None
         if paired is None:
-            return site.opaque("its inputs have their examples in different orders")
+            return ctx.opaque("its inputs have their examples in different orders")
         found, mixed = paired[0], mixed or paired[1]
     return replace(known[0], base=found, mixed_at=mixed)
 
 
-def _stacked_rows(site: OpContext, form: Form, parts: list[Rows]) -> Fact:
+def _stacked_rows(ctx: OpContext, form: Form, parts: list[Rows]) -> Fact:
     """All examples of one tensor, then all of another: sums and means stay what they are, the order does not."""
     sizes = [part.per for part in parts if part.per is not None]
     if len(sizes) < len(parts):
-        return site.opaque("it puts batches behind one another, and how many rows an example has is not known")
+        return ctx.opaque("it puts batches behind one another, and how many rows an example has is not known")
     order = (BEHIND, *((part.per, part.order) for part in parts))
     assert form.rows is not None
     return replace(form, base=replace(form.rows, per=sum(sizes, Fraction(0)), order=order))
 
 
 def _of_different_numbers(
-    site: OpContext, forms: Sequence[Form | Statistic | UnknownFact], axis: int | None
+    ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact], axis: int | None
 ) -> Form | None:
     """Rows of examples and, behind them, other things that examples have, masked tokens say: they are counted anew."""
     known = [form for form in forms if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0]
@@ -108,24 +108,24 @@ def _of_different_numbers(
     if len({form.rows.count for form in known if form.rows}) == 1:
         return None
     order = (BEHIND, *((form.rows.count, form.rows.order) for form in known if form.rows))
-    counted = replace(elements_of(site.named()), order=order)
+    counted = replace(elements_of(ctx.named()), order=order)
     return Form(counted, known[0].factors, next((form.mixed_at for form in known if form.mixed_at), None))
 
 
-def _alike(site: OpContext, forms: list[Form | Statistic | UnknownFact]) -> Form | Statistic | UnknownFact:
+def _alike(ctx: OpContext, forms: list[Form | Statistic | UnknownFact]) -> Form | Statistic | UnknownFact:
     """What all inputs are; their rows may differ in order."""
     first = forms[0]
     for form in forms:
         if isinstance(form, (UnknownFact, Statistic)):
-            return form if isinstance(form, UnknownFact) else site.opaque(form.reason)
+            return form if isinstance(form, UnknownFact) else ctx.opaque(form.reason)
     assert isinstance(first, Form)
     known = [form for form in forms if isinstance(form, Form)]
     if len({_without_order(form) for form in known}) == 1:
         mixed = [form.mixed_at for form in known if form.mixed_at]
         return replace(first, mixed_at=mixed[0]) if mixed else first
     if not any(form.rows for form in known):
-        return add_forms(site, known)
-    return site.opaque("it puts together what belongs to examples and what does not, or sums of different weights")
+        return add_forms(ctx, known)
+    return ctx.opaque("it puts together what belongs to examples and what does not, or sums of different weights")
 
 
 def _without_order(form: Form) -> object:
@@ -134,79 +134,79 @@ def _without_order(form: Form) -> object:
     return (form.rows.axis, form.rows.count, form.factors)
 
 
-def _dims_of(site: OpContext, indices: Sequence[int]) -> Fact:
+def _dims_of(ctx: OpContext, indices: Sequence[int]) -> Fact:
     """Integers of shapes put together to one vector."""
-    dims = [site.dims(index) for index in indices]
+    dims = [ctx.dims(index) for index in indices]
     if any(entry is None for entry in dims):
-        opaque = next((fact for fact in site.facts if isinstance(fact, UnknownFact)), None)
-        return UnknownFact(opaque.reason) if opaque else site.opaque("it builds a shape from what is not known")
+        opaque = next((fact for fact in ctx.facts if isinstance(fact, UnknownFact)), None)
+        return UnknownFact(opaque.reason) if opaque else ctx.opaque("it builds a shape from what is not known")
     forms = tuple(form for entry in dims if entry for form in entry.forms)
     return Dims(forms, tuple(value for entry in dims if entry for value in entry.values))
 
 
-def pack(site: OpContext) -> Fact:
+def pack(ctx: OpContext) -> Fact:
     """Pack (stack): a new axis."""
-    indices = range(len(site.facts))
-    if any(isinstance(fact, Dims) for fact in site.facts):
-        if all(isinstance(fact, (Dims, Form)) and site.rank(index) == 0 for index, fact in enumerate(site.facts)):
-            return _dims_of(site, indices)
-        if all(form_of(fact) == SAME for fact in site.facts):
+    indices = range(len(ctx.facts))
+    if any(isinstance(fact, Dims) for fact in ctx.facts):
+        if all(isinstance(fact, (Dims, Form)) and ctx.rank(index) == 0 for index, fact in enumerate(ctx.facts)):
+            return _dims_of(ctx, indices)
+        if all(form_of(fact) == SAME for fact in ctx.facts):
             return SAME
-        return site.opaque("it builds a shape from what is not known")
-    if isinstance(site.facts[0], Positions) and site.rank(0) == 1:
-        return _columns(site, site.facts[0])
-    alike = _alike(site, [form_of(fact) for fact in site.facts])
+        return ctx.opaque("it builds a shape from what is not known")
+    if isinstance(ctx.facts[0], Positions) and ctx.rank(0) == 1:
+        return _columns(ctx, ctx.facts[0])
+    alike = _alike(ctx, [form_of(fact) for fact in ctx.facts])
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
-    beside = _beside(site, [form_of(fact) for fact in site.facts])
+    beside = _beside(ctx, [form_of(fact) for fact in ctx.facts])
     if not isinstance(beside, Form) or beside.rows is None:
         return beside
-    axis, rank = site.number("axis"), site.rank(0)
+    axis, rank = ctx.number("axis"), ctx.rank(0)
     if axis < 0 and rank is None:
-        return site.opaque("the rank of its inputs is not known")
+        return ctx.opaque("the rank of its inputs is not known")
     axis = axis if axis >= 0 else axis + (rank or 0) + 1
     return with_axis(beside, beside.rows.axis + (axis <= beside.rows.axis))
 
 
-def _columns(site: OpContext, first: Positions) -> Fact:
+def _columns(ctx: OpContext, first: Positions) -> Fact:
     """Numbers of rows, and what else says where entries stand, as rows or as columns of a matrix."""
-    columns = first if len(site.facts) == 1 else with_columns(site, range(len(site.facts)))
+    columns = first if len(ctx.facts) == 1 else with_columns(ctx, range(len(ctx.facts)))
     if columns is None:
-        return site.opaque("it stacks numbers of rows and what does not belong to these rows")
-    return ByColumn(columns, len(site.facts)) if site.number("axis") == 0 else columns
+        return ctx.opaque("it stacks numbers of rows and what does not belong to these rows")
+    return ByColumn(columns, len(ctx.facts)) if ctx.number("axis") == 0 else columns
 
 
-def unpack(site: OpContext) -> Fact | list[Fact]:
+def unpack(ctx: OpContext) -> Fact | list[Fact]:
     """Unpack (unstack): drops an axis."""
-    fact, number = site.facts[0], site.number("num")
+    fact, number = ctx.facts[0], ctx.number("num")
     if isinstance(fact, Dims) and not fact.is_scalar:
         return [Dims((form,), (value,), True) for form, value in zip(fact.forms, fact.values, strict=True)]
-    if isinstance(fact, Positions | Coordinates) and site.number("axis") in (1, -1) and site.rank(0) == 2:
+    if isinstance(fact, Positions | Coordinates) and ctx.number("axis") in (1, -1) and ctx.rank(0) == 2:
         first = fact.positions if isinstance(fact, Coordinates) else fact
         return [first, *[Form(first.entries)] * (number - 1)]
     form = form_of(fact)
     if not isinstance(form, Form) or form.rows is None:
         return [form] * number
-    axis, rank = site.number("axis"), site.rank(0)
+    axis, rank = ctx.number("axis"), ctx.rank(0)
     if rank is None or axis % rank == form.rows.axis:
-        return [site.opaque("it takes the batch apart")] * number
+        return [ctx.opaque("it takes the batch apart")] * number
     return [with_axis(form, form.rows.axis - (axis % rank < form.rows.axis))] * number
 
 
-def split(site: OpContext) -> Fact | list[Fact]:
+def split(ctx: OpContext) -> Fact | list[Fact]:
     """Split: axis, value."""
-    return _split(site, 1, 0, site.number("num_split"))
+    return _split(ctx, 1, 0, ctx.number("num_split"))
 
 
-def split_by_sizes(site: OpContext) -> Fact | list[Fact]:
+def split_by_sizes(ctx: OpContext) -> Fact | list[Fact]:
     """SplitV: value, sizes, axis."""
-    return _split(site, 0, 2, site.number("num_split"))
+    return _split(ctx, 0, 2, ctx.number("num_split"))
 
 
-def _split(site: OpContext, data: int, axis_index: int, number: int) -> Fact | list[Fact]:
-    fact = site.facts[data]
-    if isinstance(fact, Dims) and not fact.is_scalar and site.node.op == "SplitV":
-        return _parts_of_dims(site, fact)
+def _split(ctx: OpContext, data: int, axis_index: int, number: int) -> Fact | list[Fact]:
+    fact = ctx.facts[data]
+    if isinstance(fact, Dims) and not fact.is_scalar and ctx.node.op == "SplitV":
+        return _parts_of_dims(ctx, fact)
     if isinstance(fact, Dims) and not fact.is_scalar and len(fact.forms) % number == 0:
         each = len(fact.forms) // number
         starts = range(0, len(fact.forms), each) if each else []
@@ -214,24 +214,24 @@ def _split(site: OpContext, data: int, axis_index: int, number: int) -> Fact | l
     form = form_of(fact)
     if not isinstance(form, Form) or form.rows is None:
         return [form] * number
-    axis, rank = site.scalar(axis_index), site.rank(data)
+    axis, rank = ctx.scalar(axis_index), ctx.rank(data)
     if axis is None or rank is None:
-        return [site.opaque("the axis along which it takes a tensor apart is not known")] * number
+        return [ctx.opaque("the axis along which it takes a tensor apart is not known")] * number
     if axis % rank != form.rows.axis:
         return [form] * number
-    parts = _unstacked(form, number) if site.node.op == "Split" else None
-    apart = site.opaque("it takes the batch apart")
-    sizes = site.elements(1) if site.node.op == "SplitV" else None
+    parts = _unstacked(form, number) if ctx.node.op == "Split" else None
+    apart = ctx.opaque("it takes the batch apart")
+    sizes = ctx.elements(1) if ctx.node.op == "SplitV" else None
     if any(size not in (None, -1) for size in sizes or ()):
         apart = Chosen(apart.reason)
     return list(parts) if parts else [apart] * number
 
 
-def _parts_of_dims(site: OpContext, dims: Dims) -> list[Fact]:
+def _parts_of_dims(ctx: OpContext, dims: Dims) -> list[Fact]:
     """Integers of a shape, taken apart by sizes of which one may be what is left."""
-    sizes = site.elements(1)
+    sizes = ctx.elements(1)
     if sizes is None or None in sizes or sizes.count(-1) > 1:
-        return [site.opaque("the parts of a shape that it makes are not known")] * site.number("num_split")
+        return [ctx.opaque("the parts of a shape that it makes are not known")] * ctx.number("num_split")
     known = [size for size in sizes if size is not None]
     left = len(dims.forms) - sum(size for size in known if size != -1)
     ends = list(itertools.accumulate(left if size == -1 else size for size in known))

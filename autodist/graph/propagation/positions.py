@@ -21,11 +21,11 @@ from autodist.graph.propagation.lengths import length
 from autodist.graph.propagation.op_context import OpContext, Rule, op_names, tensor_name
 
 
-def all_rows(site: OpContext) -> Positions | None:
+def all_rows(ctx: OpContext) -> Positions | None:
     """What `range(shape(x)[0])` numbers: all rows of x."""
-    if not site.is_zero(0) or site.scalar(2) != 1:
+    if not ctx.is_zero(0) or ctx.scalar(2) != 1:
         return None
-    within = length(site, 1)
+    within = length(ctx, 1)
     return Positions(within, within, True) if isinstance(within, Rows) and within.per is not None else None
 
 
@@ -34,12 +34,12 @@ def numbers_all(positions: Positions, form: Fact) -> bool:
     return isinstance(form, Form) and positions.entries == positions.within == form.base
 
 
-def element_of_each(site: OpContext) -> Fact | None:
+def element_of_each(ctx: OpContext) -> Fact | None:
     """GatherNd of [number of the example, …]: of each example the element that the other columns name."""
-    params, columns = site.form(0), _columns(site, site.inputs[1])
+    params, columns = ctx.form(0), _columns(ctx, ctx.inputs[1])
     if not columns or not isinstance(params, Form) or not isinstance(columns[0], Positions):
         return None
-    if params.factors or site.rank(1) != 2 or site.number("batch_dims") or not numbers_all(columns[0], params):
+    if params.factors or ctx.rank(1) != 2 or ctx.number("batch_dims") or not numbers_all(columns[0], params):
         return None
     others = [form_of(fact) for fact in columns[1:]]
     for form in others:
@@ -48,23 +48,23 @@ def element_of_each(site: OpContext) -> Fact | None:
     return params
 
 
-def _columns(site: OpContext, tensor: str) -> list[Fact]:
+def _columns(ctx: OpContext, tensor: str) -> list[Fact]:
     """What stands in the columns of a matrix that is put together from columns; empty where it is not."""
-    node = site.scope.producer(tensor)
+    node = ctx.scope.producer(tensor)
     if node is None:
         return []
     sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
     if node.op == "Pack" and node.attr["axis"].i in (1, -1):
-        return [site.scope.fact(name) for name in sources if site.scope.shape(name).rank == 1]
-    axis = site.scope.constant(sources[-1]) if node.op == "ConcatV2" else None
+        return [ctx.scope.fact(name) for name in sources if ctx.scope.shape(name).rank == 1]
+    axis = ctx.scope.constant(sources[-1]) if node.op == "ConcatV2" else None
     if axis is not None and int(axis) in (1, -1):
-        return [site.scope.fact(name) for name in sources[:-1]]
+        return [ctx.scope.fact(name) for name in sources[:-1]]
     return []
 
 
-def crop_of_each(site: OpContext) -> Fact:
+def crop_of_each(ctx: OpContext) -> Fact:
     """CropAndResize: images, boxes, the number of each box's image."""
-    images, boxes, numbers = site.form(0), site.form(1), site.facts[2]
+    images, boxes, numbers = ctx.form(0), ctx.form(1), ctx.facts[2]
     for form in (images, boxes):
         if isinstance(form, UnknownFact):
             return UnknownFact(form.reason)
@@ -73,41 +73,41 @@ def crop_of_each(site: OpContext) -> Fact:
         alike = (boxes.rows.axis, boxes.rows.count, boxes.rows.order) == (0, numbers.entries.count, ())
         if alike and not boxes.factors and isinstance(images, Form) and not images.factors:
             return replace(images, mixed_at=images.mixed_at or boxes.mixed_at)
-    return site.opaque("it crops images that it finds by their position in the part")
+    return ctx.opaque("it crops images that it finds by their position in the part")
 
 
-def divide(site: OpContext) -> Fact | list[Fact]:
+def divide(ctx: OpContext) -> Fact | list[Fact]:
     """DynamicPartition: the rows of each class, as a mask takes them, or their numbers."""
-    numbers, classes, number = site.facts[0], site.form(1), site.number("num_partitions")
-    data = Form(numbers.entries) if isinstance(numbers, Positions) else site.form(0)
+    numbers, classes, number = ctx.facts[0], ctx.form(1), ctx.number("num_partitions")
+    data = Form(numbers.entries) if isinstance(numbers, Positions) else ctx.form(0)
     for form in (data, classes):
         if isinstance(form, UnknownFact):
             return UnknownFact(form.reason)
     assert isinstance(data, Form) and isinstance(classes, Form)
     fits = data.rows is not None and classes.rows is not None and same_rows(data.rows, classes.rows)
-    if not fits or data.rows is None or data.rows.axis != 0 or site.rank(1) != 1 or classes.factors:
-        return site.opaque("its rows and their classes do not both have the examples along the first axis")
+    if not fits or data.rows is None or data.rows.axis != 0 or ctx.rank(1) != 1 or classes.factors:
+        return ctx.opaque("its rows and their classes do not both have the examples along the first axis")
     if data.rows.order:
-        return site.opaque("its rows are not in the order of the examples")
-    parts = [_of_class(site, number, k) for k in range(number)]
+        return ctx.opaque("its rows are not in the order of the examples")
+    parts = [_of_class(ctx, number, k) for k in range(number)]
     if isinstance(numbers, Positions):
         return [Positions(numbers.within, part) for part in parts]
     return [Form(part, data.factors, data.mixed_at or classes.mixed_at) for part in parts]
 
 
-def _of_class(site: OpContext, number: int, index: int) -> Rows:
+def _of_class(ctx: OpContext, number: int, index: int) -> Rows:
     """The rows of a class, which are the same ones whatever is divided by these classes."""
-    return elements_of(site.scope.same_as(("class", site.inputs[1], number, index), site.named(index)))
+    return elements_of(ctx.scope.same_as(("class", ctx.inputs[1], number, index), ctx.named(index)))
 
 
-def put_back(site: OpContext) -> Form | None:
+def put_back(ctx: OpContext) -> Form | None:
     """DynamicStitch of what was made of the rows of each class, by their numbers: all rows, where they were before."""
-    half = len(site.facts) // 2
-    within = _all_that_was_divided(site, half)
+    half = len(ctx.facts) // 2
+    within = _all_that_was_divided(ctx, half)
     if within is None:
         return None
-    values = [site.form(k) for k in range(half, 2 * half)]
-    for numbers, form in zip(site.facts[:half], values, strict=True):
+    values = [ctx.form(k) for k in range(half, 2 * half)]
+    for numbers, form in zip(ctx.facts[:half], values, strict=True):
         if not isinstance(numbers, Positions) or not isinstance(form, Form) or form.base != numbers.entries:
             return None
     forms = [form for form in values if isinstance(form, Form)]
@@ -116,55 +116,55 @@ def put_back(site: OpContext) -> Form | None:
     return Form(within, forms[0].factors, next((form.mixed_at for form in forms if form.mixed_at), None))
 
 
-def _all_that_was_divided(site: OpContext, number: int) -> Rows | None:
+def _all_that_was_divided(ctx: OpContext, number: int) -> Rows | None:
     """The rows whose numbers the first inputs are, each in one of them: all classes of one division, in its order."""
-    sources = [_origin(site, tensor) for tensor in site.inputs[:number]]
-    node = site.scope.producer(sources[0])
+    sources = [_origin(ctx, tensor) for tensor in ctx.inputs[:number]]
+    node = ctx.scope.producer(sources[0])
     is_whole = node is not None and node.op == "DynamicPartition" and node.attr["num_partitions"].i == number
     if node is None or not is_whole or sources != [f"{node.name}:{k}" for k in range(number)]:
         return None
-    divided = site.scope.fact(tensor_name(node.input[0]))
+    divided = ctx.scope.fact(tensor_name(node.input[0]))
     is_all = isinstance(divided, Positions) and divided.covers and divided.entries == divided.within
     return divided.within if isinstance(divided, Positions) and is_all else None
 
 
-def _origin(site: OpContext, tensor: str) -> str:
-    while (node := site.scope.producer(tensor)) is not None and node.op in having(Trait.SAME):
+def _origin(ctx: OpContext, tensor: str) -> str:
+    while (node := ctx.scope.producer(tensor)) is not None and node.op in having(Trait.SAME):
         tensor = tensor_name(node.input[0])
     return tensor
 
 
-def scatter_beside(site: OpContext) -> Fact:
+def scatter_beside(ctx: OpContext) -> Fact:
     """TensorScatterAdd and its like: elements put into rows of examples at places that are the same for all examples.
 
     The indices name places along the first axes; behind these the examples lie, in the tensor and in what is put in.
     """
-    if isinstance(site.facts[1], Positions | Coordinates):
-        return _scatter_to_own(site, site.facts[1])
-    forms, indices, rank = site.forms(0, 1, 2), site.shape(1), site.rank(1)
+    if isinstance(ctx.facts[1], Positions | Coordinates):
+        return _scatter_to_own(ctx, ctx.facts[1])
+    forms, indices, rank = ctx.forms(0, 1, 2), ctx.shape(1), ctx.rank(1)
     if isinstance(forms, UnknownFact):
         return forms
     tensor, places, given = forms
     depth = indices[-1] if rank else None
     if places != SAME or depth is None or rank is None or tensor.rows is None or given.rows is None:
-        return site.opaque("it puts elements in places that are not known to be the same for all examples")
+        return ctx.opaque("it puts elements in places that are not known to be the same for all examples")
     moved = replace(given.rows, axis=given.rows.axis - (rank - 1) + depth)
     behind = tensor.rows.axis >= depth and given.rows.axis >= rank - 1
     if not behind or not same_rows(tensor.rows, moved) or tensor.factors or given.factors:
-        return site.opaque("what it puts in does not have the examples along the axis that the tensor has")
+        return ctx.opaque("what it puts in does not have the examples along the axis that the tensor has")
     return replace(tensor, mixed_at=tensor.mixed_at or given.mixed_at)
 
 
-def _scatter_to_own(site: OpContext, places: Positions | Coordinates) -> Fact:
+def _scatter_to_own(ctx: OpContext, places: Positions | Coordinates) -> Fact:
     """Elements put where a mask over the same rows holds: each into the row of its own example."""
-    forms = site.forms(0, 2)
+    forms = ctx.forms(0, 2)
     if isinstance(forms, UnknownFact):
         return forms
     tensor, given = forms
     positions = places.positions if isinstance(places, Coordinates) else places
-    is_own = tensor.base == positions.within and given.base == positions.entries and site.rank(1) == 2
+    is_own = tensor.base == positions.within and given.base == positions.entries and ctx.rank(1) == 2
     if not is_own or tensor.factors or given.factors:
-        return site.opaque("it puts elements in rows that it finds by their position in the part")
+        return ctx.opaque("it puts elements in rows that it finds by their position in the part")
     return replace(tensor, mixed_at=tensor.mixed_at or given.mixed_at)
 
 

@@ -27,12 +27,12 @@ from autodist.graph.propagation.lengths import length
 from autodist.graph.propagation.op_context import OpContext, Rule
 
 
-def reduce_sum(site: OpContext) -> Fact:
-    return _linear_reduction(site, is_mean=False)
+def reduce_sum(ctx: OpContext) -> Fact:
+    return _linear_reduction(ctx, is_mean=False)
 
 
-def reduce_mean(site: OpContext) -> Fact:
-    return _linear_reduction(site, is_mean=True)
+def reduce_mean(ctx: OpContext) -> Fact:
+    return _linear_reduction(ctx, is_mean=True)
 
 
 def reduced(by: ReducedBy | None) -> Rule:
@@ -43,42 +43,42 @@ def reduced(by: ReducedBy | None) -> Rule:
 def extreme(by: ReducedBy) -> Rule:
     """Max, Min: of equal lengths it is each."""
 
-    def apply(site: OpContext) -> Fact:
-        counted = _one_length(site)
-        return _reduced(site, by) if counted is None else counted
+    def apply(ctx: OpContext) -> Fact:
+        counted = _one_length(ctx)
+        return _reduced(ctx, by) if counted is None else counted
 
     return apply
 
 
-def _reduced(site: OpContext, by: ReducedBy | None) -> Fact:
-    form = form_of(site.facts[0])
+def _reduced(ctx: OpContext, by: ReducedBy | None) -> Fact:
+    form = form_of(ctx.facts[0])
     if not isinstance(form, Form) or form.rows is None:
-        return _without_rows(site, form)
-    axes = _axes(site)
+        return _without_rows(ctx, form)
+    axes = _axes(ctx)
     if form.factors or axes is None:
-        return site.opaque(_NO_SUM)
-    return _reduction(site, form, by) if form.rows.axis in axes else _kept(site, form, axes)
+        return ctx.opaque(_NO_SUM)
+    return _reduction(ctx, form, by) if form.rows.axis in axes else _kept(ctx, form, axes)
 
 
-def _reduction(site: OpContext, form: Form, by: ReducedBy | None) -> Extremum | UnknownFact:
-    no_sum = site.opaque(_NO_SUM)
+def _reduction(ctx: OpContext, form: Form, by: ReducedBy | None) -> Extremum | UnknownFact:
+    no_sum = ctx.opaque(_NO_SUM)
     return no_sum if by is None else Extremum(by, no_sum.reason, form.mixed_at)
 
 
-def _one_length(site: OpContext) -> Dims | None:
+def _one_length(ctx: OpContext) -> Dims | None:
     """The greatest or smallest of several lengths that are the same number of rows."""
-    fact = site.facts[0]
+    fact = ctx.facts[0]
     if not isinstance(fact, Dims) or not fact.forms:
         return None
-    counted = {length(site, 0, element) for element in range(len(fact.forms))}
+    counted = {length(ctx, 0, element) for element in range(len(fact.forms))}
     return Dims(fact.forms[:1], fact.values[:1], True) if len(counted) == 1 and None not in counted else None
 
 
-def reduce_product(site: OpContext) -> Fact:
+def reduce_product(ctx: OpContext) -> Fact:
     """The product of a shape's elements is a count; other products are like Max."""
-    fact = site.facts[0]
+    fact = ctx.facts[0]
     if not isinstance(fact, Dims) or any(form.base is not Base.SAME for form in fact.forms):
-        return _reduced(site, ReducedBy.PRODUCT)
+        return _reduced(ctx, ReducedBy.PRODUCT)
     factors = NONE
     for form in fact.forms:
         factors = times(factors, form.factors)
@@ -87,63 +87,63 @@ def reduce_product(site: OpContext) -> Fact:
     return Dims((Form(factors=factors),), (value,), True)
 
 
-def half_squared_norm(site: OpContext) -> Fact:
+def half_squared_norm(ctx: OpContext) -> Fact:
     """L2Loss: a sum over all elements of their squares."""
-    form = site.form(0)
+    form = ctx.form(0)
     if isinstance(form, Form) and form.rows is not None and not form.factors:
-        return site.additive(Form(mixed_at=form.mixed_at))
-    return _without_rows(site, form)
+        return ctx.additive(Form(mixed_at=form.mixed_at))
+    return _without_rows(ctx, form)
 
 
 def of_segments(by: ReducedBy) -> Rule:
     """Greatest, smallest, product of the rows of a segment: as sums of segments, but joined in their own way."""
 
-    def apply(site: OpContext) -> Fact:
-        found = sum_of_segments(site)
+    def apply(ctx: OpContext) -> Fact:
+        found = sum_of_segments(ctx)
         if not isinstance(found, Form) or found.base is not Base.ADDED:
             return found
-        return site.opaque(_NO_SUM) if found.factors else _reduction(site, found, by)
+        return ctx.opaque(_NO_SUM) if found.factors else _reduction(ctx, found, by)
 
     return apply
 
 
-def sum_of_segments(site: OpContext) -> Fact:
+def sum_of_segments(ctx: OpContext) -> Fact:
     """Rows added up by segment: a row for each example, where segments are examples; else a sum over the batch for each
     segment, if segments mean the same everywhere.
     """
-    of_examples = unsorted_segments(site)
+    of_examples = unsorted_segments(ctx)
     if of_examples is not None:
         return of_examples
-    data, segments = site.form(0), site.form(1)
+    data, segments = ctx.form(0), ctx.form(1)
     if any(isinstance(fact, UnknownFact) for fact in (data, segments)):
-        return site.opaque("its data or its segments are not known to be rows of examples")
+        return ctx.opaque("its data or its segments are not known to be rows of examples")
     assert isinstance(data, Form) and isinstance(segments, Form)
     if segments == SAME and data.rows is not None:
-        return beside_segments(site, data, site.rank(1))
-    number = site.dims(2) if len(site.facts) > 2 else None
+        return beside_segments(ctx, data, ctx.rank(1))
+    number = ctx.dims(2) if len(ctx.facts) > 2 else None
     if number is None or not number.is_same:
-        return site.opaque("the number of segments may differ between replicas")
+        return ctx.opaque("the number of segments may differ between replicas")
     both_rows = data.rows is not None and segments.rows is not None and same_rows(data.rows, segments.rows)
     if both_rows and data.rows and data.rows.axis == 0 and not segments.factors:
         return Form(Base.ADDED, data.factors, data.mixed_at)
-    return site.opaque("its data and its segments do not have the examples along the first axis")
+    return ctx.opaque("its data and its segments do not have the examples along the first axis")
 
 
-def _linear_reduction(site: OpContext, is_mean: bool) -> Fact:
-    form = form_of(site.facts[0])
+def _linear_reduction(ctx: OpContext, is_mean: bool) -> Fact:
+    form = form_of(ctx.facts[0])
     if not isinstance(form, Form) or form.rows is None:
-        return _without_rows(site, form, is_linear=True)
-    axes = _axes(site)
+        return _without_rows(ctx, form, is_linear=True)
+    axes = _axes(ctx)
     if axes is None:
-        return site.opaque("it is not known which axes it reduces")
+        return ctx.opaque("it is not known which axes it reduces")
     if form.rows.axis not in axes:
-        return _kept(site, form, axes)
+        return _kept(ctx, form, axes)
     factors = times(form.factors, power(form.rows.count, 1), -1) if is_mean else form.factors
     reduced = Form(Base.ADDED, factors, form.mixed_at)
-    return site.additive(reduced) if site.output_shape().rank == 0 else reduced
+    return ctx.additive(reduced) if ctx.output_shape().rank == 0 else reduced
 
 
-def _without_rows(site: OpContext, form: Form | Statistic | UnknownFact, is_linear: bool = False) -> Fact:
+def _without_rows(ctx: OpContext, form: Form | Statistic | UnknownFact, is_linear: bool = False) -> Fact:
     """Reductions of what has no batch axis: linear ones keep sums, others keep only what is the same."""
     if isinstance(form, UnknownFact):
         return UnknownFact(form.reason)
@@ -152,45 +152,45 @@ def _without_rows(site: OpContext, form: Form | Statistic | UnknownFact, is_line
     if form.is_same:
         return form
     if not is_linear:
-        reason = site.opaque("a function of sums or means over the batch that is neither itself").reason
+        reason = ctx.opaque("a function of sums or means over the batch that is neither itself").reason
         return Statistic(reason) if form.degree == 0 else UnknownFact(reason)
-    if form.base is Base.ADDED and site.output_shape().rank == 0:
-        return site.additive(form)
+    if form.base is Base.ADDED and ctx.output_shape().rank == 0:
+        return ctx.additive(form)
     return form
 
 
-def _kept(site: OpContext, form: Form, axes: set[int]) -> Fact:
+def _kept(ctx: OpContext, form: Form, axes: set[int]) -> Fact:
     """Rows after other axes were reduced."""
     assert isinstance(form.base, Rows)
-    if site.flag("keep_dims"):
+    if ctx.flag("keep_dims"):
         return form
     return with_axis(form, form.base.axis - sum(axis < form.base.axis for axis in axes))
 
 
-def _axes(site: OpContext) -> set[int] | None:
+def _axes(ctx: OpContext) -> set[int] | None:
     """The axes that are reduced, counted from 0; None if they are not known."""
-    rank = site.rank(0)
-    if _is_all_axes(site):
-        return set(range(rank)) if rank is not None else _every_axis(site)
-    values = site.integers(1)
+    rank = ctx.rank(0)
+    if _is_all_axes(ctx):
+        return set(range(rank)) if rank is not None else _every_axis(ctx)
+    values = ctx.integers(1)
     if rank is None or values is None:
         return None
     axes = {value % rank for value in values if value is not None} if rank else set()
     return axes if None not in values else None
 
 
-def _is_all_axes(site: OpContext) -> bool:
+def _is_all_axes(ctx: OpContext) -> bool:
     """`range(rank(x))`, what TensorFlow writes where the rank is not known when the graph is made."""
-    node = site.scope.producer(site.inputs[1])
+    node = ctx.scope.producer(ctx.inputs[1])
     if node is None or node.op != "Range":
         return False
-    limit = site.scope.producer(node.input[1])
-    start = site.scope.constant(node.input[0])
+    limit = ctx.scope.producer(node.input[1])
+    start = ctx.scope.constant(node.input[0])
     return limit is not None and limit.op == "Rank" and start is not None and not np.any(start)
 
 
-def _every_axis(site: OpContext) -> set[int]:
-    form = form_of(site.facts[0])
+def _every_axis(ctx: OpContext) -> set[int]:
+    form = form_of(ctx.facts[0])
     assert isinstance(form, Form) and form.rows is not None
     return {form.rows.axis}
 

@@ -19,44 +19,44 @@ from autodist.graph.propagation.lengths import is_length_of, length
 from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 
 
-def sample(site: OpContext) -> list[Fact]:
+def sample(ctx: OpContext) -> list[Fact]:
     """Candidate samplers: classes, how often each true class and each of these classes is to be expected."""
-    drawn: Fact = site.opaque("classes that each replica draws for itself", Recovery.ALWAYS)
-    expected = _expected(site)
+    drawn: Fact = ctx.opaque("classes that each replica draws for itself", Recovery.ALWAYS)
+    expected = _expected(ctx)
     return [drawn, drawn if isinstance(expected, Form) and expected.is_same else expected, drawn]
 
 
-def sample_all(site: OpContext) -> list[Fact]:
+def sample_all(ctx: OpContext) -> list[Fact]:
     """AllCandidateSampler: every class, one after the other."""
-    return [SAME, _expected(site), SAME]
+    return [SAME, _expected(ctx), SAME]
 
 
-def sample_by_counts(site: OpContext) -> list[Fact]:
+def sample_by_counts(ctx: OpContext) -> list[Fact]:
     """LearnedUnigramCandidateSampler: classes as often as the replica's own labels had them in the steps before."""
-    drawn, expected, _ = sample(site)
+    drawn, expected, _ = sample(ctx)
     if isinstance(expected, Form):
-        expected = replace(expected, mixed_at=expected.mixed_at or site.node.name)
+        expected = replace(expected, mixed_at=expected.mixed_at or ctx.node.name)
     return [drawn, expected, drawn]
 
 
-def _expected(site: OpContext) -> Form | UnknownFact:
-    true = site.form(0)
+def _expected(ctx: OpContext) -> Form | UnknownFact:
+    true = ctx.form(0)
     if isinstance(true, Form) and true.factors:
-        return site.opaque("its true classes are scaled by sums over the batch")
+        return ctx.opaque("its true classes are scaled by sums over the batch")
     return true if isinstance(true, Form) else UnknownFact(true.reason)
 
 
-def accidental_hits(site: OpContext) -> list[Fact]:
+def accidental_hits(ctx: OpContext) -> list[Fact]:
     """ComputeAccidentalHits: of each sampled class that is a true one: the example's number, its place, a weight."""
-    true, sampled = site.form(0), site.form(1)
+    true, sampled = ctx.form(0), ctx.form(1)
     known = isinstance(true, Form) and true.rows is not None and true.rows.axis == 0 and not true.factors
     if not known or not is_same_or_noise(sampled):
         reason = true.reason if isinstance(true, UnknownFact) else "its true classes are not those of the examples"
-        return [site.opaque(reason)] * 3
+        return [ctx.opaque(reason)] * 3
     assert isinstance(true, Form) and true.rows is not None
-    hits = elements_of(site.named())
+    hits = elements_of(ctx.named())
     each = Form(hits, mixed_at=true.mixed_at)
-    return [site.opaque("its true classes are not in the order of the examples") if true.rows.order
+    return [ctx.opaque("its true classes are not in the order of the examples") if true.rows.order
             else Positions(true.rows, hits), each, each]  # fmt: skip
 
 
@@ -64,55 +64,55 @@ def is_same_or_noise(form: Form | UnknownFact) -> bool:
     return form.recovery is Recovery.ALWAYS if isinstance(form, UnknownFact) else form.is_same
 
 
-def put_behind(site: OpContext, first: int, second: int, axis: int) -> Followed | None:
+def put_behind(ctx: OpContext, first: int, second: int, axis: int) -> Followed | None:
     """Rows put together along their axis with what belongs to no example; None where it is something else."""
-    rows, rest = site.form(first), site.form(second)
+    rows, rest = ctx.form(first), ctx.form(second)
     if not isinstance(rows, Form) or rows.rows is None or rows.factors or rows.rows.order or rows.rows.axis != axis:
         return None
     if axis != 0 or not is_same_or_noise(rest):
         return None
-    return Followed(rows, rest, site.shape(first)[0])
+    return Followed(rows, rest, ctx.shape(first)[0])
 
 
-def of_both(rule: Rule, site: OpContext, index: int) -> Fact:
+def of_both(rule: Rule, ctx: OpContext, index: int) -> Fact:
     """What a rule makes of rows and of what stands behind them, each by itself; it has to leave them on their axis."""
-    followed = site.facts[index]
+    followed = ctx.facts[index]
     assert isinstance(followed, Followed)
-    first, rest = (rule(_with(site, index, part)) for part in (followed.first, followed.rest))
+    first, rest = (rule(_with(ctx, index, part)) for part in (followed.first, followed.rest))
     keeps = isinstance(first, Form) and first.rows is not None and replace(first.rows, per=None) == replace(
         followed.first.rows or Rows(0), per=None
     )  # fmt: skip
     if keeps and isinstance(first, Form) and isinstance(rest, Form | UnknownFact) and is_same_or_noise(rest):
         return Followed(first, rest, followed.length)
-    return site.opaque("it does not keep rows of examples apart from what stands behind them")
+    return ctx.opaque("it does not keep rows of examples apart from what stands behind them")
 
 
-def _with(site: OpContext, index: int, fact: Fact) -> OpContext:
-    return replace(site, facts=[*site.facts[:index], fact, *site.facts[index + 1 :]])
+def _with(ctx: OpContext, index: int, fact: Fact) -> OpContext:
+    return replace(ctx, facts=[*ctx.facts[:index], fact, *ctx.facts[index + 1 :]])
 
 
-def one_part(site: OpContext) -> Fact:
+def one_part(ctx: OpContext) -> Fact:
     """Slice, where it takes just the rows, or just what stands behind them."""
-    followed = site.facts[0]
+    followed = ctx.facts[0]
     assert isinstance(followed, Followed)
-    rank = site.rank(0)
+    rank = ctx.rank(0)
     if rank is None:
-        return site.opaque("the rank of its input is not known")
-    begin, size = ([length(site, index, axis) for axis in range(rank)] for index in (1, 2))
+        return ctx.opaque("the rank of its input is not known")
+    begin, size = ([length(ctx, index, axis) for axis in range(rank)] for index in (1, 2))
     if begin[1:] == [0] * (rank - 1) and all(found == -1 for found in size[1:]):
-        if begin[0] == 0 and _ends(site, 2, followed):
+        if begin[0] == 0 and _ends(ctx, 2, followed):
             return followed.first
-        if size[0] == -1 and _ends(site, 1, followed):
+        if size[0] == -1 and _ends(ctx, 1, followed):
             return followed.rest
-    return site.opaque("it takes other rows than those of examples, or than those behind them")
+    return ctx.opaque("it takes other rows than those of examples, or than those behind them")
 
 
-def _ends(site: OpContext, index: int, followed: Followed) -> bool:
+def _ends(ctx: OpContext, index: int, followed: Followed) -> bool:
     """Whether the first element of an input is where the rows end."""
     assert followed.first.rows is not None
-    if followed.length is not None and length(site, index) == followed.length:
+    if followed.length is not None and length(ctx, index) == followed.length:
         return True
-    return is_length_of(site, index, followed.first.rows)
+    return is_length_of(ctx, index, followed.first.rows)
 
 
 RULES: dict[str, Rule] = {

@@ -26,40 +26,40 @@ from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
 from autodist.graph.propagation.positions import all_rows, put_back
 
 
-def shape(site: OpContext) -> Fact:
+def shape(ctx: OpContext) -> Fact:
     """The lengths of all axes: the batch's counts rows, the others are the same everywhere."""
-    return _shape_of(site, 0)
+    return _shape_of(ctx, 0)
 
 
-def shapes(site: OpContext) -> list[Fact]:
+def shapes(ctx: OpContext) -> list[Fact]:
     """ShapeN."""
-    return [_shape_of(site, index) for index in range(len(site.facts))]
+    return [_shape_of(ctx, index) for index in range(len(ctx.facts))]
 
 
-def size(site: OpContext) -> Fact:
+def size(ctx: OpContext) -> Fact:
     """The number of all elements."""
-    form = form_of(rows_of(site.facts[0]))
-    known = site.shape(0).num_elements()
+    form = form_of(rows_of(ctx.facts[0]))
+    known = ctx.shape(0).num_elements()
     if isinstance(form, UnknownFact) and known is None:
-        return site.opaque(f"the size of what is not known: {form.reason}")
+        return ctx.opaque(f"the size of what is not known: {form.reason}")
     if isinstance(form, Form) and form.rows is not None:
         return Dims((Form(factors=power(form.rows.count, 1)),), (known,), True)
     return Dims((SAME,), (known,), True)
 
 
-def rank(site: OpContext) -> Fact:
+def rank(ctx: OpContext) -> Fact:
     """The number of axes."""
-    return Dims((SAME,), (site.rank(0),), True)
+    return Dims((SAME,), (ctx.rank(0),), True)
 
 
-def _shape_of(site: OpContext, index: int) -> Fact:
-    form = form_of(rows_of(site.facts[index]))
-    known = site.shape(index)
+def _shape_of(ctx: OpContext, index: int) -> Fact:
+    form = form_of(rows_of(ctx.facts[index]))
+    known = ctx.shape(index)
     is_open = not known.is_fully_defined()
     if isinstance(form, UnknownFact) and form.recovery is not Recovery.ALWAYS and is_open:
-        return site.opaque(f"the shape of what is not known: {form.reason}")
+        return ctx.opaque(f"the shape of what is not known: {form.reason}")
     if known.rank is None:
-        return SAME if not isinstance(form, Form) or form.rows is None else site.opaque("its input's rank is not known")
+        return SAME if not isinstance(form, Form) or form.rows is None else ctx.opaque("its input's rank is not known")
     batch = form.rows if isinstance(form, Form) else None
     forms = [SAME] * known.rank
     if batch is not None:
@@ -67,67 +67,67 @@ def _shape_of(site: OpContext, index: int) -> Fact:
     return Dims(tuple(forms), tuple(known.as_list()))
 
 
-def fill(site: OpContext) -> Fact:
+def fill(ctx: OpContext) -> Fact:
     """Fill: rows where its shape holds the batch."""
-    return spread(site, site.dims(0), form_of(site.facts[1]))
+    return spread(ctx, ctx.dims(0), form_of(ctx.facts[1]))
 
 
-def empty(site: OpContext) -> Fact:
+def empty(ctx: OpContext) -> Fact:
     """Empty: zeros, where it says that memory is to be set."""
-    if not site.flag("init"):
-        return site.opaque("it holds whatever was in the memory")
-    return spread(site, site.dims(0), SAME)
+    if not ctx.flag("init"):
+        return ctx.opaque("it holds whatever was in the memory")
+    return spread(ctx, ctx.dims(0), SAME)
 
 
-def broadcast_to(site: OpContext) -> Fact:
+def broadcast_to(ctx: OpContext) -> Fact:
     """BroadcastTo: as if it were combined with something of the asked shape."""
-    value = form_of(site.facts[0])
-    dims = site.dims(1)
+    value = form_of(ctx.facts[0])
+    dims = ctx.dims(1)
     if not isinstance(value, Form) or value.rows is None:
-        return spread(site, dims, value)
-    own_rank = site.rank(0)
+        return spread(ctx, dims, value)
+    own_rank = ctx.rank(0)
     if dims is None or own_rank is None:
-        return site.opaque("the shape that it is broadcast to is not known")
+        return ctx.opaque("the shape that it is broadcast to is not known")
     axis = value.rows.axis + len(dims.forms) - own_rank
     asked = [position for position, form in enumerate(dims.forms) if not form.is_same]
     if asked not in ([], [axis]):
-        return site.opaque("it is broadcast along a second axis that depends on the batch")
+        return ctx.opaque("it is broadcast along a second axis that depends on the batch")
     return replace(value, base=replace(value.rows, axis=axis))
 
 
-def spread(site: OpContext, dims: Dims | None, value: Form | Statistic | UnknownFact) -> Fact:
+def spread(ctx: OpContext, dims: Dims | None, value: Form | Statistic | UnknownFact) -> Fact:
     """What has no batch axis, repeated over a shape that may hold one."""
     if isinstance(value, UnknownFact):
         return value
     if dims is None:
-        return site.opaque("the shape that it makes is not known")
-    batch = counted_batch(site, 1 if site.node.op == "BroadcastTo" else 0, dims)
+        return ctx.opaque("the shape that it makes is not known")
+    batch = counted_batch(ctx, 1 if ctx.node.op == "BroadcastTo" else 0, dims)
     if batch is None:
-        return value if dims.is_same else _two_batches(site)
+        return value if dims.is_same else _two_batches(ctx)
     if isinstance(value, Statistic) or value.base is not Base.SAME:
-        return _spread_statistic(site, value, batch)
+        return _spread_statistic(ctx, value, batch)
     return Form(batch, value.factors, value.mixed_at)
 
 
-def _spread_statistic(site: OpContext, value: Form | Statistic, batch: Rows) -> Fact:
+def _spread_statistic(ctx: OpContext, value: Form | Statistic, batch: Rows) -> Fact:
     is_mean = isinstance(value, Statistic) or value.degree == 0
-    if is_mean and site.rank(0 if site.node.op == "BroadcastTo" else 1) not in (0, None):
-        return Form(batch, mixed_at=site.node.name)
-    return site.opaque("it repeats a sum over the batch for each example")
+    if is_mean and ctx.rank(0 if ctx.node.op == "BroadcastTo" else 1) not in (0, None):
+        return Form(batch, mixed_at=ctx.node.name)
+    return ctx.opaque("it repeats a sum over the batch for each example")
 
 
-def lengths_in_turn(site: OpContext, index: int) -> Dims | None:
+def lengths_in_turn(ctx: OpContext, index: int) -> Dims | None:
     """The lengths of several shapes, those of all first axes first: so the gradient of Tile takes repetitions apart."""
-    flat = site.scope.producer(site.inputs[index])
-    turned = _read_by(site, flat, "Reshape")
-    node = _read_by(site, turned, "Transpose")
+    flat = ctx.scope.producer(ctx.inputs[index])
+    turned = _read_by(ctx, flat, "Reshape")
+    node = _read_by(ctx, turned, "Transpose")
     if turned is None or node is None or node.op != "Pack":
         return None
-    order = site.scope.constant(tensor_name(turned.input[1]))
+    order = ctx.scope.constant(tensor_name(turned.input[1]))
     if order is None or order.tolist() != [1, 0]:
         return None
     inputs = [tensor_name(name) for name in node.input if not name.startswith("^")]
-    packed = OpContext(node, inputs, [site.scope.fact(name) for name in inputs], site.scope)
+    packed = OpContext(node, inputs, [ctx.scope.fact(name) for name in inputs], ctx.scope)
     shapes = [packed.dims(k) for k in range(len(inputs))]
     known = [dims for dims in shapes if dims is not None and not dims.is_scalar]
     if packed.number("axis") != 0 or len(known) != len(shapes) or len({len(dims.forms) for dims in known}) != 1:
@@ -137,13 +137,13 @@ def lengths_in_turn(site: OpContext, index: int) -> Dims | None:
     return Dims(tuple(forms), tuple(values))
 
 
-def _read_by(site: OpContext, node: tf.compat.v1.NodeDef | None, op: str) -> tf.compat.v1.NodeDef | None:
+def _read_by(ctx: OpContext, node: tf.compat.v1.NodeDef | None, op: str) -> tf.compat.v1.NodeDef | None:
     """The node that makes what a node of some op reads first."""
-    return None if node is None or node.op != op else site.scope.producer(tensor_name(node.input[0]))
+    return None if node is None or node.op != op else ctx.scope.producer(tensor_name(node.input[0]))
 
 
-def _two_batches(site: OpContext) -> UnknownFact:
-    return site.opaque("the shape that it makes depends on the batch in another way than by one axis of examples")
+def _two_batches(ctx: OpContext) -> UnknownFact:
+    return ctx.opaque("the shape that it makes depends on the batch in another way than by one axis of examples")
 
 
 def batch_of(dims: Dims) -> Rows | None:
@@ -156,54 +156,54 @@ def batch_of(dims: Dims) -> Rows | None:
     return Rows(axis, count, per=None) if isinstance(count, Count) else None
 
 
-def counted_batch(site: OpContext, index: int, dims: Dims) -> Rows | None:
+def counted_batch(ctx: OpContext, index: int, dims: Dims) -> Rows | None:
     """The one axis of an input's shape that counts rows, with how many there are for each example, if that is known.
 
     They stand as the rows whose shape it is, or as these stood before their examples changed places: what is made of
     a shape is drawn or all alike, and fits any order.
     """
     batch = batch_of(dims)
-    counted = None if batch is None else length_in_order(site, index, batch.axis)
+    counted = None if batch is None else length_in_order(ctx, index, batch.axis)
     if batch is None or not isinstance(counted, Rows):
         return batch
     change = change_of_places(counted)
     return replace(batch, per=counted.per, order=counted.order if change is None else change.before)
 
 
-def ones_like(site: OpContext) -> Fact:
+def ones_like(ctx: OpContext) -> Fact:
     """OnesLike, ZerosLike: the shape matters, the values do not."""
-    form = form_of(site.facts[0])
+    form = form_of(ctx.facts[0])
     if isinstance(form, Form) and form.rows is not None:
         return Form(form.rows)
     return form if isinstance(form, UnknownFact) else SAME
 
 
-def stitch(site: OpContext) -> Fact:
+def stitch(ctx: OpContext) -> Fact:
     """DynamicStitch of rows, or of integers of shapes: the elements of each vector, put where its indices say."""
-    if (rows := put_back(site)) is not None:
+    if (rows := put_back(ctx)) is not None:
         return rows
-    half = len(site.facts) // 2
-    indices, dims = [site.elements(k) for k in range(half)], [site.dims(k) for k in range(half, 2 * half)]
+    half = len(ctx.facts) // 2
+    indices, dims = [ctx.elements(k) for k in range(half)], [ctx.dims(k) for k in range(half, 2 * half)]
     if any(places is None or None in places for places in indices) or any(entry is None for entry in dims):
-        return site.opaque("it puts elements together in places that are not known")
+        return ctx.opaque("it puts elements together in places that are not known")
     found: dict[int, tuple[Form, int | None]] = {}
     for places, entry in zip(indices, dims, strict=True):
         assert places is not None and entry is not None
         if len(places) != len(entry.forms):
-            return site.opaque("it puts together more than single integers")
+            return ctx.opaque("it puts together more than single integers")
         for place, form, value in zip(places, entry.forms, entry.values, strict=True):
             assert place is not None
             found[place] = (form, value)
     if sorted(found) != list(range(len(found))):
-        return site.opaque("it leaves places open")
+        return ctx.opaque("it leaves places open")
     return Dims(tuple(found[k][0] for k in range(len(found))), tuple(found[k][1] for k in range(len(found))))
 
 
-def broadcast_shapes(site: OpContext) -> Fact:
+def broadcast_shapes(ctx: OpContext) -> Fact:
     """BroadcastArgs: the shape that two shapes make when they are broadcast against one another."""
-    left, right = site.dims(0), site.dims(1)
+    left, right = ctx.dims(0), ctx.dims(1)
     if left is None or right is None:
-        return site.opaque("the shapes that it broadcasts are not known")
+        return ctx.opaque("the shapes that it broadcasts are not known")
     longer, shorter = sorted((left, right), key=lambda dims: -len(dims.forms))
     skipped = len(longer.forms) - len(shorter.forms)
     forms, values = list(longer.forms), list(longer.values)
@@ -211,15 +211,15 @@ def broadcast_shapes(site: OpContext) -> Fact:
         if (forms[axis], values[axis]) == (SAME, 1):
             forms[axis], values[axis] = form, value
         elif (form, value) != (SAME, 1) and (form, value) != (forms[axis], values[axis]):
-            return site.opaque("it broadcasts shapes whose lengths are not known to fit")
+            return ctx.opaque("it broadcasts shapes whose lengths are not known to fit")
     return Dims(tuple(forms), tuple(values))
 
 
-def concat_offsets(site: OpContext) -> list[Fact]:
+def concat_offsets(ctx: OpContext) -> list[Fact]:
     """ConcatOffset: where each part of a concatenation begins, for the slices that its gradient takes."""
-    axis, dims = site.scalar(0), [site.dims(k) for k in range(1, len(site.facts))]
+    axis, dims = ctx.scalar(0), [ctx.dims(k) for k in range(1, len(ctx.facts))]
     if axis is None or any(entry is None for entry in dims):
-        return [site.opaque("the lengths that it adds up are not known")] * len(dims)
+        return [ctx.opaque("the lengths that it adds up are not known")] * len(dims)
     found: list[Fact] = []
     begin: int | None = 0
     for entry in dims:
@@ -228,7 +228,7 @@ def concat_offsets(site: OpContext) -> list[Fact]:
             Dims((SAME,) * len(entry.forms), tuple(begin if k == axis else 0 for k in range(len(entry.forms))))
         )
         if not entry.forms[axis].is_same:
-            behind = site.opaque("what follows rows of the batch begins where the replica's part of it ends")
+            behind = ctx.opaque("what follows rows of the batch begins where the replica's part of it ends")
             return [*found, *[behind] * (len(dims) - len(found))]
         length = entry.values[axis]
         begin = None if begin is None or length is None else begin + length
@@ -238,23 +238,23 @@ def concat_offsets(site: OpContext) -> list[Fact]:
 def _of_shapes(rule: Rule) -> Rule:
     """A rule for integers of shapes; what is made of what is the same stays the same, be it a shape or not."""
 
-    def apply(site: OpContext) -> Fact | list[Fact]:
-        found = rule(site)
-        are_same = all(form_of(fact) == SAME for fact in site.facts)
+    def apply(ctx: OpContext) -> Fact | list[Fact]:
+        found = rule(ctx)
+        are_same = all(form_of(fact) == SAME for fact in ctx.facts)
         return SAME if are_same and isinstance(found, UnknownFact) else found
 
     return apply
 
 
-def arange(site: OpContext) -> Fact:
+def arange(ctx: OpContext) -> Fact:
     """Range, LinSpace: numbers of positions within the replica's part join in no way."""
-    positions = all_rows(site) if site.node.op == "Range" else None
+    positions = all_rows(ctx) if ctx.node.op == "Range" else None
     if positions is not None:
         return positions
-    dims = [site.dims(index) for index in range(len(site.facts))]
+    dims = [ctx.dims(index) for index in range(len(ctx.facts))]
     if all(entry is not None and entry.is_same for entry in dims):
         return SAME
-    return site.opaque("numbers of positions in the batch, which each replica counts for its own part")
+    return ctx.opaque("numbers of positions in the batch, which each replica counts for its own part")
 
 
 RULES: dict[str, Rule] = {

@@ -9,48 +9,48 @@ from autodist.graph.propagation.lengths import is_length_of
 from autodist.graph.propagation.op_context import OpContext, Rule
 
 
-def shuffle(site: OpContext) -> Fact:
+def shuffle(ctx: OpContext) -> Fact:
     """RandomShuffle, StatelessShuffle: along the first axis."""
-    fact = site.facts[0]
+    fact = ctx.facts[0]
     if isinstance(fact, Positions) and fact.entries == fact.within:
-        return Shuffled(fact.within, site.named(), site.node.name)
-    form = site.form(0)
+        return Shuffled(fact.within, ctx.named(), ctx.node.name)
+    form = ctx.form(0)
     if form == SAME:
-        if site.node.op in having(Trait.BY_KEY) and are_drawn_alike(site):
+        if ctx.node.op in having(Trait.BY_KEY) and are_drawn_alike(ctx):
             return SAME
-        return site.opaque("an order that each replica draws for itself", Recovery.ALWAYS)
+        return ctx.opaque("an order that each replica draws for itself", Recovery.ALWAYS)
     if isinstance(form, Form) and form.rows is not None:
-        return reordered(form, site.named(), site.node.name) if form.rows.axis == 0 else form
-    return site.opaque("it shuffles sums or means over the batch") if isinstance(form, Form) else form
+        return reordered(form, ctx.named(), ctx.node.name) if form.rows.axis == 0 else form
+    return ctx.opaque("it shuffles sums or means over the batch") if isinstance(form, Form) else form
 
 
-def sorted_places(site: OpContext) -> Shuffled | None:
+def sorted_places(ctx: OpContext) -> Shuffled | None:
     """What TopK of a vector over the batch numbers, where it takes all of it, as `argsort` lets it."""
-    form = site.form(0)
-    if isinstance(form, Form) and form.rows is not None and site.rank(0) == 1 and not form.factors:
+    form = ctx.form(0)
+    if isinstance(form, Form) and form.rows is not None and ctx.rank(0) == 1 and not form.factors:
         within = form.rows
-        return Shuffled(within, site.named(1), site.node.name) if is_length_of(site, 1, within) else None
+        return Shuffled(within, ctx.named(1), ctx.node.name) if is_length_of(ctx, 1, within) else None
     return None
 
 
-def in_order_of(site: OpContext, order: Shuffled) -> Fact:
+def in_order_of(ctx: OpContext, order: Shuffled) -> Fact:
     """Gather by an order: of the numbers of all rows again an order, of the rows themselves rows that meet others."""
-    params = site.facts[0]
+    params = ctx.facts[0]
     if isinstance(params, Positions) and params.entries == params.within == order.within:
         return order
     if isinstance(params, Shuffled) and params.within == order.within:
-        return Shuffled(order.within, site.named(), site.node.name)
+        return Shuffled(order.within, ctx.named(), ctx.node.name)
     if isinstance(params, Form) and params.base == order.within:
         return reordered(params, order.key, order.node)
-    return site.opaque("it takes rows by the order of others, or elements that are no rows of the batch")
+    return ctx.opaque("it takes rows by the order of others, or elements that are no rows of the batch")
 
 
-def inverted(site: OpContext) -> Fact:
+def inverted(ctx: OpContext) -> Fact:
     """InvertPermutation."""
-    fact = site.facts[0]
+    fact = ctx.facts[0]
     if isinstance(fact, Shuffled):
-        return Shuffled(fact.within, site.named(), site.node.name)
-    return site.opaque("it inverts an order that is not known")
+        return Shuffled(fact.within, ctx.named(), ctx.node.name)
+    return ctx.opaque("it inverts an order that is not known")
 
 
 RULES: dict[str, Rule] = {**dict.fromkeys(having(Trait.SHUFFLES), shuffle), "InvertPermutation": inverted}

@@ -25,55 +25,55 @@ from autodist.graph.propagation.op_context import OpContext, Rule
 from autodist.graph.propagation.sampling import one_part
 
 
-def strided_slice(site: OpContext) -> Fact:
-    fact = site.facts[0]
+def strided_slice(ctx: OpContext) -> Fact:
+    fact = ctx.facts[0]
     if isinstance(fact, Dims) and not fact.is_scalar:
-        return _slice_of_dims(site, fact)
-    if isinstance(fact, Dims) and site.number("new_axis_mask") == 1 and site.shape(1).as_list() == [1]:
+        return _slice_of_dims(ctx, fact)
+    if isinstance(fact, Dims) and ctx.number("new_axis_mask") == 1 and ctx.shape(1).as_list() == [1]:
         return replace(fact, is_scalar=False)  # n[None]
-    if isinstance(fact, Positions) and (_only_adds_an_axis(site) or _keeps_rows(site, fact)):
+    if isinstance(fact, Positions) and (_only_adds_an_axis(ctx) or _keeps_rows(ctx, fact)):
         return fact
     if isinstance(fact, Coordinates):
-        return column(site, fact)
-    found = moving(lambda site, form, batch: strided_rows(site, form, batch, site.rank(0)), drawn=(1, 2))(site)
-    drops_axes = bool(site.number("shrink_axis_mask"))
+        return column(ctx, fact)
+    found = moving(lambda ctx, form, batch: strided_rows(ctx, form, batch, ctx.rank(0)), drawn=(1, 2))(ctx)
+    drops_axes = bool(ctx.number("shrink_axis_mask"))
     is_plain = isinstance(found, UnknownFact) and not isinstance(found, Chosen)
     return UnknownFact(found.reason) if isinstance(found, UnknownFact) and is_plain and drops_axes else found
 
 
-def _only_adds_an_axis(site: OpContext) -> bool:
+def _only_adds_an_axis(ctx: OpContext) -> bool:
     """Whether it is x[:, None] of a vector."""
-    whole = site.number("begin_mask") & site.number("end_mask") & 1
-    return bool(whole) and site.number("new_axis_mask") == 2 and not site.number("shrink_axis_mask")
+    whole = ctx.number("begin_mask") & ctx.number("end_mask") & 1
+    return bool(whole) and ctx.number("new_axis_mask") == 2 and not ctx.number("shrink_axis_mask")
 
 
-def _keeps_rows(site: OpContext, positions: Positions) -> bool:
+def _keeps_rows(ctx: OpContext, positions: Positions) -> bool:
     """Whether it takes columns alone, of which each has all numbers: x[:, 0]."""
-    found = strided_rows(site, Form(positions.entries), positions.entries, 2) if site.rank(0) == 2 else None
+    found = strided_rows(ctx, Form(positions.entries), positions.entries, 2) if ctx.rank(0) == 2 else None
     return isinstance(found, Form) and found.base == positions.entries and not found.mixed_at
 
 
-def _slice_of_dims(site: OpContext, dims: Dims) -> Fact:
-    begin, end, stride = (site.scalar(index) for index in (1, 2, 3))
-    if any(site.number(mask) for mask in ("ellipsis_mask", "new_axis_mask")):
-        return site.opaque("it slices a shape in a way that is not followed")
-    from_start, to_end = site.number("begin_mask") & 1, site.number("end_mask") & 1
+def _slice_of_dims(ctx: OpContext, dims: Dims) -> Fact:
+    begin, end, stride = (ctx.scalar(index) for index in (1, 2, 3))
+    if any(ctx.number(mask) for mask in ("ellipsis_mask", "new_axis_mask")):
+        return ctx.opaque("it slices a shape in a way that is not followed")
+    from_start, to_end = ctx.number("begin_mask") & 1, ctx.number("end_mask") & 1
     if stride is None or (begin is None and not from_start) or (end is None and not to_end):
-        return site.opaque("the part of a shape that it takes is not known")
-    if site.number("shrink_axis_mask") & 1:
+        return ctx.opaque("the part of a shape that it takes is not known")
+    if ctx.number("shrink_axis_mask") & 1:
         if begin is None or not -len(dims.forms) <= begin < len(dims.forms):
-            return site.opaque("it takes an element that the shape has not")
+            return ctx.opaque("it takes an element that the shape has not")
         return Dims((dims.forms[begin],), (dims.values[begin],), True)
     part = slice(None if from_start else begin, None if to_end else end, stride)
     return Dims(dims.forms[part], dims.values[part])
 
 
-def strided_rows(site: OpContext, form: Form, batch: Rows, rank: int | None) -> Fact:
+def strided_rows(ctx: OpContext, form: Form, batch: Rows, rank: int | None) -> Fact:
     """What a strided slice takes of rows along the axis that `batch` names, in a value of that rank."""
-    length = site.shape(1)[0] if site.shape(1).rank == 1 else None
+    length = ctx.shape(1)[0] if ctx.shape(1).rank == 1 else None
     if length is None or rank is None:
-        return site.opaque("the rank of its input is not known")
-    masks = {name: site.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+        return ctx.opaque("the rank of its input is not known")
+    masks = {name: ctx.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     source = target = 0
     for entry in range(length):
         bit = 1 << entry
@@ -86,14 +86,14 @@ def strided_rows(site: OpContext, form: Form, batch: Rows, rank: int | None) -> 
         elif masks["new_axis"] & bit:
             target += 1
         elif source == batch.axis:
-            return _whole_axis(site, form, entry, masks, target)
+            return _whole_axis(ctx, form, entry, masks, target)
         else:
             source, target = source + 1, target + (not masks["shrink_axis"] & bit)
     return with_axis(form, target + batch.axis - source)
 
 
-def _whole_axis(site: OpContext, form: Form, entry: int, masks: dict[str, int], target: int) -> Fact:
-    begin, end, stride = (site.dims(index) for index in (1, 2, 3))
+def _whole_axis(ctx: OpContext, form: Form, entry: int, masks: dict[str, int], target: int) -> Fact:
+    begin, end, stride = (ctx.dims(index) for index in (1, 2, 3))
     bit = 1 << entry
     starts = bool(masks["begin"] & bit) or (begin is not None and begin.values[entry] == 0)
     assert form.rows is not None
@@ -103,57 +103,57 @@ def _whole_axis(site: OpContext, form: Form, entry: int, masks: dict[str, int], 
     if starts and ends and step == 1:
         return with_axis(form, target)
     if masks["begin"] & masks["end"] & bit and step == -1:
-        return reordered(with_axis(form, target), "reversed", site.node.name)
+        return reordered(with_axis(form, target), "reversed", ctx.node.name)
     first = 0 if masks["begin"] & bit else begin.values[entry] if begin is not None else None
     last = None if masks["end"] & bit or end is None else end.values[entry]
     if masks["shrink_axis"] & bit:
-        return _taken(site, form.rows, first is not None, 1 if first in (0, -1) else None)
+        return _taken(ctx, form.rows, first is not None, 1 if first in (0, -1) else None)
     if step is not None and step > 1 and masks["end"] & bit and first is not None and 0 <= first < step:
-        return _taken(site, form.rows, False)  # every other row, say, is the same in parts of fitting lengths
+        return _taken(ctx, form.rows, False)  # every other row, say, is the same in parts of fitting lengths
     is_at_start, is_at_end = first == 0, bool(masks["end"] & bit)
     number = last if is_at_start and step == 1 else -first if is_at_end and step == 1 and first else None
-    return _taken(site, form.rows, bool(first) or last is not None, number)
+    return _taken(ctx, form.rows, bool(first) or last is not None, number)
 
 
-def _taken(site: OpContext, batch: Rows, by_constants: bool, number: int | None = None) -> UnknownFact:
+def _taken(ctx: OpContext, batch: Rows, by_constants: bool, number: int | None = None) -> UnknownFact:
     """Rows that are taken by their position.
 
     Args:
-        site: the op.
+        ctx: the op.
         batch: the rows.
         by_constants: whether constants name the position.
         number: of rows that are taken, where these are all of a batch that has no more; else None, or below 1.
     """
-    found = site.opaque("it takes some rows of the batch by their position")
+    found = ctx.opaque("it takes some rows of the batch by their position")
     if not by_constants:
         return found
     is_plain = batch.count == EXAMPLES and batch.per and not batch.order and number is not None and number > 0
     return Chosen(found.reason, whole_up_to=int(number / batch.per) if is_plain and number and batch.per else None)
 
 
-def slice_(site: OpContext) -> Fact:
+def slice_(ctx: OpContext) -> Fact:
     """Slice: begin and size."""
-    fact = site.facts[0]
-    begin, size = site.integers(1), site.integers(2)
+    fact = ctx.facts[0]
+    begin, size = ctx.integers(1), ctx.integers(2)
     if isinstance(fact, Dims) and not fact.is_scalar:
         if begin is None or size is None or begin[0] is None or size[0] is None:
-            return site.opaque("the part of a shape that it takes is not known")
+            return ctx.opaque("the part of a shape that it takes is not known")
         part = slice(begin[0], None if size[0] == -1 else begin[0] + size[0])
         return Dims(fact.forms[part], fact.values[part])
     if isinstance(fact, Followed):
-        return one_part(site)
-    return moving(_slice_rows, drawn=(1,))(site)
+        return one_part(ctx)
+    return moving(_slice_rows, drawn=(1,))(ctx)
 
 
-def _slice_rows(site: OpContext, form: Form, batch: Rows) -> Fact:
-    begin, size = site.elements(1), site.elements(2)
+def _slice_rows(ctx: OpContext, form: Form, batch: Rows) -> Fact:
+    begin, size = ctx.elements(1), ctx.elements(2)
     from_start = begin is not None and begin[batch.axis] == 0
     to_end = size is not None and size[batch.axis] == -1
-    if from_start and (to_end or is_length_of(site, 2, batch, batch.axis)):
+    if from_start and (to_end or is_length_of(ctx, 2, batch, batch.axis)):
         return form
     first, number = (known[batch.axis] if known is not None else None for known in (begin, size))
     is_named = bool(first) or (number is not None and number != -1)
-    return _taken(site, batch, is_named, number if from_start else None)
+    return _taken(ctx, batch, is_named, number if from_start else None)
 
 
 RULES: dict[str, Rule] = {

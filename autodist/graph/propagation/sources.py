@@ -8,41 +8,41 @@ from autodist.graph.propagation.functions import join
 from autodist.graph.propagation.op_context import OpContext, Rule
 
 
-def same(site: OpContext) -> Fact:
+def same(ctx: OpContext) -> Fact:
     """Constants, placeholders that do not hold the batch, variables and their handles."""
     return SAME
 
 
-def read_variable(site: OpContext) -> Fact:
+def read_variable(ctx: OpContext) -> Fact:
     """A variable is the same on all replicas, also after a write of this step: writes are combined."""
-    return site.facts[0] if isinstance(site.facts[0], UnknownFact | GeneratorState) else SAME
+    return ctx.facts[0] if isinstance(ctx.facts[0], UnknownFact | GeneratorState) else SAME
 
 
-def pass_on(site: OpContext) -> Fact:
+def pass_on(ctx: OpContext) -> Fact:
     """Enter, LoopCond, RngReadAndSkip: what it is given."""
-    return site.facts[0]
+    return ctx.facts[0]
 
 
-def switch(site: OpContext) -> Fact:
+def switch(ctx: OpContext) -> Fact:
     """Switch: the value, if all replicas take the same side."""
-    if site.form(1) != SAME:
-        return site.opaque("which branch is taken depends on the replica's part of the batch")
-    return site.facts[0]
+    if ctx.form(1) != SAME:
+        return ctx.opaque("which branch is taken depends on the replica's part of the batch")
+    return ctx.facts[0]
 
 
-def merge(site: OpContext) -> list[Fact]:
+def merge(ctx: OpContext) -> list[Fact]:
     """Merge: either of its inputs."""
-    total = site.facts[0]
-    for fact in site.facts[1:]:
-        total = join(site, total, fact)
+    total = ctx.facts[0]
+    for fact in ctx.facts[1:]:
+        total = join(ctx, total, fact)
     return [total, SAME]
 
 
-def leave_loop(site: OpContext) -> Fact:
+def leave_loop(ctx: OpContext) -> Fact:
     """Exit: the last turn's value."""
-    if names_a_sum(site.facts[0]):
-        return site.opaque("a sum over the batch that an old while loop makes, which is not followed")
-    return site.facts[0]
+    if names_a_sum(ctx.facts[0]):
+        return ctx.opaque("a sum over the batch that an old while loop makes, which is not followed")
+    return ctx.facts[0]
 
 
 RULES: dict[str, Rule] = {

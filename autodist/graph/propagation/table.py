@@ -1,6 +1,6 @@
-"""The table: for each op, how the batch goes through it.
+"""The rule table: maps each op to the rule that propagates layouts through it.
 
-Another question of the same kind (may an update be done shard by shard) is another table over the same walk.
+A related analysis, such as "can an update run shard by shard?", would be another table with the same traversal.
 """
 
 from __future__ import annotations
@@ -59,6 +59,6 @@ TABLE: dict[str, Rule] = {
     **functions.RULES,
 }
 
-_FOLLOWED = (draws, sampling, functions, lists, sources)
-NOT_FOLDED = having(Trait.SHUFFLES | Trait.OF_SHAPES).union(*(rules.RULES for rules in _FOLLOWED))
-"""Ops that may give something else than "the same everywhere" although all their inputs are."""
+_RULES_WITH_STATE = (draws, sampling, functions, lists, sources)
+NOT_FOLDED = having(Trait.SHUFFLES | Trait.OF_SHAPES).union(*(rules.RULES for rules in _RULES_WITH_STATE))
+"""Ops that may return a value that is not replicated even if all inputs are."""
