@@ -1,4 +1,4 @@
-"""What a gradient is applied to: the variables that are written of a tensor by arithmetic that keeps its shape."""
+"""Variables that a gradient updates: those written with a tensor derived from it by shape-preserving arithmetic."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Application:
     """A write of a variable that a tensor of its shape reaches.
 
     Attributes:
-        variable: that is written.
-        is_plain: whether the variable becomes what the tensor is, and no arithmetic stands between.
+        variable: the written variable.
+        is_plain: True if the variable is assigned the tensor without arithmetic in between.
     """
 
     variable: Variable
@@ -31,10 +31,10 @@ class Application:
 
 
 def find_applied(item: Step, stages: Stages) -> tuple[VariableGradient, ...]:
-    """The gradients of a step, each of the variable that it is applied to.
+    """Returns the gradients of a step, each with the variable that it updates.
 
-    That is its own, or where it reaches no write of that another network's: the workers of A3C differentiate by the
-    weights of a network of their own and apply what they get to those of a global one.
+    That is its own variable, or another network's if the gradient reaches no write of its own: the workers of A3C
+    differentiate with respect to a network of their own and apply the result to a global one.
     """
     return tuple(
         replace(g, variable=_applied_to(item, stages, g)) if k in stages.unapplied_gradients else g
@@ -43,7 +43,10 @@ def find_applied(item: Step, stages: Stages) -> tuple[VariableGradient, ...]:
 
 
 def _applied_to(item: Step, stages: Stages, gradient: VariableGradient) -> str:
-    """The trained variable that is written last, after its slots; none: it is gathered for another run, say."""
+    """Returns the trained variable that is written last, after its slots; if none, the gradient's own variable.
+
+    None is written if, say, the gradient is accumulated for another run.
+    """
     shape = item.by_name[gradient.variable].shape
     written = [a.variable for a in _applications(item, stages, gradient.tensors[-1])]
     found = [v.name for v in written if v.trainable and v.shape == shape]
@@ -51,7 +54,7 @@ def _applied_to(item: Step, stages: Stages, gradient: VariableGradient) -> str:
 
 
 def find_fed_updates(item: Step) -> dict[str, Variable]:
-    """For placeholders from which trained variables are updated as from gradients: which one each is for."""
+    """Maps placeholders that update trained variables like gradients to these variables."""
     placeholders = item.graph_index.of_op("Placeholder")
     if not placeholders or not any(effect.writes for effect in item.graph_index.effects.values()):
         return {}
@@ -69,9 +72,9 @@ def find_fed_updates(item: Step) -> dict[str, Variable]:
 
 
 def _applications(item: Step, stages: Stages, name: str) -> list[Application]:
-    """The variables that are written of a tensor by way of tensors of its shape, in the order of the writes.
+    """Returns the writes that a tensor reaches by way of tensors of its shape, in the order of the writes.
 
-    Not where a function writes: which of several variables it writes of the tensor is not looked for.
+    Writes inside functions are ignored: the analysis does not resolve which variable a function writes.
     """
     shape = item.spec_of(name).shape
     found: dict[str, Application] = {}
@@ -81,7 +84,7 @@ def _applications(item: Step, stages: Stages, name: str) -> list[Application]:
         made = front.pop()
         for reader in _readers(item, made):
             effect = stages.effects.get(reader.name)
-            handle = node_of(reader.input[0])  # of an update op: slots stand behind it
+            handle = node_of(reader.input[0])  # the first input of an update op; slots come after it
             onward: list[str] = []
             if effect is None or not effect.writes:
                 onward = _outputs(item, reader.name)
@@ -104,13 +107,13 @@ def _readers(item: Step, name: str) -> Iterator[tf.compat.v1.NodeDef]:
 
 
 def _outputs(item: Step, node: str) -> list[str]:
-    """The outputs of a node that are read."""
+    """Returns the outputs of a node that are read."""
     read = (i for c in item.graph_index.consumers[node] for i in item.graph_index.nodes[c].input if not is_control(i))
     return list(dict.fromkeys(tensor(i) for i in read if node_of(i) == node))
 
 
 def _read_after(item: Step, stages: Stages, write: str, handle: str) -> list[str]:
-    """What is read of a variable after a write."""
+    """Returns the values read of a variable after a write."""
     readers = [r for r in stages.readers(handle) if write in stages.writes_before(r, handle) and r != write]
     return [
         t for reader in readers if item.graph_index.nodes[reader].op == "ReadVariableOp" for t in _outputs(item, reader)

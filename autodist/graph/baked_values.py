@@ -1,4 +1,4 @@
-"""Values that a script's Python has put into a step: constants, and numbers that ops have as attributes."""
+"""Values that a script's Python code puts into a step: constants and numeric attributes of ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
-from tensorflow.python.framework import op_def_registry  # the only way from an op's name to its definition
+from tensorflow.python.framework import op_def_registry  # the only API that returns the definition of an op
 
 from autodist.graph.names import is_control, node_of
 from autodist.graph.step import Step
@@ -20,15 +20,15 @@ from autodist.graph.walks import reach
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 SHOWN_AT_MOST = 8
-"""Numbers of an array that a message shows; a larger array is shown by a digest."""
+"""Most array elements that a message shows; a larger array is shown as a digest."""
 
 HASHED_AT_MOST = 16 << 20
-"""Bytes of a constant that are hashed; of a larger one, as many from all over it."""
+"""Most bytes of a constant that are hashed; of a larger one, as many in samples from all parts of it."""
 
 _PIECE = 64 << 10
 
 _SEED_OPERANDS = ("seed", "seeds", "key", "counter")
-"""What the inputs of stateless random ops are called that say what they draw, and not how it is distributed."""
+"""Names of the inputs of stateless random ops that select the draw, not the distribution."""
 
 _SEED_ATTRIBUTES = ("seed", "seed2")
 
@@ -44,10 +44,10 @@ class Baked(NamedTuple):
 
     Attributes:
         at: the position of its node in the graph.
-        what: the attribute of the node, with the place in a function that it calls; "": the value of a constant.
-        text: the value; of a large array a digest.
-        dtype: of a constant; "" of an attribute.
-        shape: of a constant, None of an attribute.
+        what: the attribute of the node, with the position in a called function; "": the value of a constant.
+        text: the value; a digest of a large array.
+        dtype: of a constant; "" for an attribute.
+        shape: of a constant, None for an attribute.
     """
 
     at: int
@@ -58,9 +58,10 @@ class Baked(NamedTuple):
 
 
 def baked_values(item: Step) -> tuple[Baked, ...]:
-    """The values on which the writes and the outputs of a step depend, but for seeds and texts.
+    """Returns the values on which the writes and outputs of a step depend, except seeds and strings.
 
-    Of a session's whole graph, which has no outputs, those on which the training depends, and not the initial values.
+    For the complete graph of a session, which has no outputs, these are the values on which training depends, without
+    initial values.
     """
     graph_index, nodes = item.graph_index, item.graph_index.nodes
     gradients = [name for g in item.gradients for t in g.tensors if (name := node_of(t)) in nodes]
@@ -81,14 +82,14 @@ def baked_values(item: Step) -> tuple[Baked, ...]:
 
 
 def _that_count(op: str, inputs: Iterable[str]) -> Iterator[str]:
-    """The nodes that a node's data inputs come from, but for those that are seeds."""
+    """Returns the nodes of a node's data inputs, except seeds."""
     seeds = _seed_operands(op)
     return (node_of(i) for k, i in enumerate(inputs) if k not in seeds and not is_control(i))
 
 
 @functools.cache
 def _seed_operands(op: str) -> frozenset[int]:
-    """The positions of the inputs of an op that are seeds."""
+    """Returns the positions of the inputs of an op that are seeds."""
     made = op_def_registry.get(op) if op.startswith("Stateless") else None
     inputs = [] if made is None else made.input_arg
     return frozenset(k for k, argument in enumerate(inputs) if argument.name in _SEED_OPERANDS)
@@ -116,7 +117,7 @@ def _values_of(node: NodeDef, bodies: _Bodies, functions: Mapping[str, object]) 
 
 
 def _values_in_body(functions: Mapping[str, tf.compat.v1.GraphDef], name: str, bodies: _Bodies) -> list[Baked]:
-    """The values in a function of the graph, told by the positions of its nodes, since names are counted up."""
+    """Returns the values in a function of the graph, identified by node positions, since names contain counters."""
     if name not in functions:
         return []
     function = functions[name]
@@ -160,7 +161,7 @@ def _constant(proto: tensor_pb2.TensorProto) -> Baked:
     dtype = tf.as_dtype(proto.dtype).name
     if math.prod(shape) <= SHOWN_AT_MOST:
         return Baked(0, "", str(tf.make_ndarray(proto)), dtype, shape)
-    # Both ways to write an array down, whole and without the repeated end, are the same on all workers.
+    # All workers encode an array in the same way, in full or without the repeated end.
     content = proto.tensor_content or proto.SerializeToString(deterministic=True)
     found = hashlib.blake2b(digest_size=8)
     if len(content) <= HASHED_AT_MOST:

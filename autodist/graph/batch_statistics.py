@@ -1,6 +1,6 @@
-"""Sums and means of the batch that a loss combines with values of single examples, as normalised advantages do.
+"""Sums and means over the batch that a loss combines with single examples, such as normalised advantages.
 
-On one device they are those of the whole batch, so replicas need those of all of them before they can go on.
+On one device they cover the whole batch, so each replica needs those of all replicas before it can continue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NodeInput:
 
     Attributes:
         node: its name.
-        index: of the input, control inputs left out.
+        index: of the input, without control inputs.
     """
 
     node: str
@@ -39,21 +39,21 @@ Statistics = Mapping[NodeInput, Statistic]
 def find_statistics(
     item: Step, flows: Propagation, is_left: Callable[[str], bool], calls: Iterable[int] | None = None
 ) -> Statistics | None:
-    """The sums and means behind which it is no longer known how a loss depends on the batch, by the place of each.
+    """Returns the sums and means that make the dependence of a loss on the batch unknown, by their inputs.
 
-    With a mean of what examples make of one another comes the mean that they make it with, as with a variance its own
-    mean. That is so, too, where it is known how the loss depends on the batch, as with covariances of features.
+    A mean of products of centred examples is returned with the mean that centres them, such as a variance with its
+    mean. This holds even if the dependence of the loss on the batch is known, as for covariances of features.
 
     Args:
         item: the step.
-        flows: how its tensors depend on the batch.
-        is_left: whether a node is a layer's that sees its replica's examples by what it promises.
-        calls: positions of the calls of `gradient` that count; None: those whose gradients are added up over the
+        flows: dependence of its tensors on the batch.
+        is_left: returns True for a node of a layer that is specified to see its replica's examples only.
+        calls: positions of the calls of `gradient` to consider; None: those whose gradients are summed over the
             replicas.
 
     Returns:
-        None where all that is differentiated is known and one device's; nothing where something else than sums and
-        means is in the way.
+        None if all differentiated tensors are known and equal those of one device; empty if something other than sums
+        and means is the obstacle.
     """
     parts = list(_differentiated_parts(item, flows, _joined(item) if calls is None else calls))
     unknown = [name for name in parts if isinstance(flows.kind(name), Unknown)]
@@ -66,14 +66,14 @@ def find_statistics(
 def met_behind(
     item: Step, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
-    """The sums and means behind which some tensors are no longer known; none where something else is in the way."""
+    """Returns the sums and means that make some tensors unknown; empty if there is another obstacle."""
     return _met_at_each(item, flows, _first_unknown(item, flows, unknown), is_left)
 
 
 def met_mixing(
     item: Step, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
-    """The sums and means that examples meet before some tensors."""
+    """Returns the sums and means that are combined with examples before some tensors."""
     found: dict[NodeInput, Statistic] = {}
     for node in _mixing(item, flows, names):
         if not is_left(node):
@@ -99,13 +99,13 @@ def _met_at(item: Step, flows: Propagation, node: str, is_left: Callable[[str], 
         kind = flows.kind(name)
         if isinstance(kind, Sum | Mean) and can_be_whole(item, name, kind):
             found[NodeInput(node, k)] = kind
-        elif isinstance(kind, Unknown):  # and yet examples are known behind it: a root of a mean, say
+        elif isinstance(kind, Unknown):  # unknown, although examples are known before it: the root of a mean, say
             found |= met_behind(item, flows, [name], is_left)
     return found
 
 
 def inputs_of(item: Step, node: str) -> list[str]:
-    """What a node reads, by name."""
+    """Returns the data inputs of a node, by name."""
     return [tensor(name) for name in item.graph_index.nodes[node].input if not is_control(name)]
 
 
@@ -115,14 +115,14 @@ def _joined(item: Step) -> list[int]:
 
 
 def _differentiated_parts(item: Step, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
-    """What some calls differentiate, or the parts of it."""
+    """Yields the tensors that some calls differentiate, or their terms."""
     for k in calls:
         call = item.gradient_calls[k]
         yield from [term.tensor for term in find_terms(item, flows, call)] or call.targets
 
 
 def _first_unknown(item: Step, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
-    """The nodes behind which nothing is known while all is before them."""
+    """Yields the nodes whose outputs are unknown while all inputs are known."""
     front, seen = [node_of(name) for name in names], set()
     while front:
         node = front.pop()
@@ -132,13 +132,13 @@ def _first_unknown(item: Step, flows: Propagation, names: Sequence[str]) -> Iter
         unknown = [name for name in inputs_of(item, node) if isinstance(flows.kind(name), Unknown)]
         if (
             not unknown and item.graph_index.nodes[node].op not in _OF_SHAPES
-        ):  # who reads a shape knows whose rows it counts
+        ):  # a node that reads a shape knows whose rows it counts
             yield node
         front += map(node_of, unknown)
 
 
 def _mixing(item: Step, flows: Propagation, names: Sequence[str]) -> set[str]:
-    """The nodes before some tensors where examples meet what several of them have in common."""
+    """Returns the nodes before some tensors that combine examples with a value shared by several of them."""
 
     def mixed(name: str) -> list[str]:
         return [one for one in inputs_of(item, node_of(name)) if _is_mixed(flows.kind(one))]
@@ -156,7 +156,7 @@ def _is_mixed(kind: Kind) -> bool:
 
 
 def can_be_whole(item: Step, name: str, kind: Statistic) -> bool:
-    """Whether replicas can exchange it while the step computes."""
+    """Returns True if replicas can exchange it while the step computes."""
     weight = kind.weight if isinstance(kind, Mean) else None
     while isinstance(weight, Total):
         weight = weight.weight

@@ -1,4 +1,4 @@
-"""Control flow of TensorFlow 1 in a graph: `Switch` and `Merge` around branches, `Enter` and `Exit` around loops."""
+"""TensorFlow 1 control flow in a graph: `Switch` and `Merge` around branches, `Enter` and `Exit` around loops."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _MERGES, _BACK, _EXITS = map(having, (Trait.MERGE, Trait.BACK, Trait.EXIT))
 
 
 def find_inside(graph_index: GraphIndex) -> list[str]:
-    """The nodes in branches and loops, which may have no value in a run, or many; without those that lead out."""
+    """Returns the nodes inside branches and loops, which may run never or often; without the nodes at their exits."""
     entrances = {node.name for node in graph_index.having(Trait.SWITCH | Trait.ENTER)}
-    return _within(graph_index, entrances, 2)  # a loop's value has gone through an Enter and a Switch
+    return _within(graph_index, entrances, 2)  # a loop variable passes an Enter and a Switch
 
 
 def find_perhaps_dead(graph_index: GraphIndex) -> set[str]:
-    """The nodes that branches and loops of TensorFlow 1 lead to, which may have no value in a run."""
+    """Returns the nodes reachable from TensorFlow 1 branches and loops, which may have no value in a run."""
     entrances = (node.name for node in graph_index.having(Trait.SWITCH | Trait.ENTER))
     return reach(entrances, graph_index.consumers.__getitem__)
 
 
 def find_in_branches(graph_index: GraphIndex) -> list[str]:
-    """The nodes that a branch of TensorFlow 1 may leave out of a run, loops left aside."""
+    """Returns the nodes that a TensorFlow 1 branch may skip; loops are ignored."""
     switches = [node.name for node in graph_index.having(Trait.SWITCH)]
     branching = {s for s in switches if graph_index.nodes[graph_index.data[s][1]].op != "LoopCond"}
     return _within(graph_index, branching, 0)

@@ -1,7 +1,7 @@
-"""GraphEditor: the verbs with which every kernel changes a GraphDef.
+"""GraphEditor: the operations with which every kernel changes a GraphDef.
 
-Nodes are indexed once, and so are consumers where they are asked for; every verb then costs what it touches. The
-graph that the editor is made from is copied and stays as it was.
+Nodes are indexed once, consumers on first use; an operation then costs time in proportion to the nodes that it changes.
+The editor works on a copy of the graph.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ GraphDef: TypeAlias = tf.compat.v1.GraphDef
 
 
 class GraphEditor:
-    """A GraphDef that is being changed.
+    """A GraphDef under modification.
 
     Args:
-        graph_def: where to start; not modified.
-        wiring: of `graph_def`, if it is there: names and consumers need not be looked for then.
+        graph_def: the graph to start from; not modified.
+        graph_index: index of `graph_def` if it exists; saves computing names and consumers.
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef, graph_index: GraphIndex | None = None) -> None:
@@ -34,11 +34,11 @@ class GraphEditor:
         self._wiring = graph_index
         names = (node.name for node in self._work.node) if graph_index is None else graph_index.nodes
         self._nodes: dict[str, NodeDef] = dict(zip(names, self._work.node, strict=True))
-        # A removed node stays in `_work`, where to take it out would shift all others, until the graph is asked for.
+        # A removed node stays in `_work` until `to_graph_def`: deleting it would shift the positions of all others.
         self._positions = {name: position for position, name in enumerate(self._nodes)}
         self._gone: list[int] = []
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- lookup ----------------------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
         return name in self._nodes
@@ -47,7 +47,7 @@ class GraphEditor:
         try:
             return self._nodes[name]
         except KeyError:
-            raise RewriteError(f"node {name!r} is not in the graph; a kernel named one that was removed") from None
+            raise RewriteError(f"node {name!r} is not in the graph; a kernel uses a node that was removed") from None
 
     def __iter__(self) -> Iterator[NodeDef]:
         return iter(list(self._nodes.values()))
@@ -64,14 +64,14 @@ class GraphEditor:
         return self._work.library
 
     def consumers(self, name: str) -> frozenset[str]:
-        """Names of the nodes that have `name`'s outputs as data or control inputs."""
+        """Returns the nodes that have an output of `name` as a data or control input."""
         return frozenset(self._consumers[name])
 
     def to_graph_def(self) -> tf.compat.v1.GraphDef:
-        """The graph as it is now, in an order in which nodes were made."""
+        """Returns the current graph, with nodes in the order of their creation."""
         return copy_without(self._work, self._gone)
 
-    # -- changing --------------------------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------------------------
 
     def add(self, node: tf.compat.v1.NodeDef) -> str:
         """Adds a copy of `node`; returns its name.
@@ -83,21 +83,21 @@ class GraphEditor:
         return node.name
 
     def add_copy(self, node: tf.compat.v1.NodeDef, name: str, inputs: Iterable[str]) -> NodeDef:
-        """Adds a copy of `node` that has another name and other inputs; returns the copy.
+        """Adds a copy of `node` with another name and other inputs; returns the copy.
 
         Raises:
             RewriteError: if the name is taken.
         """
         if name in self._nodes:
-            raise RewriteError(f"node {name!r} is in the graph already; two kernels chose one name")
-        mine = self._work.node.add()
-        mine.CopyFrom(node)
-        mine.name = name
-        mine.input[:] = inputs
-        self._nodes[name] = mine
+            raise RewriteError(f"node {name!r} is already in the graph; two kernels chose the same name")
+        copy = self._work.node.add()
+        copy.CopyFrom(node)
+        copy.name = name
+        copy.input[:] = inputs
+        self._nodes[name] = copy
         self._positions[name] = len(self._work.node) - 1
-        self._enter(name, mine.input)
-        return mine
+        self._enter(name, copy.input)
+        return copy
 
     def add_graph(self, graph_def: tf.compat.v1.GraphDef) -> None:
         """Adds copies of all nodes and library functions of `graph_def`."""
@@ -107,7 +107,7 @@ class GraphEditor:
         self._work.library.function.extend(f for f in graph_def.library.function if f.signature.name not in known)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes nodes; inputs of others that name them are the caller's to mend (`rewire`, `replace_control`)."""
+        """Removes nodes; the caller repairs the inputs that refer to them (`rewire`, `replace_control`)."""
         for name in names:
             self._gone.append(self._positions.pop(name))
             self._leave(name, self._nodes.pop(name).input)
@@ -115,7 +115,7 @@ class GraphEditor:
                 del self._index[name]
 
     def set_inputs(self, name: str, inputs: Iterable[str]) -> None:
-        """Gives a node other inputs; control inputs are put last, each once."""
+        """Sets the inputs of a node; control inputs come last, each once."""
         node = self[name]
         self._leave(name, node.input)
         spelled = list(inputs)
@@ -125,7 +125,7 @@ class GraphEditor:
         self._enter(name, node.input)
 
     def pass_on(self, name: str, source: str, dtype: tf.DType, control: Iterable[str] = ()) -> None:
-        """Lets a node be what passes on the tensor `source`, and wait for the control inputs `control` alone."""
+        """Turns a node into an Identity of the tensor `source` with the control inputs `control` only."""
         node = self[name]
         node.op = "Identity"
         node.attr.clear()
@@ -133,7 +133,7 @@ class GraphEditor:
         self.set_inputs(name, [source, *control])
 
     def rewire(self, old: str, new: str, consumers: Iterable[str] | None = None) -> int:
-        """Lets `consumers` (all, if None) of the tensor `old` read `new`; returns how many inputs changed."""
+        """Replaces the tensor `old` by `new` in inputs of `consumers` (all, if None); returns the number of changes."""
         old, changed = tensor(old), 0
         for name in list(self._consumers.get(node_of(old), ())) if consumers is None else list(consumers):
             inputs = list(self[name].input)
@@ -146,13 +146,13 @@ class GraphEditor:
         return changed
 
     def add_control(self, name: str, before: Iterable[str]) -> None:
-        """Orders the nodes `before` before `name`."""
+        """Adds control dependencies of `name` on the nodes `before`."""
         more = [f"^{b}" for b in before if b != name]
         if more:
             self.set_inputs(name, [*self[name].input, *more])
 
     def replace_control(self, old: str, new: Iterable[str], consumers: Iterable[str] | None = None) -> None:
-        """Nodes that were ordered after `old` are ordered after all of `new` instead."""
+        """Replaces control dependencies on `old` by control dependencies on all of `new`."""
         after = [f"^{n}" for n in new]
         for name in list(self._consumers.get(old, ())) if consumers is None else list(consumers):
             inputs = list(self[name].input)
@@ -160,13 +160,13 @@ class GraphEditor:
                 self.set_inputs(name, [*(i for i in inputs if i != f"^{old}"), *(a for a in after if a != f"^{name}")])
 
     def clone(self, names: Collection[str], prefix: str, outside: Callable[[str], str] | None = None) -> dict[str, str]:
-        """Copies the nodes `names` under `prefix`; inputs among them lead to the copies, others to `outside(input)`.
+        """Copies the nodes `names` under `prefix`; inputs among them refer to the copies, others to `outside(input)`.
 
-        What must not be shared between copies is renamed with the prefix too: colocation classes, frames of v1 loops,
-        `shared_name`s of stateful ops.
+        The prefix also renames attributes that copies must not share: colocation classes, frames of v1 loops and the
+        `shared_name` of stateful ops.
 
         Returns:
-            The copy's name for each name.
+            Maps each name to the name of its copy.
         """
         renamed = {name: prefix + name for name in names}
         for name in names:
@@ -176,7 +176,7 @@ class GraphEditor:
         return renamed
 
     def prune(self, roots: Iterable[str]) -> list[str]:
-        """Removes what no root needs, by data or control; returns the names that went."""
+        """Removes the nodes that no root needs, by data or control; returns their names."""
         keep = self.ancestors(roots)
         gone = [name for name in self._nodes if name not in keep]
         self.remove(gone)
@@ -184,7 +184,7 @@ class GraphEditor:
         return gone
 
     def remove_unread(self, names: Iterable[str], stays: Callable[[NodeDef], bool]) -> None:
-        """Removes those of the nodes `names`, and of what leads to them, that no node reads and that need not stay."""
+        """Removes the nodes `names` and their inputs as far as no node reads them and `stays` returns False."""
         front = list(names)
         count = len(self)
         while front:
@@ -197,13 +197,13 @@ class GraphEditor:
             self.drop_lost_colocation()
 
     def drop_lost_colocation(self) -> None:
-        """Drops the wish of nodes to stand where a node stood that was removed."""
+        """Drops colocation constraints with nodes that were removed."""
         drop_lost_colocation(self._nodes)
 
-    # -- walking ---------------------------------------------------------------------------------------------------
+    # -- walks -----------------------------------------------------------------------------------------------------
 
     def ancestors(self, roots: Iterable[str], *, control: bool = True, stop: Collection[str] = ()) -> set[str]:
-        """The nodes `roots` and all that they need; nodes in `stop` are not entered."""
+        """Returns the nodes `roots` and all their inputs, transitively; excludes nodes in `stop` and their inputs."""
         found: set[str] = set()
         front = [node_of(r) for r in roots]
         while front:
@@ -219,7 +219,7 @@ class GraphEditor:
 
     @property
     def _consumers(self) -> dict[str, set[str]]:
-        """By name of a node, who reads it; built when it is first asked for, and kept up to date from then on."""
+        """Maps each node to its consumers; built on first use, then kept up to date."""
         if self._index is None and self._wiring is not None:
             self._index = {name: set(consumers) for name, consumers in self._wiring.consumers.items()}
         if self._index is None:
@@ -230,7 +230,7 @@ class GraphEditor:
         return self._index
 
     def _enter(self, name: str, inputs: Iterable[str]) -> None:
-        self._wiring = None  # it tells of the graph as it was
+        self._wiring = None  # describes the graph before the change
         if self._index is not None:
             self._index.setdefault(name, set())
             for i in inputs:
@@ -264,7 +264,7 @@ def _rename_attributes(node: NodeDef, prefix: str, renamed: Mapping[str, str]) -
 
 
 def drop_lost_colocation(nodes: Mapping[str, NodeDef]) -> None:
-    """Nodes that were to stand where a node stood that is not among `nodes` may stand anywhere."""
+    """Drops colocation constraints of `nodes` with nodes that are not among them."""
     for node in nodes.values():
         if "_class" not in node.attr:
             continue

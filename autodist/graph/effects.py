@@ -1,4 +1,4 @@
-"""Which variables a node reads and writes, functions called by control flow included."""
+"""Variables that a node reads and writes, including through functions called by control flow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUERIES = having(Trait.QUERY)
 _BRANCHES = having(Trait.BRANCH)
 
 PASSES = having(Trait.SAME | Trait.ENTER | Trait.SWITCH)
-"""They pass a handle on as it is."""
+"""Ops that return a handle unchanged."""
 
 
 def _passes_handle(node: tf.compat.v1.NodeDef) -> bool:
@@ -38,14 +38,14 @@ NO_EFFECT = Effect()
 
 @dataclass
 class Effects:
-    """Answers for one GraphDef; made once, as it indexes the graph's nodes and functions.
+    """Effects of the nodes of one GraphDef; create it once, as it indexes the graph's nodes and functions.
 
     Args:
         graph_def: the graph; must not change while this is used.
-        nodes: its nodes by name, where they are at hand.
+        nodes: its nodes by name, if the caller has them.
 
     Attributes:
-        carriers: the nodes that give a variable's handle.
+        carriers: the nodes that return a variable's handle.
     """
 
     graph_def: tf.compat.v1.GraphDef
@@ -59,7 +59,7 @@ class Effects:
         self._functions = {f.signature.name: f for f in self.graph_def.library.function}
 
     def handle_of(self, spelling: str) -> str | None:
-        """The VarHandleOp behind an input, or None if it is not a variable's handle."""
+        """Returns the VarHandleOp behind an input; None if it is not a variable's handle."""
         name = node_of(spelling)
         if name not in self._handles:
             node = self._nodes[name]
@@ -72,7 +72,7 @@ class Effects:
         return self._handles[name]
 
     def of(self, node: tf.compat.v1.NodeDef) -> Effect:
-        """What `node` reads and writes; an op counts as a write unless it is known to read only."""
+        """Returns the effect of `node`; an op counts as a write unless it is known to only read."""
         if node.op in QUERIES or node.op in PASSES or node.op == "VarHandleOp":
             return NO_EFFECT
         if self.carriers.isdisjoint(map(node_of, node.input)):
@@ -84,9 +84,9 @@ class Effects:
             return Effect(reads=frozenset(h for _, h in handles))
         called = self._called(node)
         if called is None:
-            whole = node.op == "AssignVariableOp"
+            overwrites = node.op == "AssignVariableOp"
             every = frozenset(h for _, h in handles)
-            return Effect(reads=frozenset() if whole else every, writes=every)
+            return Effect(reads=frozenset() if overwrites else every, writes=every)
         reads, writes = set(), set()
         for k, handle in handles:
             for body, shift in called:
@@ -99,7 +99,7 @@ class Effects:
 
     @staticmethod
     def _called(node: tf.compat.v1.NodeDef) -> list[tuple[str, int]] | None:
-        """The functions that a node calls, each with how many inputs come before its arguments."""
+        """Returns the functions that a node calls, each with the number of inputs before its arguments."""
         found = []
         shift = 1 if node.op in _BRANCHES else 0
         for value in node.attr.values():
@@ -109,7 +109,7 @@ class Effects:
         return found or None
 
     def _in_body(self, name: str, argument: int) -> tuple[bool, bool]:
-        """Whether a function reads and writes the variable that it is given as an argument."""
+        """Returns (True if a function reads the variable passed as an argument, True if it writes it)."""
         key = (name, argument)
         if key in self._bodies:
             return self._bodies[key]

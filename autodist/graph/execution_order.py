@@ -1,4 +1,4 @@
-"""Execution order: one total order of a replicated step that every worker can follow without waiting for ever."""
+"""Execution order: one total order of a replicated step that every worker can follow without deadlock."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceO
 
 @dataclass(frozen=True)
 class ExecutionOrder:
-    """A topological order of the nodes of a step and of the messages that its joins become.
+    """A topological order of the nodes of a step and of the messages of its pending reductions.
 
-    Joins that may share a message are one entry: nothing that reads one of them comes before all of them are made.
-    Writes come as late as the step allows, so that a read that the step orders neither before nor behind a write
-    comes before it. The positions of reads, writes and joins compare alike on all workers, whatever number of
-    replicas each has.
+    Reductions that may share a message are one entry: every consumer of one of them comes after all of their inputs.
+    Writes come as late as possible, so a read that the step does not order relative to a write comes before it. The
+    relative positions of reads, writes and reductions are the same on all workers, whatever their number of replicas.
 
     Attributes:
-        names: nodes, and the messages of joins (`message_of`).
+        names: nodes, and the messages of reductions (`message_of`).
         position: of each name.
         sources: the names that a name waits for.
-        wiring: of the replicated step.
+        graph_index: of the replicated step.
     """
 
     names: tuple[str, ...]
@@ -34,11 +33,11 @@ class ExecutionOrder:
 
     @property
     def messages(self) -> list[str]:
-        """The names of the joins' messages."""
+        """The names of the messages."""
         return [name for name in self.names if name not in self.graph_index.nodes]
 
     def rounds(self) -> dict[str, int]:
-        """By message, the number of messages that stand one behind the other before it."""
+        """Maps each message to its communication round: the longest chain of messages before it."""
         messages = set(self.messages)
         found: dict[str, int] = {}
         for name in self.names:
@@ -46,12 +45,12 @@ class ExecutionOrder:
         return {message: found[message] for message in messages}
 
     def of_join(self, join: PendingReduction) -> int:
-        """The position of the message that a join travels in."""
+        """Returns the position of the message of a pending reduction."""
         return self.position[message_of(join)]
 
 
 def message_of(join: PendingReduction) -> str:
-    """The name of the message that a join may share with others; no node has such a name."""
+    """Returns the name of the message that a reduction may share with others; no node has such a name."""
     travels_alone = join.kind is PendingReductionKind.LOSS or join.is_sparse or join.merge is ReduceOp.ROWS
     return f"join {join.kind.value} {join.level} {join.depth}{f' {join.name}' if travels_alone else ''}"
 
@@ -59,21 +58,21 @@ def message_of(join: PendingReduction) -> str:
 def find_execution_order(
     graph_index: GraphIndex, joins: Iterable[PendingReduction], late: Mapping[str, int]
 ) -> ExecutionOrder | None:
-    """The order of a step, or None if two messages would wait for each other.
+    """Returns the order of a step, or None if two messages would wait for each other.
 
     Args:
-        wiring: of the replicated step, in which each join leads from its local tensors to its results.
-        joins: all of the step.
-        late: the writes that come as late as possible, with their order among each other.
+        graph_index: of the replicated step, in which each reduction leads from its local tensors to its results.
+        joins: all pending reductions of the step.
+        late: the writes that come as late as possible, with their relative order.
     """
     return _Walk(graph_index, joins, late).run()
 
 
 def settle_depths(graph_index: GraphIndex, joins: Sequence[PendingReduction]) -> tuple[PendingReduction, ...]:
-    """The joins, with depths by which none shares a message with another that it waits for.
+    """Returns the reductions with depths such that none shares a message with one that it waits for.
 
-    The stages and depths of most steps are such already. Where control dependencies order one part of the step behind
-    another, the depth of a join becomes the number of joins that stand one behind the other before it.
+    The levels and depths of most steps already satisfy this. If control dependencies order one part of the step after
+    another, the depth of a reduction becomes the length of the longest chain of reductions before it.
     """
     if find_execution_order(graph_index, joins, {}) is not None:
         return tuple(joins)
@@ -95,7 +94,7 @@ def _made_from(join: PendingReduction) -> list[str]:
 
 @dataclass
 class _Walk:
-    """Takes node after node whose sources are taken: whatever can run, else a message, else a late write."""
+    """Takes nodes whose sources are taken: first all that can run, then a message, then a late write."""
 
     graph_index: GraphIndex
     joins: Iterable[PendingReduction]
@@ -146,7 +145,7 @@ class _Walk:
             ready.append(name)
 
     def _messages(self) -> dict[str, tuple[dict[str, None], dict[str, None]]]:
-        """By message, the nodes that it is made from and those that stand for what it brings."""
+        """Maps each message to (nodes that it is computed from, nodes that stand for its results)."""
         found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
         for join in self.joins:
             made_from, results = found.setdefault(message_of(join), ({}, {}))

@@ -1,4 +1,4 @@
-"""Shared state: in which order a step reads and writes the variables that no pipeline stage holds."""
+"""Shared state: the order of the reads and writes of variables that no pipeline stage holds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from autodist.graph.step import Step
 
 
 def find_shared_before(item: Step, names: Collection[str], held: Collection[str]) -> Mapping[str, list[str]]:
-    """For each node that reads or writes a variable which the step writes, those that do so before it.
+    """Maps each node that accesses a variable which the step writes to the accesses before it.
 
-    Two that only read are in no order.
+    Two reads are not ordered.
 
     Args:
         item: the step.
-        names: the nodes that are looked at.
-        held: handles of the variables that one stage has.
+        names: the nodes to consider.
+        held: handles of the variables that one stage holds.
     """
     effects = {name: effect for name, effect in item.graph_index.effects.items() if name in names}
     written = frozenset().union(*(effect.writes for effect in effects.values())) - frozenset(held)
@@ -29,7 +29,7 @@ def find_shared_before(item: Step, names: Collection[str], held: Collection[str]
 
 
 def _waits_among(item: Step, names: Collection[str]) -> dict[str, list[str]]:
-    """For each of some nodes those of them that it waits for."""
+    """Maps each of some nodes to those among them that it waits for."""
     order, sources = item.graph_index.order, item.graph_index.sources
     among = [name for name in order if name in names]
     bit_of = {name: 1 << k for k, name in enumerate(among)}

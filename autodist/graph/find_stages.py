@@ -1,4 +1,4 @@
-"""Finds the stages of a step, which `autodist.graph.stages` tells of."""
+"""Analysis that finds the stages of a step, as defined in `autodist.graph.stages`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from autodist.graph.walks import reach
 
 
 def find_stages(item: Step) -> Stages:
-    """Tells compute from what runs once; see the text of `autodist.graph.stages`.
+    """Separates compute from nodes that run once; see `autodist.graph.stages`.
 
-    Found once for a graph, its gradients, variables and inputs, however many kernels ask.
+    The result is cached for a graph, its gradients, variables and inputs, and shared by all kernels.
     """
     batch = tuple(name for name, axis in item.inputs.items() if axis is not None)
     given = (item.gradients, tuple((v.name, v.handle) for v in item.variables), batch)
@@ -39,13 +39,13 @@ def _find(item: Step) -> Stages:
 class _Walk:
     """One pass over the graph in topological order.
 
-    Sets of gradients, and of writes, are Python integers used as bit sets: a union is one machine operation for the
-    few hundred members that there are.
+    Sets of gradients and of writes are Python integers used as bit sets: a union of the few hundred members is one
+    machine operation.
     """
 
     item: Step
     gradients: list[VariableGradient]
-    reach: dict[str, int] = field(default_factory=dict)  # gradients that reach a node which runs once
+    reach: dict[str, int] = field(default_factory=dict)  # gradients that reach a node that runs once
     after_state: set[str] = field(default_factory=set)
     before: dict[str, int] = field(default_factory=dict)
     level: dict[str, int] = field(default_factory=dict)
@@ -70,8 +70,8 @@ class _Walk:
         by_data = self._reached_by_data(self.reads, without=leads)
         batch = self._readers({tensor(i): 1 for i, axis in self.item.inputs.items() if axis is not None})
         self.in_replica = leads | (self._reached_by_data(batch) - by_data)
-        # A write through a variable alone (weights averaged after their update) is told apart in `_visit`, where it
-        # has gradients that reach it.
+        # A write that depends on gradients through a variable only (averaging weights after their update) is recognized
+        # in `_visit`, by the gradients that reach it.
         writes = (name for name, effect in self.effects.items() if effect.writes and name not in by_data)
         self.leads_to_state = self._data_ancestors(writes)
 
@@ -108,14 +108,14 @@ class _Walk:
             self.before[name] = before
 
     def _writes_that_show(self, effect: Effect, before: int) -> int:
-        """Those of the writes `before` a node that change what it reads or writes."""
+        """Returns the writes `before` a node that change a variable that it reads or writes."""
         touched = 0
         for handle in effect.reads | effect.writes:
             touched |= self.written.get(handle, 0) & before
         return touched
 
     def _reach_of(self, name: str, data: Iterable[str], updates: Iterable[str]) -> int:
-        """The gradients that reach a node by its `data` or through the `updates` that it sees."""
+        """Returns the gradients that reach a node by its `data` or through the `updates` that it sees."""
         reach = self.reads.get(name, 0)
         for source in data:
             if source in self.reach:
@@ -125,7 +125,7 @@ class _Walk:
         return reach
 
     def _note_write(self, name: str, effect: Effect, level: int, is_update: bool) -> int:
-        """Returns the write's bit."""
+        """Records a write; returns its bit."""
         bit = 1 << len(self.writes)
         self.writes.append(name)
         self.level.setdefault(name, level)
@@ -145,7 +145,7 @@ class _Walk:
         return reach(roots, self.graph_index.data.__getitem__)
 
     def _readers(self, tensors: Mapping[str, int]) -> dict[str, int]:
-        """The nodes that read any of `tensors`, with the bits of all that each reads."""
+        """Maps each node that reads any of `tensors` to the bits of all that it reads."""
         found: dict[str, int] = {}
         for name in {consumer for t in tensors for consumer in self.graph_index.consumers[node_of(t)]}:
             for i in self.graph_index.nodes[name].input:
@@ -154,7 +154,7 @@ class _Walk:
         return found
 
     def _reached_by_data(self, readers: Collection[str], without: Collection[str] = ()) -> set[str]:
-        """The nodes `readers`, and all that data comes to from them; not through nodes of `without`."""
+        """Returns the nodes `readers` and all nodes that depend on them by data; not through nodes of `without`."""
         found: set[str] = set()
         for name in self.graph_index.order:
             if (name in readers or not found.isdisjoint(self.graph_index.data[name])) and name not in without:
@@ -162,7 +162,7 @@ class _Walk:
         return found
 
     def reaches_write(self, k: int) -> bool:
-        """Whether anything is written of a gradient, which is then that of the whole batch."""
+        """Returns True if a gradient reaches any write; it is then the gradient of the whole batch."""
         return bool(self._reach_of_writes[None] >> k & 1)
 
     def reaches_own_write(self, k: int) -> bool:
@@ -171,7 +171,7 @@ class _Walk:
 
     @cached_property
     def _reach_of_writes(self) -> Mapping[str | None, int]:
-        """The gradients that reach writes of a handle; under None, of any. Asked for when the walk has ended."""
+        """Maps each handle to the gradients that reach its writes, None to those of any; used after the walk."""
         found: dict[str | None, int] = {None: 0}
         for name in self.writes:
             reach = self.reach.get(name, 0)
@@ -198,5 +198,5 @@ class _Walk:
 
 
 def written_handles(item: Step) -> set[str]:
-    """The VarHandleOps of the variables that a step writes."""
+    """Returns the VarHandleOps of the variables that a step writes."""
     return {handle for effect in item.graph_index.effects.values() for handle in effect.writes}

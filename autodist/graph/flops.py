@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 import tensorflow as tf
-from tensorflow.python.framework import ops  # which asks an operation's formula
+from tensorflow.python.framework import ops  # evaluates the formula of an operation
 from tensorflow.python.profiler.internal import flops_registry  # noqa: F401  # the formulas, in being imported
-from tensorflow.python.util import deprecation  # which silences what TensorFlow says of its own formulas
+from tensorflow.python.util import deprecation  # silences warnings about TensorFlow's own formulas
 
 from autodist.graph.gradient_rows import with_shapes
 from autodist.graph.ops import Trait, having
@@ -18,20 +18,20 @@ _CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 
 
 def with_inferred_shapes(item: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.Graph:
-    """A graph that makes some tensors from inputs of these shapes, of which TensorFlow has inferred what it can."""
+    """Returns a graph that computes some tensors from inputs of these shapes, with shapes inferred by TensorFlow."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(with_shapes(item, wanted, shapes), name="")
     return graph
 
 
 def flops_of_nodes(graph: tf.Graph) -> dict[str, int | None]:
-    """What the nodes of a graph compute, by name, forward and back; nodes for which there is no formula are left out.
+    """Returns the FLOPs of the nodes of a graph by name, forward and backward; omits nodes without a formula.
 
-    Formulas are those of TensorFlow's profiler, and for Einsum, which it has none for, two operations for each product
-    of two elements. A node of a loop counts once.
+    The formulas are those of TensorFlow's profiler. It has none for Einsum, which counts two operations for each
+    product of two elements. A node of a loop counts once.
 
     Returns:
-        None for a node whose shape depends on values, or that calls a function, into which nobody looks.
+        None for a node whose shape depends on values, or that calls a function: functions are not analysed.
     """
     with deprecation.silence():
         counted = {op.name: _of_node(graph, op) for op in graph.get_operations()}
@@ -45,14 +45,14 @@ def _of_node(graph: tf.Graph, op: tf.Operation) -> int | None:
         return None
     try:
         return int(ops.get_stats_for_node_def(graph, op.node_def, "flops").value or 0)
-    except ValueError:  # a shape that is not known
+    except ValueError:  # unknown shape
         if op.type == "Sum" and op.inputs[0].shape.is_fully_defined():
-            return int(op.inputs[0].shape.num_elements())  # over which axes is not known here: as many at most
+            return int(op.inputs[0].shape.num_elements())  # the axes are not known here: an upper bound
         return None
 
 
 def _of_einsum(op: tf.Operation) -> int | None:
-    """Each product of elements, and its part in a sum: the product of all lengths that the equation names."""
+    """Returns two operations (product, sum) for each product of elements: the product of all labelled lengths."""
     if not all(given.shape.is_fully_defined() for given in op.inputs):
         return None
     terms = op.get_attr("equation").decode().partition("->")[0].split(",")

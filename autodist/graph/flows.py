@@ -1,4 +1,4 @@
-"""How the tensors of a captured step depend on its batch."""
+"""Dependence of the tensors of a captured step on its batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autodist.graph.step import Step
 
 
 def flows_of(item: Step) -> Propagation:
-    """How the captured tensors depend on the batch; of the seeds it is known what they are."""
+    """Propagates the batch axis through the captured step; the seeds are declared."""
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
     flows = propagate(
         item.graph_def,
@@ -26,7 +26,7 @@ def flows_of(item: Step) -> Propagation:
 
 
 def row_axes(item: Step) -> Sequence[int | None]:
-    """For each output of a captured step, along which axis its rows belong to examples; None: they do not."""
+    """Returns for each output of a captured step the axis whose rows belong to examples; None: there is none."""
     flows = flows_of(item)
     kinds = [flows.kind(name) for name in item.outputs]
     return [kind.axis if isinstance(kind, PerExample) else None for kind in kinds]

@@ -1,4 +1,4 @@
-"""How many rows the sparse gradients of a step have, for inputs of given lengths."""
+"""Numbers of rows of the sparse gradients of a step, for inputs of given lengths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autodist.graph.step import Step
 
 
 def gradient_rows(item: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Rows of the gradients of each sparse variable; those whose number depends on the data are left out.
+    """Returns the number of gradient rows of each sparse variable; omits those that depend on the data.
 
     Args:
         item: the captured step.
@@ -36,13 +36,13 @@ def gradient_rows(item: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, 
 
 
 def with_shapes(item: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.compat.v1.GraphDef:
-    """What makes some tensors, from inputs of these shapes; TensorFlow infers the rest when it imports that."""
+    """Returns the nodes that compute some tensors from inputs of these shapes; an import infers the other shapes."""
     editor = GraphEditor(item.graph_def, item.graph_index)
     editor.prune(wanted)
     for name, shape in shapes.items():
         if name in item.inputs and node_of(name) in editor and editor[node_of(name)].op == "Placeholder":
             editor[node_of(name)].attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
     definition = editor.to_graph_def()
-    for node in definition.node:  # shapes that were inferred when the batch was still open
+    for node in definition.node:  # shapes inferred for an unknown batch size
         node.attr.pop("_output_shapes", None)
     return definition

@@ -1,7 +1,7 @@
-"""Whole sums: what a step adds up over all replicas while it computes, as synchronized batch normalisation does.
+"""In-step all-reduces: sums over all replicas while a step computes, as in synchronized batch normalisation.
 
-So is what it gathers: rows of all replicas, one after the other, as a loss that compares examples with each other asks
-for. In the captured graph a whole sum is a `PlaceholderWithDefault` of the replica's own: on one device it is that.
+They include gathered rows: the rows of all replicas concatenated, for a loss that compares examples with each other. In
+the captured graph one is a `PlaceholderWithDefault` of the replica's own value: on one device both are equal.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from autodist.graph.step import Step
 
 SUM_NAME = "autodist_whole_sum"
-"""What the nodes are called."""
+"""Name of the nodes."""
 
 
 class InStepAllReduceKind(enum.Enum):
-    """What replicas go on with in place of what each of them has."""
+    """Result that replaces a replica's own value."""
 
-    SUM = "sum"  # of all replicas'
-    ROWS = "rows"  # of all replicas, one replica's after another's
-    OWN_ROWS = "own rows"  # of the sum of all replicas', each its own: the gradient of ROWS
+    SUM = "sum"  # the sum over all replicas
+    ROWS = "rows"  # the concatenated rows of all replicas
+    OWN_ROWS = "own rows"  # the replica's rows of the sum over all replicas: the gradient of ROWS
 
 
 @dataclass(frozen=True)
 class InStepAllReduce:
-    """A tensor that is added up or gathered over all replicas before the replicas go on with it.
+    """A tensor that is summed or gathered over all replicas before the replicas use it.
 
     Attributes:
-        node: the PlaceholderWithDefault that stands for the whole.
-        of: where it is the gradient of another whole sum, that one's node: replicas read the whole, so that what each
-            makes of it counts for all. None: it is none.
-        is_mean: whether the script asks for the mean of the replicas' values.
-        how: what the whole is.
-        axis: along which rows stand, if it is not a sum alone.
-        is_asked: whether the script asks for it; if not, replicas go by their own where no step waits for another.
+        node: the PlaceholderWithDefault that stands for the result.
+        of: for the gradient of another in-step all-reduce, the node of that one: all replicas read its result, so the
+            gradients of all of them count. None: not a gradient.
+        is_mean: True if the script requests the mean of the replicas' values.
+        how: the kind of the result.
+        axis: the axis of the rows, unless it is a plain sum.
+        is_asked: True if the script requests it; otherwise replicas use their own value if no step waits for another.
     """
 
     node: str
@@ -51,10 +51,10 @@ class InStepAllReduce:
 
 
 def find_depths(item: Step) -> Mapping[str, int]:
-    """For each node, how many exchanges between replicas stand one behind the other before it, its own among them.
+    """Maps each node to its communication round: the longest chain of exchanges between replicas up to the node.
 
-    Exchanges of equal depth do not wait for each other. A seed, and what the whole batch has for a term of a loss,
-    count as exchanges of all that the loss is made of.
+    The node's own exchange counts. Exchanges of equal depth do not wait for each other. A seed and the value of a loss
+    term over the whole batch count as exchanges of all values that the loss is computed from.
     """
     sums = {s.node for s in item.whole_sums}
     given: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""Wiring: how the nodes of one graph hang together.
+"""GraphIndex: the connections between the nodes of one graph.
 
-To read a protobuf's fields is the dear part of most walks over a graph: here each is read once, for all who ask.
+Reading the fields of a protobuf dominates the cost of most walks over a graph. The index reads each field once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MERGES = having(Trait.MERGE)
 
 
 def copy_without(graph_def: tf.compat.v1.GraphDef, gone: Iterable[int]) -> tf.compat.v1.GraphDef:
-    """A copy that lacks the nodes at the positions `gone`; it takes a third of the time of adding node to node."""
+    """Returns a copy without the nodes at positions `gone`; takes a third of the time of adding nodes one by one."""
     out = tf.compat.v1.GraphDef()
     out.CopyFrom(graph_def)
     for position in sorted(gone, reverse=True):
@@ -30,9 +30,9 @@ def copy_without(graph_def: tf.compat.v1.GraphDef, gone: Iterable[int]) -> tf.co
 
 
 class GraphIndex:
-    """Answers for one GraphDef; each is found when it is first asked for, and kept.
+    """Lookups in one GraphDef, each computed on first use and cached.
 
-    A Step holds the wiring of its graph, and hands it on to items with the same graph.
+    A Step holds the index of its graph and shares it with other steps that have the same graph.
 
     Args:
         graph_def: the graph; must not change while this is used.
@@ -43,7 +43,7 @@ class GraphIndex:
         self._found: dict[str, tuple[Hashable, Any]] = {}
 
     def once(self, question: str, given: Hashable, find: Callable[[], T]) -> T:
-        """What is found out about the graph with what is given beside it; kept until something else is given."""
+        """Returns the cached result of `find` for `question`; computes it if it is missing or `given` has changed."""
         asked, answer = self._found.get(question, (None, None))
         if asked != given:
             answer = find()
@@ -52,20 +52,20 @@ class GraphIndex:
 
     @cached_property
     def nodes(self) -> dict[str, tf.compat.v1.NodeDef]:
-        """By name, in the order of the graph."""
+        """The nodes by name, in the order of the graph."""
         return {node.name: node for node in self.graph_def.node}
 
     def of_op(self, *ops: str) -> list[tf.compat.v1.NodeDef]:
-        """The nodes of some ops, op by op, each op's in the order of the graph."""
+        """Returns the nodes with one of the ops, op by op, those of one op in the order of the graph."""
         return [node for op in ops for node in self._by_op.get(op, ())]
 
     def having(self, traits: Trait) -> list[tf.compat.v1.NodeDef]:
-        """The nodes of the ops that have one of some traits, in the order of `of_op`."""
+        """Returns the nodes whose op has at least one of the traits, in the order of `of_op`."""
         return self.of_op(*sorted(having(traits)))
 
     @property
     def sources(self) -> Mapping[str, list[str]]:
-        """For each node the nodes that its inputs come from, control inputs included, as often as they are named."""
+        """Maps each node to the nodes that produce its inputs, control inputs included, with repetitions."""
         return self._read[0]
 
     @property
@@ -75,7 +75,7 @@ class GraphIndex:
 
     @cached_property
     def consumers(self) -> Mapping[str, list[str]]:
-        """For each node those that name it among their inputs, in the order of the graph."""
+        """Maps each node to the nodes that have it as an input, in the order of the graph."""
         found: dict[str, list[str]] = {name: [] for name in self.nodes}
         for name, sources in self.sources.items():
             for source in sources if len(sources) < 2 else set(sources):
@@ -84,7 +84,7 @@ class GraphIndex:
 
     @cached_property
     def order(self) -> list[str]:
-        """The nodes' names, each after all that it needs; the back edges of v1 loops are left out.
+        """Names of the nodes in topological order; the back edges of v1 loops are ignored.
 
         Raises:
             ValueError: if the graph has a cycle that is not a v1 loop's.
@@ -114,14 +114,14 @@ class GraphIndex:
 
     @cached_property
     def effects(self) -> Mapping[str, Effect]:
-        """What each node that reads or writes a variable does, in the order of the graph."""
+        """Maps each node that reads or writes a variable to its effect, in the order of the graph."""
         effects = Effects(self.graph_def, self.nodes)
         touching = {consumer for carrier in effects.carriers for consumer in self.consumers[carrier]}
         found = {name: effects.of(node) for name, node in self.nodes.items() if name in touching}
         return {name: effect for name, effect in found.items() if effect}
 
     def only(self, kept: Collection[str]) -> GraphIndex:
-        """The wiring of the graph of the nodes `kept` alone, which need no others; they stay in their order."""
+        """Returns the index of the graph of the nodes `kept`, in their order; they must include all their inputs."""
         names = [name for name in self.nodes if name in kept]
         gone = [position for position, name in enumerate(self.nodes) if name not in kept]
         graph_def = copy_without(self.graph_def, gone)
@@ -139,7 +139,7 @@ class GraphIndex:
 
     @cached_property
     def _read(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-        """`sources` and `data`; one list is both where a node has no control inputs, which stand last if there are."""
+        """`sources` and `data`; both share one list for a node without control inputs, which come last in a NodeDef."""
         sources, data = {}, {}
         for name, node in self.nodes.items():
             inputs = node.input[:]

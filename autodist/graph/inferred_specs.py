@@ -1,4 +1,4 @@
-"""Inferred specs: shapes and dtypes of tensors that were not captured, from those that were."""
+"""Inferred specs: shapes and dtypes of tensors that were not captured, inferred from those that were."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.subgraph import SpecOf
 
-_OF_THE_WHOLE = ("_class", "_output_shapes")
-"""Attributes that name other nodes of the graph, or were inferred when it was another one."""
+_OF_OTHER_GRAPH = ("_class", "_output_shapes")
+"""Attributes that refer to other nodes or were inferred for another graph."""
 
 
-_TELL_MORE = having(Trait.SOURCE) - having(Trait.FED)
-"""Ops of which TensorFlow knows more than a spec: a value, and the shape of a variable."""
+_MORE_THAN_SPECS = having(Trait.SOURCE) - having(Trait.FED)
+"""Ops that provide TensorFlow with more than a spec: a value, or the shape of a variable."""
 
 
 def infer_specs(nodes: Mapping[str, NodeDef], library: Any, noted: SpecOf, name: str) -> tuple[tf.TensorSpec, ...]:
@@ -27,14 +27,14 @@ def infer_specs(nodes: Mapping[str, NodeDef], library: Any, noted: SpecOf, name:
     Args:
         nodes: of the graph, by name.
         library: the functions that they may call, a FunctionDefLibrary.
-        noted: the specs that are known; it raises KeyError for other tensors.
+        noted: returns known specs; raises KeyError for other tensors.
         name: of the node.
 
     Raises:
         KeyError: the graph has no such node.
     """
     if name not in nodes:
-        raise KeyError(f"nothing is known of {name}, which is no node of the graph")
+        raise KeyError(f"{name} is not a node of the graph")
     definition = _leading_to(nodes, noted, name)
     definition.library.CopyFrom(library)
     graph = ImportedGraph()
@@ -43,7 +43,7 @@ def infer_specs(nodes: Mapping[str, NodeDef], library: Any, noted: SpecOf, name:
 
 
 def _leading_to(nodes: Mapping[str, NodeDef], noted: SpecOf, name: str) -> GraphDef:
-    """The nodes behind one, as far as nothing is noted of them, and placeholders for what is noted."""
+    """Returns the nodes that lead to a node, with placeholders for tensors whose specs are recorded."""
     definition = GraphDef(versions={"producer": tf.version.GRAPH_DEF_VERSION})
     front, seen = [name], {name}
     placeholders: dict[str, str] = {}
@@ -51,12 +51,12 @@ def _leading_to(nodes: Mapping[str, NodeDef], noted: SpecOf, name: str) -> Graph
         copy = definition.node.add()
         copy.CopyFrom(nodes[front.pop()])
         copy.device = ""
-        for attribute in _OF_THE_WHOLE:
+        for attribute in _OF_OTHER_GRAPH:
             copy.attr.pop(attribute, None)
         inputs = [tensor(i) for i in copy.input if not is_control(i)]
         for source in dict.fromkeys(inputs):
             node = nodes[node_of(source)]
-            spec = None if node.op in _TELL_MORE else _spec_if_noted(noted, source)
+            spec = None if node.op in _MORE_THAN_SPECS else _spec_if_noted(noted, source)
             if spec is not None and source not in placeholders:
                 placeholders[source] = _add_placeholder(definition, f"noted_{len(placeholders)}", spec)
             elif spec is None and node.name not in seen:

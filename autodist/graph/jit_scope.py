@@ -1,7 +1,7 @@
-"""Which nodes the script asks XLA to compile: a name scope tells those of nested `tf.function(jit_compile=True)`s.
+"""Nodes that the script compiles with XLA: a name scope marks those of nested `tf.function(jit_compile=True)`s.
 
-A name scope is what TensorFlow hands on from an op to the ops of its gradient (`gradient_tape/SCOPE/…`,
-`gradients/SCOPE/…_grad/…`), so that the backward pass of a nested function is known by it, too.
+TensorFlow passes the name scope of an op to the ops of its gradient (`gradient_tape/SCOPE/…`,
+`gradients/SCOPE/…_grad/…`). The scope therefore also marks the backward pass of a nested function.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PART = re.compile(rf"(^|/){JIT_SCOPE}(_\d+)?(?=/)")
 
 
 def is_in_jit_scope(name: str) -> bool:
-    """Whether a node computes what stands in a nested function that asks for XLA, or its gradient.
+    """Returns True if a node belongs to a nested function with `jit_compile=True`, or to its gradient.
 
     >>> is_in_jit_scope("gradient_tape/autodist_jit_compile_1/dense/MatMul/MatMul"), is_in_jit_scope("dense/MatMul")
     (True, False)
@@ -23,7 +23,7 @@ def is_in_jit_scope(name: str) -> bool:
 
 
 def without_jit_scope(name: str) -> str:
-    """The name that a variable would have outside of such a scope.
+    """Returns the name that a variable would have outside of such a scope.
 
     >>> without_jit_scope("autodist_jit_compile/dense/kernel")
     'dense/kernel'

@@ -1,4 +1,4 @@
-"""Linearity: what of a graph is proportional to some of its tensors, such as the seeds of its gradients."""
+"""Linearity: the tensors of a graph that are proportional to some others, such as the seeds of its gradients."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from autodist.graph.propagation.bodies import Body, Library
 _CALLS, _BRANCHES, _LOOPS = map(having, (Trait.CALL, Trait.BRANCH, Trait.LOOP))
 _BY_SHAPES, _ZEROS = having(Trait.BY_SHAPES), having(Trait.ZEROS)
 _SMALL = 64
-"""Constants with more elements are not searched for something else than zeros, unless one value stands for all."""
+"""Larger constants are not tested for zeros, unless one stored value fills them."""
 
 
 class Grade(enum.Enum):
-    """How a tensor depends on the tensors that were asked about."""
+    """Dependence of a tensor on the seeds."""
 
-    ZERO = "zeros, whatever these are"
-    FREE = "not at all"
-    LINEAR = "proportional to them"
-    BENT = "in another way, or in one that is not known"
+    ZERO = "always zero"
+    FREE = "independent"
+    LINEAR = "proportional"
+    BENT = "nonlinear or unknown"
 
 
 @dataclass(frozen=True)
 class Linearity:
-    """What a walk has found.
+    """Result of a walk over a graph.
 
     Attributes:
-        grades: by tensor; of tensors that are not here, nothing depends on what was asked about.
-        bends: the nodes that make of what is proportional something that is not, in the order of the graph, each with
-            the proportional tensors that it reads.
-        halves: the nodes that read something proportional and are of float16.
+        grades: by tensor; tensors that are missing do not depend on the seeds.
+        bends: maps each nonlinear node with proportional inputs to these inputs, in the order of the graph.
+        halves: the float16 nodes with proportional inputs.
     """
 
     grades: Mapping[str, Grade]
@@ -52,12 +51,12 @@ class Linearity:
 
 
 def find_linearity(graph_index: GraphIndex, seeds: Collection[str], without: Collection[str] = ()) -> Linearity:
-    """Follows tensors through a graph.
+    """Computes the dependence of a graph's tensors on the seeds.
 
     Args:
-        wiring: of the graph.
-        seeds: the tensors that are asked about.
-        without: nodes that are not looked at.
+        graph_index: of the graph.
+        seeds: the seed tensors.
+        without: nodes to ignore.
     """
     walk = _Walk(Library(graph_index.graph_def.library))
     grades = walk.follow(graph_index, {tensor(s): Grade.LINEAR for s in seeds}, frozenset(without))
@@ -65,7 +64,7 @@ def find_linearity(graph_index: GraphIndex, seeds: Collection[str], without: Col
 
 
 def is_nonlinear(node: tf.compat.v1.NodeDef, grades: Sequence[Grade]) -> bool:
-    """Whether an op is not proportional to those of its inputs that depend on something, if these were proportional."""
+    """Returns True if an op would not be proportional to its dependent inputs if these were proportional."""
     return _grade_by_table(node.op, [Grade.LINEAR if g is Grade.BENT else g for g in grades]) is Grade.BENT
 
 
@@ -84,12 +83,12 @@ class _Walk:
         without: frozenset[str] = frozenset(),
         called: str | None = None,
     ) -> dict[str, Grade]:
-        """The grades of all tensors of a graph.
+        """Returns the grades of all tensors of a graph.
 
         Args:
-            wiring: of the graph.
-            given: grades that are known.
-            without: nodes that are not looked at.
+            graph_index: of the graph.
+            given: known grades.
+            without: nodes to ignore.
             called: the node of the outermost graph that calls this one; None in that graph itself.
         """
         back = {f"{node.name}:0": Grade.ZERO for node in graph_index.having(Trait.BACK)}
@@ -139,7 +138,7 @@ class _Walk:
             self.bends[name] = tuple(dict.fromkeys((*self.bends.get(name, ()), *carried)))
 
     def _grades_of(self, node: tf.compat.v1.NodeDef, taken: Sequence[Grade], called: str) -> list[Grade]:
-        """The grades of a node's outputs; the last holds for all behind it that are asked for."""
+        """Returns the grades of a node's outputs; the last applies to all further outputs."""
         count = _outputs_of(node)
         if node.op in _BY_SHAPES:
             return [Grade.FREE] * count
@@ -196,7 +195,7 @@ class _Walk:
                 break
             state = joined
         self._quiet -= 1
-        self._call(body, state, called)  # once more, to note what bends
+        self._call(body, state, called)  # again, to record the nonlinear nodes
         if any(grade in (Grade.LINEAR, Grade.BENT) for grade in self._call(condition, state, called)):
             return [Grade.BENT] * len(state)
         return state
@@ -221,12 +220,12 @@ def _grade_by_table(op: str, taken: Sequence[Grade]) -> Grade:
 
 
 def _unknown(taken: Iterable[Grade]) -> Grade:
-    """The grade of an op's outputs of which the table says nothing."""
+    """Returns the grade of the outputs of an op without a linearity rule."""
     return Grade.BENT if any(grade in (Grade.LINEAR, Grade.BENT) for grade in taken) else Grade.FREE
 
 
 def _either(grades: Iterable[Grade]) -> Grade:
-    """The grade of a sum, or of one of several values: zeros fit all."""
+    """Returns the grade of a sum, or of one of several values: zeros match all."""
     found = set(grades) - {Grade.ZERO}
     if not found:
         return Grade.ZERO
@@ -259,9 +258,9 @@ def _is_half(node: tf.compat.v1.NodeDef) -> bool:
 
 
 def _outputs_of(node: tf.compat.v1.NodeDef) -> int:
-    """How many outputs a node may have; more than there are does no harm."""
+    """Returns the number of outputs of a node, or an upper bound."""
     return next((int(node.attr[name].i) for name in _NUMBERS if name in node.attr), 8)
 
 
 _NUMBERS = ("num", "num_split", "num_partitions")
-"""Attributes that say how many outputs a node has."""
+"""Attributes that hold the number of outputs of a node."""

@@ -1,4 +1,4 @@
-"""The terms of a loss: the values at which it is taken apart, since no one weight of the replicas suits all of it."""
+"""Terms of a loss: the values at which it is decomposed if no single loss scale of the replicas suits all of it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from autodist.graph.walks import reach
 
 
 def loss_kind(item: Step, flows: Propagation, name: str) -> Kind:
-    """How what is differentiated joins.
+    """Returns the reduction kind of a differentiated tensor.
 
-    A graph that was made for one number of examples may divide a sum by it, as by any constant: whether it is a sum or
-    a mean is not known.
+    A graph that was built for a fixed number of examples may divide a sum by that number as by any constant. The kind
+    is then unknown: a sum or a mean.
     """
     kind = flows.kind(name)
     if item.rows is None or not isinstance(kind, Sum | PerExample):
@@ -42,7 +42,7 @@ def loss_kind(item: Step, flows: Propagation, name: str) -> Kind:
 
 
 def one_weight(kinds: Sequence[Kind]) -> bool:
-    """Whether one weight of a replica suits values of all these kinds: that of a mean, or 1 for sums."""
+    """Returns True if one loss scale suits values of all these kinds: that of a mean, or 1 for sums."""
     if all(isinstance(kind, Sum | PerExample) for kind in kinds):
         return True
     weights = {kind.weight for kind in kinds if isinstance(kind, Mean)}
@@ -50,10 +50,10 @@ def one_weight(kinds: Sequence[Kind]) -> bool:
 
 
 def find_terms(item: Step, flows: Propagation, call: GradientCall) -> list[Term]:
-    """The terms of what one call differentiates, each with a weight of its own; none where one weight suits all.
+    """Returns the terms of one gradient call, each with a scale of its own; empty if one scale suits all.
 
-    What is known as a mean, as a sum or as the same on all replicas is a term; all else is taken apart, if it is made
-    by arithmetic of what is known.
+    A value known to be a mean, a sum or equal on all replicas is a term. Other values are decomposed if arithmetic
+    computes them from known values.
     """
     return _Search(item, flows, call).run() if call.terms else []
 
@@ -72,11 +72,11 @@ class _Search:
         kinds = [self._kind(k) for k in found]
         if all(isinstance(kind, Unknown | Replicated) or kind == Mean(Examples()) for kind in kinds):
             if any(isinstance(kind, Unknown) for kind in kinds):
-                return []  # all of it is taken for a mean over the examples
+                return []  # the loss is assumed to be a mean over the examples
         return [self.call.terms[k] for k in sorted(found)]
 
     def _apart(self, tops: Iterable[int]) -> set[int]:
-        """Positions of the terms, none of which is part of another."""
+        """Returns the positions of the terms; no term is part of another."""
         found: set[int] = set()
         front = list(tops)
         while front:
@@ -96,7 +96,7 @@ class _Search:
         return loss_kind(self.item, self.flows, self.call.terms[k].tensor)
 
     def _is_whole(self, k: int) -> bool:
-        """Whether the gradients through a value, weighed as it is, add up to those through the whole batch's."""
+        """Returns True if the scaled gradients through a value add up to those through the whole batch's value."""
         kind, term = self._kind(k), self.call.terms[k]
         if isinstance(kind, Mean):
             return not term.parts or not (self._is_trained(kind.weight) or self._is_divided_by_none(kind.weight))
@@ -105,7 +105,7 @@ class _Search:
         return isinstance(kind, Replicated) or (isinstance(kind, PerExample) and term.tensor in self.call.targets)
 
     def _is_bounded(self, k: int) -> bool:
-        """Whether it is made of maximum(count, 1), which is a count where it divides, and adds up to none."""
+        """Returns True if it is computed from maximum(count, 1): a count as a divisor, but not additive."""
         summed = [
             part for part in {k, *self._below(k)} if isinstance(self._kind(part), Sum) and self.call.terms[part].parts
         ]
@@ -114,17 +114,18 @@ class _Search:
         )
 
     def _has_known_parts(self, k: int) -> bool:
-        """Whether there are parts, and none of them holds rows, of which a replica does not see the others'."""
+        """Returns True if it has parts and none holds rows, since a replica does not see other replicas' rows."""
         parts = self.call.terms[k].parts
         return bool(parts) and not any(isinstance(self._kind(part), PerExample) for part in parts)
 
     def _is_divided_by_none(self, weight: Weight) -> bool:
-        """Whether a part of which a mask leaves nothing has 0 / 0 there, and gradients that others' examples make."""
+        """Returns True if a fully masked share yields 0 / 0, although other replicas' examples contribute gradients."""
         return bool(self.item.whole_sums) and not isinstance(weight, Examples | Elements)
 
     def _is_trained(self, weight: Weight) -> bool:
-        """Whether gradients reach a variable through the weight of a mean: of ratios of such sums, both are to be
-        known.
+        """Returns True if gradients reach a variable through the weight of a mean.
+
+        For a ratio of such sums, both need to be known.
         """
         if isinstance(weight, Examples | Elements):
             return False
@@ -138,7 +139,7 @@ class _Search:
         return not handles.isdisjoint(map(node_of, reach([tensor(name)], self._differentiated)))
 
     def _differentiated(self, name: str) -> list[str]:
-        """The inputs of a node through which gradients may go."""
+        """Returns the inputs of a node through which gradients may pass."""
         node = self.item.graph_index.nodes[node_of(name)]
         if node.op in _ENDS:
             return []

@@ -1,11 +1,11 @@
-"""The spelling of inputs in a GraphDef: "node" and "node:0" are one tensor, "^node" is a control input."""
+"""Spelling of inputs in a GraphDef: "node" and "node:0" are one tensor, "^node" is a control input."""
 
 from __future__ import annotations
 
 import functools
 
 _remembered = functools.lru_cache(maxsize=1 << 17)
-"""Kernels ask for the parts of the same few names again and again."""
+"""Kernels parse the same few names again and again."""
 
 
 def is_control(spelling: str) -> bool:
@@ -14,7 +14,7 @@ def is_control(spelling: str) -> bool:
 
 @_remembered
 def node_of(spelling: str) -> str:
-    """Name of the node that an input or a tensor belongs to.
+    """Returns the name of the node of an input or a tensor.
 
     >>> node_of("^a"), node_of("a:1"), node_of("a")
     ('a', 'a', 'a')
@@ -26,7 +26,7 @@ def node_of(spelling: str) -> str:
 
 @_remembered
 def tensor(spelling: str) -> str:
-    """The one spelling of a tensor's name that this package uses, with its output index.
+    """Returns the canonical name of a tensor, with its output index.
 
     >>> tensor("a"), tensor("a:1")
     ('a:0', 'a:1')
@@ -41,5 +41,5 @@ def output_index(spelling: str) -> int:
 
 @_remembered
 def as_input(tensor_name: str) -> str:
-    """How a NodeDef spells a tensor: the first output without its index."""
+    """Returns the spelling of a tensor in a NodeDef: the first output has no index."""
     return tensor_name[:-2] if tensor_name.endswith(":0") else tensor_name

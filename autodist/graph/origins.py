@@ -1,4 +1,4 @@
-"""Origins: the lines of the script in which the nodes of a captured graph were made."""
+"""Origins: the lines of the script that created the nodes of a captured graph."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import tensorflow as tf
 from autodist.graph.names import node_of
 
 Origins = Callable[[str], str | None]
-"""By the name of a captured node, "train.py:12" where it was made; None where that is not known."""
+"""Returns the line of the script that created a captured node, as "train.py:12"; None if it is unknown."""
 
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "autodist", "autodist.kernels", "autodist.strategies")
 _WORD = re.compile(r"[\w.\-/]+(?::\d+)?")
-_TOLD = 3
-"""Lines of the script that are told of one error."""
+_MAX_LINES = 3
+"""Most lines of the script that one error message lists."""
 
 
 def no_origins(_: str) -> str | None:
-    """The origins of a graph of which nothing is known."""
+    """Returns None: the origins of a graph that was not captured."""
     return None
 
 
 def note_origins(graph: tf.Graph, nodes: Iterable[str]) -> Origins:
-    """Where nodes of a graph were made.
+    """Returns the origins of nodes of a graph.
 
-    It is looked up here, some 50 µs a node: what TensorFlow gives for it may not outlive the graph.
+    Looks them up at once, at about 50 µs a node: TensorFlow's records may not outlive the graph.
 
     Args:
-        graph: the graph, in which not all of `nodes` need to stand.
-        nodes: names, of those that errors tell of.
+        graph: the graph; it need not contain all of `nodes`.
+        nodes: names that error messages may contain.
     """
     wanted = set(nodes)
     lines = {operation.name: line_of(operation) for operation in graph.get_operations() if operation.name in wanted}
@@ -41,22 +41,22 @@ def note_origins(graph: tf.Graph, nodes: Iterable[str]) -> Origins:
 
 
 def line_of(operation: tf.Operation) -> str | None:
-    """The line of the script, as "train.py:12", in which an operation was made; None if no script made it."""
+    """Returns the line of the script, as "train.py:12", that created an operation; None if no script did."""
     return _line_of_script(operation.traceback)
 
 
 def origins_in(text: str, origin_of: Origins) -> Iterator[str]:
-    """Tells where the nodes were made that a text names, the first few of them."""
-    told: dict[str, str] = {}
+    """Returns a sentence on the origin of each node that a text names, for the first few of them."""
+    nodes_by_line: dict[str, str] = {}
     for name in (node_of(word).rstrip(".") for word in _WORD.findall(text)):
         line = origin_of(name)
-        if line is not None and len(told) < _TOLD:
-            told.setdefault(line, name)
-    return (f"{name} is made in {line}" for line, name in told.items())
+        if line is not None and len(nodes_by_line) < _MAX_LINES:
+            nodes_by_line.setdefault(line, name)
+    return (f"{name} is created in {line}" for line, name in nodes_by_line.items())
 
 
 def _line_of_script(trace: Iterable[Any]) -> str | None:
-    """The innermost line that is no library's which builds graphs."""
+    """Returns the innermost line that is not in a library that builds graphs."""
     libraries = tuple(f"{at}/" for name in _LIBRARIES if name in sys.modules for at in sys.modules[name].__path__)
     for frame in reversed(list(trace)):
         if not frame.filename.startswith(libraries):

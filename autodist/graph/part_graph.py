@@ -1,4 +1,4 @@
-"""Graphs of some nodes of a step, which are run by themselves."""
+"""Graphs of some nodes of a step that are run alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of
 
 PREFIX = "autodist/taken/"
-"""Before the names of the placeholders for what a part takes."""
+"""Prefix of the placeholders for the tensors that a part takes."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class PartGraph:
         values.update(zip(graph.outputs, session.run(graph.outputs, feeds)))
 
     Attributes:
-        graph_def: nodes keep their names; the functions of the whole step are there.
-        inputs: for each tensor of other nodes that the part takes, the placeholder that is fed its value, of its dtype
-            and any shape.
-        outputs: the tensors that it gives, by their names in the step.
-        targets: nodes to run besides.
+        graph_def: the nodes, with unchanged names, and all functions of the step.
+        inputs: maps each tensor that the part takes from other nodes to the placeholder for it, of its dtype and any
+            shape.
+        outputs: its outputs, by their names in the step.
+        targets: further nodes to run.
     """
 
     graph_def: tf.compat.v1.GraphDef
@@ -41,10 +41,10 @@ class PartGraph:
 def part_graph(
     graph_index: GraphIndex, nodes: Sequence[str], takes: Iterable[str], gives: Iterable[str], targets: Iterable[str]
 ) -> PartGraph:
-    """The graph of some nodes, with placeholders for what they take. They wait for none but one another.
+    """Returns the graph of some nodes, with placeholders for their inputs; drops control inputs from other nodes.
 
     Raises:
-        RewriteError: it takes or gives what can be no value.
+        RewriteError: an input or output cannot be a value.
     """
     out = tf.compat.v1.GraphDef(versions=graph_index.graph_def.versions, library=graph_index.graph_def.library)
     inputs, outputs = {}, tuple(gives)
@@ -73,7 +73,7 @@ def _type_of_value(graph_index: GraphIndex, name: str) -> int:
     kind = type_of(graph_index, name)
     if kind in (RESOURCE, VARIANT):
         raise RewriteError(
-            f"{name} passes from one part of the step to another and is a {tf.as_dtype(kind).name}, which is no value: "
-            f"give {node_of(name)!r} the key of the nodes that read it, or let each part have a copy of it."
+            f"{name} passes from one part of the step to another and is a {tf.as_dtype(kind).name}, not a value: "
+            f"give {node_of(name)!r} the key of the nodes that read it, or copy it into each part."
         )
     return kind

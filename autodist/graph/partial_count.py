@@ -1,4 +1,4 @@
-"""Tally: a sum of numbers, some of which are not known."""
+"""PartialCount: a sum of numbers, some of them unknown."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PartialCount:
-    """A sum of what is counted.
+    """A sum with a lower bound.
 
     Attributes:
-        count: of what is known.
-        is_least: whether there is more, of which it is not known how much.
+        count: sum of the known numbers.
+        is_least: True if some numbers are unknown, so that `count` is a lower bound.
     """
 
     count: int = 0
@@ -20,13 +20,13 @@ class PartialCount:
 
     @classmethod
     def of(cls, numbers: Iterable[int | None]) -> PartialCount:
-        """The sum of numbers; None: one is not known."""
+        """Returns the sum of numbers; None stands for an unknown number."""
         found = list(numbers)
         return cls(sum(one for one in found if one is not None), None in found)
 
     @property
     def known(self) -> int | None:
-        """The count; None where nothing is known."""
+        """The count; None if no number is known."""
         return None if self.is_least and not self.count else self.count
 
     def __add__(self, other: PartialCount) -> PartialCount:

@@ -1,4 +1,4 @@
-"""What a captured step is made of besides its graph: variables, gradients, and what is joined between replicas."""
+"""Parts of a captured step besides its graph: variables, gradients, and reductions between replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 class Aggregation(enum.Enum):
-    """What is declared of writes that the compute part makes to a variable."""
+    """The script's declaration for writes of the compute part to a variable."""
 
     NONE = "none"
     MEAN = "mean"
@@ -29,9 +29,9 @@ class Variable:
         dtype: of its elements.
         trainable: as the script declared it.
         aggregation: as the script declared it (Keras declares one for each of its variables).
-        is_seed: whether it is the state of a random generator, which replicas must read differently.
-        is_overwritten: whether what Keras has for its gradient is its new value, so that it is state, and not trained.
-        stage: the pipeline stage to which the script gives it; None: it does not say.
+        is_seed: True for the state of a random generator, which must differ between replicas.
+        is_overwritten: True if Keras's "gradient" of it is its new value: the variable is state and is not trained.
+        stage: the pipeline stage that the script assigns; None: none.
     """
 
     name: str
@@ -50,26 +50,26 @@ class Variable:
 
 
 class RowJoin(enum.Enum):
-    """How the rows of a sparse gradient that replicas make become those that one device makes of the whole batch."""
+    """Rule that combines the sparse-gradient rows of replicas into those that one device computes."""
 
-    IN_TURN = "in turn"  # each belongs to examples: they stand one after the other, also where indices repeat
+    IN_TURN = "in turn"  # rows belong to examples: concatenated, even where indices repeat
     ALIGNED = "aligned"  # all replicas have the same indices: rows of one position are added
-    BY_INDEX = "by index"  # no index comes twice: rows of one index are added
-    ENDS_ALIGNED = "ends aligned"  # the last rows, as many on all replicas, as ALIGNED; those before them IN_TURN
+    BY_INDEX = "by index"  # no index occurs twice: rows of one index are added
+    ENDS_ALIGNED = "ends aligned"  # the last rows, equally many on all replicas, as ALIGNED; those before them IN_TURN
 
 
 @dataclass(frozen=True)
 class VariableGradient:
-    """The gradient of one variable, before clipping or any arithmetic of an optimizer.
+    """The gradient of one variable, before clipping and optimizer arithmetic.
 
-    No tensor belongs to two gradients: capture gives each variable its own where the maths gives both the same.
+    No tensor belongs to two gradients: if the gradients of two variables are equal, capture creates a tensor for each.
 
     Attributes:
         variable: name of the variable.
         tensors: ("values:0",) if dense, ("indices:0", "values:0") if sparse.
         call: index into Step.gradient_calls.
-        row_join: how it is joined, if it is sparse.
-        aligned: how many rows are aligned, if only the last ones are.
+        row_join: rule that combines the rows, if it is sparse.
+        aligned: the number of aligned rows, if only the last ones are.
     """
 
     variable: str
@@ -85,17 +85,17 @@ class VariableGradient:
 
 @dataclass(frozen=True)
 class Term:
-    """A value that a loss is made of, with a weight of its own.
+    """A value that a loss is computed from, with a scale of its own.
 
-    What was differentiated is not the loss, but what the same arithmetic makes of `value`s.
+    The differentiated tensor is not the loss, but the result of the same arithmetic on the `value`s.
 
     Attributes:
-        tensor: as the script made it.
-        seed: node that holds the weight, a PlaceholderWithDefault of 1: gradients through this value are proportional
-            to it.
-        value: node that holds what the loss is computed from, a PlaceholderWithDefault of `tensor` times the seed.
-        parts: positions, among the call's terms, of those of which this one is made by arithmetic; none if it is not
-            known to be.
+        tensor: the script's tensor.
+        seed: node that holds the scale, a PlaceholderWithDefault of 1: gradients through this value are proportional to
+            it.
+        value: node that the loss reads instead of `tensor`, a PlaceholderWithDefault of `tensor` times the seed.
+        parts: positions, among the call's terms, of the terms that this one is computed from by arithmetic; empty if
+            unknown.
     """
 
     tensor: str
@@ -106,14 +106,14 @@ class Term:
 
 @dataclass(frozen=True)
 class GradientCall:
-    """One call of `gradient`: what was differentiated and by which weight the result is multiplied.
+    """One call of `gradient`: the differentiated tensors and the scale that multiplies the result.
 
     Attributes:
-        targets: the tensors that were differentiated, the loss mostly.
-        seed: node that holds the weight, a PlaceholderWithDefault of 1; the gradients are proportional to it.
-        terms: the values at which the targets can be taken apart, parts before what they are parts of; none where all
-            that was differentiated has one weight, the seed's.
-        is_settled: whether `terms` are those that each have a weight of their own, and no others.
+        targets: the differentiated tensors, usually the loss.
+        seed: node that holds the scale, a PlaceholderWithDefault of 1; the gradients are proportional to it.
+        terms: the points at which the targets decompose, parts before the terms computed from them; empty if all
+            differentiated tensors have one scale, that of the seed.
+        is_settled: True if `terms` are exactly those with a scale of their own.
     """
 
     targets: tuple[str, ...]
@@ -124,15 +124,15 @@ class GradientCall:
 
 @dataclass(frozen=True)
 class EvenParts:
-    """That a step takes batches alone of which its replicas get equally many examples.
+    """Reason why a step accepts only batches that divide evenly between its replicas.
 
     Attributes:
-        target: of which it is not known how it depends on the batch.
-        reason: why, in words that a user can read.
-        replicas: of all workers.
-        here: of this worker.
-        is_own: whether the step waits for no other worker, so that the parts of this one alone have to be equal.
-        line: where the script has made the target, as "train.py:12"; None where that is not known.
+        target: the tensor whose dependence on the batch is unknown.
+        reason: explanation for the user.
+        replicas: number of replicas of all workers.
+        here: number of replicas of this worker.
+        is_own: True if the step waits for no other worker, so that only the shares within this worker must be equal.
+        line: line of the script that created the target, as "train.py:12"; None if it is unknown.
     """
 
     target: str
@@ -144,23 +144,23 @@ class EvenParts:
 
 
 class PendingReductionKind(enum.Enum):
-    """What a join is for; joins of different kinds never share a bucket."""
+    """Purpose of a pending reduction; reductions of different kinds never share a bucket."""
 
     GRADIENT = "gradient"
-    LOSS = "loss"  # what replicas have to know of each other before they differentiate a loss; each has a bucket alone
-    WHOLE = "whole"  # what replicas have to know of each other to compute on; those of one depth may share a bucket
-    BOUNDARY = "boundary"  # what an update asks of the compute part besides gradients
-    STATE = "state"  # what the compute part writes, and outputs
+    LOSS = "loss"  # values that replicas exchange before they differentiate a loss; one bucket each
+    WHOLE = "whole"  # values that replicas exchange to compute on; those of one depth may share a bucket
+    BOUNDARY = "boundary"  # values besides gradients that an update reads from the compute part
+    STATE = "state"  # writes of the compute part, and outputs
 
 
 class ReduceOp(enum.Enum):
-    """How the values of several parts are merged into one."""
+    """Operation that merges the values of several replicas or workers into one."""
 
     ADD = "add"
     MAX = "max"
     MIN = "min"
     PRODUCT = "product"
-    ROWS = "rows"  # the rows of one part after those of another, as many as each has
+    ROWS = "rows"  # the rows of one part after those of another; parts may have different numbers of rows
 
 
 @dataclass(frozen=True)
@@ -169,21 +169,21 @@ class PendingReduction:
 
     Attributes:
         name: the same on all workers.
-        kind: what it is for.
-        local: this worker's part of the sum: ("sum:0",) if dense, ("indices:0", "values:0") if it is rows.
-        result: the tensors that consumers read; where this worker is not alone, a synchronizer gives them another.
-        weight: this worker's part of the weight by which the whole sum is divided; None: it is a sum.
-        level: update stage, from 1.
+        kind: its purpose.
+        local: this worker's contribution: ("sum:0",) if dense, ("indices:0", "values:0") if it is rows.
+        result: the tensors that consumers read; if there are other workers, a synchronizer replaces it.
+        weight: this worker's contribution to the weight that divides the total; None: a sum.
+        level: update round, from 1.
         dtype: of the values.
-        shape: of the values; the first axis of rows is open.
-        variable: whose gradient it is, if it is one.
+        shape: of the values; the first axis of rows is unknown.
+        variable: the variable of a gradient.
         index_dtype: of the indices, if it is rows.
         weight_dtype: of the weight, if there is one.
-        row_join: how rows are joined, if it is rows.
-        aligned: how many rows are aligned, if only the last ones are.
-        merge: by what the workers' parts become one; all but sums are dense and have no weight.
-        axis: along which rows follow one another, if parts become one so.
-        depth: how many joins of its level stand one behind the other before it, each made of what the last one gave.
+        row_join: rule that combines rows, if it is rows.
+        aligned: the number of aligned rows, if only the last ones are.
+        merge: operation that merges the workers' contributions; all but sums are dense and have no weight.
+        axis: the axis along which contributions are concatenated, for ROWS.
+        depth: communication round within its level: the number of reductions that it depends on one after another.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Assignment: by which pipeline stage, and in which direction, each node of the compute part is computed."""
+"""Assignment of each node of the compute part to a pipeline stage and a direction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
 
 _READS = having(Trait.READ) - having(Trait.NOT_IN_XLA)
-"""What reads a variable whole."""
+"""Ops that read a complete variable."""
 
 
 class Assignment:
@@ -26,16 +26,16 @@ class Assignment:
 
     Args:
         item: the step.
-        stage_of: the pipeline stage of each variable that one has, by handle.
-        count: how many stages there are.
+        stage_of: maps the handle of each variable that a stage holds to the stage.
+        count: number of stages.
 
     Attributes:
-        found: what is known of nodes so far.
-        made_of: for each node that is made of variables alone, their handles.
-        uses: for each variable that the batch meets on the way forward, the stages where, each with a node there.
-        leads: for each node on the way back, the stages of the variables for whose gradients it is needed.
-        used_at: for each node that is made of variables alone, the stages where the batch meets it.
-        shared_before: for each node that reads or writes what no stage has, those before it that make a difference.
+        found: the parts of nodes assigned so far.
+        made_of: maps each node computed from variables alone to their handles.
+        uses: maps each variable combined with the batch in the forward pass to {stage: a node there}.
+        leads: maps each backward node to the stages of the variables whose gradients need it.
+        used_at: maps each node computed from variables alone to the stages that combine it with the batch.
+        shared_before: maps each access of a variable that no stage holds to the earlier accesses that matter.
     """
 
     def __init__(self, item: Step, stage_of: Mapping[str, int], count: int) -> None:
@@ -46,7 +46,7 @@ class Assignment:
         self._lists = find_lists(self.graph_index, self._computed)
         self.shared_before = find_shared_before(item, set(self._computed), stage_of.keys())
         self._stage_of_lists: dict[frozenset[str], int] = {}
-        """The stage of nodes that are tied by lists of tensors: the latest that any of them is in."""
+        """The stage of nodes connected by lists of tensors: the latest stage of any of them."""
         self._begin()
 
     def _begin(self) -> None:
@@ -71,19 +71,19 @@ class Assignment:
         return self.found
 
     def refuse(self, option: str, reason: str) -> None:
-        """Called for what does not go through the stages; who only estimates goes on.
+        """Rejects a step that does not fit the stages; overridden by a class that only estimates.
 
         Raises:
-            StrategyError: the `reason`, with the place of the `option`.
+            StrategyError: the `reason`, with the position of the `option`.
         """
         raise OptionError(option, reason)
 
     def mark_of(self, name: str) -> int | None:
-        """The stage in which the script has made a node (`ad.stage`); None: it does not say."""
+        """Returns the stage in which the script created a node (`ad.stage`); None: unspecified."""
         return marked_stage(self.graph_index.nodes[name])
 
     def _require_one_way_back(self) -> set[str]:
-        """What the seed of the loss reaches, and what waits for such.
+        """Returns the nodes that depend on the seed of the loss or wait for such nodes.
 
         Raises:
             StrategyError: the step differentiates twice.
@@ -100,7 +100,7 @@ class Assignment:
         return reach([s for s in seeds if s in self.graph_index.nodes], self.graph_index.consumers.__getitem__)
 
     def _given(self, name: str) -> list[str]:
-        """What a node computes with: its inputs, and earlier writes of the shared variables that it reads."""
+        """Returns the inputs of a node and the earlier writes of the shared variables that it reads."""
         effects = self.stages.effects
         before = self.shared_before.get(name, ())
         return [*self.graph_index.data[name], *(b for b in before if effects[b].writes & effects[name].reads)]
@@ -112,7 +112,7 @@ class Assignment:
             self._go_forward(name)
 
     def _find_stages_of_lists(self, forward: Iterable[str]) -> bool:
-        """Notes the latest stage of what lists tie together; whether that has come to be a later one for any."""
+        """Records the latest stage of nodes connected by lists; returns True if any moved to a later stage."""
         before = dict(self._stage_of_lists)
         for name in forward:
             tied, part = self._lists.get(name), self.found.get(name)
@@ -142,7 +142,7 @@ class Assignment:
             self._use(name, stage, held)
 
     def _leave_open(self, name: str, is_of_batch: bool) -> None:
-        """Notes what no variable leads to: of a batch it is computed where it is read, or where it is marked to be."""
+        """Records a node that depends on no variable: if it depends on the batch, its mark or its readers decide."""
         mark = self.mark_of(name) if is_of_batch else None
         if mark is not None:
             self.found[name] = PipelinePart(self._marked(name, mark, []))
@@ -150,10 +150,10 @@ class Assignment:
             self.of_batch.add(name)
 
     def _marked(self, name: str, stage: int, given: Sequence[str]) -> int:
-        """The stage of a node whose inputs are there at `stage`: that in which the script has made it, if it has.
+        """Returns the stage of a node whose inputs are available at `stage`: that of its mark if it has one.
 
         Raises:
-            StrategyError: that is an earlier one, or there is none such.
+            StrategyError: the marked stage is earlier or does not exist.
         """
         mark = self.mark_of(name)
         if mark is None:
@@ -182,10 +182,10 @@ class Assignment:
                 self.uses.setdefault(handle, {}).setdefault(stage, name)
 
     def _stage_touched(self, name: str) -> tuple[int, str] | None:
-        """The stage whose variables a node reads or writes itself, and one of these; None if there is none.
+        """Returns (stage, handle) of a variable that a node reads or writes; None if there is none.
 
         Raises:
-            StrategyError: they are several.
+            StrategyError: the variables are in several stages.
         """
         effect = self.stages.effects.get(name)
         if effect is None:
@@ -201,7 +201,7 @@ class Assignment:
         return max(found.items(), default=None)
 
     def _touch(self, name: str, touched: tuple[int, str], given: list[str], is_of_batch: bool) -> None:
-        """Notes what takes a variable's handle, and stands where the variable is."""
+        """Assigns a node that takes a variable's handle to the stage of the variable."""
         stage, handle = touched
         later = next((s for s in given if self.found[s].stage > stage), None)
         if later is not None:
@@ -219,17 +219,17 @@ class Assignment:
             self.uses.setdefault(handle, {}).setdefault(stage, name)
 
     def _require_used_at_home(self) -> None:
-        """Passes if each variable that the batch meets does so in its own stage, at least once.
+        """Passes if each variable combined with the batch is combined in its own stage at least once.
 
         Raises:
-            StrategyError: all that uses one needs a later stage.
+            StrategyError: all uses of a variable need a later stage.
         """
         for handle, uses in self.uses.items():
             if self.stage_of.get(handle, 0) not in uses and handle in self.stage_of:
                 name = uses[min(uses)]
                 sources = [s for s in self.graph_index.data[name] if s in self.found]
                 later = next((s for s in sources if self.found[s].stage == min(uses)), None)
-                if later is None:  # by its mark alone
+                if later is None:  # only because of its mark
                     self.refuse("stages", self._is_made_elsewhere(handle, name, min(uses)))
                 else:
                     self.refuse("stages", self._goes_back(handle, name, later))
@@ -287,9 +287,9 @@ class Assignment:
         self.found[name] = PipelinePart(stage, is_backward=True)
 
     def _stage_going_back(self, name: str, latest: int, given: Sequence[str]) -> int:
-        """The stage of a node on the way back whose inputs of that way are there at the stage `latest`, or later ones.
+        """Returns the stage of a backward node whose backward inputs are available at the stage `latest` or later.
 
-        A weight's gradient is computed where the weight is, since what it was multiplied by has come there before.
+        A weight's gradient is computed in the stage of the weight, which already has the other factor of the product.
         """
         forward = [s for s in given if not self.found[s].is_backward]
         leads = self.leads[name]
@@ -313,7 +313,7 @@ class Assignment:
             self.leads[name] = of_gradient.get(name, set()).union(*readers)
 
     def _stages_using(self, name: str) -> set[int]:
-        """The stages in which the batch meets a node that is made of variables alone, or one of its variables."""
+        """Returns the stages that combine a node computed from variables, or one of its variables, with the batch."""
         if name in self.used_at:
             return self.used_at[name]
         return set().union(*(self._stages_using(s) for s in self.graph_index.data[name] if s in self.made_of))

@@ -1,4 +1,4 @@
-"""Where in a pipeline a node of the compute part belongs."""
+"""Position of a node of the compute part in a pipeline."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PipelinePart:
-    """What is known of one captured node.
+    """Pipeline assignment of one captured node.
 
     Attributes:
         stage: the pipeline stage that computes it.
-        is_backward: whether the seed of the loss reaches it.
-        is_held: whether it is made of variables alone, and so the same for all micro-batches.
-        is_anew: whether it computes on the way back what was computed on the way forward.
+        is_backward: True if it depends on the seed of the loss.
+        is_held: True if it depends on variables alone and is therefore the same for all micro-batches.
+        is_anew: True if it recomputes a forward value in the backward pass.
     """
 
     stage: int

@@ -1,4 +1,4 @@
-"""The order in which each worker of a pipeline takes up the micro-batches."""
+"""Pipeline schedules: the order in which each worker of a pipeline processes the micro-batches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ GPIPE = "GPipe"
 ONE_F_ONE_B = "1F1B"
 
 SCHEDULES = (GPIPE, ONE_F_ONE_B)
-"""By number, as a strategy has them."""
+"""By number, as in a strategy."""
 
 BACKWARD_WORK = 2
-"""Backward takes about as long as forward twice: a product for the inputs, and one for the weights."""
+"""Backward takes about twice as long as forward: one product for the inputs and one for the weights."""
 
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """What a pipeline stage does for one micro-batch in one direction."""
+    """The work of a pipeline stage for one micro-batch in one direction."""
 
     stage: int
     micro_batch: int
@@ -30,20 +30,21 @@ class Unit:
 
 
 Order = tuple[tuple[Unit, ...], ...]
-"""For each pipeline stage its units, one after the other."""
+"""The units of each pipeline stage, in order."""
 
 
 def make_schedule(stages: int, micro_batches: int, schedule: str, trains: bool = True) -> Order:
-    """In which order each pipeline stage takes up its units.
+    """Returns the order of the units of each pipeline stage.
 
-    GPipe goes forward with all micro-batches before it goes back, and keeps what the last one needs of all of them.
-    1F1B goes back with a micro-batch as soon as it can, and keeps at most as many as there are stages from here on.
+    GPipe runs forward for all micro-batches before it runs backward, and keeps the activations of all of them. 1F1B
+    runs backward for a micro-batch as soon as it can, and keeps those of at most as many micro-batches as there are
+    stages from here on.
 
     Args:
-        stages: how many.
-        micro_batches: how many.
+        stages: number of stages.
+        micro_batches: number of micro-batches.
         schedule: one of `SCHEDULES`.
-        trains: whether there is a way back.
+        trains: True if there is a backward pass.
 
     Sources: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS
     2019; D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC
@@ -68,33 +69,33 @@ def _of_stage(stage: int, stages: int, micro_batches: int, schedule: str, trains
 
 
 def kept_at_once(units: Sequence[Unit]) -> int:
-    """For how many micro-batches a pipeline stage has gone forward and not yet back, at most."""
-    most = kept = 0
+    """Returns the largest number of micro-batches that a stage has run forward and not yet backward."""
+    highest = kept = 0
     for unit in units:
         kept += -1 if unit.is_backward else 1
-        most = max(most, kept)
-    return most
+        highest = max(highest, kept)
+    return highest
 
 
 def keeps_several(stages: int, micro_batches: int, schedule: str) -> bool:
-    """Whether a pipeline stage ever goes forward with a micro-batch before it has gone back with the one before."""
+    """Returns True if a pipeline stage ever runs forward for a micro-batch before backward for the previous one."""
     return max(map(kept_at_once, make_schedule(stages, micro_batches, schedule))) > 1
 
 
 def usual_needs(unit: Unit, stages: int) -> list[Unit]:
-    """The units of other pipeline stages that a unit waits for, where each stage hands on to its neighbours."""
+    """Returns the units of other stages that a unit waits for, if each stage sends to its neighbours only."""
     step = 1 if unit.is_backward else -1
     neighbour = unit.stage + step
     return [Unit(neighbour, unit.micro_batch, unit.is_backward)] if 0 <= neighbour < stages else []
 
 
 def usual_length(unit: Unit) -> int:
-    """How long a unit takes where all stages take equally long."""
+    """Returns the duration of a unit if all stages take equally long."""
     return BACKWARD_WORK if unit.is_backward else 1
 
 
 def simulate(order: Order, length_of: Callable[[Unit], int] = usual_length) -> Mapping[Unit, tuple[int, int]]:
-    """When each unit starts and ends, where each takes its length, and nothing else takes time.
+    """Returns the start and end of each unit if only the units take time.
 
     Raises:
         graphlib.CycleError: two pipeline stages would wait for each other.
@@ -111,7 +112,7 @@ def simulate(order: Order, length_of: Callable[[Unit], int] = usual_length) -> M
 
 
 def bubble(order: Order, length_of: Callable[[Unit], int] = usual_length) -> Fraction:
-    """The share of a step in which a worker waits, of all workers together."""
+    """Returns the share of a step that workers spend waiting, over all workers."""
     when = simulate(order, length_of)
     length = max(end for _, end in when.values())
     work = sum(end - start for start, end in when.values())

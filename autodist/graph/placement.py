@@ -1,4 +1,4 @@
-"""Placement: into which shards a variable is cut, and which worker holds each."""
+"""Placement: the shards of a variable and the worker that holds each."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 EVERY_WORKER = -1
-"""Stands for an owner where every worker holds the variable."""
+"""Owner of a variable that every worker holds."""
 
 
 @dataclass(frozen=True)
 class Partitioning:
-    """How a variable is cut into shards, along one axis.
+    """Partitioning of a variable into shards along one axis.
 
     Attributes:
-        axis: along which.
+        axis: the axis.
         sizes: length of each shard along it, from 1.
     """
 
@@ -25,34 +25,34 @@ class Partitioning:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where each shard begins along the axis."""
+        """Start of each shard along the axis."""
         return tuple(accumulate(self.sizes[:-1], initial=0))
 
     def shape(self, whole: Sequence[int | None], shard: int) -> tuple[int | None, ...]:
-        """The shape of one shard of a tensor of shape `whole`."""
+        """Returns the shape of one shard of a tensor of shape `whole`."""
         return (*whole[: self.axis], self.sizes[shard], *whole[self.axis + 1 :])
 
 
 WHOLE = "/whole"
-"""What the variable that puts shards together is called, after the name of the variable that is cut."""
+"""Suffix of the variable that concatenates the shards, after the name of the partitioned variable."""
 
 
 def shard_name(variable: str, shard: int) -> str:
-    """The name of one shard of a variable; of its handle, and in the session, as well."""
+    """Returns the name of one shard of a variable; also used for its handle and in the session."""
     return f"{variable}/shard_{shard}"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a variable that is kept by itself.
+    """A part of a variable that is stored as a variable of its own.
 
     Attributes:
-        name: what is appended to the name of a whole variable; "" for a whole one.
-        begin: where it begins in the whole, on each axis.
+        name: suffix after the name of the variable; "" if it is not partitioned.
+        begin: its start in the variable, on each axis.
         shape: its length on each axis.
         owner: the worker that holds it, or `EVERY_WORKER`.
-        copies: what is appended to its name for copies that every worker has besides.
-        mates: workers that hold it as its owner does.
+        copies: suffixes of the cached copies that every worker holds in addition.
+        stage_group: other workers that hold the same value as its owner.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the value of one variable lies.
+    """Location of the value of one variable.
 
     Attributes:
-        cut: into which shards; None: it is whole.
-        owners: the worker that holds it, or each of its shards; `EVERY_WORKER` where each holds it.
-        copies: what is appended to its name, or to each shard's, for copies that every worker has besides.
-        mates: of a whole one, workers that hold it as its owner does.
+        cut: its partitioning; None: not partitioned.
+        owners: the worker that holds it, or one for each shard; `EVERY_WORKER` if each worker holds it.
+        copies: for the variable or each shard, suffixes of the cached copies that every worker holds in addition.
+        stage_group: for an unpartitioned variable, other workers that hold the same value as its owner.
     """
 
     cut: Partitioning | None = None
@@ -80,14 +80,14 @@ class Placement:
     stage_group: tuple[int, ...] = ()
 
     def with_copies_of(self, other: Placement) -> Placement:
-        """This placement, with the other's copies too where it is cut alike."""
+        """Returns this placement with the cached copies of `other` added, if both have as many shards."""
         if len(self.copies) != len(other.copies):
             return self
-        together = zip(self.copies, other.copies, strict=True)
-        return replace(self, copies=tuple(tuple(sorted({*mine, *theirs})) for mine, theirs in together))
+        pairs = zip(self.copies, other.copies, strict=True)
+        return replace(self, copies=tuple(tuple(sorted({*ours, *theirs})) for ours, theirs in pairs))
 
     def shards(self, shape: Sequence[int]) -> Iterator[Shard]:
-        """The parts of a variable of this shape; one, if it is whole."""
+        """Yields the shards of a variable of this shape; one if it is not partitioned."""
         if self.cut is None:
             yield Shard("", (0,) * len(shape), tuple(shape), self.owners[0], self.copies[0], self.stage_group)
             return
@@ -98,27 +98,27 @@ class Placement:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names and the number of the others, each as the script has it."""
+    """Returns up to four names, or three and the number of the others, as in the script."""
     known = [name.removesuffix(WHOLE) for name in names]
     return ", ".join(known) if len(known) <= 4 else f"{', '.join(known[:3])} and {len(known) - 3} other variables"
 
 
 class SyncMode(enum.Enum):
-    """When the gradients of a variable that one worker owns are applied."""
+    """When an owner applies the gradients of a variable."""
 
-    SYNCHRONOUS = "synchronous"  # all workers' gradients of a step are one update, for which the step waits
-    STALE = "stale"  # all workers' gradients of a step are one update, and steps may run ahead of it
-    ASYNCHRONOUS = "asynchronous"  # each worker's gradient is an update
+    SYNCHRONOUS = "synchronous"  # one update for all workers' gradients of a step; the step waits for it
+    STALE = "stale"  # one update for all workers' gradients of a step; steps may run ahead of it
+    ASYNCHRONOUS = "asynchronous"  # one update for each worker's gradient
 
 
 @dataclass(frozen=True)
 class VariablePlacement:
-    """How one worker keeps a variable for all.
+    """Placement of a variable on the one worker that owns it.
 
     Attributes:
         owner: index of the worker.
         pace: when gradients are applied.
-        staleness: how many steps a worker may be ahead of the slowest; 0 with ASYNCHRONOUS: as many as it likes.
+        staleness: the number of steps that a worker may be ahead of the slowest; 0 with ASYNCHRONOUS: unlimited.
     """
 
     owner: int
@@ -127,5 +127,5 @@ class VariablePlacement:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether steps do not wait for the update that they bring about."""
+        """True if steps do not wait for the update that they cause."""
         return self.pace is not SyncMode.SYNCHRONOUS

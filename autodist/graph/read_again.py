@@ -1,7 +1,7 @@
-"""Sums and means of the batch that a step writes to a variable and reads again for what it differentiates.
+"""Sums and means over the batch that a step writes to a variable and reads again for its loss.
 
-So do centres and running averages that a loss is made of. On one device it reads what the whole batch has left there,
-so that replicas need the others' parts before they can go on.
+Examples are centres and running averages in a loss. On one device the step reads the result of the whole batch, so each
+replica needs the contributions of the others before it can continue.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from autodist.graph.walks import reach
 
 
 def find_behind(writes: Iterable[str], item: Step, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics:
-    """The sums and means that are read again, by place: the write, or before it where more than one is written.
+    """Returns the sums and means that are read again, by input.
+
+    The input is that of the write, or of an earlier node if several values are written.
 
     Args:
-        writes: what `writes_read_again` gives.
+        writes: the result of `writes_read_again`.
         item: the step.
-        flows: how its tensors depend on the batch.
-        is_left: whether a node is a layer's that sees its replica's examples by what it promises.
+        flows: dependence of its tensors on the batch.
+        is_left: returns True for a node of a layer that is specified to see its replica's examples only.
     """
     found: dict[NodeInput, Statistic] = {}
     for write in writes:
@@ -53,7 +55,7 @@ def find_behind(writes: Iterable[str], item: Step, flows: Propagation, is_left: 
 
 
 def writes_read_again(item: Step, flows: Propagation) -> Iterator[str]:
-    """The writes of what differs between replicas whose variable is read after them for what is differentiated."""
+    """Yields writes of replica-dependent values to a variable that a differentiated tensor reads afterwards."""
     updates, effects = _after_gradients(item), item.graph_index.effects
     writes = [n.name for n in item.graph_index.having(Trait.ASSIGNMENT) if n.name not in updates]
     if not writes:
@@ -66,9 +68,9 @@ def writes_read_again(item: Step, flows: Propagation) -> Iterator[str]:
 
 
 def branches_read_again(item: Step, flows: Propagation) -> Iterator[str]:
-    """The conditions that write what differs between replicas, whose variable is read so, and that replicas agree on.
+    """Yields conditionals with a replicated condition that write replica-dependent values which are read again.
 
-    Of these both branches may be computed: they do nothing but compute and write, and give values of known shapes.
+    Both branches of these may be computed: they only compute and write, and return values of known shapes.
     """
     updates, functions = _after_gradients(item), {f.signature.name: f for f in item.graph_def.library.function}
     for node in item.graph_index.of_op("If"):
@@ -86,7 +88,7 @@ def branches_read_again(item: Step, flows: Propagation) -> Iterator[str]:
 
 
 def _may_have_both(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) -> bool:
-    """Returns True if the branches of a condition do nothing but compute, and read and write variables."""
+    """Returns True if the branches of a conditional do nothing but compute, and read and write variables."""
     for branch in ("then_branch", "else_branch"):
         for inner in functions[node.attr[branch].func.name].node_def:
             is_plain = is_stateless(inner.op) or inner.op in READS or inner.op in having(Trait.ASSIGNMENT)
@@ -96,7 +98,7 @@ def _may_have_both(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionD
 
 
 def _readers(item: Step) -> dict[str, list[str]]:
-    """By handle, what reads a variable for what is differentiated, where gradients are added up over the replicas."""
+    """Maps each handle to the reads of its variable that differentiated tensors need, for reduced gradients."""
     joined = joined_calls(item)
     targets = [node_of(t) for k in live_calls(item) if k in joined for t in item.gradient_calls[k].targets]
     found: dict[str, list[str]] = {}
@@ -112,7 +114,7 @@ def _is_own(item: Step, flows: Propagation, write: str) -> bool:
 
 
 def _after_gradients(item: Step) -> set[str]:
-    """The nodes that are made of gradients, which are joined before a step goes on with them."""
+    """Returns the nodes that depend on gradients, which are reduced before the step uses them."""
     found = {node_of(t) for g in item.gradients for t in g.tensors}
     for name in item.graph_index.order:
         if not found.isdisjoint(item.graph_index.data[name]):

@@ -1,4 +1,4 @@
-"""Renaming: a step under the names that another process has given to the same nodes and variables."""
+"""Renaming: a step under the names that another process has for the same nodes and variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOCATED = b"loc:@"
 
 @dataclass(frozen=True)
 class Renaming:
-    """Names of the chief's, by this worker's; what is not in it has the same name on both.
+    """Maps this worker's names to the chief's; a missing name is the same on both.
 
     Attributes:
         nodes: of nodes.
@@ -35,17 +35,17 @@ class Renaming:
         return self.nodes.get(name, name)
 
     def tensor(self, name: str) -> str:
-        """Of a tensor, or of an input of a node."""
+        """Returns the chief's name of a tensor or of an input of a node."""
         if is_control(name):
             return f"^{self.node(node_of(name))}"
         return self.node(node_of(name)) + name.removeprefix(node_of(name))
 
     def item(self, item: Step) -> Step:
-        """A captured step under the chief's names; the original is left unchanged."""
+        """Returns a captured step under the chief's names."""
         if not self:
             return item
-        mine = {theirs: name for name, theirs in self.nodes.items()}
-        back = Renaming(mine)
+        inverse = {theirs: name for name, theirs in self.nodes.items()}
+        back = Renaming(inverse)
         calls = tuple(
             replace(
                 call, targets=self._tensors(call.targets), seed=self.node(call.seed),

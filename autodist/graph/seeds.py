@@ -1,7 +1,7 @@
-"""Seeds: by how much each replica's part counts in a gradient, found from what was differentiated.
+"""Seeds: the loss scale of each replica in a gradient, derived from the differentiated tensors.
 
-Within a step every cotangent equals one device's. So the seed of a gradient of a mean is, on each replica, its share of
-the whole batch, w / Σ w; that of a sum, or of rows, is 1.
+Within a step every cotangent equals that of one device. The seed of a gradient of a mean is therefore, on each replica,
+its share of the whole batch, w / Σ w; that of a sum or of rows is 1.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from autodist.graph.walks import reach
 
 @dataclass(frozen=True)
 class Undecided:
-    """It is not known how what was differentiated depends on the batch.
+    """A differentiated tensor whose dependence on the batch is unknown.
 
     Attributes:
-        target: what was differentiated.
-        reason: in words that a user can read.
+        target: the differentiated tensor.
+        reason: explanation for the user.
     """
 
     target: str
@@ -42,20 +42,20 @@ class Undecided:
 
 
 def seed_weight(item: Step, flows: Propagation, call: GradientCall, is_joined: bool) -> Weight | Undecided | None:
-    """The weight of which a seed is each replica's share; None where it is 1 on all.
+    """Returns the weight that determines each replica's share as the seed; None if the seed is 1 on all.
 
     Args:
         item: the step.
-        flows: how tensors depend on the batch; the seeds of earlier calls are declared.
-        call: of `gradient`, all of which has one weight.
-        is_joined: whether its gradients are added up over the replicas.
+        flows: dependence of tensors on the batch; the seeds of earlier calls are declared.
+        call: a call of `gradient` whose targets have one weight.
+        is_joined: True if its gradients are summed over the replicas.
     """
     kinds = [loss_kind(item, flows, target) if is_joined else flows.kind(target) for target in call.targets]
     weights = {kind.weight for kind in kinds if isinstance(kind, Mean)}
     if all(isinstance(kind, Sum | PerExample) for kind in kinds):
         return None
     if all(isinstance(kind, Replicated) for kind in kinds):
-        return Examples() if is_joined else None  # what is alike on all is differentiated alike
+        return Examples() if is_joined else None  # equal values on all replicas have equal gradients
     if len(weights) == 1 and all(isinstance(kind, Mean | Replicated) for kind in kinds):
         return weights.pop()
     unknown = [(t, k.reason) for t, k in zip(call.targets, kinds, strict=True) if isinstance(k, Unknown)]
@@ -63,14 +63,14 @@ def seed_weight(item: Step, flows: Propagation, call: GradientCall, is_joined: b
 
 
 def live_calls(item: Step) -> list[int]:
-    """Positions of the calls of `gradient` on which something depends that runs."""
+    """Returns the positions of the calls of `gradient` that an output or target depends on."""
     roots = [*map(node_of, item.outputs), *item.targets]
     needed = reach(roots, item.graph_index.sources.__getitem__)
     return [k for k, call in enumerate(item.gradient_calls) if not needed.isdisjoint(_seeds_of(call, call.terms))]
 
 
 def varying_seeds(item: Step, flows: Propagation) -> list[str]:
-    """The seeds that replicas have different values for, once the terms are settled."""
+    """Returns the seeds that differ between replicas, once the terms are settled."""
     joined = joined_calls(item)
     found = []
     for k in live_calls(item):
@@ -82,7 +82,7 @@ def varying_seeds(item: Step, flows: Propagation) -> list[str]:
 
 
 def declare_seeds(item: Step, flows: GraphPropagation) -> None:
-    """Says of the seeds what they are, in the order in which the gradients were made."""
+    """Declares the seeds to the propagation, in the order of the gradient calls."""
     joined = joined_calls(item)
     for position, call in enumerate(item.gradient_calls):
         terms = call.terms if call.is_settled else find_terms(item, flows, call)
@@ -92,7 +92,7 @@ def declare_seeds(item: Step, flows: GraphPropagation) -> None:
             continue
         weight = seed_weight(item, flows, call, position in joined)
         if isinstance(weight, Undecided):
-            weight = Examples() if position in joined else None  # for which it is taken
+            weight = Examples() if position in joined else None  # the assumption in this case
         if weight is not None:
             flows.declare_share(call.seed, weight)
 
@@ -106,21 +106,21 @@ def _declare_term(item: Step, flows: GraphPropagation, term: Term) -> None:
 
 
 def joined_calls(item: Step) -> set[int]:
-    """Positions of the calls of `gradient` whose gradients are added up over the replicas."""
+    """Returns the positions of the calls of `gradient` whose gradients are summed over the replicas."""
     joined = {gradient.call for gradient in item.gradients}
     return joined | summed_on_the_way(item, joined)
 
 
 def summed_on_the_way(item: Step, but: Collection[int]) -> set[int]:
-    """Positions of the calls whose gradients a whole sum adds up over the replicas on the way.
+    """Returns the positions of the calls whose gradients pass an in-step all-reduce.
 
     Args:
         item: the step.
-        but: positions of calls that are not asked about.
+        but: positions of calls to ignore.
     """
     gradients = [tensor(s.node) for s in item.whole_sums if s.of is not None]
-    asked = [k for k in range(len(item.gradient_calls)) if k not in but] if gradients else []
-    seen = {k: find_linearity(item.graph_index, [item.gradient_calls[k].seed]) for k in asked}
+    candidates = [k for k in range(len(item.gradient_calls)) if k not in but] if gradients else []
+    seen = {k: find_linearity(item.graph_index, [item.gradient_calls[k].seed]) for k in candidates}
     return {k for k, found in seen.items() if any(found.of(name) is Grade.LINEAR for name in gradients)}
 
 

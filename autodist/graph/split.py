@@ -1,4 +1,4 @@
-"""split: parts of a step by a callback, what passes between them, and what depends on what."""
+"""split: divides a step into subgraphs by a callback, with the tensors between them and their dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autodist.graph.part_graph import PartGraph, part_graph
 from autodist.graph.step import Step
 
 Key = Hashable
-"""By which a callback tells one part from another; `None` is no part."""
+"""Key of a subgraph, returned by a callback; `None` is no subgraph."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Subgraph:
     """The nodes of a step that have one key.
 
     Attributes:
-        key: what the callback said.
-        nodes: their names, each after what it needs of the others.
-        copies: nodes of no part that this one has copies of, each after what it needs of the others.
-        step: what it is a part of.
+        key: the value that the callback returned.
+        nodes: their names, in topological order.
+        copies: nodes of no subgraph that this one has copies of, in topological order.
+        step: the step that it is a part of.
     """
 
     key: Key
@@ -36,17 +36,17 @@ class Subgraph:
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
-        """The tensors of other nodes that it reads, each once, in the order in which it reads them."""
+        """The tensors of other nodes that it reads, each once, in the order of reading."""
         return tuple(dict.fromkeys(tensor(i) for i in self._from_outside() if not is_control(i)))
 
     @cached_property
     def waits(self) -> tuple[str, ...]:
-        """The other nodes that have to be done before some of its own, by control inputs."""
+        """The other nodes that are control inputs of its own."""
         return tuple(dict.fromkeys(node_of(i) for i in self._from_outside() if is_control(i)))
 
     @cached_property
     def gives(self) -> tuple[str, ...]:
-        """Its tensors that other nodes read or the step returns, each once, in the order in which they are made."""
+        """Its tensors that other nodes read or the step returns, each once, in the order of their creation."""
         found: list[str] = []
         returned = {tensor(name) for name in self.step.outputs}
         for name in self.nodes:
@@ -57,16 +57,15 @@ class Subgraph:
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        """Its nodes that run whether or not their tensors are asked for: the step's own, and what others wait for."""
+        """Its nodes that run even if their tensors are not read: targets of the step, and control inputs of others."""
         wanted, nodes = frozenset(self.step.targets), self.step.graph_index.nodes
         return tuple(n for n in self.nodes if n in wanted or (self._is_waited_for(n) and nodes[n].op != "Placeholder"))
 
     def graph(self) -> PartGraph:
-        """The part as a graph that can be run by itself.
+        """Returns the subgraph as a graph that can be run alone.
 
         Raises:
-            RewriteError: it takes or gives what can be no value: a list of tensors, a handle of something that has no
-                name.
+            RewriteError: an input or output cannot be a value: a list of tensors, or a handle without a name.
         """
         return part_graph(self.step.graph_index, [*self.copies, *self.nodes], self.takes, self.gives, self.targets)
 
@@ -75,7 +74,7 @@ class Subgraph:
         return frozenset(self.nodes)
 
     def _from_outside(self) -> Iterator[str]:
-        """The inputs of its nodes that other nodes give; its copies wait for nothing."""
+        """Yields the inputs of its nodes from other nodes; its copies have no control inputs."""
         graph_index, known = self.step.graph_index, self._inside.union(self.copies)
         for name in (*self.copies, *self.nodes):
             if not known.issuperset(graph_index.sources[name]):
@@ -86,7 +85,7 @@ class Subgraph:
         return any(map(is_control, self._read_outside(name)))
 
     def _read_outside(self, name: str) -> Iterator[str]:
-        """As what other nodes name one of its own."""
+        """Yields the spellings of one of its nodes as an input of other nodes."""
         graph_index = self.step.graph_index
         for reader in graph_index.consumers[name]:
             if reader not in self._inside:
@@ -95,13 +94,13 @@ class Subgraph:
 
 @dataclass(frozen=True, eq=False)
 class Subgraphs(Mapping[Key, Subgraph]):
-    """What `split` makes of a step: its parts by key, in the order in which the step comes to them.
+    """Result of `split`: the subgraphs of a step by key, in the order in which the step reaches them.
 
     Attributes:
-        needs: for each part those that are to be run before it, whose nodes lead to its own directly or by way of nodes
-            of no part.
-        order: the parts' keys, each after all that it needs.
-        key_of: the part of each node that is in one.
+        needs: maps each subgraph to those that run before it: their nodes lead to its own, directly or through nodes of
+            no subgraph.
+        order: the keys in topological order.
+        key_of: the subgraph of each node that is in one.
     """
 
     needs: Mapping[Key, frozenset[Key]]
@@ -120,7 +119,7 @@ class Subgraphs(Mapping[Key, Subgraph]):
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Key, ...]]:
-        """For each tensor that a part takes, the parts that take it."""
+        """Maps each tensor that a subgraph takes to the subgraphs that take it."""
         found: dict[str, list[Key]] = {}
         for key, part in self.items():
             for name in part.takes:
@@ -128,9 +127,9 @@ class Subgraphs(Mapping[Key, Subgraph]):
         return {name: tuple(keys) for name, keys in found.items()}
 
     def __str__(self) -> str:
-        return "\n".join(line for key in self.order for line in self._told(self[key]))
+        return "\n".join(line for key in self.order for line in self._describe(self[key]))
 
-    def _told(self, part: Subgraph) -> Iterator[str]:
+    def _describe(self, part: Subgraph) -> Iterator[str]:
         after = [repr(key) for key in self.order if key in self.needs[part.key]]
         yield f"part {part.key!r}, {len(part.nodes)} nodes" + (f", after {', '.join(after)}" if after else "")
         returned = {tensor(name) for name in part.step.outputs}
@@ -154,29 +153,28 @@ def split(
     copied: Collection[str] | None = None,
     cut_cycles: bool = False,
 ) -> Subgraphs:
-    """Parts of a step by a callback: those nodes are one part that have one key.
+    """Divides a step into subgraphs: all nodes for which the callback returns the same key are one subgraph.
 
-        parts = split(step, lambda name: name.split("/")[0])     # a part for each scope
-        print(parts)                                             # what each takes and gives, and after which it comes
+        parts = split(step, lambda name: name.split("/")[0])     # a subgraph for each scope
+        print(parts)                                             # inputs, outputs and predecessors of each
         for key in parts.order:
-            graph = parts[key].graph()                           # to be run by itself
+            graph = parts[key].graph()                           # can be run alone
 
-    Run one after the other in their order, each given what it takes, the parts do what the step does. A tensor that
-    several parts read is given once. Variables, queues and tables are no values: each part that uses one has a
-    handle of its own to what all share.
+    Run in order, each fed the tensors that it takes, the subgraphs do the same as the step. A tensor that several
+    subgraphs read is an output once. Variables, queues and tables are not values: each subgraph that uses one has its
+    own handle to the shared resource.
 
     Args:
         step: captured, or rewritten.
-        key: asked once for each node, by its name, in an order in which each comes after what it needs. What it says
-            for one node means nothing for others; `None`: the node is in no part, and stands by itself.
-        copied: nodes of which each part that reads one has a copy of its own, and of which `key` is not asked.
-            By default, handles of what sessions keep by name.
-        cut_cycles: whether a part that would need itself is cut where a path leaves it, in place of an error. The keys
-            of parts are then pairs of the callback's and a number.
+        key: called once for each node, with its name, in topological order. `None`: the node is in no subgraph.
+        copied: nodes that each reader subgraph copies; `key` is not called for them. Default: handles of resources that
+            sessions keep by name.
+        cut_cycles: True to divide a subgraph that depends on itself where a path leaves it, instead of raising an
+            error. Keys are then pairs of the callback's key and a number.
 
     Raises:
-        PartsError: a part needs itself, by way of nodes that are not in it.
-        SplitControlFlowError: a loop or a branch of TensorFlow 1 is partly in a part.
+        PartsError: a subgraph depends on itself through nodes that are not in it.
+        SplitControlFlowError: a loop or a branch of TensorFlow 1 is only partly in a subgraph.
     """
     graph_index = step.graph_index
     copied = _handles(graph_index) if copied is None else copied
@@ -201,14 +199,14 @@ def split(
 
 
 def _handles(graph_index: GraphIndex) -> frozenset[str]:
-    """What stands for something that sessions keep by its name."""
+    """Returns the handles of resources that sessions keep by name."""
     return frozenset(
         n.name for n in graph_index.nodes.values() if "shared_name" in n.attr and not graph_index.data[n.name]
     )
 
 
 def _copies(graph_index: GraphIndex, nodes: Sequence[str], copied: Collection[str]) -> tuple[str, ...]:
-    """The nodes of which a part has copies: what it reads of them after what this needs."""
+    """Returns the nodes that a subgraph copies, in topological order."""
     levels = [list(dict.fromkeys(s for name in nodes for s in graph_index.data[name] if s in copied))]
     while levels[-1]:
         levels.append([s for name in levels[-1] for s in graph_index.data[name] if s in copied])
@@ -223,12 +221,12 @@ def _refuse_parts_of_control_flow(graph_index: GraphIndex, keys: Mapping[str, Ke
 
 
 def _needs(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[Key, dict[Key, None]]:
-    """For each part those that lead to it, itself included if it does so by way of others' nodes."""
+    """Maps each subgraph to those that lead to it, itself included if a path through other nodes does."""
     numbers: dict[Key, int] = {}
     part_of = {name: numbers.setdefault(one, len(numbers)) for name, one in keys.items()}
     needs: list[dict[int, None]] = [{} for _ in numbers]
     through: dict[str, int] = {}
-    """For nodes of no part, as a set of bits, the parts that lead to them."""
+    """For nodes of no subgraph, a bit set of the subgraphs that lead to them."""
     for name in graph_index.order:
         own, bits = part_of.get(name), 0
         for source in graph_index.sources[name]:
@@ -249,7 +247,7 @@ def _needs(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[Key, dict[K
 
 
 def _cycle(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
-    """Parts of which each needs the one before it, and the first the last; none, if there are no such."""
+    """Returns subgraphs each of which needs the previous one, and the first the last; empty if there is no cycle."""
     try:
         graphlib.TopologicalSorter(needs).prepare()
     except graphlib.CycleError as error:
@@ -265,7 +263,7 @@ def _refusal(graph_index: GraphIndex, keys: Mapping[str, Key], cycle: Sequence[K
 
 
 def _way(graph_index: GraphIndex, keys: Mapping[str, Key], start: Key, end: Key) -> tuple[str, ...]:
-    """Nodes of which each reads the one before, from one part to another, with none of a part in between."""
+    """Returns a path of nodes from one subgraph to another without nodes of any other subgraph."""
     ways: list[tuple[str, ...]] = [(name,) for name in graph_index.order if keys.get(name) == start]
     seen: set[str] = set()
     for way in ways:
@@ -279,10 +277,10 @@ def _way(graph_index: GraphIndex, keys: Mapping[str, Key], start: Key, end: Key)
 
 
 def _in_pieces(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[str, Key]:
-    """The keys, each with how often a path has left its part: no path comes back to one piece.
+    """Returns the keys, each with the number of times that a path has left its subgraph; breaks all cycles.
 
-    The count never falls along an edge and rises wherever a part is left. What only its own part reads belongs to the
-    piece where it is read first.
+    The number never decreases along an edge and increases whenever a path leaves a subgraph. A node that only its own
+    subgraph reads has the number of its first reader.
     """
     levels: dict[str, int] = {}
     for name in graph_index.order:

@@ -1,11 +1,11 @@
-"""Stages: which nodes of a step compute (run on every replica) and which run once, on what the replicas made.
+"""Stages: the nodes of a step that compute (on every replica) and those that run once, on reduced results.
 
-A step is a sequence compute₁, update₁, compute₂, update₂, …, after-state. A node *runs once* if a gradient reaches it
-by data or through a variable (a read that is ordered after a write which a gradient reached), or if it reads state
-after the compute part's own write of it (Keras's logs). All else is *compute*. What leads to a gradient is always
-compute: a read of what the first update wrote, on the way to the second gradient of a GAN, starts compute₂. So is what
-a batch reaches and no gradient does by data: predictions made after the update are made by every replica for its own
-examples.
+A step is a sequence compute₁, update₁, compute₂, update₂, …, after-state. A node *runs once* in two cases. Either a
+gradient reaches it, by data or through a variable (a read ordered after a write that a gradient reached). Or it reads
+state after the compute part's own write of it (Keras's logs). All other nodes *compute*. A node that leads to a
+gradient always computes: a read of the first update's write, on the way to the second gradient of a GAN, starts
+compute₂. So does a node that the batch reaches and no gradient reaches by data: each replica makes predictions after
+the update for its own examples.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from autodist.graph.parts import VariableGradient
 
 @dataclass(frozen=True)
 class Stages:
-    """What `autodist.graph.find_stages` found.
+    """Result of `autodist.graph.find_stages`.
 
     Attributes:
-        once: nodes that run once on a worker, after the replicas' gradients or state were combined.
+        once: nodes that run once on a worker, after the replicas' gradients or state were reduced.
         update: those of `once` that a gradient reaches.
         gradients: the gradients that reach a write of a variable; these are synchronised.
-        level: for each of them (by position) which update stage it belongs to, from 1.
-        levels: the stage of every other node that belongs to a later one than the first.
-        state_writes: writes that the compute part makes itself, in topological order.
-        effects: what each node that touches a variable does, in topological order.
+        level: the update round of each gradient (by position), from 1.
+        levels: the update round of every other node that belongs to a later one than the first.
+        state_writes: writes by the compute part, in topological order.
+        effects: effect of each node that uses a variable, in topological order.
         order: position of each node in a topological order.
-        before: for each node the writes that are ordered before it, as a set of bits; `writes` tells them apart.
+        before: maps each node to the writes ordered before it, a bit set over `writes`.
         writes: the writes, by bit.
-        strays: positions of the gradients that reach no write of their own variable: what is written of them is
-            another network's variable, or one in which they are gathered.
+        unapplied_gradients: positions of the gradients that reach no write of their own variable: they update another
+            network's variable, or one that accumulates gradients.
     """
 
     once: frozenset[str]
@@ -50,20 +50,20 @@ class Stages:
     unapplied_gradients: frozenset[int] = frozenset()
 
     def level_of(self, node: str) -> int:
-        """Which update stage a node belongs to, from 1."""
+        """Returns the update round of a node, from 1."""
         return self.levels.get(node, 1)
 
     def writes_before(self, node: str, handle: str) -> list[str]:
-        """The writes of `handle` that are ordered before `node`, in topological order."""
+        """Returns the writes of `handle` that are ordered before `node`, in topological order."""
         bits = self.before.get(node, 0)
         return [self.writes[k] for k in self._writes_of.get(handle, ()) if bits >> k & 1]
 
     def readers(self, handle: str) -> list[str]:
-        """What reads the variable of a handle, in topological order."""
+        """Returns the nodes that read the variable of a handle, in topological order."""
         return self._readers_of.get(handle, [])
 
     def is_used_after(self, handle: str, writes: Collection[str]) -> bool:
-        """Whether the compute part reads a variable after some of its `writes`, for more than these."""
+        """Returns True if the compute part reads a variable after some of its `writes`, other than for these writes."""
         return any(
             not set(writes).isdisjoint(self.writes_before(name, handle))
             for name in self.readers(handle)
@@ -72,7 +72,7 @@ class Stages:
 
     @cached_property
     def _writes_of(self) -> Mapping[str, list[int]]:
-        """By handle, the bits of its writes."""
+        """Maps each handle to the bits of its writes."""
         found: dict[str, list[int]] = {}
         for k, write in enumerate(self.writes):
             for handle in self.effects[write].writes:

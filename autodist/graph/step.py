@@ -1,4 +1,4 @@
-"""Step: a captured training step, the value that capture makes and every kernel maps to another."""
+"""Step: a captured training step; capture creates it and every kernel maps it to a new one."""
 
 from __future__ import annotations
 
@@ -22,36 +22,39 @@ from autodist.graph.stages import Stages
 from autodist.graph.subgraph import SpecOf, nothing_known
 
 EXAMPLES = "autodist/examples:0"
-"""The placeholder, in a replicated step, that is fed the number of examples of this worker (int64 scalar).
+"""Placeholder of a replicated step, fed with this worker's number of examples (int64 scalar).
 
-A worker without examples is fed one row all the same, and 0 here: ops need not bear empty batches, and what the row
-gives is left out.
+A worker without examples is fed one row and the number 0, because ops need not support empty batches. The results of
+that row are ignored.
 """
 
 ALL_EXAMPLES = "autodist/all_examples:0"
-"""The placeholder, in a replicated step, that is fed the number of examples of all workers, where each knows it."""
+"""Placeholder of a replicated step, fed with the number of examples of all workers if each worker knows it."""
 
 
 UNEVEN = "autodist: replicas have different numbers of examples; in all"
-"""What stops a step, where it is not known before it runs, whose replicas all need equally many: the number follows."""
+"""Start of the error raised at run time if all replicas need equally many examples and the batch is uneven.
+
+The number of examples follows it.
+"""
 
 _UNREAD = GraphIndex(tf.compat.v1.GraphDef())
 
 
 @dataclass(frozen=True)
 class Replication:
-    """What is known of a replicated step, for the kernels after `Replicate`.
+    """Properties of a replicated step, for the kernels that run after `Replicate`.
 
     Attributes:
-        stages: what runs once, as it was before; those nodes keep their names.
-        copies: for each node that a replica has of its own, which of this worker's replicas it is for, and its captured
-            name; the first one's keep their names.
-        joins: what the replicas made and has to be combined, as far as it is not yet.
-        joined_gradients: the tensors that what runs once reads in place of the replicas' gradients.
-        keepers: for each variable that is owned, how its owner keeps it.
-        counts_examples: whether the step's last output is none of the script's, but above 0 if any worker has examples.
-        even_parts: that all replicas need equally many examples, and why; None where they do not.
-        order: of all that the step does, where an owner keeps variables; found while `joins` has all joins.
+        stages: the nodes that run once, as they were before replication; they keep their names.
+        copies: maps a node that exists once per replica to (index of the local replica, captured name). The copies of
+            the first replica keep their captured names.
+        joins: the reductions over replicas that no kernel has replaced yet.
+        joined_gradients: the tensors that nodes outside the replicas read in place of the replicas' gradients.
+        variable_placements: maps a variable with an owner to its placement.
+        counts_examples: True if the step has one more output, the last: it is above 0 if any worker has examples.
+        even_parts: why all replicas need equally many examples; None if they do not.
+        order: execution order of the step if an owner holds variables; computed while `joins` is complete.
     """
 
     stages: Stages
@@ -65,51 +68,51 @@ class Replication:
 
     @cached_property
     def trained(self) -> dict[str, str]:
-        """For each tensor that stands for a gradient which has to be combined, its variable."""
+        """Maps each tensor that stands for a gradient to be reduced to its variable."""
         return {t: j.variable for j in self.joins if j.variable is not None for t in j.result}
 
 
 @dataclass(frozen=True)
 class Step:
-    """A training step as it was captured: what one device would run.
+    """A training step as captured: the computation that one device would run.
 
     Attributes:
-        graph_def: all that `outputs` and `targets` need.
-        variables: what the step reads or writes, and no others.
-        gradients: those that were noted, in the order in which they were made.
-        gradient_calls: the calls that made them.
-        whole_sums: what the step adds up over all replicas while it computes, in the order in which it was made.
-        inputs: tensors that are given anew for every step; the axis along which each is split between replicas,
-            None where every replica gets the whole.
-        apart: inputs that have other numbers of rows than the first one that is split, and are split by these; of each,
-            the first input that has as many.
+        graph_def: all nodes that `outputs` and `targets` need.
+        variables: the variables that the step reads or writes, and no others.
+        gradients: the recorded gradients, in the order of their creation.
+        gradient_calls: the calls that created them.
+        whole_sums: the all-reduces that run while the step computes, in the order of their creation.
+        inputs: maps each tensor that is fed in every step to the axis along which it is split between replicas; None if
+            every replica gets all of it.
+        apart: maps each input whose number of rows differs from the first split input to the first input with as many
+            rows as it; it is split as that one.
         outputs: tensors that the step returns.
         targets: nodes that run without being returned.
-        noted: static shape and dtype of a tensor of the captured graph, and of what kernels have noted since.
-        origin_of: where the script has made a captured node.
-        owners: the worker that holds a variable (or a shard), by its name; every worker holds the others.
-        mates: for an owner, others that hold the same.
-        cuts: how variables are cut, by the captured variable's name; `variables` has their shards in their place.
-        flows: how the captured tensors depend on the batch, where a kernel has changed the graph since in ways that
+        noted: returns the static shape and dtype of a tensor that was captured or recorded by a kernel.
+        origin_of: returns the line of the script that created a captured node.
+        owners: maps a variable (or shard) to the worker that holds it; every worker holds the others.
+        stage_group: maps an owner to the other workers that hold the same variables.
+        cuts: maps a captured variable to its partitioning; `variables` has its shards in its place.
+        flows: dependence of the captured tensors on the batch, set if a kernel has changed the graph in ways that
             propagation does not follow.
-        initializers: nodes that this worker runs once, before the first step that has them: what kernels keep between
-            steps (the residual of a compressor, say) gets its first value. By a key that is the same in all programs
-            that share the state, so that a second program does not set it again.
-        served: nodes that the owner of stale variables runs once for every step, beside it.
-        landed: nodes that end, run between two steps, once all is written that this worker's steps have asked for.
-        copies: suffixes of a variable's name in the session under which every worker has copies of it.
-        jit_compile: whether the script asks XLA to compile all of the step. Where it asks for parts, the names of their
-            nodes say so (`autodist.graph.jit_scope`).
-        is_global: whether every worker is given the same batch, of which it keeps its share, so that each knows how
-            many examples there are in all.
-        is_whole: whether each worker is to have the whole of what the step returns, rows of all workers in order, and
-            nothing may be guessed: a step of which it is not known how it is that of one device is refused.
-        rows: how many examples each replica gets where the graph was made for that number alone; None: as many as there
-            are.
-        replication: what came of replicating the step; None until it is, and where there is one replica alone.
-        pipeline_parts: of a pipeline, where the captured nodes of the compute part belong, as far as it is known, and
-            those that a kernel has made of them to compute them anew.
-        wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
+        initializers: nodes that this worker runs once, before the first step that has them. They set the initial value
+            of state that kernels keep between steps, such as the residual of a compressor. The key is the same in all
+            programs that share the state, so a second program does not reset it.
+        served: nodes of the background program that the owner of stale variables runs once for every step.
+        flush_targets: targets that complete once all writes requested by this worker's steps have been applied; run
+            between steps.
+        copies: suffixes of a variable's name in the session under which every worker holds a cached copy of it.
+        jit_compile: True if the script requests XLA for the complete step. If it requests XLA for parts, the names of
+            their nodes show it (`autodist.graph.jit_scope`).
+        is_global: True if every worker receives the same batch and keeps its share, so that each knows the total number
+            of examples.
+        is_whole: True if each worker needs the complete outputs, with the rows of all workers in order, and nothing may
+            be guessed: a step that is not proven equal to that of one device is rejected.
+        rows: examples for each replica if the graph was built for that number only; None: any number.
+        replication: result of replicating the step; None before, and if there is only one replica.
+        pipeline_parts: for a pipeline, the parts of the captured nodes of the compute part, as far as known, and of the
+            nodes that a kernel has created to recompute them.
+        graph_index: index of `graph_def`; `replace` keeps it as long as the graph is the same.
     """
 
     graph_def: tf.compat.v1.GraphDef
@@ -145,7 +148,7 @@ class Step:
             object.__setattr__(self, "graph_index", GraphIndex(self.graph_def))
 
     def spec_of(self, name: str) -> tf.TensorSpec:
-        """Static shape and dtype of a tensor, as noted; else, as of nodes that kernels made, as TensorFlow infers them.
+        """Returns the static shape and dtype of a tensor: as recorded, or as TensorFlow infers them for new nodes.
 
         Raises:
             KeyError: the graph has no such tensor.
@@ -159,16 +162,16 @@ class Step:
             return self._inferred[node][output_index(name)]
 
     def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> Step:
-        """The same step with another graph; the original is left unchanged."""
+        """Returns the same step with another graph."""
         return replace(self, graph_def=graph_def)
 
     def replica_of(self, node: str) -> tuple[int, str]:
-        """Which of this worker's replicas a node is for, and its captured name; for what all share, the first."""
+        """Returns (index of the local replica, captured name) of a node; index 0 for nodes that replicas share."""
         shared = 0, node
         return self.replication.copies.get(node, shared) if self.replication else shared
 
     def placement(self, variable: str) -> Placement:
-        """Where the value of a captured variable lies, once owners are assigned."""
+        """Returns the placement of a captured variable, once owners are assigned."""
         cut = self.cuts.get(variable)
         names = [variable] if cut is None else [shard_name(variable, k) for k in range(len(cut.sizes))]
         owners = tuple(self.owners.get(name, EVERY_WORKER) for name in names)
@@ -177,7 +180,7 @@ class Step:
 
     @cached_property
     def named(self) -> frozenset[str]:
-        """The nodes that the item names: a rewrite keeps them, and all that they need."""
+        """The nodes that the fields of the step refer to; a rewrite keeps them and their inputs."""
         gradients = [t for gradient in self.gradients for t in gradient.tensors]
         calls = [name for call in self.gradient_calls for name in (call.seed, *call.targets)]
         calls += [term.tensor for call in self.gradient_calls for term in call.terms]
@@ -196,12 +199,12 @@ class Step:
 
     @cached_property
     def by_handle(self) -> dict[str, Variable]:
-        """The variable for the name of each VarHandleOp."""
+        """Maps the name of each VarHandleOp to its variable."""
         return {v.handle: v for v in self.variables}
 
 
 def place_variables(item: Step, placements: Mapping[str, Placement]) -> Step:
-    """The item with what is known of where its variables lie, by the captured variables' names."""
+    """Returns the step with the placements of its variables, keyed by the captured variables' names."""
     owners: dict[str, int] = {}
     cuts = {name: placement.cut for name, placement in placements.items() if placement.cut is not None}
     for name, placement in placements.items():

@@ -1,4 +1,4 @@
-"""StepEditor: the verbs with which kernels change a step, whose roots follow what is done to its graph."""
+"""StepEditor: the operations with which kernels change a step; outputs and targets follow changes of the graph."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from autodist.graph.subgraph import SpecOf, SubgraphBuilder, subgraph
 
 
 class StepEditor(GraphEditor):
-    """A step that is being changed.
+    """A step under modification.
 
-    What a run asks the step for is a consumer like any other, which stands outside of the graph: what it returns is
-    read, what it runs is waited for. So `rewire` and `replace_control` go for both, where they name no consumers; and
-    a node that is removed runs no more.
+    Outputs and targets count as consumers that stand outside of the graph: an output is read, a target is a control
+    dependency. `rewire` and `replace_control` without `consumers` therefore change both, and removing a node removes
+    the target.
 
     Args:
-        item: where to start; not modified.
+        item: the step to start from; not modified.
     """
 
     def __init__(self, item: Step) -> None:
@@ -47,27 +47,27 @@ class StepEditor(GraphEditor):
         return tuple(self._targets)
 
     def to_item(self, **changes: Any) -> Step:
-        """The step as it is now.
+        """Returns the step in its current state.
 
         Args:
-            **changes: of what else a Step has.
+            **changes: new values for other fields of Step.
 
         Raises:
-            RewriteError: it returns what has been removed.
+            RewriteError: an output of the step has been removed.
         """
         lost = next((name for name in self._outputs if node_of(name) not in self), None)
         if lost is not None:
-            raise RewriteError(f"{lost}, which the step returns, is not in the graph any more; a kernel removed it")
+            raise RewriteError(f"{lost}, an output of the step, is no longer in the graph: a kernel removed it")
         return self._with_roots(changes).with_graph(self.to_graph_def())
 
     def named(self, **changes: Any) -> frozenset[str]:
-        """The nodes that the step names as it is now (`Step.named`); `changes` as for `to_item`."""
+        """Returns the nodes that the step refers to in its current state (`Step.named`); `changes` as for `to_item`."""
         return self._with_roots(changes).named
 
     # -- shapes and dtypes -----------------------------------------------------------------------------------------
 
     def spec(self, name: str) -> tf.TensorSpec:
-        """Shape and dtype of a tensor: as captured, as noted since, or as TensorFlow infers them.
+        """Returns shape and dtype of a tensor: as captured, as recorded since, or as TensorFlow infers them.
 
         Raises:
             KeyError: the graph has no such tensor.
@@ -79,24 +79,24 @@ class StepEditor(GraphEditor):
             return infer_specs(self._nodes, self.library, self._noted, node_of(name))[output_index(name)]
 
     def shape(self, name: str) -> tf.TensorShape:
-        """A tensor's shape, as far as it is known."""
+        """Returns a tensor's shape, as far as it is known."""
         try:
             return self.spec(name).shape
         except KeyError:
             return tf.TensorShape(None)
 
     def note(self, specs: Mapping[str, tf.TensorSpec]) -> None:
-        """Notes shapes and dtypes of tensors that are new, by their names."""
+        """Records shapes and dtypes of new tensors, by name."""
         self._specs.update(specs)
 
     @contextmanager
     def subgraph(self, prefix: str) -> Iterator[SubgraphBuilder]:
-        """New arithmetic (`autodist.graph.subgraph`) on what is known of its inputs; what is made is noted."""
+        """Builds new arithmetic (`autodist.graph.subgraph`) with known specs of its inputs; records the new specs."""
         with subgraph(self, prefix, self.spec) as made:
             yield made
         self.note(made.specs())
 
-    # -- what follows the graph ------------------------------------------------------------------------------------
+    # -- outputs and targets follow -------------------------------------------------------------------------------
 
     def rewire(self, old: str, new: str, consumers: Iterable[str] | None = None) -> int:
         if consumers is None:
@@ -114,38 +114,38 @@ class StepEditor(GraphEditor):
         super().remove(gone)
         self.drop_targets(gone)
 
-    # -- what a run is asked for -----------------------------------------------------------------------------------
+    # -- outputs and targets ---------------------------------------------------------------------------------------
 
     def set_outputs(self, tensors: Iterable[str]) -> None:
-        """Lets the step return `tensors`, and nothing else."""
+        """Sets the outputs of the step."""
         self._outputs = tuple(map(tensor, tensors))
 
     def replace_output(self, old: str, new: str) -> None:
-        """Lets the step return the tensor `new` where it returns `old`."""
+        """Replaces the output `old` of the step by `new`."""
         self._outputs = tuple(tensor(new) if name == tensor(old) else name for name in self._outputs)
 
     def run(self, names: Iterable[str]) -> None:
-        """Adds nodes that run in every step without being returned."""
+        """Adds targets: nodes that run in every step without being returned."""
         self._targets.update(dict.fromkeys(names))
 
     def serve(self, names: Iterable[str]) -> None:
-        """Adds nodes that the owner of stale variables runs beside each step."""
+        """Adds nodes to the background program, which the owner of stale variables runs once for every step."""
         self._served.update(dict.fromkeys(names))
 
     def land(self, names: Iterable[str]) -> None:
-        """Adds nodes that end, run between two steps, once all is written that this worker's steps have asked for."""
+        """Adds flush targets: they complete once all writes requested by this worker's steps have been applied."""
         self._landed.update(dict.fromkeys(names))
 
     def initialize(self, initializers: Mapping[str, str]) -> None:
-        """Adds nodes that run once, before the first step, by a key that is the same in all programs."""
+        """Adds nodes that run once, before the first step, under keys that are the same in all programs."""
         self._initializers.update(initializers)
 
     def replace_target(self, old: str, new: Iterable[str]) -> None:
-        """Lets the nodes `new` run where `old` does."""
+        """Replaces the target `old` by the nodes `new`."""
         self.replace_targets({old: tuple(new)})
 
     def replace_targets(self, instead: Mapping[str, Sequence[str]]) -> None:
-        """`run_instead` for one node after the other, with one look at what runs for all of them."""
+        """Applies `replace_target` to each item in order, in one pass over all targets."""
         following: dict[str, tuple[str, ...]] = {}
         for old, names in reversed(list(instead.items())):
             following[old] = tuple(name for new in names for name in following.get(new, (new,)))
@@ -156,7 +156,7 @@ class StepEditor(GraphEditor):
                 roots.update(dict.fromkeys(followed))
 
     def drop_targets(self, names: Iterable[str]) -> None:
-        """Lets nodes run only as far as something else needs them."""
+        """Removes nodes from all targets; they still run if another node needs them."""
         for name in names:
             for roots in (self._targets, self._served, self._landed):
                 roots.pop(name, None)

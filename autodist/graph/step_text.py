@@ -1,11 +1,10 @@
-"""Steps as text: what a worker runs, and what kernels tell each other of it.
+"""Steps as text: the program of a worker, and the notes that kernels leave for one another.
 
-Graphs as text in which two graphs are equal if they do the same by the same names.
+Two graphs have equal texts if they do the same under the same names.
 
-What carries no meaning is left out or put in order: the order of nodes, of control inputs and of attributes; attributes
-that have their default, or no value, as protobuf adds them where one is asked for; the numbers that TensorFlow gives to
-functions; how a constant is encoded. What the names of nodes are stays, since a look at two texts side by side needs
-them.
+Meaningless differences are omitted or normalised: the order of nodes, control inputs and attributes; attributes with
+default or missing values, which protobuf adds on reading; TensorFlow's numbers of functions; the encoding of constants.
+Names of nodes are kept, since a comparison of two texts needs them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry  # which attributes have defaults
+from tensorflow.python.framework import op_def_registry  # the defaults of attributes
 
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
 from autodist.graph.names import is_control
@@ -27,11 +26,11 @@ from autodist.graph.step import Step
 
 
 def text_of_step(item: Step, captured: Step) -> str:
-    """What one worker runs, and where its variables are.
+    """Returns the program of one worker and the placements of its variables, as text.
 
     Args:
         item: the rewritten step.
-        captured: the step of which it was made.
+        captured: the step before the rewrite.
     """
     variable_placements = item.replication.variable_placements if item.replication else {}
     return _text(
@@ -49,7 +48,7 @@ def text_of_step(item: Step, captured: Step) -> str:
 
 
 def text_of_notes(item: Step) -> str:
-    """What kernels know of a step that they have not rewritten to its end."""
+    """Returns the notes of kernels on a step that is not completely rewritten, as text."""
     made = item.replication
     return _text(
         {
@@ -85,7 +84,7 @@ def _join(join: PendingReduction) -> str:
 
 
 def _runs(item: Step) -> Iterator[str]:
-    """What is returned, in its order, and what runs without being returned."""
+    """Yields the outputs in order, and the targets."""
     made = item.replication
     yield f"returns {', '.join(item.outputs)}" + (", which counts examples" if made and made.counts_examples else "")
     yield from (f"target {name}" for name in sorted(item.targets))
@@ -102,8 +101,8 @@ def _pairs(mapping: Mapping[str, object]) -> Iterator[str]:
 
 def _variable(item: Step, variable: Variable) -> str:
     owner = item.owners.get(variable.name)
-    told = f"{variable.name}: {variable.dtype.name}{list(variable.shape)} in {variable.handle}"
-    return f"{told} of {owner}" if owner else told
+    text = f"{variable.name}: {variable.dtype.name}{list(variable.shape)} in {variable.handle}"
+    return f"{text} of {owner}" if owner else text
 
 
 def _placement(item: Step, name: str) -> str:
@@ -112,20 +111,20 @@ def _placement(item: Step, name: str) -> str:
 
 
 _SHOWN_ELEMENTS = 8
-"""Larger constants are told by a hash."""
+"""Larger constants are shown as a hash."""
 
 _COUNT = re.compile(r"(_\d+)+$")
 
 
 def sections_of_graph(graph_def: tf.compat.v1.GraphDef) -> dict[str, list[str]]:
-    """Lines by title: "nodes", and "function NAME" for each function that is called."""
+    """Returns lines by title: "nodes", and "function NAME" for each called function."""
     functions = _Functions(graph_def)
     nodes = _lines_of_nodes(graph_def.node, functions)
     return {"nodes": nodes, **{f"function {name}": lines for name, lines in functions.sections()}}
 
 
 class _Functions:
-    """The functions of a graph's library, numbered in the order in which they are first met."""
+    """The functions of a graph's library, numbered in the order of their first call."""
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
         self._known = {function.signature.name: function for function in graph_def.library.function}
@@ -133,13 +132,13 @@ class _Functions:
         self._met: dict[str, str] = {}
 
     def name(self, name: str) -> str:
-        """The name that a function has in the text."""
+        """Returns the name of a function in the text."""
         if name not in self._met:
             self._met[name] = f"{_COUNT.sub('', name)}#{len(self._met)}" if name in self._known else name
         return self._met[name]
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
-        """Of each that was met, also by another's body, what it does."""
+        """Yields the title and the lines of each called function, including those called by other functions."""
         done = 0
         while done < len(self._met):
             name = list(self._met)[done]
@@ -180,9 +179,9 @@ def _line(node: tf.compat.v1.NodeDef, functions: _Functions) -> str:
 
 @cache
 def _defaults(op: str) -> Mapping[str, bytes]:
-    """The attributes of an op that have a default, serialised."""
+    """Returns the serialised attributes of an op that have a default."""
     found = op_def_registry.get(op)
-    if found is None:  # a function's name
+    if found is None:  # the name of a function
         return {}
     return {
         a.name: a.default_value.SerializeToString(deterministic=True) for a in found.attr if a.HasField("default_value")
@@ -201,7 +200,7 @@ def _attribute(value: Any, functions: _Functions) -> str:
 
 
 def _elements(values: Any, functions: _Functions) -> list[str]:
-    """The elements of a list attribute; colocation classes are sorted, since their order means nothing."""
+    """Returns the elements of a list attribute; colocation classes are sorted, since their order is meaningless."""
     for field, found in values.ListFields():
         shown = [_scalar(field.name, one, functions) for one in found]
         return sorted(shown) if any(one.startswith("'loc:@") for one in shown) else shown
@@ -226,7 +225,7 @@ def _scalar(kind: str, value: Any, functions: _Functions) -> str:
 
 
 def _string(value: bytes) -> str:
-    """Long ones, which hold serialised messages, by a hash."""
+    """Returns a long string, which holds a serialised message, as a hash."""
     return repr(value)[1:] if len(value) <= 200 else f"{len(value)} bytes {_hash(value)}"
 
 

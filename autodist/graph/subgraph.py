@@ -1,4 +1,4 @@
-"""Fragments: new arithmetic, written with TensorFlow's public API in a scratch graph and spliced into an editor."""
+"""Subgraphs: new arithmetic, built with TensorFlow's public API in a scratch graph and spliced into an editor."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.names import as_input, is_control, node_of, output_index, tensor
 
 SpecOf = Callable[[str], tf.TensorSpec]
-"""Shape and dtype by the name of a tensor; KeyError where nothing is known."""
+"""Returns shape and dtype of a tensor by its name; raises KeyError if they are unknown."""
 
 
 def nothing_known(tensor: str) -> tf.TensorSpec:
-    """What is known of tensors that were not captured from a graph: it raises KeyError."""
-    raise KeyError(f"nothing is known of {tensor}, which was not captured from a graph")
+    """Raises KeyError: the specs of a graph that was not captured."""
+    raise KeyError(f"shape and dtype of {tensor} are unknown: it was not captured from a graph")
 
 
 class SubgraphBuilder:
-    """A scratch graph whose inputs are tensors of the graph that is edited.
+    """A scratch graph whose inputs are tensors of the edited graph.
 
-    Made by `fragment`; inside its `with` block TensorFlow's API builds in the scratch graph.
+    Created by `subgraph`; inside its `with` block TensorFlow's API builds in the scratch graph.
 
     Args:
-        prefix: of what is made, in the edited graph.
-        graph: to build in.
-        spec_of: what is known of the edited graph's tensors.
+        prefix: prefix of the new nodes in the edited graph.
+        graph: the scratch graph.
+        spec_of: returns the specs of the edited graph's tensors.
 
     Attributes:
-        made: names of the nodes that it added to the edited graph; empty before it was left.
+        made: names of the nodes added to the edited graph; empty until the `with` block has ended.
     """
 
     def __init__(self, prefix: str, graph: tf.Graph, spec_of: SpecOf = nothing_known) -> None:
@@ -43,19 +43,19 @@ class SubgraphBuilder:
         self.made: tuple[str, ...] = ()
 
     def input(self, name: str, dtype: tf.DType | None = None, shape: object = None) -> tf.Tensor:
-        """The tensor `name` of the edited graph, to compute with here.
+        """Returns a scratch tensor that stands for the tensor `name` of the edited graph.
 
         Args:
             name: of the tensor.
-            dtype: of its elements; None: these and the shape are as they are known.
-            shape: as far as it is to count; None: nothing of it.
+            dtype: of its elements; None: dtype and shape are those known of the tensor.
+            shape: the static shape to assume; None: unknown.
         """
         name = tensor(name)
         if name not in self._inputs:
             if dtype is None:
                 known = self._spec_of(name)
                 dtype, shape = known.dtype, known.shape
-            # Without control inputs, or TensorFlow would take what reads it for ordered already.
+            # No control inputs: TensorFlow would otherwise consider the consumers ordered already.
             with self.graph.as_default(), tf.control_dependencies(None):
                 made = tf.raw_ops.Placeholder(dtype=dtype, shape=tf.TensorShape(shape))
             self._inputs[name] = made
@@ -63,17 +63,17 @@ class SubgraphBuilder:
         return self._inputs[name]
 
     def inputs(self, names: Iterable[str]) -> list[tf.Tensor]:
-        """Tensors of the edited graph, as they are known."""
-        asked = [tensor(name) for name in names]
-        new = [name for name in dict.fromkeys(asked) if name not in self._inputs]
+        """Returns scratch tensors for tensors of the edited graph, with their known dtypes and shapes."""
+        requested = [tensor(name) for name in names]
+        new = [name for name in dict.fromkeys(requested) if name not in self._inputs]
         self._inputs.update(zip(new, self.inputs_like(new, [self._spec_of(name) for name in new]), strict=True))
-        return [self._inputs[name] for name in asked]
+        return [self._inputs[name] for name in requested]
 
     def inputs_like(self, names: Sequence[str], like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
-        """Tensors of the edited graph with dtypes and shapes as those of `like`.
+        """Returns scratch tensors for tensors of the edited graph, with the dtypes and shapes of `like`.
 
-        They cost a tenth of what `input` takes for each: one operation stands for all of them, so that to wait for one
-        is to wait for all, and what reads one does not wait for others.
+        This takes a tenth of the time of `input` for each: one operation stands for all tensors. A control dependency
+        on one is a dependency on all; a consumer of one does not wait for the others.
         """
         if len(names) < 2:
             return [self.input(name, t.dtype, t.shape) for name, t in zip(names, like, strict=True)]
@@ -86,7 +86,7 @@ class SubgraphBuilder:
         return list(made)
 
     def after(self, names: Iterable[str]) -> tf.Operation:
-        """An operation that stands for the nodes `names` of the edited graph, for `tf.control_dependencies`."""
+        """Returns an operation that stands for the nodes `names` of the edited graph, for `tf.control_dependencies`."""
         with self.graph.as_default(), tf.control_dependencies(None):
             made = tf.no_op()
         self._orders[made.name] = tuple(names)
@@ -95,36 +95,36 @@ class SubgraphBuilder:
     def add(
         self, like: tf.compat.v1.NodeDef, name: str, inputs: Iterable[str], after: Iterable[tf.Operation] = ()
     ) -> tf.compat.v1.NodeDef:
-        """Adds a copy of a node that TensorFlow has made before, which takes a tenth of the time of making it again.
+        """Adds a copy of a node that TensorFlow has created before, in a tenth of the time of creating it again.
 
-        Control dependencies and devices of the scratch graph do not count for it: the copy stands where `like` says.
+        Control dependencies and devices of the scratch graph do not apply: the copy keeps the device of `like`.
 
         Args:
             like: the node.
-            name: of the copy, here.
+            name: of the copy in the scratch graph.
             inputs: names of tensors of the edited graph.
-            after: operations made here, which it waits for.
+            after: operations of the scratch graph that the copy waits for.
 
         Returns:
-            The copy, as it will stand in the edited graph; the caller may change its attributes and its device.
+            The copy, as in the edited graph; the caller may change its attributes and device.
         """
         node = tf.compat.v1.NodeDef()
         node.CopyFrom(like)
         node.name = self.prefix + name
         control = (spelled for op in after for spelled in self._spliced_input(f"^{op.name}"))
         node.input[:] = [*map(as_input, inputs), *dict.fromkeys(control)]
-        self._added.append((self.graph.version, node))  # behind so many operations of the scratch graph
+        self._added.append((self.graph.version, node))  # position: the number of operations before it
         return node
 
     def name(self, made: tf.Tensor | tf.Operation) -> str:
-        """The name that a tensor or operation made here has in the edited graph."""
+        """Returns the name in the edited graph of a tensor or operation of the scratch graph."""
         if isinstance(made, tf.Operation):
             return self.prefix + made.name
         bound = self._bound.get(made.op.name)
         return bound[made.value_index] if bound is not None else f"{self.prefix}{made.op.name}:{made.value_index}"
 
     def specs(self) -> dict[str, tf.TensorSpec]:
-        """Shape and dtype of what was made here, by the names in the edited graph."""
+        """Returns shape and dtype of the new tensors, by their names in the edited graph."""
         return {
             f"{self.prefix}{made.name}": tf.TensorSpec(made.shape, made.dtype)
             for operation in self.graph.get_operations() if operation.name not in self._bound
@@ -155,7 +155,7 @@ class SubgraphBuilder:
         self.made = tuple(node.name for node in out.node)
 
     def _renamed(self, node: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
-        """A node of the scratch graph as it is to stand in the edited one."""
+        """Returns a copy of a scratch node as it will be in the edited graph."""
         copy = tf.compat.v1.NodeDef()
         copy.CopyFrom(node)
         copy.name = self.prefix + node.name
@@ -168,13 +168,13 @@ class SubgraphBuilder:
 
 
 class Template:
-    """Arithmetic that is built once and spliced into a graph many times, on other tensors each time.
+    """Arithmetic that is built once and spliced into a graph many times, each time on other tensors.
 
-    TensorFlow takes some 0.1 ms to make an operation, a copy of one a tenth of that.
+    TensorFlow takes about 0.1 ms to create an operation; a copy takes a tenth of that.
 
     Args:
-        like: its inputs, each by its dtype, or with its shape where that is to count.
-        build: makes its outputs from its inputs.
+        like: the dtype of each input, or its spec if the shape matters.
+        build: computes the outputs from the inputs.
     """
 
     def __init__(self, like: Sequence[tf.DType | tf.TensorSpec], build: Callable[..., Sequence[tf.Tensor]]) -> None:
@@ -193,7 +193,7 @@ class Template:
         self._nodes = [node for node in definition.node if node.name not in self._inputs]
 
     def splice(self, editor: GraphEditor, prefix: str, inputs: Sequence[str]) -> list[str]:
-        """Adds the arithmetic on the tensors `inputs` under "autodist/" + `prefix`; returns its outputs' names."""
+        """Adds the arithmetic on `inputs` under "autodist/" + `prefix`; returns the names of its outputs."""
 
         def here(name: str) -> str:
             position = self._inputs.get(node_of(name))
@@ -206,15 +206,15 @@ class Template:
 
 @contextmanager
 def subgraph(editor: GraphEditor, prefix: str, spec_of: SpecOf = nothing_known) -> Iterator[SubgraphBuilder]:
-    """Builds with TensorFlow's API; on leaving, what was built stands in `editor` under "autodist/" + `prefix`.
+    """Builds with TensorFlow's API; on exit, adds the result to `editor` under "autodist/" + `prefix`.
 
     Args:
         editor: of the graph.
-        prefix: of what is made.
-        spec_of: what is known of the graph's tensors.
+        prefix: of the new nodes.
+        spec_of: returns the specs of the graph's tensors.
 
     ```python
-    with fragment(editor, "scale") as f:
+    with subgraph(editor, "scale") as f:
         half = tf.raw_ops.Mul(x=f.input("g:0", tf.float32), y=0.5)
     editor.rewire("g:0", f.name(half), consumers)
     ```

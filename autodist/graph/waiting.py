@@ -1,4 +1,4 @@
-"""What waits for what, where nodes in between are not there: control inputs are led past them."""
+"""Control inputs that are redirected past removed nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autodist.graph.ops import Trait, having
 
 
 def wait_past(editor: GraphEditor, kept: Set[str]) -> None:
-    """Lets each node of `kept` wait for no other nodes than such; those that it waited for by way of others it keeps.
+    """Replaces control inputs outside `kept` by the nodes of `kept` before them.
 
     read → x → ^write,  x not kept        becomes        read → ^write
     """
@@ -31,7 +31,7 @@ def wait_past(editor: GraphEditor, kept: Set[str]) -> None:
 
 
 def nearest_before(editor: GraphEditor, name: str, kept: Set[str]) -> frozenset[str]:
-    """The nodes of `kept` that lead to `name`, by data or control, with none of `kept` in between."""
+    """Returns the nodes of `kept` that lead to `name`, by data or control, with none of `kept` in between."""
     found: set[str] = set()
     seen = {name}
     front = [name]
@@ -49,19 +49,19 @@ def nearest_before(editor: GraphEditor, name: str, kept: Set[str]) -> frozenset[
 
 
 def free_constants(editor: GraphEditor, graph_index: GraphIndex, kept: Collection[str]) -> bool:
-    """Lets constants wait for nothing and their readers wait instead; returns whether one waited.
+    """Moves the control inputs of constants to their readers; returns True if there were any.
 
-    A step of TensorFlow 1 is often held together by such a constant alone: what is added to `global_step` waits for the
-    whole update.
+    Often such a constant alone orders a TensorFlow 1 step: the increment of `global_step` waits for the complete
+    update.
 
     Args:
         editor: of the graph.
-        wiring: of the graph as it was given to the editor.
-        kept: constants that stay as they are.
+        graph_index: of the graph from which the editor was created.
+        kept: constants that stay unchanged.
     """
     if graph_index.of_op("Enter"):
-        return False  # a control input tells in which frame of a v1 loop a constant stands
-    left = {*kept, *find_inside(graph_index)}  # and whether it has a value at all, in a branch
+        return False  # a control input determines the frame of a constant in a v1 loop
+    left = {*kept, *find_inside(graph_index)}  # and, in a branch, if it has a value at all
     waiting = {n.name for n in graph_index.of_op("Const") if graph_index.sources[n.name] and n.name not in left}
     for name in filter(waiting.__contains__, graph_index.order if waiting else ()):
         before = [node_of(i) for i in editor[name].input]

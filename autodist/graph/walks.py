@@ -13,7 +13,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 def reach(roots: Iterable[N], onward: Callable[[N], Iterable[N]]) -> set[N]:
-    """The roots and all that one comes to from them.
+    """Returns the roots and all that `onward` reaches from them.
 
     >>> sorted(reach(["a"], {"a": ["b", "c"], "b": ["a"], "c": []}.__getitem__))
     ['a', 'b', 'c']
@@ -29,7 +29,7 @@ def reach(roots: Iterable[N], onward: Callable[[N], Iterable[N]]) -> set[N]:
 
 
 def topological(graph_def: tf.compat.v1.GraphDef) -> list[tf.compat.v1.NodeDef]:
-    """The nodes of `graph_def`, each after all that it needs; a Step knows them as `wiring.order`.
+    """Returns the nodes of `graph_def` in topological order; a Step has them as `graph_index.order`.
 
     Raises:
         ValueError: if the graph has a cycle that is not a v1 loop's.

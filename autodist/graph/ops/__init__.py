@@ -1,7 +1,7 @@
-"""The table of ops: what is known of an op stands here once, in a row of its own, for all who ask.
+"""The op table: all known properties of each op, in one row for all users.
 
-How the batch goes through an op is the one column that stands elsewhere: `RULES` of the files of `graph.propagation`,
-beside the functions that are its entries.
+The only exception is propagation of the batch through an op: `RULES` in the files of `graph.propagation`, next to the
+functions that they refer to.
 """
 
 from autodist.graph.ops.row import Trait

@@ -1,4 +1,4 @@
-"""A row of the table: ops of which the same is known."""
+"""Row: one row of the op table, for ops with the same properties."""
 
 from __future__ import annotations
 
@@ -7,97 +7,97 @@ from dataclasses import dataclass
 
 
 class Trait(enum.Flag):
-    """What an op may be; an op may be several."""
+    """Properties of an op; an op may have several."""
 
-    # -- what it makes of numbers --
+    # -- arithmetic --
 
     ELEMENTWISE = enum.auto()
-    """Its one output has, at each place, a function of what its operands have there, operands being broadcast.
+    """Its only output is, element by element, a function of its broadcast operands.
 
-    An op that stops the step where a value is bad is none of these: it looks at every row.
+    An op that stops the step at a bad value does not count: it looks at every row.
     """
     ZERO_TO_ZERO = enum.auto()
-    """It has one operand, and makes zero of zero."""
+    """It has one operand and maps zero to zero."""
     EXACT = enum.auto()
-    """Its results are exact, or rounded to the nearest number, whoever computes them.
+    """Its results are exact or correctly rounded, on every device and in XLA.
 
-    XLA's powers and exponentials differ from TensorFlow's in their last bit, which Adam's `1 - beta_2 ** t` makes a
-    thousand times as large.
+    XLA's powers and exponentials differ from TensorFlow's in their last bit; Adam's `1 - beta_2 ** t` multiplies the
+    difference by a thousand.
     """
     ADDITION = enum.auto()
     PRODUCT = enum.auto()
     QUOTIENT = enum.auto()
     WHOLE_QUOTIENT = enum.auto()
-    """How often one operand goes into another."""
+    """Integer quotient of two operands."""
     COMPARISON = enum.auto()
     LOGIC = enum.auto()
     MEASURES = enum.auto()
-    """It grows with the batch as its first operand does: a mean, a choice of elements."""
+    """Its batch degree is that of its first operand: a mean, a selection of elements."""
     LEVELS = enum.auto()
-    """It grows with the batch as its operands do, all of which grow alike: a sum of tensors, a choice between them."""
+    """Its batch degree is that of its operands, all of equal degree: a sum of tensors, a choice between them."""
 
     EXTREME = enum.auto()
-    """The largest or the smallest of the elements along some axes."""
+    """Largest or smallest element along some axes."""
 
-    # -- what it leaves as it is --
+    # -- elements that it keeps --
 
     SAME = enum.auto()
     """Its output is its first input."""
     RESHAPES = enum.auto()
-    """The same elements in the same order, in another shape or in one that is checked."""
+    """The same elements in the same order, in another shape or with a checked shape."""
     CASTS = enum.auto()
-    """The same numbers in another type."""
+    """The same numbers in another dtype."""
     REPEATS = enum.auto()
-    """The elements of its first input, some of them several times."""
+    """The elements of its first input, some of them repeated."""
     SLICES = enum.auto()
     OF_SCALARS = enum.auto()
     """A table with a scalar for each key."""
     PICKS = enum.auto()
-    """It takes some elements by where they stand, which an input says."""
+    """Selects elements by positions from an input."""
     BY_SHAPES = enum.auto()
-    """Its outputs are the same whatever the values of its operands."""
+    """Its outputs depend on the shapes of its operands only."""
     LENGTHS = enum.auto()
-    """How long the axes of its inputs are, each input by itself, or how many elements there are."""
+    """The lengths of the axes of each input, or its number of elements."""
     OF_SHAPES = enum.auto()
-    """It makes the elements of a shape, which tell of the batch although all replicas may have the same."""
+    """Computes elements of a shape; these depend on the batch even if they are equal on all replicas."""
     ZEROS = enum.auto()
-    """It gives zeros alone, or a list of what is read as zeros until it is written."""
+    """Returns zeros, or a list whose elements are zeros until they are written."""
     UNIQUE = enum.auto()
-    """Each index once, and for each that comes in which of these it is."""
+    """Returns each distinct index once, and for each input its position among them."""
     UNIQUE_COUNTED = enum.auto()
-    """As UNIQUE, and how often each came."""
+    """As UNIQUE, with the count of each index."""
     SEGMENT_ROWS = enum.auto()
-    """Rows of a gradient, and the index of each, none of which comes twice."""
+    """Rows of a gradient with distinct indices."""
 
-    # -- what it is for --
+    # -- purpose --
 
     CONVOLUTION = enum.auto()
     """A convolution, or the gradient of one."""
     NORMALISES = enum.auto()
-    """It scales examples by moments of all of them, which are its further outputs."""
+    """Normalizes examples with moments of all of them; the moments are its further outputs."""
     LIST = enum.auto()
-    """It makes, reads or writes a list of tensors."""
+    """Creates, reads or writes a list of tensors."""
     TELLS = enum.auto()
-    """It says something, or stops the step, and gives nothing."""
+    """Prints something or stops the step; has no output."""
     LOOKS = enum.auto()
-    """It says something, or stops the step, and passes its input on."""
+    """Prints something or stops the step; returns its input."""
     NOT_IN_XLA = enum.auto()
-    """XLA could compile it, and it is to stay outside."""
+    """XLA could compile it, but it must stay outside."""
 
     # -- state --
 
     SOURCE = enum.auto()
-    """It takes nothing, and waits for nothing."""
+    """Has no inputs and no control inputs."""
     FED = enum.auto()
     """A placeholder."""
     READ = enum.auto()
-    """It reads a variable, and does nothing else with it."""
+    """Reads a variable and does nothing else with it."""
     ASSIGNMENT = enum.auto()
-    """It gives a variable, or adds to it, a value of its own shape."""
+    """Assigns or adds a value of the variable's shape to a variable."""
     QUERY = enum.auto()
-    """It asks for static facts of a variable, and orders nothing."""
+    """Reads static properties of a variable; imposes no order."""
     REFERENCE = enum.auto()
-    """A variable of TensorFlow 1 that is no resource."""
+    """A TensorFlow 1 variable that is not a resource."""
     TABLE = enum.auto()
     """A lookup table."""
     TABLE_READ = enum.auto()
@@ -105,20 +105,20 @@ class Trait(enum.Flag):
     ITERATOR = enum.auto()
     ITERATOR_GET = enum.auto()
     QUEUE_GET = enum.auto()
-    """It takes data from a queue, or from what may be at its end."""
+    """Takes data from a queue, or from an iterator that may be exhausted."""
 
-    # -- chance --
+    # -- random numbers --
 
     SEEDED = enum.auto()
-    """It is stateful, and draws from the seeds in its attributes."""
+    """Stateful; draws with the seeds in its attributes."""
     GENERATOR = enum.auto()
-    """It draws from a variable, which it advances."""
+    """Draws from a state variable, which it advances."""
     BY_KEY = enum.auto()
-    """It draws what a seed or a key among its inputs says, and by the same one always the same."""
+    """Draws deterministically with a seed or key among its inputs."""
     KEY = enum.auto()
-    """It makes of a seed the key to draw by, or says which algorithm draws."""
+    """Derives from a seed the key to draw with, or returns the algorithm."""
     SHUFFLES = enum.auto()
-    """It puts what lies along the first axis in an order that it draws."""
+    """Shuffles its input along the first axis."""
 
     # -- control flow --
 
@@ -129,22 +129,22 @@ class Trait(enum.Flag):
     SWITCH = enum.auto()
     MERGE = enum.auto()
     BACK = enum.auto()
-    """It brings a value to the next turn of a loop of TensorFlow 1."""
+    """Passes a value to the next iteration of a TensorFlow 1 loop."""
     EXIT = enum.auto()
     STACK = enum.auto()
-    """It makes the place where a loop of TensorFlow 1 keeps what each turn gives, or what its gradient needs."""
+    """Creates the stack for the results of each iteration of a TensorFlow 1 loop, or for its gradient's values."""
 
 
 @dataclass(frozen=True)
 class LinearIn:
-    """The operands in which an op is linear, by position; what it does with the others does not matter.
+    """Positions of the operands in which an op is linear; its dependence on the others does not matter.
 
     Attributes:
-        operands: the positions, from behind where negative; None: all.
-        apart: whether it is linear in each while the others stay what they are, as a product is, or else in all of them
-            together, as a sum is.
-        but: positions that are left out of `operands`.
-        half: whether it is those of the second half, before which stand as many indices.
+        operands: the positions, negative ones from the end; None: all.
+        apart: True if it is linear in each operand while the others are constant, like a product; False if it is linear
+            in all of them together, like a sum.
+        but: positions excluded from `operands`.
+        half: True for the second half of the operands, which follows as many indices.
     """
 
     operands: tuple[int, ...] | None
@@ -153,7 +153,7 @@ class LinearIn:
     half: bool = False
 
     def positions(self, count: int) -> list[int]:
-        """Those of `count` operands."""
+        """Returns the positions for `count` operands."""
         if self.half:
             return list(range(count // 2, count))
         chosen = range(count) if self.operands is None else self.operands
@@ -162,12 +162,12 @@ class LinearIn:
 
 
 def linear(*operands: int, but: tuple[int, ...] = ()) -> LinearIn:
-    """Linear in some operands together; in all, where none is named."""
+    """Returns linearity in some operands together; in all if none is listed."""
     return LinearIn(operands or None, but=but)
 
 
 def product(*operands: int) -> LinearIn:
-    """Linear in each of some operands; of all, where none is named."""
+    """Returns linearity in each of some operands; in each of all if none is listed."""
     return LinearIn(operands or None, apart=True)
 
 
@@ -179,13 +179,13 @@ NOTHING = Trait(0)
 
 @dataclass(frozen=True)
 class Row:
-    """Ops of which the same is known.
+    """Ops with the same properties.
 
     Attributes:
-        names: with spaces between them, as long lists of them read best.
-        traits: what they are.
-        linear: in which operands they are linear by themselves; None: nothing is said.
-        filling: the number that all elements of what they make are; None: there are others, too.
+        names: the ops, separated by spaces for readability.
+        traits: their properties.
+        linear: the operands in which they are linear; None: unspecified.
+        filling: the number that all elements of the output equal; None: not constant.
     """
 
     names: str

@@ -254,7 +254,7 @@ def test_control_inputs_stand_last_and_once():
 
 def test_a_name_is_taken_once():
     editor = GraphEditor(from_text(CHAIN))
-    with pytest.raises(RewriteError, match="'a' is in the graph already"):
+    with pytest.raises(RewriteError, match="'a' is already in the graph"):
         editor.add(from_text("a = Placeholder()").node[0])
 
 

@@ -21,7 +21,7 @@ FOLDERS = [Path(package.__file__).parent for package in (autodist, autodist.kern
 TABLES = {
     "graph/propagation": ({"RULES"}, "the column of the table that has functions in it, each beside its entries"),
     "graph/propagation/folding.py": ({"_FOLDS", "_OF_SHAPE"}, "what an op makes of constants, in functions"),
-    "capture/seams.py": ({"_AGAIN", "_UNARY", "_BINARY", "_DATA_INPUTS"}, "how an op is made once more"),
+    "capture/loss_decomposition.py": ({"_AGAIN", "_UNARY", "_BINARY", "_DATA_INPUTS"}, "how an op is made once more"),
     "place/partition": ({"RULES", "READS", "COMPLETED"}, "how an op is done on pieces, in functions"),
     "rows/signs.py": ({"_BINARY"}, "what sign an op makes of two, in functions"),
     "rows/zero_rows.py": ({"_BOUNDS"}, "which bounds leave zero as it is, in functions"),
@@ -30,7 +30,7 @@ TABLES = {
 
 EXCEPTIONS = {
     (
-        "capture/seams.py",
+        "capture/loss_decomposition.py",
         frozenset({"Const", "ReadVariableOp"}),
     ): "all that is alike everywhere by itself",
     ("graph/propagation/choices.py", frozenset({"Greater", "NotEqual", "Equal"})): "an idiom: `where(s > 0, a / s, 0)`",

@@ -76,8 +76,8 @@ def test_files_in_the_working_directory_are_told_by_their_names(tmp_path):
 def test_a_text_is_told_of_the_nodes_that_it_names():
     lines = {"a/b": "train.py:1", "c": "train.py:2", "d": "train.py:2"}
     text = "a/b:0, which is not known; see c and d (c:1) before e."
-    assert list(origins_in(text, lines.get)) == ["a/b is made in train.py:1", "c is made in train.py:2"]
-    assert list(origins_in("it ends with a/b.", lines.get)) == ["a/b is made in train.py:1"]
+    assert list(origins_in(text, lines.get)) == ["a/b is created in train.py:1", "c is created in train.py:2"]
+    assert list(origins_in("it ends with a/b.", lines.get)) == ["a/b is created in train.py:1"]
 
 
 def test_an_error_of_a_kernel_tells_of_the_lines_of_what_it_names():
@@ -93,7 +93,7 @@ def test_an_error_of_a_kernel_tells_of_the_lines_of_what_it_names():
         run_pipeline([Refusing()], item, Context(strategy_pb2.Strategy(), 0))
     name = node_of(item.outputs[0])
     assert raised.value.__notes__ == [
-        f"{name} is made in {item.origin_of(name)}",
+        f"{name} is created in {item.origin_of(name)}",
         "in the kernel refusing, for worker 0",
     ]
 

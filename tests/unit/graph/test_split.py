@@ -127,7 +127,7 @@ def test_a_list_of_tensors_does_not_pass():
         )  # fmt: skip
     parts = split(Step(graph.as_graph_def()), lambda name: name == "stack")
     for part in parts.values():
-        with pytest.raises(RewriteError, match="list:0 passes .* variant, which is no value: give 'list' the key"):
+        with pytest.raises(RewriteError, match="list:0 passes .* variant, not a value: give 'list' the key"):
             part.graph()
 
 
