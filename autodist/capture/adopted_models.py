@@ -21,7 +21,7 @@ from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep
 from autodist.capture.made_functions import is_making, own_maker, set_maker
 from autodist.capture.other_strategies import require_no_strategy
-from autodist.capture.patches import Patch, definer_of, patched
+from autodist.capture.patches import Patch, patched
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -55,15 +55,8 @@ class AdoptedModels(ABC):
         self._around_fit = around_fit
         self._batch_axis: BatchAxis = {}
 
-    @property
-    @abstractmethod
-    def kind(self) -> Any:
-        """The class of all models."""
-
-    @property
-    @abstractmethod
-    def versions(self) -> tuple[str, str]:
-        """The package, and its lowest version whose models are adopted."""
+    patches: Mapping[str, Patch]
+    """The rows of the methods that are wrapped in the classes of models, by the names of the methods."""
 
     @abstractmethod
     def train_function(self, model: Any, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
@@ -77,54 +70,36 @@ class AdoptedModels(ABC):
             batch_axis: along which the inputs of their `fit` are split; as `AutoDist.scope` takes it.
         """
         self._batch_axis = {} if batch_axis is None else batch_axis
-        with patched(self.table()):
+        with patched(self._wrappers()):
             yield
 
-    def table(self) -> list[Patch]:
-        """What is replaced in the classes of models while a scope is open."""
-        # Where the library defines them: a model counts as one with a `compile` of its own, which loading a file leaves
-        # uncompiled, if `compile` of the class of all models is not the function that stands there.
-        trainer = definer_of(self.kind, "make_train_function")
-        rows = {
-            "make_train_function": self.adopt_and_make,
-            "__init__": self._adopting_after,  # it remembers where it was built: also what is compiled after the scope
-            **dict.fromkeys(SHOW_PROGRESS if self._fits is not None else ("fit",), self._fitting),
+    def _wrappers(self) -> dict[Patch, Callable[..., Any]]:
+        wrappers = {
+            "compile": self._call_and_adopt,
+            "make_train_function": self._adopt_and_make,
+            "__init__": self._call_and_adopt,  # a model that is built in the scope may be compiled after it
+            **dict.fromkeys(SHOW_PROGRESS if self._fits is not None else ("fit",), hiding_own_frames(self._fit)),
         }
-        compiles = Patch(self.kind, "compile", self._adopting_after, self.versions)
-        return [compiles, *(Patch(trainer, name, wrapper, self.versions) for name, wrapper in rows.items())]
+        return {self.patches[name]: wrapper for name, wrapper in wrappers.items()}
 
-    def _adopting_after(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def call_and_adopt(model: Any, *args: Any, **kwargs: Any) -> None:
-            method(model, *args, **kwargs)
-            self.adopt(model)
+    def _call_and_adopt(self, method: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> None:
+        method(model, *args, **kwargs)
+        self.adopt(model)
 
-        return call_and_adopt
+    def _adopt_and_make(self, make: Callable[..., Any], model: Any, force: bool = False) -> Any:
+        """Wraps a class's `make_train_function`: adopts the model and returns its distributed train function."""
+        if is_making(model):
+            return make(model, force)
+        self.adopt(model)
+        return vars(model).get("make_train_function", functools.partial(make, model))(force)
 
-    def adopt_and_make(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """The method of a class that makes a train function: the model is adopted, and makes ours."""
-
-        @functools.wraps(make)
-        def adopt_and_make(model: Any, force: bool = False) -> Any:
-            if is_making(model):
-                return make(model, force)
-            self.adopt(model)
-            return vars(model).get("make_train_function", functools.partial(make, model))(force)
-
-        return adopt_and_make
-
-    def _fitting(self, method: Any) -> Any:
-        """`fit`, `evaluate` or `predict`, by which models that were built and compiled before are fitted as adopted."""
-
-        @functools.wraps(method)
-        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-            if method.__name__ == "fit" and own_maker(model, "train") is not None:
-                self.adopt(model)  # else Keras would call it in place of the class's, by which models are adopted
-            bound = method.__get__(model)
-            ours = self._fits.wrapped(bound) if self._fits is not None else bound
-            return (self._around_fit(ours) if method.__name__ == "fit" else ours)(*args, **kwargs)
-
-        return hiding_own_frames(call)
+    def _fit(self, method: Any, model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Wraps `fit`, `evaluate` or `predict` of a class, for models that were compiled before the scope."""
+        if method.__name__ == "fit" and own_maker(model, "train") is not None:
+            self.adopt(model)  # Keras would call the model's own function instead of the class's, which adopts models
+        bound = method.__get__(model)
+        ours = self._fits.wrapped(bound) if self._fits is not None else bound
+        return (self._around_fit(ours) if method.__name__ == "fit" else ours)(*args, **kwargs)
 
     def adopt(self, model: Any) -> None:
         """Gives one model a train function of ours; it keeps it after the scope."""

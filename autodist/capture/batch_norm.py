@@ -6,7 +6,6 @@ gradient, pass over the activations again and again; `FusedBatchNormV3` and its 
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +14,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops import nn_fused_batch_norm_grad as second_order  # TensorFlow finds it here at each call
 
-from autodist.capture.patches import replaced
+from autodist.capture.patches import BATCH_NORM_CALL, MOMENTS, NORMALIZE, SECOND_BATCH_NORM_GRADIENT, patched
 from autodist.graph.editor import GraphEditor
 
 _AXES = (0, 1, 2)
@@ -183,36 +181,32 @@ def fusing_batch_norms() -> Iterator[FusedNorms]:
     differentiated twice is to be traced again without.
     """
     norms = FusedNorms()
-    moments, normalise, call = tf.nn.moments, tf.nn.batch_normalization, keras.layers.BatchNormalization.call
-    differentiate_again = second_order._FusedBatchNormGradGrad
 
-    @functools.wraps(moments)
-    def noted_moments(x: Any, axes: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted_moments(moments: Any, x: Any, axes: Any, *args: Any, **kwargs: Any) -> Any:
         mean, variance = moments(x, axes, *args, **kwargs)
         norms.note_moments(x, axes, mean, variance)
         return mean, variance
 
-    @functools.wraps(normalise)
     def fused_or_not(
-        x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: Any, name: str | None = None
+        plain: Any, x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: Any, *a: Any, **k: Any
     ) -> Any:
         y = norms.fuse(x, mean, variance, offset, scale, variance_epsilon)
-        return normalise(x, mean, variance, offset, scale, variance_epsilon, name) if y is None else y
+        return plain(x, mean, variance, offset, scale, variance_epsilon, *a, **k) if y is None else y
 
-    @functools.wraps(call)
-    def call_layer(self: keras.layers.BatchNormalization, *args: Any, **kwargs: Any) -> Any:
+    def call_layer(call: Any, self: keras.layers.BatchNormalization, /, *args: Any, **kwargs: Any) -> Any:
         with norms.inside_a_layer():
             return call(self, *args, **kwargs)
 
-    @functools.wraps(differentiate_again)
-    def noted_second(*args: Any) -> Any:
+    def noted_second(differentiate_again: Any, *args: Any) -> Any:
         norms.are_differentiated_twice = True
         return differentiate_again(*args)
 
-    with (
-        replaced(tf.nn, "moments", noted_moments),
-        replaced(tf.nn, "batch_normalization", fused_or_not),
-        replaced(keras.layers.BatchNormalization, "call", call_layer),
-        replaced(second_order, "_FusedBatchNormGradGrad", noted_second),
+    with patched(
+        {
+            MOMENTS: noted_moments,
+            NORMALIZE: fused_or_not,
+            BATCH_NORM_CALL: call_layer,
+            SECOND_BATCH_NORM_GRADIENT: noted_second,
+        }
     ):
         yield norms

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import cond_v2  # where all conditions of functions are made
 
-from autodist.capture.patches import replaced
+from autodist.capture.patches import COND, patched
 from autodist.graph.ops import SUMS, Trait, having
 
 _SUMS = tuple(one.assign for one in SUMS)
@@ -49,10 +48,10 @@ class BranchesInGraph:
     @contextmanager
     def replacing(self) -> Iterator[None]:
         """While it is open, the conditions are traced so."""
-        plain = cond_v2.cond_v2
 
-        @functools.wraps(plain)
-        def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str = "cond") -> Any:
+        def cond(
+            plain: Any, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str = "cond"
+        ) -> Any:
             graph = tf.compat.v1.get_default_graph()
             node = graph.unique_name(name or "cond", mark_as_used=False)
             is_own = not isinstance(getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph)
@@ -62,7 +61,7 @@ class BranchesInGraph:
             with tf.name_scope(name or "cond"):
                 return self._both(tf.convert_to_tensor(pred), true_fn, false_fn)
 
-        with replaced(cond_v2, "cond_v2", cond):
+        with patched({COND: cond}):
             yield
 
     def _both(self, condition: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:

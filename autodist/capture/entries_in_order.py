@@ -6,50 +6,34 @@ entries as one device does. A reshape fails where the numbers differ, while Tens
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import (
-    embedding_ops,  # where all lookups of sparse ids end
-    sparse_ops,  # by which they leave entries out
-)
 
-from autodist.capture.patches import all_replaced
-
-_LOOKUPS = ("safe_embedding_lookup_sparse", "embedding_lookup_sparse")
+from autodist.capture.patches import SPARSE_LOOKUPS, SPARSE_RETAINS, patched
 
 
 @contextmanager
 def pairing_entries() -> Iterator[None]:
     """While it is open, weights of sparse ids and masks of sparse tensors have the length of the entries."""
 
-    def with_paired_weights(lookup: Any) -> Any:
+    def paired(lookup: Any, *args: Any, **kwargs: Any) -> Any:
         signature = inspect.signature(lookup)
         ids, weights = [*signature.parameters][1:3]
+        given = signature.bind(*args, **kwargs).arguments
+        if weights in given:
+            given[weights] = _weights_of(given[ids], given[weights])
+        return lookup(**given)
 
-        @functools.wraps(lookup)
-        def paired(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
-            if weights in given:
-                given[weights] = _weights_of(given[ids], given[weights])
-            return lookup(**given)
-
-        return paired
-
-    retain = sparse_ops.sparse_retain
-
-    @functools.wraps(retain)
-    def retained(sp_input: Any, to_retain: Any) -> Any:
+    def retained(retain: Any, sp_input: Any, to_retain: Any) -> Any:
         if isinstance(sp_input, tf.SparseTensor):
             to_retain = _of_length(tf.convert_to_tensor(to_retain), sp_input.values)
         return retain(sp_input, to_retain)
 
-    lookups = [(embedding_ops, name, with_paired_weights(getattr(embedding_ops, name))) for name in _LOOKUPS]
-    with all_replaced([*lookups, (sparse_ops, "sparse_retain", retained), (tf.sparse, "retain", retained)]):
+    with patched({**dict.fromkeys(SPARSE_LOOKUPS, paired), **dict.fromkeys(SPARSE_RETAINS, retained)}):
         yield
 
 

@@ -20,7 +20,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tensorflow.python.util import nest  # tf.nest, with where each leaf stands
 
 from autodist.batch.axis import keras_name
-from autodist.capture.patches import replaced
+from autodist.capture.patches import EPOCH_ITERATOR, patched
 from autodist.errors import CaptureError
 from autodist.reading.batch_sharding import Counted, OwnRows, PartsGiven, Reading, ShardedBatches
 from autodist.reading.element_sharding import reading_own
@@ -55,12 +55,11 @@ def reading_own_batches(method: Callable[..., Any], model: keras.Model, reading:
 @contextmanager
 def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
     """While it is open, a model reads its part of the batches that it trains on, and no other batches in parts."""
-    plain = trainer.TFEpochIterator
 
-    def make(*args: Any, **kwargs: Any) -> trainer.TFEpochIterator:
+    def make(plain: Any, *args: Any, **kwargs: Any) -> trainer.TFEpochIterator:
         # What a PyDataset gives is looked at here, by the script's own thread.
         made, asks = reading.slices.are_asked_by(lambda: plain(*args, **kwargs))
-        is_of_model = sys._getframe(1).f_locals.get("self") is model
+        is_of_model = sys._getframe(2).f_locals.get("self") is model
         if not is_of_model:
             return made
         is_cut = asks and isinstance(made.data_adapter, PyDatasetAdapter)
@@ -74,7 +73,7 @@ def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
             )
         return made
 
-    with replaced(trainer, "TFEpochIterator", make):
+    with patched({EPOCH_ITERATOR: make}):
         yield
 
 

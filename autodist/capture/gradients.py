@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,14 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tensorflow as tf
-from tensorflow.python.eager import forwardprop  # what forward accumulators are made by
 from tensorflow.python.framework import ops  # the registry of gradients
-from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
-from tensorflow.python.ops.parallel_for import control_flow_ops  # what vectorized_map and jacobians are made by
 
 from autodist.capture.jacobians import BatchJacobian, Jacobian, keeps_records
 from autodist.capture.loss_decomposition import SEED_NAME, DecompositionPoint, take_apart
-from autodist.capture.patches import replaced
+from autodist.capture.patches import (
+    FORWARD_DERIVATIVE,
+    GRAPH_GRADIENTS,
+    TAPE_BATCH_JACOBIAN,
+    TAPE_GRADIENT,
+    TAPE_JACOBIAN,
+    VECTORIZED,
+    patched,
+)
 
 _CUSTOM = "CustomGradient-"
 """How the names begin under which `tf.custom_gradient` registers its calls."""
@@ -221,30 +227,22 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
         whole: gives what `tf.gradients` differentiates the whole batch's sums and means; None: nothing does.
     """
     notes = GradientNotes(in_functions=in_functions, whole=whole)
-    tape_gradient = tf.GradientTape.gradient
-    graph_gradients = gradients_util._GradientsHelper
 
-    def unnoted(differentiating: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with notes._inside():
-                return differentiating(*args, **kwargs)
+    def unnoted(differentiating: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with notes._inside():
+            return differentiating(*args, **kwargs)
 
-        return called
-
-    def jacobian(of_tape: Any, asked_for: Callable[[Any, tf.UnconnectedGradients], Jacobian | BatchJacobian]) -> Any:
+    def jacobian(kind: type[Jacobian], of_tape: Any, self: tf.GradientTape, target: Any, *args: Any, **kw: Any) -> Any:
         """`jacobian` or `batch_jacobian` of a tape, whose third parameter is what is differentiated by."""
         signature = inspect.signature(of_tape)
+        bound = signature.bind(self, target, *args, **kw)
+        bound.apply_defaults()
         by = [*signature.parameters][2]
-
-        def called(self: tf.GradientTape, target: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(self, target, *args, **kwargs)
-            bound.apply_defaults()
-            asked = asked_for(bound.arguments[by], bound.arguments["unconnected_gradients"])
-            return notes.jacobian(self, target, asked, lambda t: of_tape(self, t, *args, **kwargs))
-
-        return called
+        asked = kind(bound.arguments[by], bound.arguments["unconnected_gradients"])
+        return notes.jacobian(self, target, asked, lambda t: of_tape(self, t, *args, **kw))
 
     def gradient(
+        tape_gradient: Any,
         self: tf.GradientTape,
         target: Any,
         sources: Any,
@@ -254,7 +252,7 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
         plain = lambda t, w: tape_gradient(self, t, sources, w, unconnected_gradients)  # noqa: E731
         return notes.differentiate(target, sources, output_gradients, plain, self._ensure_recording())
 
-    def helper(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def helper(graph_gradients: Any, ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("src_graph") is not None or len(args) >= 7:  # TensorFlow differentiates the body of a loop
             return graph_gradients(ys, xs, grad_ys, *args, **kwargs)
         ys = list(ys) if isinstance(ys, list | tuple) else [ys]
@@ -262,15 +260,15 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
         plain = lambda t, w: graph_gradients(t, xs, w, *args, **kwargs)  # noqa: E731
         return notes.differentiate(ys, xs, grad_ys, plain, stops=stops)
 
-    with (
-        replaced(tf.GradientTape, "gradient", gradient),
-        replaced(tf.GradientTape, "jacobian", jacobian(tf.GradientTape.jacobian, Jacobian)),
-        replaced(tf.GradientTape, "batch_jacobian", jacobian(tf.GradientTape.batch_jacobian, BatchJacobian)),
-        replaced(gradients_util, "_GradientsHelper", helper),
-        # What is differentiated for one example by itself has no part of a batch,
-        replaced(control_flow_ops, "_pfor_impl", unnoted(control_flow_ops._pfor_impl)),
-        # and an op's derivative forwards is made of its gradient, whose gradient is taken by its weights.
-        replaced(forwardprop, "_jvp_helper", unnoted(forwardprop._jvp_helper)),
+    with patched(
+        {
+            TAPE_GRADIENT: gradient,
+            TAPE_JACOBIAN: functools.partial(jacobian, Jacobian),
+            TAPE_BATCH_JACOBIAN: functools.partial(jacobian, BatchJacobian),
+            GRAPH_GRADIENTS: helper,
+            VECTORIZED: unnoted,  # the gradient of a single example has no part of a batch
+            FORWARD_DERIVATIVE: unnoted,  # an op's forward derivative is the gradient of its gradient by its weights
+        }
     ):
         yield notes
 

@@ -6,8 +6,6 @@ compare examples with each other ask it to gather rows; without a strategy that 
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,12 +14,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autodist.capture.patches import definer_of, replaced
+from autodist.capture.patches import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BATCH_NORM_MOMENTS,
+    BATCH_NORM_SUM,
+    OPTIMIZER_ALL_REDUCE,
+    patched,
+    replaced,
+)
 from autodist.errors import CaptureError
 from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
-
-_OF_OPTIMIZERS = "_all_reduce_sum_gradients"
-"""Keras's optimizers add up gradients there, which the kernels do."""
 
 
 @dataclass(frozen=True)
@@ -95,45 +98,33 @@ def noting_sums(in_functions: bool) -> Iterator[AllReduceNotes]:
         in_functions: whether in graphs of functions, or else in plain graphs.
     """
     notes = AllReduceNotes(in_functions)
-    context = definer_of(tf.distribute.ReplicaContext, "all_reduce")
-    gathering = definer_of(tf.distribute.ReplicaContext, "all_gather")
-    all_gather = gathering.all_gather
-    optimizer = definer_of(keras.Optimizer, _OF_OPTIMIZERS)
-    all_reduce, of_gradients = context.all_reduce, getattr(optimizer, _OF_OPTIMIZERS)
-    moments = keras.layers.BatchNormalization._moments
+    plain = tf.distribute.ReplicaContext.all_reduce
 
-    @functools.wraps(all_reduce)
-    def noted(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def noted(all_reduce: Any, self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = tf.nest.flatten(value)
         if not notes.looks_here() or not _are_tensors(flat) or tf.distribute.has_strategy():
             return all_reduce(self, reduce_op, value, options)
         is_mean = getattr(reduce_op, "name", str(reduce_op)).upper() == "MEAN"
         return tf.nest.pack_sequence_as(value, [notes.whole(v, is_mean) for v in flat])
 
-    @functools.wraps(all_gather)
-    def gathered(self: Any, value: Any, axis: Any, options: Any = None) -> Any:
+    def gathered(all_gather: Any, self: Any, value: Any, axis: Any, options: Any = None) -> Any:
         flat = tf.nest.flatten(value)
         if not notes.looks_here() or not _are_tensors(flat) or tf.distribute.has_strategy():
             return all_gather(self, value, axis, options)
         return tf.nest.pack_sequence_as(value, [notes.gathered(v, _axis_of(v, axis)) for v in flat])
 
-    @functools.wraps(of_gradients)
-    def not_noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with replaced(context, "all_reduce", all_reduce):
+    def not_noted(of_gradients: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        with replaced(ALL_REDUCE.owner(), ALL_REDUCE.method, plain):
             return of_gradients(self, *args, **kwargs)
 
-    @functools.wraps(moments)
-    def with_mask(self: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
+    def with_mask(moments: Any, self: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
         if mask is None or not self.synchronized or not notes.looks_here():
             return moments(self, inputs, mask)
         with _sums_are_whole(notes):  # Keras asks for nobody else's sums there
             return moments(self, inputs, mask)
 
-    with (
-        replaced(context, "all_reduce", noted),
-        replaced(gathering, "all_gather", gathered),
-        replaced(optimizer, _OF_OPTIMIZERS, not_noted),
-        replaced(keras.layers.BatchNormalization, "_moments", with_mask),
+    with patched(
+        {ALL_REDUCE: noted, ALL_GATHER: gathered, OPTIMIZER_ALL_REDUCE: not_noted, BATCH_NORM_MOMENTS: with_mask}
     ):
         yield notes
 
@@ -141,14 +132,11 @@ def noting_sums(in_functions: bool) -> Iterator[AllReduceNotes]:
 @contextmanager
 def _sums_are_whole(notes: AllReduceNotes) -> Iterator[None]:
     """While it is open, what the code of batch normalisation adds up is added up over all replicas."""
-    operations = vars(sys.modules[keras.layers.BatchNormalization.__module__])["ops"]
-    plain = operations.sum
 
-    @functools.wraps(plain)
-    def whole(*args: Any, **kwargs: Any) -> Any:
+    def whole(plain: Any, *args: Any, **kwargs: Any) -> Any:
         return notes.whole(plain(*args, **kwargs))
 
-    with replaced(operations, "sum", whole):
+    with patched({BATCH_NORM_SUM: whole}):
         yield
 
 

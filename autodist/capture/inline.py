@@ -25,7 +25,7 @@ from tensorflow.python.autograph.pyct import loader  # where AutoGraph loads wha
 from tensorflow.python.eager import forwardprop
 from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
 
-from autodist.capture.patches import replaced
+from autodist.capture.patches import CAPTURE, FORWARD_POP, FORWARD_PUSH, FUNCTION_CALL, patched
 from autodist.graph.jit_scope import JIT_SCOPE
 
 
@@ -36,10 +36,8 @@ def inlining_functions() -> Iterator[None]:
     AutoGraph is kept: the Python function is converted as `tf.function` would convert it. What it asks XLA to compile
     stands in a name scope that says so (`autodist.graph.jit_scope`).
     """
-    kind = type(tf.function(lambda: None))
-    plain = kind.__call__
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(plain: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not tf.inside_function() and tf.executing_eagerly():
             return plain(self, *args, **kwargs)
         status = tf.__internal__.autograph.control_status_ctx()
@@ -52,7 +50,7 @@ def inlining_functions() -> Iterator[None]:
         with tf.name_scope(JIT_SCOPE) if getattr(self, "_jit_compile", None) else nullcontext():
             return body(*args, **kwargs)
 
-    with replaced(kind, "__call__", call), _inlining_derivatives():
+    with patched({FUNCTION_CALL: call}), _inlining_derivatives():
         yield
 
 
@@ -63,14 +61,15 @@ def _inlining_derivatives() -> Iterator[None]:
     A call would take the op's outputs, whether it needs them or not: the derivative of a gradient would come after the
     gradient, as an update does. An accumulator within another one looks at calls.
     """
-    kind, plain, active = forwardprop.ForwardAccumulator, forwardprop._jvp_dispatch, threading.local()
-    push, pop = kind._push_accumulator, kind._pop_accumulator
+    plain, active = forwardprop._jvp_dispatch, threading.local()
+    pop = forwardprop.ForwardAccumulator._pop_accumulator
+    push = forwardprop.ForwardAccumulator._push_accumulator
 
-    def pushed(self: Any) -> None:
+    def pushed(push: Any, self: Any) -> None:
         push(self)
         active.all = (*getattr(active, "all", ()), self)
 
-    def popped(self: Any) -> None:
+    def popped(pop: Any, self: Any) -> None:
         pop(self)
         active.all = tuple(one for one in active.all if one is not self)
 
@@ -79,13 +78,13 @@ def _inlining_derivatives() -> Iterator[None]:
         if tf.executing_eagerly() or len(accumulators) != 1:
             return plain(op, attributes, inputs, outputs, tangents, use_batch)
         one = accumulators[0]
-        popped(one)  # or it would ask for the derivatives of what computes the derivative
+        popped(pop, one)  # or it would ask for the derivatives of what computes the derivative
         try:
             return forwardprop._jvp_helper_wrapper(op, attributes, inputs, outputs, tangents, use_batch)
         finally:
-            pushed(one)
+            pushed(push, one)
 
-    with replaced(kind, "_push_accumulator", pushed), replaced(kind, "_pop_accumulator", popped):
+    with patched({FORWARD_PUSH: pushed, FORWARD_POP: popped}):
         pywrap_tfe.TFE_Py_RegisterJVPFunction(dispatch)
         try:
             yield
@@ -115,13 +114,11 @@ def _load_source(source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
 def naming_captures() -> Iterator[None]:
     """Within it, a captured tensor that nobody names is `captured`, where TensorFlow takes a number that counts what
     the process has done so far: workers that have done other things would capture graphs of different names."""
-    kind = tf.__internal__.FuncGraph
-    plain = kind.capture
 
-    def capture(self: Any, tensor: Any, name: str | None = None, shape: Any = None) -> Any:
+    def capture(plain: Any, self: Any, tensor: Any, name: str | None = None, shape: Any = None) -> Any:
         if name is None and not hasattr(tensor, "graph"):
             name = "captured"
         return plain(self, tensor, name, shape)
 
-    with replaced(kind, "capture", capture):
+    with patched({CAPTURE: capture}):
         yield

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import tensorflow as tf
-from tensorflow.python.ops import (
-    control_flow_util_v2,  # by which conditions and loops are made
-    gradients_util,  # what asks whether tapes record
-)
+from tensorflow.python.ops import gradients_util  # what asks whether tapes record
 
-from autodist.capture.patches import replaced
+from autodist.capture.patches import TAPE_FUNCTION, TAPE_POP, TAPE_PUSH, patched, replaced
 
 MOST_ELEMENTS = 64
 """Of a target whose gradients are written out; each has a backward pass of its own."""
@@ -86,17 +83,15 @@ def keeping_records() -> Iterator[None]:
     What scripts may do with a tape that is not persistent stays as it is. TensorFlow puts conditions and loops that
     such tapes record into functions of their own, as for second derivatives; they stay in the graph here.
     """
-    push_tape, pop_tape = tf.GradientTape._push_tape, tf.GradientTape._pop_tape
-    as_function = control_flow_util_v2.run_as_function_for_tape_gradients
     recording: list[tf.GradientTape] = []
 
-    def pushed(self: tf.GradientTape) -> None:
+    def pushed(push_tape: Any, self: tf.GradientTape) -> None:
         with replaced(self, "_persistent", True):
             push_tape(self)
         self._autodist_keeps_records = True
         recording.append(self)
 
-    def popped(self: tf.GradientTape) -> None:
+    def popped(pop_tape: Any, self: tf.GradientTape) -> None:
         pop_tape(self)
         if self in recording:
             recording.remove(self)
@@ -108,14 +103,10 @@ def keeping_records() -> Iterator[None]:
         with tape.stop_recording():
             return bool(gradients_util.PossibleTapeGradientTypes(inputs) == gradients_util.POSSIBLE_GRADIENT_TYPES_NONE)
 
-    def in_graph(make_op: Callable[[Any], Any], inputs: Sequence[tf.Tensor]) -> Any:
+    def in_graph(as_function: Any, make_op: Callable[[Any], Any], inputs: Sequence[tf.Tensor]) -> Any:
         return make_op(inputs) if is_first_order(inputs) else as_function(make_op, inputs)
 
-    with (
-        replaced(tf.GradientTape, "_push_tape", pushed),
-        replaced(tf.GradientTape, "_pop_tape", popped),
-        replaced(control_flow_util_v2, "run_as_function_for_tape_gradients", in_graph),
-    ):
+    with patched({TAPE_PUSH: pushed, TAPE_POP: popped, TAPE_FUNCTION: in_graph}):
         yield
 
 

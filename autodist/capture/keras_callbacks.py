@@ -23,7 +23,7 @@ import numpy as np
 from keras import callbacks
 
 from autodist.capture.keras_libraries import callbacks_of, legacy_keras
-from autodist.capture.patches import Patch, all_replaced, patched
+from autodist.capture.patches import BACKUPS, LEGACY_BACKUPS, patched
 from autodist.capture.shared_files import saving_alone, saving_with_chief
 from autodist.errors import AutoDistError
 
@@ -155,9 +155,8 @@ def _writing_no_backups() -> Iterator[None]:
 
     The methods of Keras's class are replaced, not the callbacks, so that a script's own subclasses behave alike.
     """
-    names = ("_load_model", "_save_model", "on_train_end")  # the chief's values come with the next step
-    backups = [(callbacks.BackupAndRestore, name, _nothing) for name in names]
-    with all_replaced(backups), patched(silencing_table()):
+    rows = BACKUPS + (LEGACY_BACKUPS if legacy_keras() is not None else [])
+    with patched(dict.fromkeys(rows, _nothing)):  # the chief's values come with the next step
         yield
 
 
@@ -238,24 +237,3 @@ def _autologging_off() -> AbstractContextManager[None]:
         return nullcontext()
     off: AbstractContextManager[None] = sys.modules["mlflow.utils.autologging_utils"].disable_autologging()
     return off
-
-
-_VERSIONS = ("tf_keras", "2.18")
-
-
-def silencing_table() -> list[Patch]:
-    """What is replaced on a worker that leaves backups to the chief; empty without tf_keras."""
-    if legacy_keras() is None:
-        return []
-    from tf_keras.src.distribute.worker_training_state import WorkerTrainingState  # only where the script has tf_keras
-
-    names = ("back_up", "restore", "delete_backup", "backup_if_preempted")
-    return [Patch(WorkerTrainingState, name, _silent, _VERSIONS) for name in names]
-
-
-def _silent(plain: Any) -> Any:
-    @functools.wraps(plain)
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        """Stands in place of a method that writes files."""
-
-    return nothing

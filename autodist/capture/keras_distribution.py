@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
-from keras.src.distribution import distribution_lib  # which `keras.distribution` names once more
 
-from autodist.capture.patches import all_replaced
+from autodist.capture.patches import SET_DISTRIBUTIONS, patched
 from autodist.errors import CaptureError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
@@ -59,15 +58,10 @@ def checking_distributions() -> Iterator[None]:
     """
     check_current_distribution()
 
-    def checked(plain: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(plain)
-        def set_distribution(value: Any) -> None:
-            check_distribution(value)
-            plain(value)
+    def set_distribution(plain: Any, value: Any) -> None:
+        check_distribution(value)
+        plain(value)
 
-        return set_distribution
-
-    owners = (keras.distribution, distribution_lib)  # `Distribution.scope` calls the latter
-    with all_replaced([(owner, "set_distribution", checked(owner.set_distribution)) for owner in owners]):
+    with patched(dict.fromkeys(SET_DISTRIBUTIONS, set_distribution)):
         yield
     check_current_distribution()  # by a name that the script had imported before

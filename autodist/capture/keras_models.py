@@ -18,6 +18,7 @@ from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
 from autodist.capture.keras_state import is_about_to_step, make_state
 from autodist.capture.made_functions import makes_its_own, one_batch_step
+from autodist.capture.patches import MODELS
 from autodist.reading.batch_sharding import PartsIterator, Reading
 from autodist.tf_compat.do_not_convert import converting, ours
 
@@ -33,8 +34,7 @@ class KerasModels(AdoptedModels):
         reading: how this worker reads its part of the batches of `fit`; None: it reads all of each.
     """
 
-    kind = keras.Model
-    versions = ("keras", "3")
+    patches = MODELS
 
     def __init__(
         self,

@@ -13,9 +13,10 @@ from autodist.capture.adopted_models import AdoptedModels, BatchAxis, explaining
 from autodist.capture.fit_arguments import lengths_to_come
 from autodist.capture.keras_batches import next_given, on_several
 from autodist.capture.keras_evaluations import Evaluations, Shared, SharedTest, iterator_of, until_end
-from autodist.capture.keras_libraries import legacy_keras, steps_per_execution
+from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import timing_the_start
 from autodist.capture.made_functions import one_batch_step, plain_function
+from autodist.capture.patches import LEGACY_MODELS
 
 
 class LegacyModels(AdoptedModels):
@@ -25,14 +26,7 @@ class LegacyModels(AdoptedModels):
     tf_keras, which calls `train_step`, or one of the script's own.
     """
 
-    versions = ("tf_keras", "2.18")
-
-    @property
-    def kind(self) -> Any:
-        """The class of all models."""
-        legacy = legacy_keras()
-        assert legacy is not None, "its models are adopted once it is imported"
-        return legacy.Model
+    patches = LEGACY_MODELS
 
     def adopt(self, model: Any) -> None:
         """Gives one model a train function of ours, unless it is built for a session."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.patches import definer_of, replaced
+from autodist.capture.patches import STRATEGY_SCOPE, patched
 from autodist.errors import CaptureError
 
 
@@ -51,13 +51,10 @@ def refusing_strategies() -> Iterator[None]:
         CaptureError: one is; where it is opened, or runs something.
     """
     require_no_strategy(tf.distribute.get_strategy(), "what is built here")
-    definer = definer_of(tf.distribute.Strategy, "scope")
-    plain = definer.scope
 
-    @functools.wraps(plain)
-    def scope(self: Any) -> Any:
+    def scope(plain: Any, self: Any) -> Any:
         require_no_strategy(self, "what is built here")
         return plain(self)
 
-    with replaced(definer, "scope", scope):
+    with patched({STRATEGY_SCOPE: scope}):
         yield

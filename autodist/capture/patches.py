@@ -1,8 +1,13 @@
-"""A table of patches: which method of which class is replaced, by what, and in which versions of its package."""
+"""The table of TensorFlow and Keras methods that AutoDist wraps, and the context manager that installs the wrappers.
+
+A new patch is a row of this table and a `with patched({ROW: wrapper})` at its use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,46 +17,67 @@ from autodist.versions import require_package
 
 @dataclass(frozen=True)
 class Patch:
-    """A row of the table.
+    """A row of the table: a method of a class, or a function of a module, that is wrapped.
 
     Attributes:
-        owner: the class or module that has the method; of a class that inherits it, the one that defines it is patched.
-        method: its name.
-        wrapper: returns what stands in the place of the method that it is given.
-        versions: the package, and its lowest version in which the method means what the wrapper expects.
+        path: the class or module, as `pkgutil.resolve_name` takes it. Imported when the patch is installed.
+        method: the name of the method. If the class inherits it, the class that defines it is patched.
+        versions: the package, and the lowest version in which the method means what its wrapper expects.
+        reason: the purpose of the wrapper.
     """
 
-    owner: Any
+    path: str
     method: str
-    wrapper: Callable[[Any], Any]
     versions: tuple[str, str]
+    reason: str
 
-    def replacement(self) -> tuple[Any, str, Any]:
-        """The owner, the name, and what stands there.
+    def owner(self) -> Any:
+        """Imports and returns the class that defines the method, or its module.
 
         Raises:
-            UnsupportedVersionError: the package is older.
+            UnsupportedVersionError: the package is too old.
         """
         require_package(*self.versions)
-        owner = definer_of(self.owner, self.method) if isinstance(self.owner, type) else self.owner
-        return owner, self.method, self.wrapper(vars(owner)[self.method])
+        owner = pkgutil.resolve_name(self.path)
+        return definer_of(owner, self.method) if isinstance(owner, type) else owner
+
+    def wrapped(self, wrapper: Callable[..., Any]) -> Any:
+        """Returns the replacement of the method: calls of `method(*args)` become `wrapper(method, *args)`."""
+        return _around(vars(self.owner())[self.method], wrapper)
+
+
+def _around(plain: Any, wrapper: Callable[..., Any]) -> Any:
+    if isinstance(plain, classmethod):
+        return classmethod(_around(plain.__func__, wrapper))
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return wrapper(plain, *args, **kwargs)
+        except BaseException as error:
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this frame
+            raise
+
+    return call
 
 
 @contextmanager
-def patched(table: Iterable[Patch]) -> Iterator[None]:
-    """Replaces the methods of a table for as long as the context is open.
+def patched(wrappers: Mapping[Patch, Callable[..., Any]]) -> Iterator[None]:
+    """Wraps methods while the context is open: calls of `method(*args)` become `wrapper(method, *args)`.
 
     Raises:
-        UnsupportedVersionError: a package is older than a row asks for.
+        UnsupportedVersionError: a package is older than a row requires.
     """
-    with all_replaced([row.replacement() for row in table]):
+    with ExitStack() as opened:
+        for row, wrapper in wrappers.items():
+            opened.enter_context(replaced(row.owner(), row.method, row.wrapped(wrapper)))
         yield
 
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While it is open, an attribute of a class or module has another value."""
-    plain = vars(owner).get(name, getattr(owner, name))  # a method of a class as it stands there, unbound
+    """Replaces an attribute of an object, class or module while the context is open."""
+    plain = vars(owner).get(name, getattr(owner, name))  # a method as its class stores it, unbound
     setattr(owner, name, value)
     try:
         yield
@@ -59,15 +85,139 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, plain)
 
 
-@contextmanager
-def all_replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """The same for several attributes, each given by its owner, its name and the other value."""
-    with ExitStack() as opened:
-        for owner, name, value in replacements:
-            opened.enter_context(replaced(owner, name, value))
-        yield
-
-
 def definer_of(kind: type[Any], name: str) -> Any:
-    """The class from which `kind` has an attribute; replaced there, it is another one for all that inherit it."""
+    """Returns the class from which `kind` inherits an attribute; a patch of it acts on all subclasses."""
     return next(base for base in kind.__mro__ if name in vars(base))
+
+
+_TENSORFLOW, _KERAS, _TF_KERAS = ("tensorflow", "2.18"), ("keras", "3"), ("tf_keras", "2.18")
+
+# -- gradients -------------------------------------------------------------------------------------------------------
+
+_OPS = "tensorflow.python.ops"
+_TAPE, _FORWARD = "tensorflow:GradientTape", "tensorflow.python.eager.forwardprop"
+
+TAPE_GRADIENT = Patch(_TAPE, "gradient", _TENSORFLOW, "records gradients")
+TAPE_JACOBIAN = Patch(_TAPE, "jacobian", _TENSORFLOW, "records jacobians")
+TAPE_BATCH_JACOBIAN = Patch(_TAPE, "batch_jacobian", _TENSORFLOW, "records jacobians")
+TAPE_PUSH = Patch(_TAPE, "_push_tape", _TENSORFLOW, "lets a tape differentiate again")
+TAPE_POP = Patch(_TAPE, "_pop_tape", _TENSORFLOW, "lets a tape differentiate again")
+TAPE_FUNCTION = Patch(
+    f"{_OPS}.control_flow_util_v2", "run_as_function_for_tape_gradients", _TENSORFLOW,
+    "keeps conditionals and loops in the graph",
+)  # fmt: skip
+GRAPH_GRADIENTS = Patch(
+    f"{_OPS}.gradients_util", "_GradientsHelper", _TENSORFLOW, "records gradients: all graph-mode functions call it"
+)
+VECTORIZED = Patch(
+    f"{_OPS}.parallel_for.control_flow_ops", "_pfor_impl", _TENSORFLOW, "leaves gradients of one example out"
+)
+FORWARD_DERIVATIVE = Patch(
+    _FORWARD, "_jvp_helper", _TENSORFLOW, "leaves gradients out that a forward derivative is made of"
+)
+FORWARD_PUSH = Patch(f"{_FORWARD}:ForwardAccumulator", "_push_accumulator", _TENSORFLOW, "lists open accumulators")
+FORWARD_POP = Patch(f"{_FORWARD}:ForwardAccumulator", "_pop_accumulator", _TENSORFLOW, "lists open accumulators")
+SECOND_BATCH_NORM_GRADIENT = Patch(
+    f"{_OPS}.nn_fused_batch_norm_grad", "_FusedBatchNormGradGrad", _TENSORFLOW, "detects second derivatives"
+)
+
+# -- functions and ops -----------------------------------------------------------------------------------------------
+
+_FUNC_GRAPH = "tensorflow:__internal__.FuncGraph"
+
+FUNCTION_CALL = Patch(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function", "__call__", _TENSORFLOW,
+    "traces nested functions inline; detects local training",
+)  # fmt: skip
+CAPTURE = Patch(_FUNC_GRAPH, "capture", _TENSORFLOW, "names captured tensors alike on all workers")
+CREATE_OP = Patch(_FUNC_GRAPH, "_create_op_internal", _TENSORFLOW, "replaces inputs by values of the whole batch")
+COND = Patch(f"{_OPS}.cond_v2", "cond_v2", _TENSORFLOW, "traces both branches into the graph")
+MOMENTS = Patch("tensorflow:nn", "moments", _TENSORFLOW, "fuses batch normalization")
+NORMALIZE = Patch("tensorflow:nn", "batch_normalization", _TENSORFLOW, "fuses batch normalization")
+SPARSE_LOOKUPS = [
+    Patch(f"{_OPS}.embedding_ops", name, _TENSORFLOW, "gives weights the length of the ids")
+    for name in ("safe_embedding_lookup_sparse", "embedding_lookup_sparse")
+]
+SPARSE_RETAINS = [
+    Patch(owner, name, _TENSORFLOW, "gives masks the length of the entries")
+    for owner, name in ((f"{_OPS}.sparse_ops", "sparse_retain"), ("tensorflow:sparse", "retain"))
+]
+FROM_ROW_IDS = Patch(
+    f"{_OPS}.ragged.row_partition:RowPartition", "from_value_rowids", _TENSORFLOW, "keeps the row of each value"
+)
+RAGGED_REDUCE = Patch(
+    f"{_OPS}.ragged.ragged_math_ops", "ragged_reduce_aggregate", _TENSORFLOW, "reduces by the row of each value"
+)
+
+# -- tf.distribute, sessions and optimizers --------------------------------------------------------------------------
+
+_REPLICA_CONTEXT = "tensorflow:distribute.ReplicaContext"
+_SESSION = "tensorflow.python.client.session:BaseSession"
+
+STRATEGY_SCOPE = Patch("tensorflow:distribute.Strategy", "scope", _TENSORFLOW, "rejects other strategies")
+ALL_REDUCE = Patch(_REPLICA_CONTEXT, "all_reduce", _TENSORFLOW, "records in-step all-reduces")
+ALL_GATHER = Patch(_REPLICA_CONTEXT, "all_gather", _TENSORFLOW, "records in-step all-gathers")
+SESSION_RUN = Patch(_SESSION, "run", _TENSORFLOW, "detects local training")
+SESSION_CALLABLE = Patch(_SESSION, "make_callable", _TENSORFLOW, "detects local training")
+OPTIMIZER_V1_APPLY = Patch(
+    "tensorflow:compat.v1.train.Optimizer", "apply_gradients", _TENSORFLOW, "detects local training"
+)
+OPTIMIZER_APPLY = Patch("keras:optimizers.Optimizer", "apply", _KERAS, "detects local training")
+OPTIMIZER_ALL_REDUCE = Patch(
+    "keras:Optimizer", "_all_reduce_sum_gradients", _KERAS, "leaves gradients to AutoDist's synchronizers"
+)
+OPTIMIZER_OVERWRITE = Patch(
+    "keras:Optimizer", "_overwrite_variables_directly_with_gradients", _KERAS, "records overwritten variables (float8)"
+)
+LEGACY_OPTIMIZER_APPLIES = [
+    Patch(f"tf_keras:optimizers.{name}", "apply_gradients", _TF_KERAS, "detects local training")
+    for name in ("Optimizer", "legacy.Optimizer")
+]
+
+# -- layers of Keras -------------------------------------------------------------------------------------------------
+
+_BATCH_NORM = "keras:layers.BatchNormalization"
+
+BATCH_NORM_CALL = Patch(_BATCH_NORM, "call", _KERAS, "fuses batch normalization")
+BATCH_NORM_MOMENTS = Patch(_BATCH_NORM, "_moments", _KERAS, "synchronizes moments under a mask")
+BATCH_NORM_SUM = Patch("keras.src.ops", "sum", _KERAS, "synchronizes moments under a mask")
+LAYER_INIT = Patch("keras:layers.Layer", "__init__", _KERAS, "records pipeline stages")
+SYMBOLIC_CALLS = [
+    Patch(owner, "symbolic_call", _KERAS, "records pipeline stages")
+    for owner in ("keras:layers.Layer", "keras:Operation")
+]
+
+# -- models and callbacks of Keras -----------------------------------------------------------------------------------
+
+_ADOPTED = ("__init__", "make_train_function", "fit", "evaluate", "predict")
+_TRAINER = "keras.src.backend.tensorflow.trainer"
+
+
+def _models(trainer: str, model: str, versions: tuple[str, str]) -> dict[str, Patch]:
+    # In the class that defines them: Keras leaves a loaded model uncompiled if the `compile` of its class differs
+    # from that of the base class of all models.
+    owners = {"compile": model, **dict.fromkeys(_ADOPTED, trainer)}
+    return {name: Patch(owner, name, versions, "adopts models") for name, owner in owners.items()}
+
+
+MODELS = _models(f"{_TRAINER}:TensorFlowTrainer", "keras:Model", _KERAS)
+LEGACY_MODELS = _models("tf_keras:Model", "tf_keras:Model", _TF_KERAS)
+EPOCH_ITERATOR = Patch(_TRAINER, "TFEpochIterator", _KERAS, "reads this worker's part of the batches of `fit`")
+SET_DISTRIBUTIONS = [
+    Patch(owner, "set_distribution", _KERAS, "rejects model parallelism")
+    for owner in (
+        "keras:distribution",
+        "keras.src.distribution.distribution_lib",
+    )  # the latter for `scope`
+]
+BACKUPS = [
+    Patch("keras:callbacks.BackupAndRestore", name, _KERAS, "leaves backups to the chief")
+    for name in ("_load_model", "_save_model", "on_train_end")
+]
+LEGACY_BACKUPS = [
+    Patch(
+        "tf_keras.src.distribute.worker_training_state:WorkerTrainingState", name, _TF_KERAS,
+        "leaves backups to the chief",
+    )
+    for name in ("back_up", "restore", "delete_backup", "backup_if_preempted")
+]  # fmt: skip

@@ -6,34 +6,35 @@ is not seen whose the values are. The result is the same.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.ragged import ragged_math_ops  # where tf.reduce_sum and its kin go with ragged tensors
 from tensorflow.python.ops.ragged.row_partition import RowPartition  # what all ragged tensors keep their rows by
 
-from autodist.capture.patches import replaced
+from autodist.capture.patches import FROM_ROW_IDS, RAGGED_REDUCE, patched
 
 
 @contextmanager
 def reducing_by_rows() -> Iterator[None]:
     """While it is open, a reduction of each row of a ragged tensor goes by the row of each of its values."""
-    by_row = RowPartition.__dict__["from_value_rowids"]
-    reduce_plainly = ragged_math_ops.ragged_reduce_aggregate
     made: dict[int, RowPartition] = {}  # by where rows begin; they are kept, so that no other tensor gets the number
 
-    @functools.wraps(by_row.__func__)
-    def noted(cls: type[RowPartition], *args: Any, **kwargs: Any) -> RowPartition:
-        partition: RowPartition = by_row.__func__(cls, *args, **kwargs)
+    def noted(by_row: Any, cls: type[RowPartition], *args: Any, **kwargs: Any) -> RowPartition:
+        partition: RowPartition = by_row(cls, *args, **kwargs)
         made[id(partition.row_splits())] = partition
         return partition
 
-    @functools.wraps(reduce_plainly)
     def reduced(
-        reduce_op: Any, unsorted_segment_op: Any, rt_input: Any, axis: Any, keepdims: Any, *args: Any, **kwargs: Any
+        reduce_plainly: Any,
+        reduce_op: Any,
+        unsorted_segment_op: Any,
+        rt_input: Any,
+        axis: Any,
+        keepdims: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         rows = made.get(id(rt_input.row_splits)) if isinstance(rt_input, tf.RaggedTensor) else None
         of_words = any(one is not None for one in (*args, kwargs.get("separator")))
@@ -43,10 +44,7 @@ def reducing_by_rows() -> Iterator[None]:
             found = unsorted_segment_op(rt_input.values, rows.value_rowids(), rows.nrows())
             return tf.expand_dims(found, 1) if keepdims else found
 
-    with (
-        replaced(RowPartition, "from_value_rowids", classmethod(noted)),
-        replaced(ragged_math_ops, "ragged_reduce_aggregate", reduced),
-    ):
+    with patched({FROM_ROW_IDS: noted, RAGGED_REDUCE: reduced}):
         yield
 
 

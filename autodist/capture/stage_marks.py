@@ -9,10 +9,9 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from autodist.capture.patches import all_replaced
+from autodist.capture.patches import LAYER_INIT, SYMBOLIC_CALLS, patched
 from autodist.graph.stage_marks import STAGE_MARK
 
 
@@ -111,24 +110,16 @@ _NOTED = "_autodist_stages"
 @contextmanager
 def _noting_layers(stage: int) -> Iterator[None]:
     """Notes the layers that are made, and the operations of Keras that are called on symbolic inputs."""
-    layer, operation = keras.layers.Layer, keras.Operation
-    make = layer.__init__
 
-    @functools.wraps(make)
-    def note_made(self: Any, *args: Any, **options: Any) -> None:
+    def note_made(make: Any, self: Any, /, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
         _stages_of(self).made = stage
 
-    def note_called(plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
-        def call(self: Any, *args: Any, **options: Any) -> Any:
-            _stages_of(self).called.add(stage)
-            return plain(self, *args, **options)
+    def note_called(plain: Any, self: Any, /, *args: Any, **options: Any) -> Any:
+        _stages_of(self).called.add(stage)
+        return plain(self, *args, **options)
 
-        return call
-
-    called = [(kind, "symbolic_call", note_called(kind.symbolic_call)) for kind in (layer, operation)]
-    with all_replaced([(layer, "__init__", note_made), *called]):
+    with patched({LAYER_INIT: note_made, **dict.fromkeys(SYMBOLIC_CALLS, note_called)}):
         yield
 
 

@@ -11,10 +11,19 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # of which every session of the script is one
-from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
 
 from autodist.capture.keras_libraries import legacy_keras
-from autodist.capture.patches import definer_of
+from autodist.capture.patches import (
+    FUNCTION_CALL,
+    GRAPH_GRADIENTS,
+    LEGACY_OPTIMIZER_APPLIES,
+    OPTIMIZER_APPLY,
+    OPTIMIZER_V1_APPLY,
+    SESSION_CALLABLE,
+    SESSION_RUN,
+    TAPE_GRADIENT,
+    Patch,
+)
 
 
 class Listener(Protocol):
@@ -80,24 +89,23 @@ def hook_in() -> None:
     """Puts hooks in, where somebody listens; called again, it takes in what the script has imported since."""
     if not listeners:
         return
-    legacy = legacy_keras()
-    _hook(definer_of(keras.optimizers.Optimizer, "apply"), "apply", _with_application)
-    _hook(tf.compat.v1.train.Optimizer, "apply_gradients", _with_pairs)
-    if legacy is not None:
-        for kind in (legacy.optimizers.Optimizer, legacy.optimizers.legacy.Optimizer):
-            _hook(definer_of(kind, "apply_gradients"), "apply_gradients", _with_pairs)
-    _hook(tf.GradientTape, "gradient", _with_tape)
-    _hook(gradients_util, "_GradientsHelper", _with_graph_gradients)
-    _hook(BaseSession, "run", _with_run)
-    _hook(BaseSession, "make_callable", _with_callable)
-    _hook(type(tf.function(lambda: None)), "__call__", _with_call)
+    _hook(OPTIMIZER_APPLY, _apply)
+    _hook(OPTIMIZER_V1_APPLY, _apply_gradients)
+    if legacy_keras() is not None:
+        for row in LEGACY_OPTIMIZER_APPLIES:
+            _hook(row, _apply_gradients)
+    _hook(TAPE_GRADIENT, _tape_gradient)
+    _hook(GRAPH_GRADIENTS, _graph_gradients)
+    _hook(SESSION_RUN, _run)
+    _hook(SESSION_CALLABLE, _make_callable)
+    _hook(FUNCTION_CALL, _call)
 
 
-def _hook(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+def _hook(row: Patch, wrapper: Callable[..., Any]) -> None:
+    owner, name = row.owner(), row.method
     if any(known is owner and called == name for known, called, _, _ in _hooks):
         return
-    plain = vars(owner)[name]
-    ours = make(plain)
+    plain, ours = vars(owner)[name], row.wrapped(wrapper)
     setattr(owner, name, ours)
     _hooks.append((owner, name, plain, ours))
 
@@ -119,46 +127,32 @@ def _tell(tell: Callable[[Listener], None]) -> None:
             tell(one)
 
 
-def _with_application(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
-        if listeners:
-            applied = getattr(self, "_trainable_variables", ()) if trainable_variables is None else trainable_variables
-            _tell(lambda one: one.on_applied([*applied]))
-        return plain(self, grads, trainable_variables, **kwargs)
-
-    return apply
+def _apply(plain: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
+    if listeners:
+        applied = getattr(self, "_trainable_variables", ()) if trainable_variables is None else trainable_variables
+        _tell(lambda one: one.on_applied([*applied]))
+    return plain(self, grads, trainable_variables, **kwargs)
 
 
-def _with_pairs(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        if listeners:
-            grads_and_vars = [*grads_and_vars]
-            _tell(lambda one: one.on_applied([variable for _, variable in grads_and_vars]))
-        return plain(self, grads_and_vars, *args, **kwargs)
-
-    return apply_gradients
+def _apply_gradients(plain: Callable[..., Any], self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    if listeners:
+        grads_and_vars = [*grads_and_vars]
+        _tell(lambda one: one.on_applied([variable for _, variable in grads_and_vars]))
+    return plain(self, grads_and_vars, *args, **kwargs)
 
 
-def _with_tape(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def gradient(self: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        found = plain(self, target, sources, *args, **kwargs)
-        _note(sources, found)
-        return found
-
-    return gradient
+def _tape_gradient(
+    plain: Callable[..., Any], self: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
+    found = plain(self, target, sources, *args, **kwargs)
+    _note(sources, found)
+    return found
 
 
-def _with_graph_gradients(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        found = plain(ys, xs, *args, **kwargs)
-        _note(xs, found)
-        return found
-
-    return helper
+def _graph_gradients(plain: Callable[..., Any], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    found = plain(ys, xs, *args, **kwargs)
+    _note(xs, found)
+    return found
 
 
 def _note(sources: Any, gradients: Any) -> None:
@@ -173,43 +167,31 @@ def _is_variable(source: Any) -> bool:
     return isinstance(source, tf.Variable | keras.Variable) or getattr(source, "dtype", None) == tf.resource
 
 
-def _with_run(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def run(self: BaseSession, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+def _run(plain: Callable[..., Any], self: BaseSession, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+    if listeners:
+        _tell(lambda one: one.on_run(self, fetches))
+    return plain(self, fetches, *args, **kwargs)
+
+
+def _make_callable(plain: Callable[..., Any], self: BaseSession, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+    made = plain(self, fetches, *args, **kwargs)
+
+    def call(*values: Any, **options: Any) -> Any:
         if listeners:
             _tell(lambda one: one.on_run(self, fetches))
-        return plain(self, fetches, *args, **kwargs)
-
-    return run
-
-
-def _with_callable(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def make_callable(self: BaseSession, fetches: Any, *args: Any, **kwargs: Any) -> Any:
-        made = plain(self, fetches, *args, **kwargs)
-
-        def call(*values: Any, **options: Any) -> Any:
-            if listeners:
-                _tell(lambda one: one.on_run(self, fetches))
-            return made(*values, **options)
-
-        return call
-
-    return make_callable
-
-
-def _with_call(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not listeners or _called.get() is not None or _is_distributing.get() or not tf.executing_eagerly():
-            return plain(self, *args, **kwargs)
-        token = _called.set(self)
-        try:
-            made: Callable[[], Any] = functools.partial(plain, self, *args, **kwargs)
-            for one in list(listeners):
-                made = functools.partial(one.around_call, self, made)
-            return made()
-        finally:
-            _called.reset(token)
+        return made(*values, **options)
 
     return call
+
+
+def _call(plain: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if not listeners or _called.get() is not None or _is_distributing.get() or not tf.executing_eagerly():
+        return plain(self, *args, **kwargs)
+    token = _called.set(self)
+    try:
+        made: Callable[[], Any] = functools.partial(plain, self, *args, **kwargs)
+        for one in list(listeners):
+            made = functools.partial(one.around_call, self, made)
+        return made()
+    finally:
+        _called.reset(token)

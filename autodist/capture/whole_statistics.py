@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist.capture.both_at_once import BranchesInGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes
-from autodist.capture.patches import replaced
+from autodist.capture.patches import CREATE_OP, patched
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
 from autodist.graph.origins import line_of
@@ -70,10 +70,9 @@ class WholeStatistics:
         Args:
             notes: to which the exchanges are added.
         """
-        plain = tf.__internal__.FuncGraph._create_op_internal
 
-        @functools.wraps(plain)
         def create(
+            plain: Any,
             graph: Any,
             op_type: str,
             inputs: Sequence[tf.Tensor],
@@ -94,7 +93,7 @@ class WholeStatistics:
             self.made |= {place: line_of(made) for place in self._wanted if is_meant and place.node == node}
             return made
 
-        with replaced(tf.__internal__.FuncGraph, "_create_op_internal", create), self._branches.replacing():
+        with patched({CREATE_OP: create}), self._branches.replacing():
             yield
 
     @property

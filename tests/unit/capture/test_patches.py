@@ -1,36 +1,108 @@
-"""Patches stand where a method is defined, for a while, and in versions that have it alone."""
+"""The table of patches: every target exists, wrappers act while the context is open, and old packages are refused."""
 
 from __future__ import annotations
 
+import contextlib
+import pkgutil
+from collections.abc import Iterable
+
 import pytest
 
-from autodist.capture.patches import Patch, patched
+from autodist.capture import patches
+from autodist.capture.patches import Patch, definer_of, patched, replaced
 from autodist.errors import UnsupportedVersionError
 
 
 class Base:
-    """Has a method."""
+    """Has a method of each kind."""
 
     def method(self) -> str:
         return "plain"
 
+    @classmethod
+    def of_class(cls) -> str:
+        return cls.__name__
+
+    def failing(self) -> None:
+        raise KeyError("plain")
+
 
 class Derived(Base):
-    """Inherits it."""
+    """Inherits them."""
 
 
-def test_a_method_is_replaced_where_it_is_defined_and_only_while_the_table_is_open() -> None:
-    row = Patch(Derived, "method", lambda plain: lambda self: f"ours around {plain(self)}", ("keras", "3"))
-    with patched([row]):
-        assert Base().method() == Derived().method() == "ours around plain"
-    assert Base().method() == "plain"
+METHOD, OF_CLASS, FAILING = (
+    Patch(f"{__name__}:Derived", name, ("keras", "3"), "a test") for name in ("method", "of_class", "failing")
+)
+
+
+def rows_in(value: object) -> Iterable[Patch]:
+    if isinstance(value, Patch):
+        return [value]
+    if isinstance(value, dict):
+        return rows_in([*value.values()])
+    return [row for row in value if isinstance(row, Patch)] if isinstance(value, list) else []
+
+
+TABLE = [row for value in vars(patches).values() for row in rows_in(value)]
+
+
+def test_the_table_has_each_target_once() -> None:
+    owners = [(row.owner(), row.method) for row in TABLE]
+    assert len(owners) > 50
+    assert all(owners.count(one) == 1 for one in owners)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.path}.{row.method}")
+def test_a_target_of_the_table_exists_and_is_put_back_after_an_error(row: Patch) -> None:
+    owner = row.owner()
+    plain = vars(owner)[row.method]
+    assert hasattr(pkgutil.resolve_name(row.path), row.method)
+    with contextlib.suppress(KeyError), patched({row: lambda plain, *args, **kwargs: plain(*args, **kwargs)}):
+        assert vars(owner)[row.method] is not plain
+        raise KeyError
+    assert vars(owner)[row.method] is plain
+
+
+def test_a_method_is_wrapped_in_its_defining_class_while_the_context_is_open() -> None:
+    before = dict(vars(Base))
+    with patched(
+        {METHOD: lambda plain, self: f"ours, {plain(self)}", OF_CLASS: lambda plain, cls: f"ours, {plain(cls)}"}
+    ):
+        assert Base().method() == Derived().method() == "ours, plain"
+        assert (Base.of_class(), Derived.of_class()) == ("ours, Base", "ours, Derived")
+    assert dict(vars(Base)) == before
     assert "method" not in vars(Derived)
 
 
-def test_a_package_that_is_older_than_a_row_asks_for_is_refused_with_the_command() -> None:
+def test_the_traceback_of_an_error_has_no_frame_of_the_installer() -> None:
+    with patched({FAILING: lambda plain, self: plain(self)}), pytest.raises(KeyError) as raised:
+        Derived().failing()
+    assert [frame.name for frame in raised.traceback][1:] == ["<lambda>", "failing"]
+
+
+def test_an_older_package_is_refused_with_the_command_that_upgrades_it() -> None:
+    row = Patch(f"{__name__}:Base", "method", ("keras", "99"), "a test")
     with (
         pytest.raises(UnsupportedVersionError, match="keras 3.* is installed.*pip install 'keras>=99'"),
-        patched([Patch(Base, "method", lambda plain: plain, ("keras", "99"))]),
+        patched({METHOD: lambda plain, self: "ours", row: lambda plain, self: "ours"}),
     ):
         pass
     assert Base().method() == "plain"
+
+
+def test_the_last_replacement_is_put_back_first() -> None:
+    with replaced(Base, "method", lambda self: "outer"):
+        with replaced(Base, "method", lambda self: "inner"):
+            assert Base().method() == "inner"
+        assert Base().method() == "outer"
+    assert Base().method() == "plain"
+
+
+def test_an_attribute_that_does_not_exist_cannot_be_replaced() -> None:
+    with pytest.raises(AttributeError, match="renamed"), replaced(Base, "renamed", None):
+        pass
+
+
+def test_definer_of_returns_the_class_that_defines_an_attribute() -> None:
+    assert definer_of(Derived, "method") is Base
