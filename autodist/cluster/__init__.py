@@ -1,16 +1,17 @@
-"""Processes on machines: starting the script on every worker, watching it, and leaving nothing behind.
+"""Process management: starts the script on every worker, monitors it, and leaves no process behind.
 
 A run has one *coordinator*, in the chief's process. For every other worker it opens a channel to an *agent*, a small
 process on the worker's machine, through a *transport* (local, or SSH). The agent starts the script under a *guard*,
-which ends the script and all that it started as soon as the agent is gone. Inside the script, a *member* is the
-worker's side of the run.
+which ends the script and all its child processes as soon as the agent is gone. Inside the script, a *worker client*
+represents the worker; a *worker connection* represents it in the coordinator.
 
     chief's script                        worker's machine
-    Coordinator ── Channel ── agent ── guard ── the same script: Member
+    Coordinator ── Channel ── agent ── guard ── the same script: WorkerClient
                  (local pipe or SSH)
 
-Where a scheduler has started all processes, `given` has them meet, and each is the agent of its own worker.
+If a scheduler has started all processes, they find each other through the rendezvous server of
+`autodist.cluster.environments`, and each process is the agent of its own worker.
 
-This file imports nothing, since the agent and the guard start through it and have to be light: import what you need
-from its module (`autodist.cluster.coordinator`, `.member`, `.servers`).
+This file imports nothing: the agent and the guard are loaded through it and must start fast. Import each name from its
+module (`autodist.cluster.coordinator`, `.worker_client`, `.servers`).
 """

@@ -1,4 +1,4 @@
-"""The addresses under which workers' servers are announced to one another."""
+"""Network addresses of the workers' servers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from autodist.cluster.load_adjusted_clock import Stopwatch
 from autodist.errors import ClusterError
 
 _RESOLVE_LIMIT, _RETRY_INTERVAL = 10.0, 0.5
-_MOST_AT_ONCE = 32
+_MAX_THREADS = 32
 
 
 def host_and_port(host: str, port: int) -> str:
-    """The text that TensorFlow takes for one server.
+    """Formats a server's address for TensorFlow's cluster definition.
 
-    `localhost` becomes 127.0.0.1, since a resolver may prefer ::1 for it and each try of that costs time.
+    `localhost` becomes 127.0.0.1: a resolver may prefer ::1 for it, and each failed attempt costs time.
 
     >>> host_and_port("localhost", 20000), host_and_port("fd00::1", 20000)
     ('127.0.0.1:20000', '[fd00::1]:20000')
@@ -29,7 +29,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def split_host_and_port(address: str) -> tuple[str, int]:
-    """The reverse of `host_and_port`.
+    """Parses an address written by `host_and_port`.
 
     >>> split_host_and_port("[fd00::1]:20000")
     ('fd00::1', 20000)
@@ -39,7 +39,7 @@ def split_host_and_port(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name is one that only this machine can reach."""
+    """Returns True if only this machine can reach the address or name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -47,46 +47,48 @@ def is_loopback(host: str) -> bool:
 
 
 def unresolved(hosts: Iterable[str], limit: float = _RESOLVE_LIMIT) -> dict[str, str]:
-    """Which of some names this machine cannot resolve, with the reasons.
+    """Returns the names that this machine cannot resolve, with the reason for each.
 
-    They are tried again for a while: the name of a machine that has just been started may come later than that.
+    Retries for a while, since the name of a machine that has just started may not be registered yet.
 
     Args:
         hosts: names and IP addresses.
-        limit: seconds after which none is tried again.
+        limit: seconds after which no name is retried.
     """
     stopwatch = Stopwatch()
-    left = {host: "" for host in hosts if host != "localhost"}  # which is announced as an IP address
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:  # where no DNS server answers, each takes seconds
+    unresolved_hosts = {
+        host: "" for host in hosts if host != "localhost"
+    }  # `host_and_port` replaces it by an IP address
+    with ThreadPoolExecutor(_MAX_THREADS) as pool:  # without a DNS server that answers, each name takes seconds
         while True:
-            reasons = zip(left, pool.map(_why_unresolved, left), strict=True)
-            left = {host: reason for host, reason in reasons if reason is not None}
-            if not left or stopwatch.read() >= limit:
-                return left
+            reasons = zip(unresolved_hosts, pool.map(_why_unresolved, unresolved_hosts), strict=True)
+            unresolved_hosts = {host: reason for host, reason in reasons if reason is not None}
+            if not unresolved_hosts or stopwatch.read() >= limit:
+                return unresolved_hosts
             time.sleep(_RETRY_INTERVAL)
 
 
 def _why_unresolved(host: str) -> str | None:
-    """Why a name cannot be resolved; None: it can."""
+    """Returns the reason that a name cannot be resolved; None if it can."""
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         return error.strerror or str(error)
     except UnicodeError:
-        return "it is no name of a machine"
+        return "it is not a valid host name"
     return None
 
 
 def check_reach(hosts: Sequence[str]) -> None:
-    """Checks that machines can reach one another under the addresses that the YAML gives them.
+    """Checks that machines can reach one another under their addresses in the YAML.
 
     Raises:
-        ClusterError: some addresses are loopback ones and others are not.
+        ClusterError: some addresses are loopback addresses and others are not.
     """
-    own = [host for host in hosts if is_loopback(host)]
+    loopback = [host for host in hosts if is_loopback(host)]
     others = [host for host in hosts if not is_loopback(host)]
-    if own and others:
+    if loopback and others:
         raise ClusterError(
-            f"Node {own[0]}: other machines ({others[0]}) cannot reach it under this address. "
-            "Give it the address that it has on their network."
+            f"Node {loopback[0]}: other machines ({others[0]}) cannot reach it under this address. "
+            "Replace it by its address on their network."
         )

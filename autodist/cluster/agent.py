@@ -1,10 +1,10 @@
-"""The agent: on a worker's machine, it starts the script, reports what becomes of it, and ends it.
+"""The agent: starts the script on a worker's machine, reports its progress and exit to the coordinator, and ends it.
 
-`python -m autodist.cluster.agent --stop SECONDS [--silence SECONDS]` speaks the messages of `protocol` on standard
-input and output. It ends when its standard input does, when it is told to stop, or when the script has ended; nothing
-of the script is left then. With `--silence`, for a link that may be cut, which does not end standard input, so many
-seconds of silence end it too. `--stop` says how long a script has to end by itself. Neither TensorFlow nor anything
-else heavy is imported here.
+`python -m autodist.cluster.agent --stop SECONDS [--silence SECONDS]` exchanges the messages of `protocol` on standard
+input and output. The agent ends when its standard input closes, when it receives `Stop`, or when the script has ended.
+No process of the script is left then. `--silence` is for networks: a cut link does not close standard input, so the
+agent also ends after so many seconds without a message. `--stop` is the time that a script has to end after SIGTERM.
+This module imports neither TensorFlow nor any other large package.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from autodist.cluster.protocol import (
 from autodist.cluster.start import content_digest
 from autodist.versions import VERSION
 
-_READ_BY_THE_LOGIN = (
-    "the agent there was not told all that the chief says ({!r} came of it): something that the login there runs (a "
-    "start file of its shell, a `ForceCommand`) reads standard input; let it do so on terminals alone"
+_INPUT_CONSUMED_BY_LOGIN = (
+    "the agent there did not receive the chief's messages completely (it received {!r}): a program that the login "
+    "there runs (a start file of its shell, a `ForceCommand`) reads standard input; let it do so on terminals alone"
 )
 
 
 class Agent:
-    """One conversation with the coordinator.
+    """The agent's connection to the coordinator, and the script that it runs.
 
     Args:
         incoming: lines from the coordinator.
         outgoing: lines to the coordinator.
-        stop_timeout: seconds between asking a script to end and ending it.
-        silence_timeout: seconds of silence after which the chief counts as gone; None: where it ends, standard input
-            does.
+        stop_timeout: seconds between SIGTERM and SIGKILL for the script.
+        silence_timeout: seconds without a message after which the chief counts as gone; None if the end of the chief
+            closes standard input.
     """
 
     def __init__(
@@ -76,42 +76,43 @@ class Agent:
         self._on_preempt = self._is_leaving = False
 
     def serve(self) -> None:
-        """Answers until there is nobody to answer or nothing left to report; then ends the script, if it still runs."""
+        """Handles messages until the connection or the script has ended; then ends the script if it still runs."""
         threading.Thread(target=self._listen, name="autodist-agent", daemon=True).start()
         if self._silence is None:
             self._ended.wait()
         else:
-            self._heed_silence(self._silence)
+            self._wait_for_timeout(self._silence)
         if self._script is not None:
             self._script.end()
 
     def leave(self) -> bool:
-        """Tells the chief that SIGTERM has come, if the run is saved then and it is the first; says whether it did."""
+        """Reports SIGTERM to the chief and returns True, if it is the first and the run is saved on preemption."""
         if self._is_leaving or not self._on_preempt:
             return False
         self._is_leaving = True
         threading.Thread(target=self.send, args=(Leaving(),), name="autodist-leaving", daemon=True).start()
         return True
 
-    def _heed_silence(self, silence: HeartbeatTimeout) -> None:
-        """Returns when the conversation has ended, or nothing was heard for too long."""
+    def _wait_for_timeout(self, silence: HeartbeatTimeout) -> None:
+        """Returns when the connection has ended, or no message arrived within the timeout."""
         threading.Thread(
             target=self._beat, args=(beat_interval(silence.limit),), name="autodist-beat", daemon=True
         ).start()
-        # Here and not where heartbeats are sent: sending blocks when the link is cut in the middle of much output.
+        # Checked here and not in `_beat`: sending blocks if the link is cut in the middle of much output.
         while not self._ended.wait(silence.look_interval):
             if silence.is_too_long():
                 problem = (
-                    f"it heard nothing from the chief's machine for {silence.limit:g} s and ended its script; see "
-                    "whether the network is up, and whether processes of the run were stopped; where the network "
-                    "pauses for longer, raise `silence_timeout`"
+                    f"it heard nothing from the chief's machine for {silence.limit:g} s and ended its script; check "
+                    "that the network is up and that no process of the run was stopped; if the network pauses for "
+                    "longer, raise `silence_timeout`"
                 )
-                # The link may come back, and the script's end is not the cause then. A link that is cut blocks.
+                # The link may come back; then this message is the cause of the script's end. In a thread, since
+                # writing to a cut link blocks.
                 threading.Thread(target=self.send, args=(Lost(problem),), name="autodist-lost", daemon=True).start()
                 return
 
     def send(self, message: Message) -> None:
-        """Tells the coordinator something; when that is impossible, the agent ends."""
+        """Sends a message to the coordinator; if that is impossible, the agent ends."""
         try:
             with self._writing:
                 self._outgoing.write(encode(message))
@@ -128,8 +129,8 @@ class Agent:
                 if not self._handle(decode(line)):
                     break
         except ProtocolError as error:
-            if not line.startswith(b"{"):  # of no version
-                self.send(Lost(_READ_BY_THE_LOGIN.format(line[:80])))
+            if not line.startswith(b"{"):  # no version of AutoDist sends such a line
+                self.send(Lost(_INPUT_CONSUMED_BY_LOGIN.format(line[:80])))
                 return
             self.send(
                 Lost(
@@ -143,7 +144,7 @@ class Agent:
             self._ended.set()
 
     def _handle(self, message: Message) -> bool:
-        """Does what a message asks for, and says whether to go on."""
+        """Handles one message; returns False if the agent has to stop."""
         match message:
             case Inspect():
                 facts, self._held = find_facts(message)
@@ -173,7 +174,7 @@ class Agent:
 
 
 def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
-    """What this machine has and lacks for the script, and the port that is held for the worker's server."""
+    """Returns this machine's versions and problems for the script, and the port reserved for the worker's server."""
     problems, held = [], None
     try:
         held = hold_port(inspect.port)
@@ -181,7 +182,7 @@ def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
         problems.append(f"{error.strerror}; free it, or choose another `port` for the node")
     if not os.path.isdir(inspect.directory):
         problems.append(
-            f"the directory {inspect.directory} is not there; make it, or share it with the chief's machine"
+            f"the directory {inspect.directory} is not there; create it, or share it with the chief's machine"
         )
     elif inspect.script is not None and not os.path.isfile(inspect.script):
         problems.append(f"the script {inspect.script} is not there; copy it there, or share its folder")
@@ -200,12 +201,12 @@ def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of those packages that are installed, from their metadata: importing them would take seconds."""
+    """Returns the versions of the packages that are installed, from their metadata: importing them takes seconds."""
     return {name: version for name in packages if (version := _version(name)) is not None}
 
 
 def tensorflow_version() -> str | None:
-    """Its version, under whichever name it is installed."""
+    """Returns TensorFlow's version, under any of its package names; None if it is not installed."""
     return next(filter(None, map(_version, ("tensorflow", "tensorflow-cpu", "tf-nightly"))), None)
 
 
@@ -217,20 +218,20 @@ def _version(package: str) -> str | None:
 
 
 def main() -> int:
-    # Descriptors of its own: what anything else prints must not look like a message, and Python must not wait at its
-    # end for the thread that reads.
+    # Duplicated descriptors: output of other code must not look like a message, and Python must not wait at its exit
+    # for the thread that reads.
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     options = argparse.ArgumentParser()
     options.add_argument("--stop", type=float, default=3.0)
     options.add_argument("--silence", type=float)
-    limits, _ = options.parse_known_args()  # another version's chief, who is told of that, may say more
+    limits, _ = options.parse_known_args()  # a chief of another version, which is reported later, may pass more options
     agent = Agent(incoming, outgoing, limits.stop, limits.silence)
 
     def leave_or_end(number: int, frame: FrameType | None) -> None:
         if not agent.leave():
             signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)  # its guard ends the script then
+            signal.raise_signal(number)  # the guard ends the script then
 
     signal.signal(signal.SIGTERM, leave_or_end)
     agent.serve()

@@ -1,4 +1,4 @@
-"""The ways from the chief to the agents of all other workers, whoever starts these."""
+"""Channels from the chief to the agents of all other workers, started by AutoDist or by a scheduler."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from autodist.resources import ResourceSpec, Worker
 def channels_to_agents(
     spec: ResourceSpec, environment: Mapping[str, str] | None
 ) -> Iterator[tuple[Sequence[Worker], Sequence[Channel]]]:
-    """Workers with a channel to the agent of each, the chief left out; agents of a node are started when it is come to.
+    """Yields, node by node, the workers except the chief, and a channel to each worker's agent.
+
+    The agents of a node are started when the iterator reaches it.
 
     Args:
-        spec: the machines; where they are given, a scheduler has started the agents.
-        environment: that programs are started in on this machine; None: that of this process at the time.
+        spec: the machines; if `is_given`, a scheduler has started the agents.
+        environment: environment variables of programs started on this machine; None for those of this process.
     """
     others = spec.workers[1:]
     if spec.is_given:

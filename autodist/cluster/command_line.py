@@ -1,4 +1,4 @@
-"""Python's command line, taken apart."""
+"""Parser for the command line of the Python interpreter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class TargetKind(enum.Enum):
-    """What Python is told to run; the value is the option that names it."""
+    """The kinds of program that Python runs; the value is the option that precedes the program."""
 
     FILE = ""
     MODULE = "-m"
@@ -18,17 +18,17 @@ class TargetKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Command:
-    """What Python was told.
+    """A parsed command line of Python.
 
     >>> command = Command.parse(["python", "-Bium", "package.train", "--steps", "3"])
     >>> command.target, command.arguments
     ('package.train', ('-Bu', '-m', 'package.train', '--steps', '3'))
 
     Attributes:
-        options: of the interpreter; without -i, by which it would wait for somebody who types.
-        kind: what `target` is.
+        options: options of the interpreter, without -i, which would wait for interactive input.
+        kind: kind of `target`.
         target: path of a script, folder or archive, name of a module, or code.
-        rest: arguments of what is run.
+        rest: arguments of the program.
     """
 
     options: tuple[str, ...]
@@ -38,7 +38,7 @@ class Command:
 
     @staticmethod
     def parse(line: Sequence[str]) -> Command | None:
-        """What a command line says, the interpreter in front; None if it names nothing that could be run again."""
+        """Parses a command line that starts with the interpreter; None if it names no program that can be rerun."""
         options: list[str] = []
         words = list(line[1:])
         while words:
@@ -51,8 +51,8 @@ class Command:
                 options += [word, *words[:1]]
                 del words[:1]
                 continue
-            letters, valued, value = _letters(word)
-            options += [f"-{letters}"] if letters else []
+            flags, valued, value = _split_options(word)
+            options += [f"-{flags}"] if flags else []
             if not valued:
                 continue
             if not value:
@@ -64,17 +64,17 @@ class Command:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What any interpreter takes to run the same."""
+        """The arguments with which another interpreter runs the same program."""
         named = (self.target,) if self.kind is TargetKind.FILE else (self.kind.value, self.target)
         return (*self.options, *named, *self.rest)
 
 
-def _letters(word: str) -> tuple[str, str, str]:
-    """Of options written together: those without a value, i left out; the one with a value; that value, if it is here.
+def _split_options(word: str) -> tuple[str, str, str]:
+    """Splits combined options into those without a value (except -i), the one with a value, and its value if present.
 
-    >>> _letters("-Bium"), _letters("-Werror"), _letters("-i")
+    >>> _split_options("-Bium"), _split_options("-Werror"), _split_options("-i")
     (('Bu', 'm', ''), ('', 'W', 'error'), ('', '', ''))
     """
-    found = re.fullmatch(r"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL)
-    assert found, "it begins with -"
-    return found[1].replace("i", ""), found[2], found[3]
+    match = re.fullmatch(r"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL)
+    assert match, "it begins with -"
+    return match[1].replace("i", ""), match[2], match[3]

@@ -1,4 +1,4 @@
-"""The coordinator: in the chief's process, it starts the other workers, watches them, and ends them."""
+"""The coordinator: runs in the chief's process; starts, monitors and ends the other workers."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ from autodist.resources import ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
 
-# Seconds after which it is told whose answer, or end of its process, the run waits for.
-_TELLS_AFTER = 5.0
+# Seconds after which the log names the workers that the run waits for.
+_LOG_AFTER = 5.0
 
-# Endings that one cause has come in within the first; a cut link may show later than what it causes, as an echo.
+# Seconds to collect endings that have one cause. The second applies if all endings so far are echoes: a cut link may be
+# detected later than the errors that it causes in TensorFlow.
 _COLLECT, _COLLECT_ECHOES = 1.0, 3.0
 
-# Seconds in which an output has to take something, where others wait for it; a terminal may be halted.
+# Seconds without progress after which writing to an output is abandoned; a terminal may be halted.
 _SHOWN_LIMIT = 5.0
 
-# In seconds, beyond what a script has to end by itself.
+# Seconds in addition to `stop_timeout` until an agent counts as stuck.
 _STOP_LIMIT = 3.0
 
-# What says that Python could not flush an output at its very end; no failure of what was trained.
+# Exit status of a Python that could not flush an output at its exit; training has not failed then.
 _NOT_FLUSHED = 120
 
-# Seconds in which the supervisor, who waits for echoes, tells a cause that is there; only a halted process exceeds it.
+# Seconds in which the supervisor, which waits for echoes, sets the cause; only a halted process exceeds it.
 _CAUSE_LIMIT = 60.0
 
 
 class _Phase(enum.Enum):
-    """What an ended worker means: nothing yet, a failure, what was asked for, nothing any more."""
+    """Phase of a run: the end of a worker is collected, a failure, expected, or ignored, in this order."""
 
     PREPARING = enum.auto()
     RUNNING = enum.auto()
@@ -69,22 +70,22 @@ class _Phase(enum.Enum):
 
 
 class Coordinator:
-    """The chief's hand on all other workers: `prepare`, `start`, then `finish` or `abort`.
+    """Starts, monitors and ends all other workers: call `prepare`, `start`, then `finish` or `abort`.
 
-    The first two may run in a thread of their own, beside the chief's script; `abort` ends them, too. However this
-    process ends, the other workers end with it: their agents see that the channel has closed. Nothing is started before
-    `prepare`, and with a single worker nothing at all.
+    `prepare` and `start` may run in a thread of their own while the chief's script runs; `abort` ends them, too.
+    However this process ends, the other workers end with it, since their agents detect that the channel has closed.
+    Nothing is started before `prepare`. With a single worker, nothing is started at all.
 
     Args:
         spec: the machines.
-        on_failure: called once, from a thread of the coordinator, when a worker has ended badly while the chief's
-            script runs; the others are being stopped by then. The chief may be inside TensorFlow, waiting for a worker
-            that is gone: the callback's part is to get it out (close its session).
-        script: what the workers run; by default what this process runs.
-        environment: that programs are started in on this machine; None: that of this process at the time.
+        on_failure: called once, from a thread of the coordinator, when a worker has failed while the chief's script
+            runs; the other workers are being stopped by then. The chief may be blocked inside TensorFlow, waiting for a
+            worker that is gone: the callback has to interrupt it (by closing its session).
+        script: the script that the workers run; by default that of this process.
+        environment: environment variables of programs started on this machine; None for those of this process.
 
     Attributes:
-        on_leaving: called with the name of a worker to which SIGTERM has come, once, from a thread of the coordinator.
+        on_leaving: called with the name of each worker that received SIGTERM, once, from a thread of the coordinator.
     """
 
     def __init__(
@@ -99,55 +100,55 @@ class Coordinator:
         self._process = os.getpid()
         self._output = Output()
         self.on_leaving: Callable[[str], None] = lambda worker: None
-        # Guards everything below, and the fields of the links.
+        # Guards all fields below and the fields of the connections.
         self._changed = threading.Condition()
         self._phase = _Phase.PREPARING
-        self._links: tuple[WorkerConnection, ...] = ()
+        self._connections: tuple[WorkerConnection, ...] = ()
         self._endings: list[Ending] = []
         self._cause: WorkerFailedError | None = None
         self._held: PortHeld | None = None
         self._addresses: tuple[str, ...] = ()
-        self._speaking = threading.Lock()  # what members are told comes in order, and after `Start`
-        self._said: list[Message] = []
+        self._sending = threading.Lock()  # worker clients receive messages in order, and after `Start`
+        self._deferred: list[Message] = []
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What `prepare` has returned."""
+        """The result of `prepare`."""
         return self._addresses
 
     @property
     def held(self) -> PortHeld:
-        """The chief's own port; `start_server` releases it. There from `prepare` on."""
+        """The chief's reserved port, available after `prepare`; `start_server` releases it."""
         assert self._held is not None, "prepare comes first"
         return self._held
 
     @property
     def leaving(self) -> tuple[str, ...]:
-        """Names of the workers to which SIGTERM has come."""
-        return tuple(link.name for link in self._links if link.is_leaving)
+        """Names of the workers that received SIGTERM."""
+        return tuple(connection.name for connection in self._connections if connection.is_leaving)
 
     @property
     def lines(self) -> int:
-        """How many lines of other workers the chief has shown so far."""
+        """Number of lines of other workers that the chief has printed so far."""
         return self._output.lines
 
     def prepare(self) -> tuple[str, ...]:
-        """Reaches every worker's machine, all at once, starts an agent for each worker, and checks what must hold.
+        """Connects to all machines in parallel, starts an agent for each worker, and checks that the run can start.
 
-        Before that, the folder under `sync` is brought to the machines.
+        Copies the folder under `sync` to the machines first.
 
         Returns:
             "host:port" of every worker's server, by the worker's index.
 
         Raises:
-            ClusterError: with every fault of every machine: not reachable, versions that differ, no script, no port;
+            ClusterError: lists every fault of every machine (unreachable, different versions, no script, no port);
                 or the run was ended meanwhile.
         """
         try:
             check_reach([worker.node.address for worker in self._workers])
             script = self._script_to_run()
-            self._bring_folder()
-            self._open_links()
+            self._sync_folder()
+            self._open_connections()
             answers, own = self._inspect(script)
             self._require_not_stopped()
             file, digest = (script.file, script.digest) if script else (None, None)
@@ -163,73 +164,73 @@ class Coordinator:
         return self._addresses
 
     def start(self, payload: bytes) -> None:
-        """Starts the script on every other worker, and watches from now on.
+        """Starts the script on every other worker, and monitors the workers from now on.
 
         Args:
-            payload: reaches every worker as `WorkerClient.payload`.
+            payload: bytes that every worker receives as `WorkerClient.payload`.
         """
         script = self._script_to_run()
         environment = dict(script.environment) if script else {}
         on_preempt = self._spec.checkpoint is not None and self._spec.checkpoint.on_preempt
-        with self._speaking:
-            for worker, link in zip(self._workers[1:], self._links, strict=True):
+        with self._sending:
+            for worker, connection in zip(self._workers[1:], self._connections, strict=True):
                 assert script is not None
                 limits = self._spec.stop_timeout, self._spec.silence_timeout
                 join = Membership(
                     worker.index, worker.name, self._addresses, payload, *limits, script.brought, on_preempt
                 )
-                link.send(Start(script.arguments, script.directory, environment, join))
-            self._tell_all(*self._said)
+                connection.send(Start(script.arguments, script.directory, environment, join))
+            self._send_to_all(*self._deferred)
             self._run()
-        if self._links:
+        if self._connections:
             threading.Thread(target=self._supervise, name="autodist-supervisor", daemon=True).start()
 
     def _run(self) -> None:
         with self._changed:
             self._require_not_stopped()
             self._phase = _Phase.RUNNING
-            # What ended while nothing ran yet counts from now on.
-            self._endings.extend(link.ending for link in self._links if link.ending)
+            # Endings before the start count as failures from now on.
+            self._endings.extend(connection.ending for connection in self._connections if connection.ending)
 
     def say(self, text: str) -> None:
-        """Tells every worker something that `WorkerClient.hear` gives, in order; also before `start`."""
-        self._tell_members(Said(text))
+        """Sends a text to every worker, in order; `WorkerClient.hear` returns it. May be called before `start`."""
+        self._send_to_clients(Said(text))
 
     def wait_in_first_step(self) -> None:
-        """The chief's script has come to its first step, and waits for the others from now on."""
-        self._tell_members(Waiting())
+        """Notifies the workers that the chief has reached its first step and waits for them."""
+        self._send_to_clients(Waiting())
 
     def require_on_their_way(self) -> None:
-        """Passes while every worker's script may still come to its first step; called while the chief waits there.
+        """Checks that every worker can still reach its first step; called while the chief waits in its own.
 
         Raises:
-            WorkerFailedError: one has ended.
+            WorkerFailedError: the script of a worker has ended.
         """
         with self._changed:
-            for link in self._links:
-                if link.done and self._is_running:
+            for connection in self._connections:
+                if connection.done and self._is_running:
                     reason = (
                         f"has ended its script before its first step, in which {self._workers[0].name} waits for it"
                     )
-                    self._endings.append(Ending(link.name, f"{reason}. {SAME_STEPS}", link.last_lines))
+                    self._endings.append(Ending(connection.name, f"{reason}. {SAME_STEPS}", connection.last_lines))
                     self._changed.notify_all()
         self.check()
 
     def finish(self) -> None:
-        """The chief's script has ended well: waits until all workers are done, then lets all of them end.
+        """Waits until all workers are done, then lets their processes end; called when the chief's script succeeded.
 
-        Once a worker has said that it is done, only an exit status that its script chooses counts as a failure: if its
-        process takes long to end, or dies of a signal, the log says so.
+        After a worker has reported that it is done, only an exit status chosen by its script counts as a failure. A
+        process that ends slowly or by a signal is only logged.
 
         Raises:
-            WorkerFailedError: a worker ended badly, or with an exit status that its script chose.
+            WorkerFailedError: a worker failed, or ended with an exit status that its script chose.
         """
         if self._phase is _Phase.PREPARING:
             self.abort("nothing was started")
         if self._is_over():
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._endings or all(link.done for link in self._links))
+            self._changed.wait_for(lambda: self._endings or all(connection.done for connection in self._connections))
             if not self._endings:
                 self._phase = _Phase.RELEASED
                 self._changed.notify_all()
@@ -241,57 +242,64 @@ class Coordinator:
         self._release()
 
     def abort(self, reason: str, is_failure: bool = True) -> None:
-        """Stops all workers now; returns within 10 s, when they are gone. Again, or after `finish`: nothing happens.
+        """Stops all workers and returns when they are gone, within 10 s. Has no effect after `finish` or `abort`.
 
         Args:
             reason: for the log.
-            is_failure: whether there is anything wrong.
+            is_failure: False if nothing is wrong.
         """
         if self._is_over():
             return
-        # Where a worker has failed, the others are being stopped already, and the last word is the failure's.
-        is_told = is_failure and self._cause is None
-        _log.log(logging.INFO if is_told else logging.DEBUG, "stopping all workers: %s", reason)
+        # If a worker has failed, the others are being stopped already, and its error has to be the last message.
+        is_logged = is_failure and self._cause is None
+        _log.log(logging.INFO if is_logged else logging.DEBUG, "stopping all workers: %s", reason)
         self._stop_all()
 
     def first_cause(self, timeout: float) -> WorkerFailedError | None:
-        """Why the run failed, if a worker ended badly; waits for that for up to `timeout` seconds.
+        """Returns the cause of the run's failure, if a worker failed; waits for it up to `timeout` seconds.
 
-        The chief asks this when TensorFlow tells it that another worker has gone: that error names no cause.
+        The chief calls it when TensorFlow raises an error because another worker is gone: that error names no cause.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._cause is not None, timeout)
             return self._cause
 
     def ask(self, limit: float, are_on_their_way: bool = False) -> dict[str, Progress | None] | None:
-        """What the script of every other worker does, by the worker's name; None once the run is over.
+        """Requests the progress of every other worker's script; returns it by the worker's name.
 
         Args:
-            limit: seconds after which a worker counts as one that does not answer, and has None.
-            are_on_their_way: whether some may not have come to their first step, as in `Ask`.
+            limit: seconds after which the value of a worker that has not answered is None.
+            are_on_their_way: True if some workers may not have reached their first step, as in `Ask`.
+
+        Returns:
+            None if the run is over.
         """
         with self._changed:
-            for link in self._links:
-                link.progress = None
-        self._tell_all(Ask(are_on_their_way))
+            for connection in self._connections:
+                connection.progress = None
+        self._send_to_all(Ask(are_on_their_way))
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_running or all(link.progress for link in self._links), limit)
-            return {link.name: link.progress for link in self._links} if self._is_running else None
+            self._changed.wait_for(
+                lambda: not self._is_running or all(connection.progress for connection in self._connections), limit
+            )
+            return (
+                {connection.name: connection.progress for connection in self._connections} if self._is_running else None
+            )
 
     def take_heard(self) -> set[str]:
-        """Names of the workers whose agents have sent something since the last call, or send no heartbeats."""
-        return {link.name for link in self._links if link.take_heard()}
+        """Returns the names of workers whose agents sent a message since the last call, or send no heartbeats."""
+        return {connection.name for connection in self._connections if connection.take_heard()}
 
     def wait_for_end(self, timeout: float) -> bool:
-        """Waits until the run ends, well or badly, for `timeout` seconds, and says whether it has."""
+        """Waits up to `timeout` seconds until the run ends, and returns True if it has."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_running, timeout)
 
     def give_up(self, worker: str, reason: str, is_lost: bool = False) -> None:
-        """Ends the run as if a worker had ended badly, or with `is_lost` as if the way to it had been lost."""
+        """Ends the run as if a worker had failed, or with `is_lost` as if the connection to it had been lost."""
         with self._changed:
             if self._is_running:
-                lines = next(link.last_lines for link in self._links if link.name == worker)
+                lines = next(connection.last_lines for connection in self._connections if connection.name == worker)
                 self._endings.append(Ending(worker, reason, lines, is_lost))
                 self._changed.notify_all()
 
@@ -300,17 +308,17 @@ class Coordinator:
         return self._phase is _Phase.RUNNING and not self._endings
 
     def check(self) -> None:
-        """Raises the failure of the run if there is one by now; `wait_until_listening` calls it between tries.
+        """Raises the run's failure if there is one; `wait_until_listening` calls it between attempts.
 
         Raises:
-            WorkerFailedError: a worker has ended badly.
+            WorkerFailedError: a worker has failed.
         """
         cause = self.first_cause(0)
         if cause is not None:
             raise cause
 
     def _is_over(self) -> bool:
-        """Whether nothing is left to do: all was stopped or released, or this process was forked from the chief's."""
+        """Returns True if the workers were stopped or released, or this process was forked from the chief's."""
         return self._phase in (_Phase.RELEASED, _Phase.STOPPED) or os.getpid() != self._process
 
     def _script_to_run(self) -> Script | None:
@@ -318,18 +326,18 @@ class Coordinator:
             self._script = Script.of_this_process()
         return self._script
 
-    def _bring_folder(self) -> None:
+    def _sync_folder(self) -> None:
         if self._spec.sync is not None:
             from autodist.cluster.file_sync import (
-                bring_to_all,  # here, so that paramiko is loaded where it is needed alone
+                bring_to_all,  # imported here, so that paramiko is loaded only if it is needed
             )
 
             bring_to_all(self._spec, lambda: self._phase is _Phase.STOPPED)
 
-    def _open_links(self) -> None:
+    def _open_connections(self) -> None:
         for workers, channels in channels_to_agents(self._spec, self._environment):
             with self._changed:
-                self._links += tuple(
+                self._connections += tuple(
                     WorkerConnection(
                         worker.name, channel, self._changed, self._output, self._note_ending, self._note_leaving,
                         shows=not self._spec.is_given,
@@ -346,79 +354,81 @@ class Coordinator:
             raise ClusterError("the run was ended before its workers were started")
 
     def _inspect(self, script: Script | None) -> tuple[dict[str, Facts | Lost], Facts]:
-        """The facts of every worker's machine, by the worker's name, and those of the chief's own."""
+        """Returns the facts of every worker's machine, by the worker's name, and those of the chief's machine."""
         file, directory = (script.file, script.directory) if script else (None, os.getcwd())
         hosts = tuple(dict.fromkeys(worker.node.address for worker in self._workers))
-        asks = [Inspect(file, directory, worker.port, compared_packages(), hosts) for worker in self._workers]
-        for link, ask in zip(self._links, asks[1:], strict=True):
-            link.send(ask)
-        own, self._held = find_facts(asks[0])
+        requests = [Inspect(file, directory, worker.port, compared_packages(), hosts) for worker in self._workers]
+        for connection, request in zip(self._connections, requests[1:], strict=True):
+            connection.send(request)
+        own, self._held = find_facts(requests[0])
         with self._changed:
             limit = self._spec.reach_timeout
             if any(self._spec.ssh_group(worker.node) is not None for worker in self._workers):
-                limit += self._spec.connect_timeout  # it may be booting
+                limit += self._spec.connect_timeout  # the machine may be booting
             self._wait_for_answers(limit)
             late = Lost(
-                f"no answer within {limit:g} s; see whether the machine is up and not overloaded, or raise "
+                f"no answer within {limit:g} s; check that the machine is up and not overloaded, or raise "
                 "`reach_timeout`",
                 is_away=True,
             )
-            return {self._workers[0].name: own} | {link.name: link.answer or late for link in self._links}, own
+            return {self._workers[0].name: own} | {
+                connection.name: connection.answer or late for connection in self._connections
+            }, own
 
     def _wait_for_answers(self, limit: float) -> None:
-        """Waits until all machines have answered, and tells once which of them have not when that takes long."""
+        """Waits until all machines have answered; logs the late ones once if that takes long."""
 
         def is_over() -> bool:
-            return all(link.answer for link in self._links) or self._phase is _Phase.STOPPED
+            return all(connection.answer for connection in self._connections) or self._phase is _Phase.STOPPED
 
-        if limit > _TELLS_AFTER and not wait_for(self._changed, is_over, _TELLS_AFTER):
-            late = ", ".join(link.name for link in self._links if not link.answer)
+        if limit > _LOG_AFTER and not wait_for(self._changed, is_over, _LOG_AFTER):
+            late = ", ".join(connection.name for connection in self._connections if not connection.answer)
             _log.info("%s: no answer yet; waiting for up to %g s, in case the machine is still booting", late, limit)
-            limit -= _TELLS_AFTER
+            limit -= _LOG_AFTER
         wait_for(self._changed, is_over, limit)
 
-    def _note_ending(self, link: WorkerConnection) -> None:
-        assert link.ending is not None
+    def _note_ending(self, connection: WorkerConnection) -> None:
+        assert connection.ending is not None
         if self._phase is _Phase.RUNNING:
-            self._endings.append(link.ending)
-        elif self._phase is _Phase.RELEASED and link.status != 0:
-            if link.status is not None and link.status > 0 and link.status != _NOT_FLUSHED:
-                self._endings.append(link.ending)
+            self._endings.append(connection.ending)
+        elif self._phase is _Phase.RELEASED and connection.status != 0:
+            if connection.status is not None and connection.status > 0 and connection.status != _NOT_FLUSHED:
+                self._endings.append(connection.ending)
             else:
-                _log.warning("%s was done; then its process %s.", link.name, link.ending.reason)
+                _log.warning("%s was done; then its process %s.", connection.name, connection.ending.reason)
 
     def _note_leaving(self, worker: str) -> None:
         self.on_leaving(worker)
 
     def _supervise(self) -> None:
-        """Waits for the first bad ending while the chief's script runs, and acts on it."""
+        """Waits for the first failure while the chief's script runs, then stops the workers and calls `on_failure`."""
         with self._changed:
             self._changed.wait_for(lambda: self._endings or self._phase is not _Phase.RUNNING)
             if not self._endings or self._phase is _Phase.RELEASED:
                 return
             self._collect()
             cause = choose_cause(self._endings).error()
-        self._output.drain(_SHOWN_LIMIT)  # the cause is told below what the worker has printed
+        self._output.drain(_SHOWN_LIMIT)  # the error is shown below the worker's output
         with self._changed:
             self._cause = cause
             self._changed.notify_all()
-        self._tell_all(Stop())
+        self._send_to_all(Stop())
         self._on_failure(self._cause)
 
     def _collect(self) -> None:
-        """Waits a moment for other endings of the same cause, unless the first is one that no other one causes."""
+        """Waits briefly for other endings with the same cause, unless the first cannot be caused by another one."""
         began = time.monotonic()
         self._changed.wait_for(
-            lambda: choose_cause(self._endings).is_lost or len(self._endings) == len(self._links), _COLLECT
+            lambda: choose_cause(self._endings).is_lost or len(self._endings) == len(self._connections), _COLLECT
         )
         rest = began + _COLLECT_ECHOES - time.monotonic()
         self._changed.wait_for(
-            lambda: not choose_cause(self._endings).is_echo or len(self._endings) == len(self._links), rest
+            lambda: not choose_cause(self._endings).is_echo or len(self._endings) == len(self._connections), rest
         )
 
     def _release(self) -> None:
-        """Lets all workers end, and waits until their processes have."""
-        self._tell_all(Release())
+        """Lets all workers end, and waits until their processes have ended."""
+        self._send_to_all(Release())
         try:
             late = self._wait_for_processes()
         except BaseException:  # Ctrl-C
@@ -436,49 +446,49 @@ class Coordinator:
             raise choose_cause(self._endings).error()
 
     def _wait_for_processes(self) -> list[str]:
-        """Waits until the processes of released workers have ended, and names those that have not in time."""
+        """Waits until the processes of released workers have ended; returns the names of those still running."""
 
         def late() -> list[str]:
-            return [link.name for link in self._links if not link.ending]
+            return [connection.name for connection in self._connections if not connection.ending]
 
         limit = self._spec.end_timeout
         with self._changed:
-            if limit > _TELLS_AFTER and not wait_for(self._changed, lambda: not late(), _TELLS_AFTER):
+            if limit > _LOG_AFTER and not wait_for(self._changed, lambda: not late(), _LOG_AFTER):
                 _log.info(
                     "%s: the script is done, its process (exit handlers, threads) is not; waiting for up to %g s.",
                     ", ".join(late()), limit,
                 )  # fmt: skip
-                limit -= _TELLS_AFTER
+                limit -= _LOG_AFTER
             wait_for(self._changed, lambda: not late(), limit)
             return late()
 
-    def _tell_all(self, *messages: Message) -> None:
-        for link in self._links:
+    def _send_to_all(self, *messages: Message) -> None:
+        for connection in self._connections:
             for message in messages:
-                link.send(message)
+                connection.send(message)
 
-    def _tell_members(self, message: Message) -> None:
-        with self._speaking:
+    def _send_to_clients(self, message: Message) -> None:
+        with self._sending:
             if self._phase is _Phase.PREPARING:
-                self._said.append(message)
+                self._deferred.append(message)
             else:
-                self._tell_all(message)
+                self._send_to_all(message)
 
     def _stop_all(self) -> None:
-        """Stops all workers, and returns when they are gone."""
+        """Stops all workers; returns when they are gone."""
         with self._changed:
             self._phase = _Phase.STOPPED
             self._changed.notify_all()
-        self._tell_all(Stop())
+        self._send_to_all(Stop())
         self._close()
 
     def _close(self, shown_limit: float = _SHOWN_LIMIT) -> None:
-        """Waits until all agents have ended, for some seconds, ends what is left on this machine, and shows all."""
+        """Waits some seconds for all agents to end, ends the local ones that remain, and writes the pending output."""
         stopwatch, limit = Stopwatch(), self._spec.stop_timeout + _STOP_LIMIT
-        for link in self._links:
-            while not link.wait(LOOK_INTERVAL) and stopwatch.read() < limit:
+        for connection in self._connections:
+            while not connection.wait(LOOK_INTERVAL) and stopwatch.read() < limit:
                 pass
-            link.close()
+            connection.close()
         if self._held is not None:
             self._held.release()
         self._output.drain(shown_limit)

@@ -126,6 +126,6 @@ def test_names_are_tried_for_a_while_and_those_that_nobody_knows_are_told(monkey
     hosts = ("10.0.0.1", "fd00::1", "localhost", "booting", "nobody", "no..name")
     assert unresolved(hosts, limit=0.5) == {
         "nobody": "Name or service not known",
-        "no..name": "it is no name of a machine",
+        "no..name": "it is not a valid host name",
     }
     assert asked.count("10.0.0.1") == 1 and asked.count("booting") == 2
