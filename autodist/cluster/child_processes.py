@@ -1,4 +1,4 @@
-"""Programs that end with this process, however it ends: they are one group, which another one ends."""
+"""A process group of programs that ends when this process ends, for any reason."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 
-# It holds the group's id while it lives, sees that this process has gone by the end of its input, and ends itself too.
-_KEEPER = 'read -r it; rm -rf -- "$0"; kill -KILL 0'
+# The leader of the process group: reserves the group's id while it lives. Its input ends when this process is gone;
+# then it kills the whole group.
+_LEADER = 'read -r it; rm -rf -- "$0"; kill -KILL 0'
 
-# Unix knows no longer paths of sockets, and `ssh` makes one of a name with 17 letters more, within the folder.
+# Unix allows no longer paths of sockets; `ssh` first creates one in the folder with 17 more characters.
 _LONGEST_FOLDER = 108 - 1 - 17 - 16
 
-# Seconds for the end of a program that was killed.
+# Seconds until a killed program has ended.
 _END_LIMIT = 10.0
 
 
 class ChildProcesses:
-    """A group of programs with a private folder, from `__enter__` to `__exit__`.
+    """A process group of programs that ends when this process ends, for any reason; with a private folder.
+
+    Use it as a context manager: `__exit__` kills the programs and removes the folder.
 
     Attributes:
-        folder: that nobody else may enter; its path is short enough for a socket in it.
+        folder: path of the folder, accessible by this user only and short enough for a socket in it.
     """
 
     folder: str
@@ -34,8 +37,8 @@ class ChildProcesses:
         self.folder = tempfile.mkdtemp(prefix="autodist-ssh-", dir=None if near else "/tmp")
         self._programs: list[subprocess.Popen[bytes]] = []
         try:
-            self._keeper = subprocess.Popen(
-                ["/bin/sh", "-c", _KEEPER, self.folder],
+            self._leader = subprocess.Popen(
+                ["/bin/sh", "-c", _LEADER, self.folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -47,17 +50,17 @@ class ChildProcesses:
         return self
 
     def end(self) -> None:
-        """Ends them all; what they have said can be read to its end."""
-        # The group's id is its own until it was waited for.
-        if self._keeper.returncode is None:
+        """Kills all programs; their remaining output can still be read."""
+        # The group's id is not reused until its leader was waited for.
+        if self._leader.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._keeper.pid, signal.SIGKILL)
-        for program in (*self._programs, self._keeper):
+                os.killpg(self._leader.pid, signal.SIGKILL)
+        for program in (*self._programs, self._leader):
             program.wait(_END_LIMIT)
 
     def __exit__(self, *about: object) -> None:
         self.end()
-        for program in (*self._programs, self._keeper):
+        for program in (*self._programs, self._leader):
             for stream in (program.stdin, program.stderr):
                 if stream is not None:
                     stream.close()
@@ -67,14 +70,14 @@ class ChildProcesses:
         """Starts a program.
 
         Args:
-            command: its arguments, the program first.
+            command: the program and its arguments.
             stdin: a descriptor, or one of the constants of `subprocess`.
-            stdout: likewise.
-            stderr: likewise.
+            stdout: see `stdin`.
+            stderr: see `stdin`.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the program cannot be started.
         """
-        program = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, process_group=self._keeper.pid)
+        program = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, process_group=self._leader.pid)
         self._programs.append(program)
         return program

@@ -1,4 +1,4 @@
-"""Which worker's end is the first cause, when several end badly within moments."""
+"""Selects the worker that caused a failure when several fail almost at once, and words the reason."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from autodist.errors import WorkerFailedError
 from autodist.versions import VERSION
 
 LAST_LINES = 20
-"""How many lines of a worker's output its error shows."""
+"""Number of lines of a worker's output in its error."""
 
-LEAVING = "was sent SIGTERM, by which a machine says that it goes away"
-"""Why a worker is given up that has said so."""
+LEAVING = "was sent SIGTERM, which announces that its machine goes away"
+"""The reason of the failure of a worker that has received SIGTERM."""
 
-# What TensorFlow raises in a worker because another one has gone.
+# The errors that TensorFlow raises in a worker because another one is gone.
 _ECHO = re.compile(
     r"\b(UnavailableError|CancelledError|AbortedError|UNAVAILABLE:|CANCELLED:|ABORTED:)"
     r"|Connection reset by peer|Socket closed|failed to connect to all addresses"
 )
 
-# What Python shows last of an error of ours that says what is wrong with the script, or what it was given.
+# The last line of the traceback of AutoDist's errors about the script or its arguments.
 _OUR_ERROR = re.compile(r"autodist\.errors\.(?!ClusterError|WorkerFailedError|CheckpointError)\w+: ")
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How one worker's part in the run ended.
+    """The end of one worker before the end of the run.
 
     Attributes:
         worker: its name.
         reason: as in `WorkerFailedError`.
-        last_lines: that it printed.
-        is_lost: whether the connection to it was lost, which no other worker's end can cause.
+        last_lines: the last lines that it printed.
+        is_lost: True if the connection to it was lost, which the end of another worker cannot cause.
     """
 
     worker: str
@@ -45,7 +45,7 @@ class Ending:
 
     @property
     def is_echo(self) -> bool:
-        """Whether its last lines say that TensorFlow lost another worker: then that one's end is the better cause."""
+        """True if TensorFlow reported the loss of another worker, whose end is then the better cause."""
         return not self.is_lost and any(_ECHO.search(line) for line in self.last_lines)
 
     def error(self) -> WorkerFailedError:
@@ -53,71 +53,70 @@ class Ending:
 
 
 def choose_cause(endings: Sequence[Ending]) -> Ending:
-    """The ending to report, of those that came in within moments, in the order in which they came in.
+    """Returns the ending to report: the first that is not an echo of another worker's end, or else the first.
 
-    It is the first that does not look like the echo of another worker's end, or else the first.
+    Args:
+        endings: in the order of their arrival, all within seconds.
     """
     return next((ending for ending in endings if not ending.is_echo), endings[0])
 
 
 def would_repeat(failure: WorkerFailedError) -> bool:
-    """Whether a worker's end is certainly the script's doing, so that it would end so each time."""
+    """Returns True if the script certainly caused the failure, so that a restart would fail in the same way."""
     if SAME_STEPS in failure.reason or "with exit status 0" in failure.reason or _OUR_ERROR.search(failure.reason):
         return True
     return any(_OUR_ERROR.match(line) for line in failure.last_lines)
 
 
 def is_of_machines(failure: WorkerFailedError) -> bool:
-    """Whether a worker's machine could not be heard any more, or said that it goes away: no doing of a script."""
+    """Returns True if the machine caused the failure: it was lost, or announced that it goes away."""
     return failure.reason.startswith("was lost") or failure.reason == LEAVING
 
 
 def exit_reason(status: int, joined: bool, done: bool) -> str:
-    """In words, how a script's process ended before the chief's script did.
+    """Returns text about a script's process that ended before the chief's script did.
 
     Args:
         status: exit status; a negative one is the number of a signal.
-        joined: whether the script had used AutoDist by then.
-        done: whether it had reported that it was done.
+        joined: True if the script had used AutoDist.
+        done: True if the script had reported that it was done.
     """
     if status < 0:
         return f"was ended by {_signal_name(-status)}"
     if status > 0:
         return f"ended with exit status {status}"
     if not joined:
-        return (
-            "ended, with exit status 0, without having made an AutoDist: its script took another path than the chief's"
-        )
+        return "ended, with exit status 0, without creating an AutoDist: its script took another path than the chief's"
     if not done:
         return "ended, with exit status 0, in the middle of the run (as `os._exit` does)"
     return "did not wait for the other workers at its end"
 
 
-def why_agent_ended(said: str) -> str:
-    """In words, why an agent ended that has reported nothing, with the mend where it is known.
+def why_agent_ended(output: str) -> str:
+    """Returns text about an agent that ended without a report: the reason, and the fix if it is known.
 
     Args:
-        said: what it and the programs that were to start it printed.
+        output: the output of the agent and of the programs that should have started it.
     """
-    if re.search(r"No module named '?autodist\.", said):
+    if re.search(r"No module named '?autodist\.", output):
         return (
-            f"the AutoDist there is of another version or another package; install AutoDist {VERSION} "
+            f"the AutoDist there is another version or another package; install AutoDist {VERSION} "
             "there, or give its SSH group a `python_venv` that has it"
         )
-    if re.search(r"No module named '?autodist", said):
+    if re.search(r"No module named '?autodist", output):
         return "autodist is not installed for the Python there; install it, or give its SSH group a `python_venv`"
-    if re.search(r"unknown option:? -P", said, re.IGNORECASE):
+    if re.search(r"unknown option:? -P", output, re.IGNORECASE):
         return "the Python there is older than 3.11; give its SSH group a `python_venv` with a newer one"
-    if re.search(r"python\S*: No such file or directory", said):
-        return f"there is no Python where it is looked for; give its SSH group a `python_venv` ({said})"
-    if not said:
+    if re.search(r"python\S*: No such file or directory", output):
+        return f"there is no Python at the expected path; give its SSH group a `python_venv` ({output})"
+    if not output:
         return (
-            "its agent ended without a word: it was killed (`dmesg` there tells whether for its memory), or the login "
-            "there runs something else than what it was asked to"
+            "its agent ended without a word: it was killed (`dmesg` there shows whether memory ran out), or the login "
+            "there runs another program than the requested one"
         )
-    if re.search(r"account is (currently )?not available", said):
-        return f"its user may not log in there; give its SSH group a `username` that has a shell ({said})"
-    return f"its agent ended, saying:\n{said}"
+    if re.search(r"account is (currently )?not available", output):
+        return f"its user may not log in there; give its SSH group a `username` that has a shell ({output})"
+    return f"its agent ended with the output:\n{output}"
 
 
 def _signal_name(number: int) -> str:

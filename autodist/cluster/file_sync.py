@@ -1,4 +1,4 @@
-"""Brings a folder of the chief's machine to the others, all at once, before a run starts."""
+"""Copies a folder of the chief's machine to all other machines in parallel before a run starts."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _LOOK_INTERVAL = 0.1
 
 
 def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
-    """Brings the folder that the spec names to all machines that are reached over SSH, all at once, and tells of it.
+    """Copies the folder under `sync` to all machines reached over SSH, in parallel, and logs the result for each.
 
     Args:
         spec: the machines.
-        is_stopped: asked now and then whether to end.
+        is_stopped: called periodically; returns True to cancel.
 
     Raises:
-        MachinesAwayError: all that is wrong is that machines do not answer.
-        ClusterError: with the fault of every machine that has one.
+        MachinesAwayError: the only faults are machines that do not answer.
+        ClusterError: lists the fault of every machine that has one.
     """
     if spec.sync is None:
         return
     if spec.is_given:
-        _log.warning("sync is left out: a scheduler has started the processes, and nothing is reached over SSH")
+        _log.warning("sync is skipped: a scheduler has started the processes, and no machine is reached over SSH")
         return
     nodes = [node for node in spec.nodes if spec.ssh_group(node) is not None]
     if not nodes:
@@ -49,7 +49,7 @@ def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
 
     def bring_to(node: Node) -> Brought | ClusterError:
         settings = ssh_settings(spec, node)
-        assert settings is not None, "it is reached over SSH"
+        assert settings is not None, "the machine is reached over SSH"
         try:
             return bring(settings, files, (folder, folder), spec.silence_timeout, lambda: interrupted or is_stopped())
         except ClusterError as error:
@@ -57,22 +57,22 @@ def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         try:
-            brought = list(pool.map(bring_to, nodes))
+            results = list(pool.map(bring_to, nodes))
         except BaseException:
             interrupted = True  # before the pool waits for its threads
             raise
-    came = {node.address: one for node, one in zip(nodes, brought, strict=True)}
-    for address, one in came.items():
-        if isinstance(one, Brought):
-            _tell(address, folder, one)
-    faults = {address: one for address, one in came.items() if isinstance(one, ClusterError)}
+    by_address = {node.address: result for node, result in zip(nodes, results, strict=True)}
+    for address, result in by_address.items():
+        if isinstance(result, Brought):
+            _log_result(address, folder, result)
+    faults = {address: result for address, result in by_address.items() if isinstance(result, ClusterError)}
     if faults:
-        raise _not_brought(spec, folder, faults)
+        raise _sync_error(spec, folder, faults)
 
 
-def _not_brought(spec: ResourceSpec, folder: str, faults: Mapping[str, ClusterError]) -> ClusterError:
-    told = table([(address, str(error)) for address, error in faults.items()])
-    problem = f"The folder {folder} cannot be brought to all machines:\n{told}"
+def _sync_error(spec: ResourceSpec, folder: str, faults: Mapping[str, ClusterError]) -> ClusterError:
+    lines = table([(address, str(error)) for address, error in faults.items()])
+    problem = f"The folder {folder} cannot be copied to all machines:\n{lines}"
     if all(isinstance(error, UnreachableError) for error in faults.values()):
         away = tuple(worker.name for worker in spec.workers if worker.node.address in faults)
         return MachinesAwayError(problem, away)
@@ -86,17 +86,17 @@ def bring(
     silence_timeout: float,
     is_stopped: Callable[[], bool],
 ) -> Brought:
-    """Brings files to one machine.
+    """Copies files to one machine.
 
     Args:
-        settings: how it is reached.
+        settings: SSH settings of the machine.
         files: by path below the folder.
-        folders: the one here, and the one there.
-        silence_timeout: seconds without a word after which the machine counts as lost.
-        is_stopped: asked now and then whether to end.
+        folders: the local folder, and the remote one.
+        silence_timeout: seconds without a response after which the machine counts as lost.
+        is_stopped: called periodically; returns True to cancel.
 
     Raises:
-        ClusterError: with the machine, the file, the cause and the mend.
+        ClusterError: names the file, the cause and the fix.
     """
 
     def stays_for(seconds: float) -> bool:
@@ -110,38 +110,37 @@ def bring(
             sftp = machine.open_sftp()
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise ClusterError(
-                "its SSH server offers no SFTP, by which the folder under `sync` is brought: let its sshd_config have "
-                "`Subsystem sftp internal-sftp`, or bring the code yourself and leave out `sync`"
+                "its SSH server offers no SFTP, which copies the folder under `sync`: add `Subsystem sftp "
+                "internal-sftp` to its sshd_config, or copy the code yourself and leave out `sync`"
             ) from error
         channel = sftp.get_channel()
-        assert channel is not None, "it is open"
+        assert channel is not None, "the SFTP session is open"
         channel.settimeout(silence_timeout)
         try:
             return Bringing(sftp, *folders, files, is_stopped, lambda: _free(machine, folders[1])).run()
         except StoppedError as error:
-            raise ClusterError("the run was ended before all files were there") from error
+            raise ClusterError("the run was ended before all files were copied") from error
         except (TimeoutError, EOFError, paramiko.SSHException) as error:
             raise ClusterError(
-                f"the connection was lost on the way ({type(error).__name__}: {error}); see whether the network is up, "
-                "and start again: what is there by now is not brought again"
+                f"the connection was lost while copying ({type(error).__name__}: {error}); check that the network is "
+                "up, and start again: complete files are not copied again"
             ) from error
 
 
-def _tell(address: str, folder: str, brought: Brought) -> None:
-    """Says what was done on one machine."""
-    told = f"brought {brought.files} of {brought.files + brought.alike} files ({brought.bytes} bytes) to {folder}"
-    if brought.removed:
-        told += f", removed {brought.removed} that are gone here"
-    _log.info("%s: %s", address, told)
-    if brought.kept:
+def _log_result(address: str, folder: str, result: Brought) -> None:
+    text = f"copied {result.files} of {result.files + result.alike} files ({result.bytes} bytes) to {folder}"
+    if result.removed:
+        text += f", removed {result.removed} that no longer exist here"
+    _log.info("%s: %s", address, text)
+    if result.kept:
         _log.warning(
-            "%s: %s had been brought there and is gone here, but was changed there since, and stays; remove it there "
-            "if it is not wanted.", address, ", ".join(brought.kept[:5]),
+            "%s: %s was copied there earlier and no longer exists here, but was changed there since and is kept; "
+            "remove it there if it is not needed.", address, ", ".join(result.kept[:5]),
         )  # fmt: skip
 
 
 def _free(machine: Machine, target: str) -> int | None:
-    """Free bytes of the file system of a path there; None where that cannot be known."""
+    """Returns the free bytes of the remote file system that holds a path; None if they cannot be determined."""
     with contextlib.suppress(ClusterError, paramiko.SSHException, OSError, EOFError, ValueError, IndexError):
         return int(machine.ask(["df", "-Pk", target], 5).decode().splitlines()[-1].split()[3]) * 1024
     return None

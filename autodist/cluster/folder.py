@@ -1,4 +1,4 @@
-"""The files of a folder that are brought to other machines."""
+"""The files of a folder that are copied to other machines."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 from autodist.errors import ClusterError
 
 RECORD = ".autodist-sync.json"
-"""On a machine, in the folder: what was brought there."""
+"""Name of the file in a machine's folder that records the files copied to it."""
 
 PART = ".autodist-part-"
-"""In the name of a file that is on its way."""
+"""Part of the name of a file that is still being copied."""
 
 MOST_FILES = 20_000
-"""More than code has."""
+"""Limit on the number of files; more than any source code has."""
 
 _NEVER = (".git", ".hg", ".svn", "__pycache__", "*.pyc", RECORD, f"*{PART}*")
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file here.
+    """A file on this machine.
 
     Attributes:
-        path: of it.
+        path: absolute path.
         size: in bytes.
-        modified: in whole seconds since 1970, as SFTP tells it.
-        mode: its permissions.
+        modified: in whole seconds since 1970, as in SFTP.
+        mode: permission bits.
     """
 
     path: str
@@ -40,36 +40,36 @@ class LocalFile:
 
 
 def find_files(folder: str, exclude: Sequence[str]) -> dict[str, LocalFile]:
-    """What is to be brought, by path below the folder.
+    """Returns the files to copy, by path below the folder.
 
-    Left out are besides what version control and Python keep for themselves (`.git`, `__pycache__`), virtual
-    environments, and what is no file, a link to a folder among them.
+    Skips the files of version control and Python's caches (`.git`, `__pycache__`), virtual environments, and
+    everything that is not a file, such as links to folders.
 
     Args:
         folder: absolute path.
-        exclude: patterns, as `Sync` has them.
+        exclude: patterns, as in `Sync`.
 
     Raises:
-        ClusterError: the folder is not there, or holds more files than code has.
+        ClusterError: the folder does not exist, or holds more than `MOST_FILES` files.
     """
     if not os.path.isdir(folder):
-        raise ClusterError(f"sync: the folder {folder} is not there, or is none; correct `folder`.")
-    found = {}
+        raise ClusterError(f"sync: {folder} does not exist, or is not a folder; correct `folder`.")
+    files = {}
     for path in _walk(folder, "", [pattern.rstrip("/") for pattern in exclude]):
         about = os.stat(os.path.join(folder, path))
         if stat.S_ISREG(about.st_mode):
-            whole = os.path.join(folder, path)
-            found[path] = LocalFile(whole, about.st_size, int(about.st_mtime), stat.S_IMODE(about.st_mode) & 0o777)
-        if len(found) > MOST_FILES:
+            full_path = os.path.join(folder, path)
+            files[path] = LocalFile(full_path, about.st_size, int(about.st_mtime), stat.S_IMODE(about.st_mode) & 0o777)
+        if len(files) > MOST_FILES:
             raise ClusterError(
-                f"sync: {folder} holds more than {MOST_FILES} files; name what no run needs (data, results) under "
-                "`exclude`, or a smaller `folder`."
+                f"sync: {folder} holds more than {MOST_FILES} files; list paths that no run needs (data, results) "
+                "under `exclude`, or choose a smaller `folder`."
             )
-    return found
+    return files
 
 
 def _walk(folder: str, below: str, exclude: Sequence[str]) -> Iterator[str]:
-    """Paths of files, and of links to some."""
+    """Yields the paths of files and of links to files."""
     with os.scandir(os.path.join(folder, below)) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
@@ -84,7 +84,7 @@ def _walk(folder: str, below: str, exclude: Sequence[str]) -> Iterator[str]:
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:
-    """Whether a path is left out, of which no folder is.
+    """Returns True if a pattern excludes the path; does not check the folders above it.
 
     >>> [is_excluded(path, ["data", "logs/old", "*.ckpt"]) for path in ("a/data", "logs/old", "a/logs/old", "b.ckpt")]
     [True, True, False, True]

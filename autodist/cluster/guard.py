@@ -1,13 +1,13 @@
-"""The guard: starts a script and ends it, with everything that it started, as soon as whoever asked for it is gone.
+"""The guard: starts a script, and ends it with all its child processes as soon as the guard's parent is gone.
 
-`python -m autodist.cluster.guard REPORT_FD INHERITED_FDS SECONDS python [arguments]`. Standard input is a lifeline:
-nothing is said on it, and its end, which comes however the process at the other end dies, is the sign to end the
-script. The guard writes two lines to the file descriptor REPORT_FD: the script's process group when it has started, and
-its exit status when nothing of it is left. INHERITED_FDS (with commas) are handed on to the script. SECONDS is how long
-it has to end by itself (SIGTERM) before it is ended (SIGKILL), counted as a `Stopwatch` does.
+`python -m autodist.cluster.guard REPORT_FD INHERITED_FDS SECONDS python [arguments]`. Standard input is a lifeline
+that carries no data: it closes however the process at the other end dies, and then the guard ends the script. The guard
+writes two lines to the file descriptor REPORT_FD: the script's process group after the start, and the exit status when
+no process of the script is left. The script inherits the descriptors INHERITED_FDS (separated by commas). SECONDS is
+the time between SIGTERM and SIGKILL, measured by a `Stopwatch`.
 
-Only a process that does nothing else can promise this: the agent may be killed with SIGKILL, and the script may sit
-inside TensorFlow, where no Python code of ours runs.
+Only a process with no other task can guarantee this: the agent may be killed with SIGKILL, and the script may be
+blocked inside TensorFlow, where no Python code runs.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ def main() -> int:
     report_fd, inherited = int(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]
     stop_timeout, command = float(sys.argv[3]), sys.argv[4:]
     os.set_inheritable(report_fd, False)
-    # The guard outlives the signals that end others: it ends when there is nothing left to guard.
+    # The guard ignores the signals that end other processes: it ends when no process of the script is left.
     for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(ending, _stay)
-    # Where whoever asked for the script ignores the ends of its children, this is inherited, and no child has a status.
+        signal.signal(ending, _ignore)
+    # A parent that ignores SIGCHLD passes this on to the guard, whose children would then have no exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _adopt_orphans()
     script = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited, start_new_session=True)
     _report(report_fd, script.pid)
     for number in inherited:
         os.close(number)
-    _forget_outputs()
+    _close_outputs()
     _wait_for_end(script)
     status = _end_group(script, stop_timeout)
     _report(report_fd, status)
     return 0
 
 
-def _stay(number: int, frame: object) -> None:
+def _ignore(number: int, frame: object) -> None:
     """Handles a signal by doing nothing; unlike SIG_IGN, it is not inherited by the script."""
 
 
 def _adopt_orphans() -> None:
-    """Makes the guard the parent of whatever the script's processes leave behind, so that it can end that too."""
+    """Makes the guard the parent of the script's orphaned processes, so that it can end them, too."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -64,11 +64,11 @@ def _report(report_fd: int, number: int) -> None:
     try:
         os.write(report_fd, b"%d\n" % number)
     except BrokenPipeError:
-        return  # the agent is gone: nobody wants to know, and the script is about to be ended
+        return  # the agent is gone, and the script is about to be ended
 
 
-def _forget_outputs() -> None:
-    """Leaves the script's outputs to the script: whoever reads them sees their end when it ends."""
+def _close_outputs() -> None:
+    """Closes the guard's copies of the script's outputs: their readers detect the end when the script ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
@@ -94,9 +94,9 @@ def _wait_for_end(script: subprocess.Popen[bytes]) -> None:
 
 
 def _end_group(script: subprocess.Popen[bytes], stop_timeout: float) -> int:
-    """Ends all processes of the script, and gives the exit status of the first."""
+    """Ends all processes of the script; returns the exit status of the first."""
     _signal_group(script.pid, signal.SIGTERM)
-    _signal_group(script.pid, signal.SIGCONT)  # what was suspended hears of nothing else
+    _signal_group(script.pid, signal.SIGCONT)  # a stopped process handles no other signal
     _wait_until_gone(script, stop_timeout)
     deadline = time.monotonic() + _KILL_LIMIT
     while _anything_left(script) and time.monotonic() < deadline:
@@ -113,7 +113,7 @@ def _wait_until_gone(script: subprocess.Popen[bytes], limit: float) -> None:
 
 
 def _anything_left(script: subprocess.Popen[bytes]) -> bool:
-    """Collects what has ended, and says whether something of the script still runs."""
+    """Reaps the processes that have ended; returns True if a process of the script still runs."""
     if script.poll() is None:
         return True
     try:
@@ -125,7 +125,7 @@ def _anything_left(script: subprocess.Popen[bytes]) -> bool:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Sends a signal to all processes of a group (0: to see whether there are any), and says whether there are any."""
+    """Sends a signal (0 for none) to all processes of a group; returns True if the group has any."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -136,7 +136,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 def _kill_adopted() -> None:
-    """Kills processes that left the script's group and whose parents have ended."""
+    """Kills the processes that left the script's group and whose parents have ended."""
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in children.read_text().split():
             try:

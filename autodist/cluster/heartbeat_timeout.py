@@ -1,4 +1,4 @@
-"""How long nothing was heard from the other end of a connection, which a cut link does not end by itself."""
+"""Timeout for a connection on which the other end sends heartbeats; a cut link does not close a connection."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ _BEAT_INTERVAL = 1.0
 
 
 def beat_interval(limit: float) -> float:
-    """Seconds between two heartbeats, where silence of `limit` seconds counts as the end."""
+    """Returns the seconds between two heartbeats for a timeout of `limit` seconds."""
     return min(_BEAT_INTERVAL, limit / 5)
 
 
 class HeartbeatTimeout:
-    """Counts the time in which something could have been heard and nothing was.
+    """Counts the seconds since the last message, without those in which this process did not run.
 
-    What this process did not live to see does not count: where a machine was suspended, or got no processor for
-    seconds, messages wait to be read when it goes on, and the other end may be alive and well.
+    If the machine was suspended, or the process had no processor for seconds, messages wait to be read when it
+    continues, and the other end may be alive.
 
     Args:
-        limit: seconds of silence after which the other end counts as gone.
-        patience: seconds that are allowed for at first, beyond the limit.
-        clock: that tells the seconds.
+        limit: seconds without a message after which the other end counts as gone.
+        patience: seconds to add to the limit until the first message.
+        clock: returns the current time in seconds.
 
     Attributes:
-        limit: as given.
+        limit: as passed.
         look_interval: seconds between two calls of `is_too_long`.
     """
 
     def __init__(self, limit: float, patience: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self.look_interval = beat_interval(limit) / 2
-        # A look that comes later than this says that this process did not run in between, or hardly.
-        self._late = beat_interval(limit)
+        # If calls are further apart than this, the process did not run in between.
+        self._longest_interval = beat_interval(limit)
         self._clock = clock
-        self._looked = clock()
+        self._last_call = clock()
         self._awake = 0.0
-        self._heard = patience
+        self._last_message = patience
 
     def heard(self) -> None:
-        """Notes that something was heard, or that this end does not listen; from any thread."""
-        self._heard = self._awake
+        """Restarts the timeout: a message arrived, or this end does not read at the moment. Thread-safe."""
+        self._last_message = self._awake
 
     def is_too_long(self) -> bool:
-        """Whether the other end counts as gone; asked every `look_interval` seconds, from one thread."""
+        """Returns True if the other end counts as gone; call it every `look_interval` seconds from one thread."""
         now = self._clock()
-        self._awake += min(now - self._looked, self._late)
-        self._looked = now
-        return self._awake - self._heard > self.limit
+        self._awake += min(now - self._last_call, self._longest_interval)
+        self._last_call = now
+        return self._awake - self._last_message > self.limit

@@ -1,4 +1,4 @@
-"""known_hosts files, read as OpenSSH reads them: patterns, hashed names, revoked keys, and bad lines skipped."""
+"""Reader for known_hosts files, with OpenSSH's rules: patterns, hashed names and revoked keys; skips bad lines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _REVOKED = "@revoked"
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """What known_hosts files say of one server.
+    """The entries of known_hosts files for one server.
 
     Attributes:
         kinds: the type of each key, by the key's bytes.
-        revoked: keys that are not to be trusted.
-        bad_lines: "file:line" of each line that cannot be read.
+        revoked: keys that must not be trusted.
+        bad_lines: "file:line" of each line that cannot be parsed.
     """
 
     kinds: dict[bytes, str]
@@ -30,11 +30,11 @@ class KnownKeys:
 
 
 def find_known_keys(files: Sequence[str], names: Sequence[str]) -> KnownKeys:
-    """The keys of a server, under the first of its names that has any.
+    """Returns the keys of a server, under the first of its names that has any.
 
     Args:
-        files: paths; one that is not there or cannot be read holds nothing.
-        names: of the server, as the files spell them ("[host]:2222", "host").
+        files: paths; a file that cannot be read counts as empty.
+        names: names of the server, as spelled in the files ("[host]:2222", "host").
     """
     entries, bad = [], []
     for file in files:
@@ -44,10 +44,10 @@ def find_known_keys(files: Sequence[str], names: Sequence[str]) -> KnownKeys:
                 entry = _parse(content)
                 bad += [f"{file}:{number}"] if entry is None else []
                 entries += [entry] if entry is not None else []
-    revoked = frozenset(e.key for e in entries if e.marker == _REVOKED and any(_names(e.hosts, n) for n in names))
+    revoked = frozenset(e.key for e in entries if e.marker == _REVOKED and any(_matches(e.hosts, n) for n in names))
     kinds: dict[bytes, str] = {}
     for name in names:
-        kinds = kinds or {e.key: e.kind for e in entries if not e.marker and _names(e.hosts, name)}
+        kinds = kinds or {e.key: e.kind for e in entries if not e.marker and _matches(e.hosts, name)}
     return KnownKeys(kinds, revoked, tuple(bad))
 
 
@@ -67,7 +67,7 @@ def _lines(file: str) -> list[str]:
 
 
 def _parse(line: str) -> _Entry | None:
-    """`[@marker] hosts type key [comment]`; None where it is not that."""
+    """Parses `[@marker] hosts type key [comment]`; returns None for any other line."""
     fields = line.split()
     marker = fields.pop(0) if fields[0].startswith("@") else ""
     if len(fields) < 3:
@@ -81,18 +81,18 @@ def _parse(line: str) -> _Entry | None:
     return _Entry(marker, hosts, kind, key) if key.startswith(len(name).to_bytes(4, "big") + name) else None
 
 
-def _names(hosts: str, name: str) -> bool:
-    """Whether an entry's first field, a list of patterns or one hashed name, means a server."""
+def _matches(hosts: str, name: str) -> bool:
+    """Returns True if an entry's first field, a list of patterns or one hashed name, matches a server's name."""
     name = name.lower()
     if hosts.startswith("|1|"):
         return _is_hash_of(hosts, name)
-    found = False
+    is_match = False
     for pattern in hosts.lower().split(","):
-        if _fits(pattern.removeprefix("!"), name):
+        if _matches_pattern(pattern.removeprefix("!"), name):
             if pattern.startswith("!"):
                 return False
-            found = True
-    return found
+            is_match = True
+    return is_match
 
 
 def _is_hash_of(hosts: str, name: str) -> bool:
@@ -103,6 +103,6 @@ def _is_hash_of(hosts: str, name: str) -> bool:
     return hmac.compare_digest(hmac.digest(salt, name.encode(), hashlib.sha1), hashed)
 
 
-def _fits(pattern: str, name: str) -> bool:
+def _matches_pattern(pattern: str, name: str) -> bool:
     expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(expression, name) is not None

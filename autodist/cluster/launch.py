@@ -1,4 +1,4 @@
-"""A script started by the agent, under a guard."""
+"""The script as a process of the agent, started under a guard."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from autodist.cluster.ports import PortHeld
 from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
 from autodist.cluster.worker_client import CONTROL_VARIABLE
 
-# A line without an end is passed on in pieces of this many bytes.
+# A longer line is forwarded in pieces of this many bytes.
 _LONGEST_LINE = 1 << 16
 
-# In seconds: the last lines and the exit status may wait on a link that is cut.
+# Seconds for sending the last lines and the exit status, which a cut link may block.
 _REPORT_LIMIT = 1.0
 
-# How often more of the last lines is waited for, as long as some came.
+# Number of waits for more of the last lines, as long as each wait yields some.
 _MOST_ROUNDS = 20
 
 
 class LaunchedScript:
-    """A running script: what it prints and says is passed on, and `end` leaves nothing of it.
+    """A running script: forwards its output and messages; `end` leaves none of its processes.
 
     Args:
-        start: what to run.
-        held: the port of its server; the script inherits the hold.
-        stop_timeout: seconds between asking it to end and ending it.
+        start: the command to run.
+        held: the reserved port of its server; the script inherits the reservation.
+        stop_timeout: seconds between SIGTERM and SIGKILL.
         send: called with `Line`, `Joined`, `Progress`, `Leaving`, `Done` and, last, `Exited`, from several threads.
-        on_exit: called when all has been sent.
+        on_exit: called when all messages have been sent.
 
     Attributes:
-        began: when it was started, by `time.monotonic`.
+        began: time of the start, by `time.monotonic`.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class LaunchedScript:
         self.began = time.monotonic()
         self._gone = threading.Event()
         self._standing: Standing | None = None
-        self._passed = 0  # lines; that some are lost of two threads' counts does no harm
+        self._forwarded = 0  # lines; not exact, since two threads count without a lock, which is harmless
         self._control, theirs = socket.socketpair()
         self._reports, report_fd = os.pipe()
         # PYTHONUNBUFFERED: lines arrive when they are printed, and the last ones of a killed script are not lost.
-        # PYTHONBREAKPOINT: a `breakpoint()` is the chief's, where somebody types, unless another hook is asked for.
+        # PYTHONBREAKPOINT: `breakpoint()` works in the chief only, which has a terminal, unless another hook is set.
         environment = {"PYTHONBREAKPOINT": "0"} | os.environ | {"PYTHONUNBUFFERED": "1"} | dict(start.environment)
-        environment.pop("PYTHONINSPECT", None)  # Python would wait for somebody who types, with the run's last word
+        environment.pop("PYTHONINSPECT", None)  # Python would wait for interactive input when the script has ended
         environment[CONTROL_VARIABLE] = f"{theirs.fileno()},{held.fileno()}"
         guard = [sys.executable, "-P", "-m", "autodist.cluster.guard", str(report_fd), environment[CONTROL_VARIABLE]]
         guard.append(str(stop_timeout))
@@ -81,25 +81,25 @@ class LaunchedScript:
         os.close(report_fd)
         held.release()
         self._pumps = [self._run(f"script-{stream}", self._pump, stream) for stream in ("stdout", "stderr")]
-        self._to_tell: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._to_script: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.tell(start.join)
-        self._run("member-told", self._tell_all)
-        self._run("member", self._converse)
+        self._run("member-told", self._send_to_script)
+        self._run("member", self._read_from_script)
         self._watch = self._run("script", self._wait)
 
     def is_stopped(self) -> bool:
-        """Whether the script's process stands, as `Standing` sees it."""
+        """Returns True if the script's process is stopped; see `Standing.is_stopped`."""
         return self._standing is not None and self._standing.is_stopped()
 
     def tell(self, message: Message) -> None:
-        """Passes a message on to the script's member, which reads it once it is made."""
-        self._to_tell.put(message)
+        """Sends a message to the script's worker client, which reads it when it has been created."""
+        self._to_script.put(message)
 
     def end(self) -> None:
-        """Ends the script, if it has not ended; returns when it has, and has been reported if anybody listens."""
+        """Ends the script if it still runs; returns when it has ended and its end has been sent to the coordinator."""
         assert self._guard.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended
-            self._control.shutdown(socket.SHUT_WR)  # first: so its member knows whose the SIGTERM is that comes then
+        with contextlib.suppress(OSError):  # the script has ended
+            self._control.shutdown(socket.SHUT_WR)  # first: then its worker client attributes the SIGTERM to the agent
         self._guard.stdin.close()
         self._gone.wait()
         self._watch.join(_REPORT_LIMIT)
@@ -113,16 +113,16 @@ class LaunchedScript:
         source: BinaryIO = getattr(self._guard, stream)
         while line := source.readline(_LONGEST_LINE):
             self._send(Line(stream, line.decode(errors="replace").rstrip("\r\n")))
-            self._passed += 1
+            self._forwarded += 1
 
-    def _tell_all(self) -> None:
+    def _send_to_script(self) -> None:
         try:
             while True:
-                self._control.sendall(encode(self._to_tell.get()))
+                self._control.sendall(encode(self._to_script.get()))
         except OSError:
-            return  # the script has ended, which is reported by itself, or is about to be ended
+            return  # the script has ended, which `_wait` reports, or is about to be ended
 
-    def _converse(self) -> None:
+    def _read_from_script(self) -> None:
         try:
             for line in self._control.makefile("rb"):
                 message = decode(line)
@@ -130,12 +130,12 @@ class LaunchedScript:
                     self._run("member-beat", self._beat)
                 self._send(message)
         except OSError:
-            return  # the script has ended, which is reported by itself
+            return  # the script has ended, which `_wait` reports
 
     def _beat(self) -> None:
-        """Sends the script heartbeats from when it reads them; none are queued behind one that it has not taken."""
+        """Sends heartbeats to the script after it has joined; never queues more than one."""
         while not self._gone.wait(self._beat_interval):
-            if self._to_tell.empty():
+            if self._to_script.empty():
                 self.tell(Heartbeat())
 
     def _wait(self) -> None:
@@ -153,18 +153,18 @@ class LaunchedScript:
         self._on_exit()
 
     def _wait_for_last_lines(self, pump: threading.Thread) -> None:
-        """Returns when all is passed on that the script has printed; a process that got away may hold its outputs."""
+        """Returns when the script's output has been forwarded; a process that escaped may keep it open forever."""
         for _ in range(_MOST_ROUNDS):
-            before, stopwatch = self._passed, Stopwatch()
-            while self._passed == before and stopwatch.read() < _REPORT_LIMIT / 2:
+            before, stopwatch = self._forwarded, Stopwatch()
+            while self._forwarded == before and stopwatch.read() < _REPORT_LIMIT / 2:
                 pump.join(_REPORT_LIMIT / 4)
                 if not pump.is_alive():
                     return
-            if self._passed == before:
+            if self._forwarded == before:
                 return
 
     def _end_unguarded(self, numbers: list[int], guard_status: int) -> int:
-        """Ends the script of a guard that was killed or could not start it."""
+        """Ends the script if its guard was killed or could not start it; returns the exit status."""
         for group in numbers[:1]:
             try:
                 os.killpg(group, 9)
@@ -173,37 +173,37 @@ class LaunchedScript:
         return guard_status or 1
 
 
-# As Linux calls what a signal or a tracer has stopped.
+# The states of a process in /proc that was stopped by a signal or a debugger.
 _STOPPED = ("T", "t")
 
 
 class Standing:
-    """Looks at one process from time to time.
+    """Detects that a process is stopped (SIGSTOP, a debugger).
 
     Args:
-        process: its number.
+        process: its process id.
     """
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._seen: tuple[str, int] | None = None
+        self._last_state: tuple[str, int] | None = None
 
     def is_stopped(self) -> bool:
-        """Whether it is stopped (SIGSTOP, a debugger) and has not run since this was asked last.
+        """Returns True if the process is stopped and has not run since the last call.
 
-        What limits a process's time of a processor stops it many times a second.
+        A single look is not enough: tools that limit a process's CPU time stop it many times a second.
         """
-        before, self._seen = self._seen, _state_of(self._process)
-        return self._seen is not None and self._seen == before and self._seen[0] in _STOPPED
+        before, self._last_state = self._last_state, _state_of(self._process)
+        return self._last_state is not None and self._last_state == before and self._last_state[0] in _STOPPED
 
 
 def _state_of(process: int) -> tuple[str, int] | None:
-    """The letter by which Linux says what a process does, "S" where it sleeps, and for how many ticks it has run.
+    """Returns Linux's state letter of a process ("S" if it sleeps) and its CPU time in ticks.
 
-    None: there is no such process.
+    None if there is no such process.
     """
     try:
-        about = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return about[0], int(about[11]) + int(about[12])
+    return fields[0], int(fields[11]) + int(fields[12])

@@ -1,4 +1,4 @@
-"""How long something was waited for, counted in what this machine could have done in that time."""
+"""A stopwatch for timeouts that runs slower on a loaded machine and pauses while the process is suspended."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 LOOK_INTERVAL = 0.5
-"""Seconds between two looks at a `Stopwatch`, about."""
+"""Approximate seconds between two reads of a `Stopwatch`."""
 
-# Where the processors are shared by more than this many times as many processes, seconds are not stretched further.
-_MOST_A_PROCESSOR = 10
+# Seconds are not stretched by more than this number of processes per processor.
+_MAX_LOAD = 10
 
 
 def processor_share() -> float:
-    """The part of a processor that one more process gets here: 1 where no more run than there are processors."""
+    """Returns the share of a processor that a process gets; 1 if at most one process per processor is running."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
     except (OSError, ValueError, IndexError):
-        return 1.0  # not told here
-    a_processor = running / (os.cpu_count() or 1)
-    return 1 / min(max(1.0, a_processor), _MOST_A_PROCESSOR)
+        return 1.0  # not available on this system
+    load = running / (os.cpu_count() or 1)
+    return 1 / min(max(1.0, load), _MAX_LOAD)
 
 
 class Stopwatch:
-    """Counts seconds in which something could have happened.
+    """Counts the seconds in which other processes could make progress.
 
-    A second of the clock counts as less where processes have to share processors; and what this process did not live to
-    see, since it was suspended, does not count.
+    A second counts as less than 1 if processes have to share processors. Time in which this process was suspended does
+    not count.
 
     Args:
-        look_interval: seconds between two looks. One that comes much later says that this process did not run.
-        share: of a processor, as `processor_share` tells it.
-        clock: that tells the seconds.
+        look_interval: seconds between two reads; after a much longer interval, this process counts as suspended.
+        share: returns the current share of a processor, as `processor_share`.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class Stopwatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._look_interval, self._share, self._clock = look_interval, share, clock
-        self._looked = clock()
+        self._last_read = clock()
         self._counted = 0.0
 
     def read(self) -> float:
-        """Seconds counted so far; look at it every `look_interval` seconds or more often, from one thread."""
+        """Returns the seconds counted so far; call it at least every `look_interval` seconds from one thread."""
         now = self._clock()
-        if now - self._looked >= self._look_interval / 5:
-            self._counted += min(now - self._looked, 2 * self._look_interval) * self._share()
-            self._looked = now
+        if now - self._last_read >= self._look_interval / 5:
+            self._counted += min(now - self._last_read, 2 * self._look_interval) * self._share()
+            self._last_read = now
         return self._counted
 
 
 def wait_for(changed: threading.Condition, predicate: Callable[[], object], limit: float) -> bool:
-    """As `changed.wait_for(predicate, limit)`, for what takes work: `limit` is in seconds of a `Stopwatch`."""
+    """Same as `changed.wait_for(predicate, limit)`, with `limit` in seconds of a `Stopwatch`."""
     stopwatch = Stopwatch()
     while not predicate():
         if stopwatch.read() >= limit:

@@ -1,4 +1,4 @@
-"""Ports for TensorFlow's servers: found or checked before anything starts, and held until the server takes them."""
+"""Ports for TensorFlow's servers: found or checked before a run starts, and reserved until the server binds them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import socket
 import weakref
 from pathlib import Path
 
-# Below what Linux hands out to outgoing connections (32768 and up), which would take a port between check and use.
+# Below Linux's range for outgoing connections (32768 and up), which could take a port between check and use.
 _RANGE = range(20000, 32000)
 
 
 class PortHeld:
-    """A port that nobody else on this machine can bind until `release`.
+    """A port that no other process on this machine can bind until `release`.
 
-    The socket is bound and does not listen, so that nobody who waits for the server takes it for the server.
+    The socket is bound and does not listen: a process that waits for the server must not mistake it for the server.
 
     Args:
         holder: the bound socket.
@@ -31,29 +31,29 @@ class PortHeld:
         return self._holder.fileno()
 
     def listen(self) -> None:
-        """Lets others connect, who then know that they reach it; for a check, not where a server is to follow."""
+        """Accepts connections, to check that other machines reach the port; not for a port of a later server."""
         self._holder.listen()
 
     def release(self) -> None:
-        """Lets the port go; call it right before the server binds. Again: nothing happens.
+        """Releases the port; call it right before the server binds. Further calls have no effect.
 
-        Processes that were forked before any code of ours ran have a copy of the socket, which stays bound. It lets a
-        server bind beside it from here on: TensorFlow's ask for the address to be reused, and a copy never listens.
+        Processes that were forked before `_leave_to_parent` was registered have a copy of the socket that stays bound.
+        With SO_REUSEADDR a server can still bind: TensorFlow's servers set it, too, and a copy never listens.
         """
         if self._holder.fileno() >= 0:
             self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._holder.close()
 
 
-def hold_port(asked: int | None) -> PortHeld:
-    """Holds the asked port or, for None, a free one.
+def hold_port(requested: int | None) -> PortHeld:
+    """Reserves the requested port or, for None, a free one.
 
     Raises:
-        OSError: the asked port is taken or not allowed, or none is free; the message says so.
+        OSError: the requested port is taken or not allowed, or none is free.
     """
-    if asked is not None:
-        return PortHeld(_bind_asked(asked))
-    # A start of its own for each process keeps those that look at the same moment apart.
+    if requested is not None:
+        return PortHeld(_bind_requested(requested))
+    # A random start, so that processes that search at the same time do not collide.
     start = int.from_bytes(os.urandom(4), "little") % len(_RANGE)
     for offset in range(len(_RANGE)):
         try:
@@ -65,19 +65,19 @@ def hold_port(asked: int | None) -> PortHeld:
 
 
 def leave_listening_to_this_process(port: int) -> None:
-    """Processes that are forked from now on do not keep open what listens on a port here, should they live longer."""
+    """Makes processes forked from now on close this process's listening sockets on a port, which they may outlive."""
     for entry in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError):  # the folder's own descriptor is gone by now
+        with contextlib.suppress(OSError):  # the descriptor of the listed folder is closed by now
             if os.readlink(entry).startswith("socket:") and _listens_on(int(entry.name), port):
                 _listening[int(entry.name)] = port
 
 
 def _listens_on(descriptor: int, port: int) -> bool:
-    """Whether a descriptor is a TCP socket that listens on a port."""
+    """Returns True if a descriptor is a TCP socket that listens on the port."""
     number = os.dup(descriptor)
     try:
         copy = socket.socket(fileno=number)
-    except OSError:  # another file has the descriptor by now
+    except OSError:  # the descriptor belongs to another file by now
         os.close(number)
         raise
     with copy:
@@ -89,7 +89,7 @@ def _listens_on(descriptor: int, port: int) -> bool:
 
 
 def _leave_to_parent() -> None:
-    """In a process forked from this one, as those of `multiprocessing` are: ports are no business of it."""
+    """Closes inherited ports in a process forked from this one, for instance by `multiprocessing`."""
     for holder in list(_inherited):
         holder.close()
     for descriptor, port in _listening.items():
@@ -104,21 +104,21 @@ _listening: dict[int, int] = {}  # port by descriptor
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _bind_asked(port: int) -> socket.socket:
+def _bind_requested(port: int) -> socket.socket:
     try:
         return _bind(port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise OSError(error.errno, f"port {port} cannot be used: {error.strerror}") from error
     try:
-        # Connections of a server that ended a moment ago are in the way of a plain bind, and of nothing else.
+        # Connections of a server that has just ended prevent a bind without SO_REUSEADDR, and nothing else.
         return _bind(port, reuse=True)
     except OSError as error:
         raise OSError(error.errno, f"port {port} is taken by another process") from error
 
 
 def _bind(port: int, reuse: bool = False) -> socket.socket:
-    """Binds on all interfaces, as TensorFlow's servers do."""
+    """Binds a port on all interfaces, as TensorFlow's servers do."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     holder = socket.socket(family, socket.SOCK_STREAM)
     try:

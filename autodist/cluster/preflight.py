@@ -1,4 +1,4 @@
-"""What must hold on every machine before anything starts; all faults of all machines in one table."""
+"""Checks of every machine before a run starts; reports all faults of all machines in one table."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from autodist.errors import ClusterError, MachinesAwayError
 
 
 def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | None = None) -> None:
-    """Checks what the agents found against the chief.
+    """Compares the facts of all agents with those of the chief.
 
     Args:
-        answers: of each worker's agent, by the worker's name, the chief's own included.
-        chief: what every worker has to equal; its digest is that of the script when it was started.
-        script: its path, if it has one.
+        answers: answer of each worker's agent, by the worker's name; includes the chief.
+        chief: facts that every worker has to match; its digest is that of the script when it was started.
+        script: path of the script, if it is a file.
 
     Raises:
-        MachinesAwayError: all that is wrong is that machines do not answer.
-        ClusterError: with every fault of every worker.
+        MachinesAwayError: the only faults are machines that do not answer.
+        ClusterError: lists every fault of every worker.
     """
     away = tuple(name for name, answer in answers.items() if isinstance(answer, Lost) and answer.is_away)
-    gone = {name.rpartition(":")[0] for name in away}  # whose names may have gone with them
+    gone = {name.rpartition(":")[0] for name in away}  # their names may not resolve any more
     rows = [(name, fault) for name, answer in answers.items() for fault in faults(answer, chief, script, gone)]
     if not rows:
         return
@@ -33,17 +33,17 @@ def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | N
 
 
 def compared_packages() -> tuple[str, ...]:
-    """Beside TensorFlow: Keras, and the older one if the script uses that."""
+    """Returns the packages to compare in addition to TensorFlow: Keras, and tf_keras if the script uses it."""
     return ("keras", *(["tf_keras"] if "tf_keras" in sys.modules else []))
 
 
 def faults(answer: Facts | Lost, chief: Facts, script: str | None = None, gone: Collection[str] = ()) -> list[str]:
-    """What keeps one worker from taking part, each with its mend; machines that are gone need no names."""
+    """Returns the faults of one worker, each with its fix; names of machines in `gone` need not resolve."""
     if isinstance(answer, Lost):
         return [answer.problem]
     names = [
-        f"the name {host} cannot be resolved there: {reason}; let its DNS or /etc/hosts know it, or give the node an "
-        "IP address"
+        f"the name {host} cannot be resolved there: {reason}; add it to its DNS or /etc/hosts, or give the node an IP "
+        "address"
         for host, reason in answer.unresolved.items()
         if host not in gone
     ]
@@ -51,7 +51,7 @@ def faults(answer: Facts | Lost, chief: Facts, script: str | None = None, gone: 
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Aligned text: a name once, its texts beside it.
+    """Formats rows as aligned text, with each name in its first row only.
 
     >>> print(table([("a", "first\\nsecond"), ("a", "third"), ("bcd", "fourth")]))
       a    first
@@ -69,33 +69,33 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _version_faults(facts: Facts, chief: Facts) -> list[str]:
-    found = []
+    problems = []
     if facts.autodist != chief.autodist:
-        found.append(
+        problems.append(
             f"AutoDist is {facts.autodist or 'of another version'}, on the chief {chief.autodist}; install "
             f"{chief.autodist} there, or give its SSH group a `python_venv` that has it"
         )
     if _minor(facts.python) != _minor(chief.python):
-        mend = f"give its SSH group a `python_venv` with Python {_minor(chief.python)}"
-        found.append(f"Python is {facts.python}, on the chief {chief.python}; {mend}")
-    found += _package_faults("TensorFlow", "tensorflow", facts.tensorflow, chief.tensorflow)
-    for package, own in chief.packages.items():
-        found += _package_faults(package.capitalize(), package, facts.packages.get(package), own)
-    return found
+        fix = f"give its SSH group a `python_venv` with Python {_minor(chief.python)}"
+        problems.append(f"Python is {facts.python}, on the chief {chief.python}; {fix}")
+    problems += _package_faults("TensorFlow", "tensorflow", facts.tensorflow, chief.tensorflow)
+    for package, chief_version in chief.packages.items():
+        problems += _package_faults(package.capitalize(), package, facts.packages.get(package), chief_version)
+    return problems
 
 
-def _package_faults(name: str, package: str, there: str | None, own: str | None) -> list[str]:
-    if there == own:
+def _package_faults(name: str, package: str, there: str | None, chief_version: str | None) -> list[str]:
+    if there == chief_version:
         return []
-    state = f"is {there}, on the chief {own}" if there is not None else "is not installed"
-    return [f"{name} {state}; run `pip install {package}=={own}` there"]
+    state = f"is {there}, on the chief {chief_version}" if there is not None else "is not installed"
+    return [f"{name} {state}; run `pip install {package}=={chief_version}` there"]
 
 
 def _script_faults(facts: Facts, chief: Facts, script: str | None) -> list[str]:
-    if facts.digest is None or facts.digest == chief.digest:  # whether it is there is among the agent's problems
+    if facts.digest is None or facts.digest == chief.digest:  # the agent reports a missing script among its problems
         return []
     return [
-        f"the script {script} is another than the one that the chief runs; copy that there, or share its folder (if it "
+        f"the script {script} differs from the one that the chief runs; copy that there, or share its folder (if it "
         "was changed after the start, start it again)"
     ]
 

@@ -1,6 +1,7 @@
-"""The messages between coordinator, agent and member: one JSON object a line.
+"""The messages between coordinator, agent and worker client: one JSON object per line.
 
-A message is a frozen value; `encode` makes its line and `decode` reads it back, by its `kind`. Times are in seconds.
+Messages are frozen dataclasses. `encode` serializes a message to a line; `decode` parses it, by its `kind`. All times
+are in seconds.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pydantic import AfterValidator, Base64UrlBytes, Field, PlainSerializer, Typ
 
 
 class ProtocolError(Exception):
-    """A line that is no message."""
+    """Raised for a line that is not a message."""
 
 
-# Halves of surrogate pairs, as names of files that are no UTF-8 have them in Python, are no text for JSON.
+# JSON cannot represent lone surrogates, which Python uses in names of files that are not valid UTF-8.
 _Text = Annotated[
     str,
     PlainSerializer(lambda text: text.encode("utf-8", "surrogatepass").decode("latin-1"), return_type=str),
@@ -35,14 +36,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Inspect(Message):
-    """Coordinator to agent: look at your machine. Answered by `Facts`.
+    """Coordinator to agent: request for the facts of its machine. Answered by `Facts`.
 
     Attributes:
         script: path of the script, None if it is not a file.
-        directory: where the script is to run.
-        port: that the worker's server is to use, None for any free one.
-        packages: whose versions are to be told.
-        hosts: of all workers, as they reach one another.
+        directory: working directory of the script.
+        port: port for the worker's server, None for any free one.
+        packages: names of packages to report the versions of.
+        hosts: addresses of all workers.
     """
 
     kind: Literal["Inspect"] = field(default="Inspect", kw_only=True)
@@ -55,17 +56,17 @@ class Inspect(Message):
 
 @dataclass(frozen=True)
 class Facts(Message):
-    """Agent to coordinator: what it found.
+    """Agent to coordinator: the facts of its machine.
 
     Attributes:
         python: version of the interpreter that would run the script.
-        tensorflow: its version there, None if it is not installed.
-        port: held for the worker's server, None if there is none.
-        problems: what would keep the script from running.
-        autodist: its version there; None of one that does not tell.
-        packages: versions of what was asked for and is installed.
-        digest: of the script's content; None if there is none, or it cannot be read.
-        unresolved: of the hosts, the names that cannot be resolved there, with the reasons.
+        tensorflow: version of TensorFlow, None if it is not installed.
+        port: port reserved for the worker's server, None if there is none.
+        problems: faults that keep the script from running.
+        autodist: version of AutoDist; None if it is a version that does not report it.
+        packages: versions of the requested packages that are installed.
+        digest: digest of the script's content; None if there is no script, or it cannot be read.
+        unresolved: the hosts whose names cannot be resolved there, with the reasons.
     """
 
     kind: Literal["Facts"] = field(default="Facts", kw_only=True)
@@ -84,10 +85,10 @@ class Start(Message):
     """Coordinator to agent: start the script.
 
     Attributes:
-        arguments: of the Python interpreter.
-        directory: where it runs.
-        environment: variables to add.
-        join: what its member is told.
+        arguments: arguments of the Python interpreter.
+        directory: working directory.
+        environment: environment variables to add.
+        join: first message for the worker client.
     """
 
     kind: Literal["Start"] = field(default="Start", kw_only=True)
@@ -99,17 +100,17 @@ class Start(Message):
 
 @dataclass(frozen=True)
 class Membership(Message):
-    """Agent to member, first thing: who it is, and what it needs to take part.
+    """Agent to worker client, first message: the worker's identity and the settings of the run.
 
     Attributes:
-        index: of the worker.
-        name: of the worker.
-        addresses: of all workers' servers, as "host:port".
-        payload: whatever the chief's caller wants to reach every worker.
-        stop_timeout: between SIGTERM and SIGKILL, where the script has to end itself.
-        silence_timeout: without a heartbeat of the agent, after which the script ends itself.
-        brought: what the chief's script runs that is in no file; nothing of most.
-        on_preempt: whether the chief saves when SIGTERM comes to the worker, which then does not end by the first one.
+        index: index of the worker.
+        name: name of the worker.
+        addresses: addresses of all workers' servers, as "host:port".
+        payload: bytes that the chief sends to every worker.
+        stop_timeout: time between SIGTERM and SIGKILL if the script has to end itself.
+        silence_timeout: time without a heartbeat of the agent after which the script ends itself.
+        brought: pickled code of the chief's script that is in no file; usually empty.
+        on_preempt: True if the chief saves when the worker receives SIGTERM; the first SIGTERM does not end the worker.
     """
 
     kind: Literal["Membership"] = field(default="Membership", kw_only=True)
@@ -125,41 +126,41 @@ class Membership(Message):
 
 @dataclass(frozen=True)
 class Joined(Message):
-    """Member to agent to coordinator: the script has made contact."""
+    """Worker client to agent to coordinator: the script has joined the run."""
 
     kind: Literal["Joined"] = field(default="Joined", kw_only=True)
 
 
 @dataclass(frozen=True)
 class Leaving(Message):
-    """Member or agent to coordinator: SIGTERM has come, by which a machine says that it goes away."""
+    """Worker client or agent to coordinator: received SIGTERM, which announces that the machine goes away."""
 
     kind: Literal["Leaving"] = field(default="Leaving", kw_only=True)
 
 
 @dataclass(frozen=True)
 class Done(Message):
-    """Member to agent to coordinator: the script has ended well and waits for the others."""
+    """Worker client to agent to coordinator: the script has succeeded and waits for the other workers."""
 
     kind: Literal["Done"] = field(default="Done", kw_only=True)
 
 
 class Doing(enum.StrEnum):
-    """What a worker's script does."""
+    """Activity of a worker's script."""
 
-    JOINING = "joining"  # of the chief: it has come to its first step, and waits for the others to
-    STEPPING = "stepping"  # a step, or something else that may wait for other workers
-    ELSE = "else"  # whatever it does between steps
-    DONE = "done"  # it has ended
+    JOINING = "joining"  # chief only: waits in its first step for the other workers to reach theirs
+    STEPPING = "stepping"  # in a step, or in another call that may wait for other workers
+    ELSE = "else"  # between steps
+    DONE = "done"  # ended
 
 
 @dataclass(frozen=True)
 class Ask(Message):
-    """Coordinator to agent to member: what does the script do? Answered by `Progress`, unless the process stands.
+    """Coordinator to agent to worker client: request for `Progress`. A stopped process does not answer.
 
     Attributes:
-        is_on_its_way: whether the script may not have come to its first step yet. Then the agent answers, since no
-            member may be there, or what the script imports, reads or traces lets nothing else of it run for long.
+        is_on_its_way: True if the script may not have reached its first step. Then the agent answers: there may be no
+            worker client yet, or an import, a read or tracing may block the script's other threads for long.
     """
 
     kind: Literal["Ask"] = field(default="Ask", kw_only=True)
@@ -168,13 +169,13 @@ class Ask(Message):
 
 @dataclass(frozen=True)
 class Progress(Message):
-    """Member to agent to coordinator: what the script does.
+    """Worker client to agent to coordinator: progress of the script.
 
     Attributes:
-        doing: what it does.
-        since: for how many seconds.
-        processor: seconds of processor time that its process has used so far.
-        queued: seconds that its threads have waited for a processor so far, where there are too few for all.
+        doing: activity of the script.
+        since: duration of that activity so far.
+        processor: CPU time that its process has used so far.
+        queued: time that its threads have waited for a processor so far.
     """
 
     kind: Literal["Progress"] = field(default="Progress", kw_only=True)
@@ -185,12 +186,12 @@ class Progress(Message):
 
     @classmethod
     def of_this_process(cls, doing: Doing, began: float) -> Progress:
-        """What this process does since `began`, a time of `time.monotonic`."""
+        """Returns the progress of this process, whose activity started at `began`, a time of `time.monotonic`."""
         return cls(doing, time.monotonic() - began, time.process_time(), _queued())
 
 
 def _queued() -> float:
-    """Seconds that this process's threads have waited for a processor, those of them that still run."""
+    """Returns the seconds that this process's running threads have waited for a processor."""
     nanoseconds = 0
     for file in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, IndexError, ValueError):  # a thread that has ended, or a kernel without it
@@ -200,10 +201,10 @@ def _queued() -> float:
 
 @dataclass(frozen=True)
 class Said(Message):
-    """Coordinator to agent to member: what the chief says before its servers have met; read in order.
+    """Coordinator to agent to worker client: text from the chief before the servers are connected; read in order.
 
     Attributes:
-        text: what the chief says.
+        text: the text.
     """
 
     kind: Literal["Said"] = field(default="Said", kw_only=True)
@@ -212,14 +213,14 @@ class Said(Message):
 
 @dataclass(frozen=True)
 class Waiting(Message):
-    """Coordinator to agent to member: the chief's script has come to its first step, and waits there for the others."""
+    """Coordinator to agent to worker client: the chief's script waits in its first step for the other workers."""
 
     kind: Literal["Waiting"] = field(default="Waiting", kw_only=True)
 
 
 @dataclass(frozen=True)
 class Release(Message):
-    """Coordinator to agent to member: all are done, the process may end."""
+    """Coordinator to agent to worker client: all workers are done, the process may end."""
 
     kind: Literal["Release"] = field(default="Release", kw_only=True)
 
@@ -237,7 +238,7 @@ class Line(Message):
 
     Attributes:
         stream: "stdout" or "stderr".
-        text: without its line end.
+        text: the line without its line ending.
     """
 
     kind: Literal["Line"] = field(default="Line", kw_only=True)
@@ -247,7 +248,7 @@ class Line(Message):
 
 @dataclass(frozen=True)
 class Exited(Message):
-    """Agent to coordinator, last thing: the script's process has ended and nothing of it is left.
+    """Agent to coordinator, last message: all processes of the script have ended.
 
     Attributes:
         status: exit status; a negative one is the number of a signal.
@@ -259,18 +260,18 @@ class Exited(Message):
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
-    """Both ways over SSH, and agent to member: still here."""
+    """In both directions over SSH, and agent to worker client: the sender is alive."""
 
     kind: Literal["Heartbeat"] = field(default="Heartbeat", kw_only=True)
 
 
 @dataclass(frozen=True)
 class Lost(Message):
-    """Relay or agent to coordinator, last thing: the machine or the script cannot be reached any more, or never could.
+    """Relay or agent to coordinator, last message: the machine or the script cannot be reached.
 
     Attributes:
-        problem: what is wrong, the reason and the mend.
-        is_away: whether that is all that is known: nothing is heard of the machine, and nothing was refused there.
+        problem: the problem, its reason and the fix.
+        is_away: True if the machine only does not answer; False if it has refused something.
     """
 
     kind: Literal["Lost"] = field(default="Lost", kw_only=True)
@@ -288,18 +289,17 @@ _MESSAGE: TypeAdapter[Message] = TypeAdapter(
 
 
 def encode(message: Message) -> bytes:
-    """The line that carries a message, its line end included."""
+    """Serializes a message to a line, including the line ending."""
     return _MESSAGE.dump_json(message) + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The message that a line carries.
+    """Parses a line.
 
-    What another version adds to a message is left out, so that versions can be compared, which stops the run with the
-    mend.
+    Ignores unknown fields of other versions, so that `preflight` can compare the versions and report the difference.
 
     Raises:
-        ProtocolError: it carries none.
+        ProtocolError: the line is not a message.
     """
     try:
         return _MESSAGE.validate_json(line)

@@ -1,7 +1,7 @@
-"""Beginning anew: this process runs its script once more, from the start, when the script has ended.
+"""Re-exec: restarts this process's script from the beginning, when the script has ended, in the same process.
 
-The process stays the same (its number, terminal, outputs, and whoever waits for it), and so do the interpreter, its
-arguments, and the environment and directory that it was started with.
+The process keeps its id, parent, terminal and outputs. It restarts with the same interpreter and arguments, and with
+its initial environment and directory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from autodist.cluster.script_end import watch_script_end
 from autodist.cluster.start import noted_start
 
 
-class _AtTheVeryEnd:
-    """Calls `act` when Python takes its modules down, which is after all exit handlers have run.
+class _AtModuleTeardown:
+    """Calls `act` when Python destroys its modules, after all exit handlers have run.
 
-    Not in an exit handler: those that were registered before it, which end the script's own processes, say, come later.
-    By then a module's names may be gone, so that `act` holds what it needs.
+    An exit handler would be too early: handlers registered before it, which may end the script's own processes, run
+    after it. Names of modules may be deleted by then, so `act` has to hold references to everything that it needs.
     """
 
     def __init__(self) -> None:
@@ -32,46 +32,46 @@ class _AtTheVeryEnd:
         self.act()
 
 
-_end = _AtTheVeryEnd()
+_end = _AtModuleTeardown()
 
 
 def re_exec_at_the_end(environment: Mapping[str, str]) -> None:
-    """Lets this process's script run once more after all that it does at its end, its exit handlers included.
+    """Restarts this process's script after it has ended and its exit handlers have run.
 
-    A signal that ends the process, and comes in one of these, ends it.
+    A signal during the exit handlers still ends the process.
 
     Args:
-        environment: variables beside those with which the process was started.
+        environment: environment variables to add to the initial ones of the process.
 
     Raises:
-        OSError: the directory in which it was started is gone.
+        OSError: the directory in which the process was started no longer exists.
     """
     directory = noted_start().directory
-    assert directory is not None, "a script of several workers has one"
+    assert directory is not None, "a script of several workers has a directory"
     os.chdir(directory)
-    if _stdin_at is not None and _place_in_stdin() is not None:  # the script may have closed it
-        os.lseek(0, _stdin_at, os.SEEK_SET)
-    told = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+    if _stdin_offset is not None and _find_stdin_offset() is not None:  # the script may have closed it
+        os.lseek(0, _stdin_offset, os.SEEK_SET)
+    added = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
     command, script_end, now = [sys.executable, *sys.orig_argv[1:]], watch_script_end(), time.monotonic()
-    begin = functools.partial(os.execve, command[0], command, _first_environment() | told)
-    _end.act = lambda: script_end.was_told_to_end_since(now) or begin()
+    re_exec = functools.partial(os.execve, command[0], command, _initial_environment() | added)
+    _end.act = lambda: script_end.was_told_to_end_since(now) or re_exec()
 
 
 def cannot_re_exec() -> str | None:
-    """Why this process's script cannot run once more, with the mend; None: it can."""
+    """Returns the reason that this process's script cannot be restarted, with the fix; None if it can."""
     if sys.flags.interactive or os.environ.get("PYTHONINSPECT"):
-        return "Python stays at a prompt when the script has ended (-i, PYTHONINSPECT); start it without"
+        return "Python shows a prompt when the script has ended (-i, PYTHONINSPECT); start it without"
     return None
 
 
 def has_lost_input() -> bool:
-    """Whether what the script has read of its standard input cannot be read again."""
+    """Returns True if the script cannot read its standard input again (a pipe or a socket)."""
     kind = _kind_of_stdin()
     return kind is not None and (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind))
 
 
-def _first_environment() -> dict[bytes, bytes]:
-    """What the process was started with, whatever the script has changed since."""
+def _initial_environment() -> dict[bytes, bytes]:
+    """Returns the environment with which the process was started, without the script's changes."""
     try:
         content = Path("/proc/self/environ").read_bytes()
     except OSError:
@@ -84,13 +84,13 @@ def _kind_of_stdin() -> int | None:
     try:
         return os.fstat(0).st_mode
     except OSError:
-        return None  # it is closed
+        return None  # closed
 
 
-def _place_in_stdin() -> int | None:
-    """Where the script begins to read a file that is its standard input; None: it is no file."""
+def _find_stdin_offset() -> int | None:
+    """Returns the current offset of standard input; None if it is not a regular file."""
     kind = _kind_of_stdin()
     return os.lseek(0, 0, os.SEEK_CUR) if kind is not None and stat.S_ISREG(kind) else None
 
 
-_stdin_at = _place_in_stdin()  # now, before the script reads of it
+_stdin_offset = _find_stdin_offset()  # at import, before the script reads

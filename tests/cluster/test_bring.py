@@ -56,7 +56,7 @@ def test_a_folder_is_brought_over_sftp_and_a_run_brings_it_first(tmp_path: Path)
         with Run(tmp_path / "refused", chief, "member.wait_for_end()", cluster, mark=environment[MARK]) as run:
             assert run.wait(60) == 1
             run.assert_gone(0)
-        assert f"sync: the folder {tmp_path / 'absent'} is not there" in run.stderr
+        assert f"sync: {tmp_path / 'absent'} does not exist" in run.stderr
 
 
 def test_a_server_without_sftp_is_told_with_the_mend(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_function_of_a_cell_trains_and_what_it_returns_comes_back(kernel: Kern
 def test_what_several_workers_cannot_do_in_a_kernel_is_refused_at_once(kernel: Kernel) -> None:
     two = "autodist.ResourceSpec.from_dict({'nodes': [{'address': 'localhost', 'cpus': [0, 1], 'workers': 2}]})"
     _, error = kernel.run(f"autodist.AutoDist(resource_spec={two})")
-    assert "A notebook's kernel runs here" in error
+    assert "This process is a notebook's kernel" in error
     assert "autodist.launch(function, workers=2)" in error
     _, error = kernel.run("data = tf.data.Dataset.range(3)\nautodist.launch(lambda ad: list(data), workers=2)")
     assert "<lambda> → data, a _RangeDataset, cannot go to another process" in error

@@ -155,7 +155,7 @@ def test_where_a_worker_s_machine_goes_away_the_others_go_on_without_it_and_no_s
     assert steps > 0
     expected = (
         f"all workers start again from the checkpoint of step {steps} (restart 1 of 1, in 1 s), since in step "
-        f"{steps + 1} 127.0.0.2 was sent SIGTERM, by which a machine says that it goes away. 127.0.0.2 is left out "
+        f"{steps + 1} 127.0.0.2 was sent SIGTERM, which announces that its machine goes away. 127.0.0.2 is left out "
         "(`min_nodes` is 1)."
     )
     assert expected in told, told

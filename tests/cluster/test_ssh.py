@@ -301,7 +301,7 @@ def test_python_without_autodist_is_named(hosts: Hosts, tmp_path: Path) -> None:
         assert run.wait() == 1
         run.assert_gone(0)
     assert "autodist is not installed for the Python there" in run.stderr
-    assert "there is no Python where it is looked for" in run.stderr
+    assert "there is no Python at the expected path" in run.stderr
 
 
 @of_one_kind

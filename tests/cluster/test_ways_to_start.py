@@ -52,8 +52,8 @@ REPEATED = {
 REFUSED = {
     "-": (["-", "x"], SCRIPT, "runs no script"),
     "typed": (["-i"], AT_A_PROMPT, "runs no script"),
-    "typed after a script": (["-i", "empty.py"], ONE_LINE, "is made at a prompt"),
-    "/dev/stdin": (["/dev/stdin"], SCRIPT, "this process alone can read"),
+    "typed after a script": (["-i", "empty.py"], ONE_LINE, "is created at a prompt"),
+    "/dev/stdin": (["/dev/stdin"], SCRIPT, "only this process can read"),
     "code": (["-m", "code"], ONE_LINE, "code runs here, and no script"),
     "IPython": (["-m", "IPython", "--simple-prompt"], ONE_LINE, "IPython runs here, and no script"),
 }

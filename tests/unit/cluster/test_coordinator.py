@@ -25,7 +25,7 @@ def test_script_that_was_changed_since_its_start_is_refused(tmp_path: Path) -> N
     coordinator.prepare()
     coordinator.held.release()
     file.write_text("print(2)")
-    with pytest.raises(ClusterError, match=f"localhost  the script {file} is another than .*start it again"):
+    with pytest.raises(ClusterError, match=f"localhost  the script {file} differs from .*start it again"):
         Coordinator(ALONE, pytest.fail, script).prepare()
 
 

@@ -215,7 +215,7 @@ def test_each_machine_is_told_of_and_all_faults_come_in_one_table(
     spec = SPEC.model_copy(update={"sync": Sync(folder=str(tmp_path))})
     failing = ""
     bring_to_all(spec, lambda: False)
-    told = f"brought 3 of 120 files (45 bytes) to {tmp_path}, removed 1 that are gone here"
+    told = f"copied 3 of 120 files (45 bytes) to {tmp_path}, removed 1 that no longer exist here"
     assert caplog.messages == [f"198.51.100.1: {told}", f"198.51.100.2: {told}"]
     failing = "198.51.100.1"
     with pytest.raises(ClusterError) as caught:
@@ -254,4 +254,4 @@ def test_where_a_scheduler_has_started_the_processes_it_is_said_that_nothing_is_
 ) -> None:
     bring_to_all(SPEC.model_copy(update={"sync": Sync(folder=str(tmp_path)), "is_given": True}), lambda: False)
     (told,) = caplog.messages
-    assert told.startswith("sync is left out: a scheduler has started the processes")
+    assert told.startswith("sync is skipped: a scheduler has started the processes")

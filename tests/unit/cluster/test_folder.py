@@ -43,9 +43,9 @@ def test_links_to_files_are_brought_as_files_and_those_to_folders_are_not(tmp_pa
 def test_a_folder_that_is_not_there_or_holds_more_than_code_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ClusterError, match="is not there, or is none; correct `folder`"):
+    with pytest.raises(ClusterError, match="does not exist, or is not a folder; correct `folder`"):
         find_files(str(tmp_path / "absent"), ())
     make(tmp_path, *map(str, range(4)))
     monkeypatch.setattr(folder, "MOST_FILES", 3)
-    with pytest.raises(ClusterError, match="holds more than 3 files; name what no run needs .* under `exclude`"):
+    with pytest.raises(ClusterError, match="holds more than 3 files; list paths that no run needs .* under `exclude`"):
         find_files(str(tmp_path), ())

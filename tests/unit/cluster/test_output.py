@@ -101,4 +101,4 @@ def test_what_came_when_too_many_lines_waited_is_counted(
         received.read(len(f"[a] {text}\n"))
         assert output.drain(LIMIT)
     (said,) = caplog.messages
-    assert said.endswith("lines of other workers were left out here: nobody took what came before")
+    assert said.endswith("lines of other workers were left out here: the output was blocked")

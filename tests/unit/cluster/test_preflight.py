@@ -39,7 +39,7 @@ def test_other_micro_version_of_python_is_no_fault() -> None:
         (replace(FIT, autodist=None), ["AutoDist is of another version, on the chief"]),
         (replace(FIT, packages={"keras": "3.14.0"}), ["Keras is 3.14.0, on the chief 3.15.1", "install keras==3.15.1"]),
         (replace(FIT, packages={}), ["Keras is not installed; run `pip install keras==3.15.1` there"]),
-        (replace(FIT, digest="ffff"), ["the script /train.py is another than the one that the chief runs; copy that"]),
+        (replace(FIT, digest="ffff"), ["the script /train.py differs from the one that the chief runs; copy that"]),
         (
             replace(FIT, unresolved={"gpu-7": "Name or service not known"}),
             ["the name gpu-7 cannot be resolved there: Name or service not known; let its DNS", "an IP address"],

@@ -135,8 +135,8 @@ def test_what_a_profiler_calls_the_script_counts_though_the_script_changes_it(st
         ([], "runs no script"),
         (["-i"], "runs no script"),
         (["-", "x"], "runs no script"),
-        (["/dev/stdin"], "/dev/stdin is a script that this process alone can read"),
-        (["/dev/fd/63"], "/dev/fd/63 is a script that this process alone can read"),
+        (["/dev/stdin"], "/dev/stdin is a script that only this process can read"),
+        (["/dev/fd/63"], "/dev/fd/63 is a script that only this process can read"),
         (["-m", "ipykernel_launcher", "-f", "kernel.json"], "ipykernel_launcher runs here, and no script"),
         (["-m", "ipykernel", "-f", "kernel.json"], "ipykernel runs here, and no script"),
         (["-m", "code"], "code runs here, and no script"),
@@ -169,7 +169,7 @@ def test_kernel_that_is_started_by_another_name_is_known(started: Started, monke
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert started(["launcher.py", "-f", "kernel.json"]).arguments  # IPython's shell, without a kernel
     shell.kernel = object()
-    with pytest.raises(ClusterError, match="A notebook's kernel runs here, and no script.*`autodist.launch"):
+    with pytest.raises(ClusterError, match="This process is a notebook's kernel and runs no script.*`autodist.launch"):
         started(["launcher.py", "-f", "kernel.json"])
 
 
@@ -195,7 +195,7 @@ def test_what_is_typed_at_a_prompt_is_refused(started: Started, tmp_path: Path, 
     console.push("except Exception as error: caught = error")
     console.push("")
     assert isinstance(found["caught"], ClusterError)
-    assert "is made at a prompt" in str(found["caught"])
+    assert "is created at a prompt" in str(found["caught"])
 
 
 def test_what_a_script_compiles_itself_is_no_prompt(started: Started, tmp_path: Path) -> None:

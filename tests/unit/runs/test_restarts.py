@@ -103,7 +103,7 @@ def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], m
     ("error", "said"),
     [
         (WorkerFailedError("b", f"has ended its script, and a waits for it. {SAME_STEPS}"), "the script would fail so"),
-        (WorkerFailedError("b", "ended, with exit status 0, without having made an AutoDist"), "would fail so"),
+        (WorkerFailedError("b", "ended, with exit status 0, without creating an AutoDist"), "would fail so"),
         (WorkerFailedError("b", "ended with exit status 1", ("autodist.errors.CaptureError: no",)), "would fail so"),
         (ClusterError("no machine there"), "which is no loss"),
     ],
@@ -178,7 +178,7 @@ def test_where_nothing_could_begin_anew_it_is_refused(monkeypatch: pytest.Monkey
     with pytest.raises(ResourceSpecError, match="a scheduler has started the processes.*let the scheduler"):
         require_can_restart(spec_of(2).as_given())
     monkeypatch.setenv("PYTHONINSPECT", "1")
-    with pytest.raises(ResourceSpecError, match="stays at a prompt"):
+    with pytest.raises(ResourceSpecError, match="shows a prompt"):
         require_can_restart(spec_of(2))
 
 
@@ -227,7 +227,7 @@ def test_a_machine_that_says_that_it_goes_away_is_left_out_at_once_where_enough_
     restart(lost, spec)
     assert caplog.messages == [
         "all workers start again from the checkpoint of step 12 (restart 1 of 1, in 0 s), since in step 13 10.0.0.3 "
-        "was sent SIGTERM, by which a machine says that it goes away. 10.0.0.3 is left out (`min_nodes` is 2)."
+        "was sent SIGTERM, which announces that its machine goes away. 10.0.0.3 is left out (`min_nodes` is 2)."
     ]
     assert (begun[0]["count"], begun[0]["left_out"]) == (1, ["10.0.0.3"])
     for least in ({"min_nodes": 3}, {}):
