@@ -1,4 +1,4 @@
-"""How the script is ending, for those who are called at its end (`atexit`), where Python itself does not say."""
+"""Detects in exit handlers (`atexit`) whether the script succeeded, which Python does not report there."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
 
-# Of an exception that a signal raises: the signal, which is sent again where Python ignores the exception, as it does
-# in a finalizer. In exit handlers the signal is heeded otherwise.
-_COMES_AGAIN = "_autodist_comes_again"
+# Attribute of an exception raised by a signal: the signal, which is sent again if Python ignores the exception, as it
+# does in a finalizer. In exit handlers, `end_by` handles the signal.
+_SIGNAL_ATTRIBUTE = "_autodist_comes_again"
 
 
 class ScriptEnd:
-    """Notes whether this process's script ends well.
+    """Records whether this process's script succeeds.
 
-    An exception that nobody caught is left by Python in `sys.last_value`; `sys.exit` is wrapped to note its argument,
-    where it may end the script, and as long as nobody catches what it raises. Only a bare `raise SystemExit(3)` passes
-    unseen: it is known by the process's exit status alone.
+    Python leaves an uncaught exception in `sys.last_value`. `sys.exit` is wrapped to record its argument if it may end
+    the script, unless the script catches its exception. A bare `raise SystemExit(3)` is not detected: only the exit
+    status of the process shows it.
 
-    Use `watch_script_end`, which makes one for the process.
+    Use `watch_script_end`, which creates the only instance of the process.
 
     Attributes:
-        uncaught: what ended threads other than the main one; Python prints it and goes on.
-        interrupted_at: when Ctrl-C last interrupted the script (by `time.monotonic`), which may have caught that; None
-            if it never did, or if the script has a handler of its own. After the script it ends the process, too.
-        is_terminated: whether SIGTERM, or what it stands for, has ended the script.
-        heeds_termination: asked when SIGTERM has come that would end the script; True: it does not.
+        uncaught: exceptions that ended threads other than the main one; Python prints them and continues.
+        interrupted_at: time of the last Ctrl-C (by `time.monotonic`), which the script may have caught; None if there
+            was none, or if the script has a handler of its own. After the script, Ctrl-C ends the process.
+        is_terminated: True if SIGTERM, or a call of `end_script_by`, has ended the script.
+        heeds_termination: called on a SIGTERM that would end the script; if it returns True, the script continues.
     """
 
-    # An attribute of the class, since Python sets the globals of modules to None before the last finalizers run, and
-    # what these raise comes to `_note_ignored`, too.
-    _comes_again: ClassVar[str] = _COMES_AGAIN
+    # An attribute of the class: Python sets the globals of modules to None before the last finalizers run, whose
+    # exceptions `_note_ignored` handles, too.
+    _comes_again: ClassVar[str] = _SIGNAL_ATTRIBUTE
 
     def __init__(self) -> None:
         self.uncaught: list[BaseException] = []
@@ -59,50 +59,51 @@ class ScriptEnd:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the script ends by an exception or by `sys.exit` with a status other than 0."""
+        """True if the script ends by an exception, by SIGTERM or by `sys.exit` with a status other than 0."""
         return self.raised is not None or self.is_terminated or self._exit_argument not in (None, 0)
 
     @property
     def raised(self) -> BaseException | None:
-        """What ends the script, and nobody caught; None: nothing does."""
+        """The uncaught exception that ends the script; None if there is none."""
         return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
     def was_told_to_end_since(self, moment: float) -> bool:
-        """Whether a signal has come by which the process ends.
+        """Returns True if a signal that ends the process has been received.
 
         Args:
-            moment: a time of `time.monotonic`, since when Ctrl-C counts; what the script has caught before is its own.
+            moment: a time of `time.monotonic`; an earlier Ctrl-C, which the script has caught, does not count.
         """
         return self.is_terminated or (self.interrupted_at is not None and self.interrupted_at >= moment)
 
     def end_by(self, number: signal.Signals) -> None:
-        """Lets the process end by a signal, once all its exit handlers have run; the first call counts.
+        """Ends the process by a signal after all exit handlers have run; only the first call counts.
 
-        In these, only a signal can still make the process's exit status tell of a failure. It is raised where C ends
-        the process: what was registered before this module was imported has run by then, too, and outputs are flushed.
+        In exit handlers, only a signal can still make the process's exit status show a failure. It is raised in a C
+        exit handler: exit handlers registered before the import of this module have run by then, and outputs are
+        flushed.
         """
         if self._ends_by is not None:
             return
         self._ends_by = number
-        if not callable(signal.getsignal(number)):  # ignored, maybe; what is handled in Python gets its default back
+        if not callable(signal.getsignal(number)):  # it may be ignored; Python restores the default of its own handlers
             signal.signal(number, signal.SIG_DFL)
         _raise_at_the_end(number)
 
     def end_script_by(self, number: signal.Signals) -> NoReturn:
-        """Ends the script as an exception would, and by a signal the process: `finally` and exit handlers run.
+        """Ends the script by an exception and the process by a signal: `finally` blocks and exit handlers run.
 
         Raises:
-            SystemExit: always; that nobody catches it is not needed for the script to end badly.
+            SystemExit: always; the process ends by the signal even if the script catches it.
         """
         self.is_terminated = True
         self.end_by(number)
         sys.exit(128 + number)
 
     def run_handlers_on_termination(self) -> None:
-        """Lets SIGTERM, which by default ends a process at once, end the script as an exception would.
+        """Makes SIGTERM end the script by an exception, where by default it ends the process at once.
 
-        `finally` and exit handlers run, and the signal ends the process after them. A script with a handler of its own
-        keeps that; processes that the script forks end at once.
+        `finally` blocks and exit handlers run; then the signal ends the process. A script with a handler of its own
+        keeps it. Processes that the script forks end at once.
         """
         if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._note_termination)
@@ -111,7 +112,7 @@ class ScriptEnd:
     def _note_termination(self, number: int, frame: FrameType | None) -> None:
         if self.heeds_termination():
             return
-        with _coming_again(signal.SIGTERM, frame):
+        with _marking_exceptions(signal.SIGTERM, frame):
             self.end_script_by(signal.SIGTERM)
 
     def _forget_termination(self) -> None:
@@ -120,9 +121,9 @@ class ScriptEnd:
 
     def _note_interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted_at = time.monotonic()
-        if _is_after_the_script(frame):  # where Python may ignore the exception: it may come in any exit handler
+        if _is_after_the_script(frame):  # an exit handler may be running, whose exceptions Python ignores
             self.end_by(signal.SIGINT)
-        with _coming_again(signal.SIGINT, frame):
+        with _marking_exceptions(signal.SIGINT, frame):
             signal.default_int_handler(number, frame)
 
     def _note_thread(self, about: threading.ExceptHookArgs, /) -> None:
@@ -134,11 +135,11 @@ class ScriptEnd:
         number = getattr(about.exc_value, self._comes_again, None)
         if number is None:
             self._ignored_hook(about)
-        else:  # no `threading`, of which what was interrupted may hold a lock
-            _thread.start_new_thread(_send_again, (number,))
+        else:  # without `threading`, since the interrupted code may hold one of its locks
+            _thread.start_new_thread(_resend, (number,))
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
-        # Of another thread it ends that alone, and in an exit handler Python ignores it.
+        # `sys.exit` in another thread ends only the thread, and Python ignores it in an exit handler.
         may_end_the_script = _is_main_thread() and not _is_after_the_script(sys._getframe())
         try:
             self._exit(status)
@@ -146,52 +147,52 @@ class ScriptEnd:
             if may_end_the_script:
                 self._exits += 1
                 self._exit_argument = status
-                error.__dict__["_goes"] = _Goes(self._forget_exit, self._exits)
+                error.__dict__["_goes"] = _DeletionWatcher(self._forget_exit, self._exits)
             raise
 
     def _forget_exit(self, number: int) -> None:
-        """What an exit has raised is gone while the script goes on, so that somebody has caught it."""
+        """Forgets an exit's argument: its exception was deleted while the script runs, so the script has caught it."""
         if number == self._exits:
             self._exit_argument = None
 
 
-class _Goes:
-    """What an exception of `sys.exit` carries: it goes with that, and tells where the script goes on then.
+class _DeletionWatcher:
+    """An attribute of an exception of `sys.exit`, deleted with it: detects that the script has caught the exception.
 
-    An exception that nobody catches goes when Python has left all code of the script.
+    An uncaught exception is deleted after Python has left all code of the script.
 
     Args:
-        caught: called, with the number, where somebody has caught the exception.
-        number: of the exit.
+        caught: called with `number` if the script has caught the exception.
+        number: number of the exit.
     """
 
     def __init__(self, caught: Callable[[int], None], number: int) -> None:
         self._caught, self._number = caught, number
 
     def __del__(self, getframe: Callable[[], FrameType] = sys._getframe) -> None:
-        frame = getframe().f_back  # None where the globals of modules are None already: Python code calls no more
+        frame = getframe().f_back  # None if the globals of modules are None: no Python code calls any more
         if frame is not None and _is_main_thread() and not _is_after_the_script(frame):
             self._caught(self._number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return object, ()  # a process to which the exception goes has another end
+        return object, ()  # a process that receives the exception ends on its own
 
 
-_SENT_AGAIN_AFTER = 0.05
+_RESEND_DELAY = 0.05
 
 
 @contextlib.contextmanager
-def _coming_again(number: signal.Signals, frame: FrameType | None) -> Iterator[None]:
+def _marking_exceptions(number: signal.Signals, frame: FrameType | None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
         if not _is_after_the_script(frame):
-            error.__dict__[_COMES_AGAIN] = number
+            error.__dict__[_SIGNAL_ATTRIBUTE] = number
         raise
 
 
-def _send_again(number: signal.Signals) -> None:
-    time.sleep(_SENT_AGAIN_AFTER)  # it has to come after the finalizer
+def _resend(number: signal.Signals) -> None:
+    time.sleep(_RESEND_DELAY)  # the signal has to arrive after the finalizer
     os.kill(os.getpid(), number)
 
 
@@ -200,15 +201,16 @@ def _is_main_thread() -> bool:
 
 
 def _is_after_the_script(frame: FrameType | None) -> bool:
-    """Whether the main thread, which is in `frame`, has left the script, and Python is ending the process."""
+    """Returns True if the main thread, which is in `frame`, has left the script, and Python is ending the process."""
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
-    is_first = frame is not None and frame.f_code.co_filename == threading.__file__  # it ends the main thread first
-    return is_first or not threading.main_thread().is_alive()
+    # At its end, Python first calls a function of `threading` that ends the main thread.
+    is_ending = frame is not None and frame.f_code.co_filename == threading.__file__
+    return is_ending or not threading.main_thread().is_alive()
 
 
 def _raise_at_the_end(number: signal.Signals) -> None:
-    """Has the C library raise a signal when the process ends, which is after all that Python does then."""
+    """Makes the C library raise a signal when the process exits, after Python's own exit."""
     c = ctypes.CDLL(None)
     c.__cxa_atexit(ctypes.cast(getattr(c, "raise"), ctypes.c_void_p), ctypes.c_void_p(number), None)
 
@@ -217,7 +219,7 @@ _the_one: list[ScriptEnd] = []
 
 
 def watch_script_end() -> ScriptEnd:
-    """The process's `ScriptEnd`; from the first call on it notes how the script ends."""
+    """Returns the process's `ScriptEnd`, which the first call creates."""
     if not _the_one:
         _the_one.append(ScriptEnd())
     return _the_one[0]

@@ -1,4 +1,4 @@
-"""TensorFlow's servers: one in each worker's process, all listening before any session opens."""
+"""TensorFlow's servers: one in each worker's process; all listen before any session opens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 JOB = "worker"
-"""The job that all workers' servers belong to, as in "/job:worker/task:0"."""
+"""The job of all workers' servers, as in "/job:worker/task:0"."""
 
 _log = logging.getLogger("autodist.cluster")
 _RETRY_INTERVAL, _CONNECT_LIMIT = 0.05, 1.0
@@ -28,13 +28,13 @@ def start_server(
 ) -> tf.distribute.Server:
     """Starts this process's server.
 
-    Its port is free again only when the process has ended: TensorFlow's servers cannot be stopped.
+    Its port stays in use until the process ends: TensorFlow's servers cannot be stopped.
 
     Args:
         addresses: "host:port" of all workers' servers.
-        index: of this worker.
-        held: the hold on its port (`Coordinator.held`, `WorkerClient.held`), released here.
-        config: of the server's devices and threads.
+        index: index of this worker.
+        held: its reserved port (`Coordinator.held`, `WorkerClient.held`), which this function releases.
+        config: configuration of the server's devices and threads.
 
     Raises:
         ClusterError: the server cannot bind its port.
@@ -43,8 +43,8 @@ def start_server(
 
     if index == 0 and not all(is_loopback(split_host_and_port(address)[0]) for address in addresses):
         _log.warning(
-            "TensorFlow's servers listen on all network interfaces and ask for no password: whoever reaches the ports "
-            "of %s can run code there. Let a firewall admit the workers' machines only.",
+            "TensorFlow's servers listen on all network interfaces without authentication: anyone who reaches the "
+            "ports of %s can run code there. Use a firewall that admits only the workers' machines.",
             ", ".join(addresses),
         )
     cluster = tf.train.ClusterSpec({JOB: list(addresses)})
@@ -66,24 +66,24 @@ def wait_until_listening(addresses: Sequence[str], timeout: float, check: Callab
     Args:
         addresses: "host:port" of all workers' servers.
         timeout: in seconds of a `Stopwatch`.
-        check: called between tries; what it raises ends the wait (a worker that failed never will listen).
+        check: called between attempts; raises an error to end the wait (the server of a failed worker never listens).
 
     Raises:
-        ClusterError: some do not listen after that time; names them.
+        ClusterError: names the servers that do not listen after that time.
     """
     stopwatch, waited = Stopwatch(_CONNECT_LIMIT), 0.0
-    silent = list(addresses)
-    while silent:
-        for address in list(silent):
+    remaining = list(addresses)
+    while remaining:
+        for address in list(remaining):
             if _accepts(address):
-                silent.remove(address)
+                remaining.remove(address)
             if check is not None:
                 check()
             waited = stopwatch.read()
-        if silent and waited >= timeout:
+        if remaining and waited >= timeout:
             raise ClusterError(
-                f"No server listens on {', '.join(silent)} after {timeout:g} s. The worker there may still be on its "
-                "way to the point where the servers start, its first step: then raise `start_timeout`. Or a firewall "
+                f"No server listens on {', '.join(remaining)} after {timeout:g} s. The worker there may not have "
+                "reached its first step, in which the servers start: then raise `start_timeout`. Or a firewall "
                 "between the machines may drop connections."
             )
         time.sleep(_RETRY_INTERVAL)

@@ -1,7 +1,8 @@
-"""A folder on another machine, made like one here over SFTP: only what changed, each file whole or not at all.
+"""Synchronizes a folder to another machine over SFTP: copies only the files that changed, each of them atomically.
 
-A file counts as unchanged where size and time are the same. What was brought before and is gone here is removed there,
-unless it was changed there since; nothing else is. A record in the folder there says what was brought.
+A file counts as unchanged if its size and time are the same. Files that were copied earlier and no longer exist here
+are removed there, unless they were changed there since; no other file is removed. A record in the remote folder lists
+the copied files.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from autodist.errors import ClusterError
 
 @dataclass(frozen=True)
 class Brought:
-    """What bringing a folder to one machine has done.
+    """The result of copying a folder to one machine.
 
     Attributes:
-        files: that were brought.
-        bytes: of these.
-        alike: files that were there already.
-        removed: that had been brought before and are gone here.
-        kept: likewise, but changed there since.
+        files: number of copied files.
+        bytes: their total size.
+        alike: number of unchanged files.
+        removed: number of removed files, which were copied earlier and no longer exist here.
+        kept: paths of such files that were changed there since, and kept.
     """
 
     files: int = 0
@@ -42,20 +43,20 @@ class Brought:
 
 
 class StoppedError(Exception):
-    """The run was ended while its folder was being brought."""
+    """Raised when the run ends while its folder is being copied."""
 
 
 @dataclass
 class Bringing:
-    """Brings a folder to one machine, once.
+    """Copies a folder to one machine.
 
     Attributes:
-        sftp: to it.
-        source: the folder here.
-        target: the folder there.
-        files: by path below it.
-        is_stopped: whether to end.
-        free: bytes that are free there.
+        sftp: SFTP session to the machine.
+        source: path of the local folder.
+        target: path of the remote folder.
+        files: local files by path below the folder.
+        is_stopped: returns True to cancel.
+        free: returns the free bytes of the remote file system, None if unknown.
     """
 
     sftp: paramiko.SFTPClient
@@ -75,7 +76,7 @@ class Bringing:
                 if self._is_there(path, file):
                     alike += 1
                     continue
-                self._bring(path, file)
+                self._copy(path, file)
                 record[path] = [file.size, file.modified]
                 count, size = count + 1, size + file.size
             removed, kept = self._remove_gone(record)
@@ -89,8 +90,8 @@ class Bringing:
         there = self._in_folder(folder).get(name)
         if there is None:
             return False
-        if stat.S_ISLNK(there.st_mode or 0):  # of a folder that machines share, it is the same link as here
-            with self._telling(posixpath.join(self.target, path)):
+        if stat.S_ISLNK(there.st_mode or 0):  # in a folder that the machines share, it is the local link itself
+            with self._explaining_errors(posixpath.join(self.target, path)):
                 there = self.sftp.stat(posixpath.join(self.target, path))
         if stat.S_ISDIR(there.st_mode or 0):
             where = posixpath.join(self.target, path)
@@ -99,10 +100,10 @@ class Bringing:
         return (there.st_size, there.st_mtime) == (file.size, file.modified) and is_executable
 
     def _in_folder(self, folder: str) -> dict[str, paramiko.SFTPAttributes]:
-        """What is in a folder there, which is made if it is not there."""
+        """Returns the entries of a remote folder by name; creates the folder if it does not exist."""
         if folder not in self._folders:
             where = posixpath.join(self.target, folder) if folder else self.target
-            with self._telling(where):
+            with self._explaining_errors(where):
                 self._make_folder(where)
                 self._folders[folder] = {entry.filename: entry for entry in self.sftp.listdir_attr(where)}
         return self._folders[folder]
@@ -112,16 +113,16 @@ class Bringing:
             self.sftp.stat(where)
         except FileNotFoundError:
             self._make_folder(posixpath.dirname(where))
-            with self._telling(where):
+            with self._explaining_errors(where):
                 self.sftp.mkdir(where)
 
-    def _bring(self, path: str, file: LocalFile) -> None:
+    def _copy(self, path: str, file: LocalFile) -> None:
         where = posixpath.join(self.target, path)
         folder, name = posixpath.split(where)
         part = posixpath.join(folder, f".{name}{PART}{secrets.token_hex(4)}")
-        with _reading(file) as content, self._telling(where, file.size):
+        with _reading(file) as content, self._explaining_errors(where, file.size):
             try:
-                self.sftp.putfo(content, part, file.size, callback=self._go_on)
+                self.sftp.putfo(content, part, file.size, callback=self._check_stopped)
                 self.sftp.chmod(part, file.mode)
                 self.sftp.utime(part, (file.modified, file.modified))
                 self.sftp.posix_rename(part, where)
@@ -130,21 +131,21 @@ class Bringing:
                     self.sftp.remove(part)
                 raise
 
-    def _go_on(self, done: int, total: int) -> None:
+    def _check_stopped(self, done: int, total: int) -> None:
         if self.is_stopped():
             raise StoppedError
 
     def _remove_gone(self, record: dict[str, list[int]]) -> tuple[int, list[str]]:
-        """Removes what was brought before and is gone here; what was changed there since stays, and is nobody's."""
+        """Removes the recorded files that no longer exist here; keeps, and no longer records, those changed there."""
         removed, kept = 0, []
         for path in [path for path in record if path not in self.files and self._is_gone(path)]:
             where = posixpath.join(self.target, path)
-            brought = record.pop(path)
-            with self._telling(where):
+            recorded = record.pop(path)
+            with self._explaining_errors(where):
                 there = self._lstat(where)
                 if there is None:
                     continue
-                if [there.st_size, there.st_mtime] != brought:
+                if [there.st_size, there.st_mtime] != recorded:
                     kept.append(where)
                     continue
                 self.sftp.remove(where)
@@ -158,7 +159,7 @@ class Bringing:
             return None
 
     def _is_gone(self, path: str) -> bool:
-        """Whether a file is no longer here; one that is left out by now may be of use there."""
+        """Returns True if a file no longer exists here; an excluded file may still be needed there."""
         return not os.path.lexists(os.path.join(self.source, path))
 
     def _read_record(self) -> dict[str, list[int]]:
@@ -170,21 +171,21 @@ class Bringing:
 
     def _write_record(self, record: Mapping[str, list[int]]) -> None:
         where = posixpath.join(self.target, RECORD)
-        with self._telling(where):
+        with self._explaining_errors(where):
             with self.sftp.open(f"{where}{PART}", "w") as file:
                 file.write(json.dumps(record))
             self.sftp.posix_rename(f"{where}{PART}", where)
 
     @contextlib.contextmanager
-    def _telling(self, where: str, size: int = 0) -> Iterator[None]:
-        """Tells what an error of SFTP means, which has few words."""
+    def _explaining_errors(self, where: str, size: int = 0) -> Iterator[None]:
+        """Replaces the terse errors of SFTP by a `ClusterError` with the cause and the fix."""
         try:
             yield
         except TimeoutError:
             raise
         except PermissionError as error:
             raise ClusterError(
-                f"no right to write {where}: make its folder there, owned by the user who logs in, or give another "
+                f"no right to write {where}: create its folder there, owned by the user who logs in, or set another "
                 "`username`"
             ) from error
         except OSError as error:
@@ -194,18 +195,18 @@ class Bringing:
                     f"no space for {where}: {size} bytes are needed and {free} free; free some there, or `exclude` more"
                 ) from error
             raise ClusterError(
-                f"{where} cannot be written: {error.strerror or error}; see whether a file there stands where a folder "
-                "has to, and whether the user has reached a quota"
+                f"{where} cannot be written: {error.strerror or error}; check that no file has the name of a folder "
+                "there, and that the user's quota is not exhausted"
             ) from error
 
 
 @contextlib.contextmanager
 def _reading(file: LocalFile) -> Iterator[BinaryIO]:
-    """The content of a file here."""
+    """Opens a local file for reading."""
     try:
-        content = open(file.path, "rb")  # noqa: SIM115  # what is done with it fails by itself
+        content = open(file.path, "rb")  # noqa: SIM115  # the caller's own errors must not be caught here
     except OSError as error:
-        mend = "give yourself the right to read it, or `exclude` it under `sync`"
-        raise ClusterError(f"{file.path} cannot be read here: {error.strerror}; {mend}") from error
+        fix = "change its permissions, or `exclude` it under `sync`"
+        raise ClusterError(f"{file.path} cannot be read here: {error.strerror}; {fix}") from error
     with content:
         yield content

@@ -1,4 +1,4 @@
-"""What the user's SSH configuration says of one host, as OpenSSH itself reads it where that is installed."""
+"""The user's SSH configuration for one host, read by OpenSSH if it is installed, else by paramiko."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import paramiko
 from autodist.errors import ClusterError
 
 ANSWER_LIMIT = 10.0
-"""Seconds for `ssh -G`, which may look up names and run commands that the configuration names."""
+"""Timeout of `ssh -G` in seconds; it may resolve names and run commands of the configuration."""
 
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 _DEFAULT_KEYS = [f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519")]
@@ -30,21 +30,21 @@ _NOT_A_FAULT = "Pseudo-terminal will not be allocated"
 
 @dataclass(frozen=True)
 class SSHOptions:
-    """The options that count here, tokens and `~` replaced.
+    """The options of the SSH configuration that AutoDist uses, with tokens and `~` expanded.
 
     Attributes:
         hostname: name or address to connect to.
-        port: of the SSH server.
-        user: to log in as.
-        identity_files: private keys to offer, whether they are there or not.
-        known_hosts: files of the user; none where the configuration says so.
-        system_known_hosts: files of the system.
-        host_key_alias: under which name the host's key is looked up, in place of its own and of the port.
-        proxy_jump: hosts to go through, in order.
-        proxy_command: a command whose streams are the connection.
-        identities_only: whether an agent's other keys are left alone.
-        uses_agent: whether an agent is asked at all.
-        control_path: of a connection that other programs may have left open; its tokens still in it.
+        port: port of the SSH server.
+        user: user name for the login.
+        identity_files: private keys to offer; the files may not exist.
+        known_hosts: known_hosts files of the user; may be empty.
+        system_known_hosts: known_hosts files of the system.
+        host_key_alias: name under which the host's key is looked up, in place of its own name and port.
+        proxy_jump: jump hosts, in order.
+        proxy_command: command whose standard streams are the connection.
+        identities_only: True if an agent's other keys are not offered.
+        uses_agent: True if the keys of an agent are offered.
+        control_path: socket of a connection that another program may have left open, with unexpanded tokens.
     """
 
     hostname: str
@@ -62,38 +62,42 @@ class SSHOptions:
 
 
 def read_options(host: str, username: str | None, port: int | None, jumps: Sequence[str] = ()) -> SSHOptions:
-    """The options for one host.
+    """Reads the options for one host.
 
-    `ssh -G` prints what OpenSSH makes of all files, `Include` and `Match` among them. Without OpenSSH paramiko reads
-    `~/.ssh/config`, and so it does for a user without an entry in passwd, for whom OpenSSH does nothing; it knows no
-    `Include`.
+    `ssh -G` prints the options that OpenSSH finds in all files, including `Include` and `Match`. paramiko reads
+    `~/.ssh/config`, without `Include`, if OpenSSH is not installed or the user has no entry in passwd, which OpenSSH
+    requires.
 
     Args:
         host: name or address, as for the `ssh` command.
-        username: what the YAML says, before the configuration.
-        port: likewise.
-        jumps: hosts to go through, in place of those in the configuration.
+        username: user name in the YAML, which overrides the configuration.
+        port: port in the YAML, which overrides the configuration.
+        jumps: jump hosts that replace those of the configuration.
 
     Raises:
-        ClusterError: the configuration cannot be read, with what OpenSSH says of it; this process's user has no name.
+        ClusterError: the configuration cannot be read; quotes OpenSSH's message. Or this process's user has no name.
     """
-    own = _own_name(host)
-    found = _ask_openssh(host, username, port, jumps) if has_openssh() and _has_entry() else _ask_paramiko(host)
-    hostname = _only(found, "hostname", host)
-    number = port or _number(host, _only(found, "port", "22"))
-    user = username or _only(found, "user", "") or own
+    login_name = _login_name(host)
+    options = (
+        _read_with_openssh(host, username, port, jumps)
+        if has_openssh() and _is_in_passwd()
+        else _read_with_paramiko(host)
+    )
+    hostname = _first_value(options, "hostname", host)
+    number = port or _number(host, _first_value(options, "port", "22"))
+    user = username or _first_value(options, "user", "") or login_name
     tokens = {"%": "%", "d": str(_home()), "h": hostname, "i": str(os.getuid()), "n": host, "p": str(number)}
-    tokens |= {"r": user, "u": own, "l": socket.gethostname()}
+    tokens |= {"r": user, "u": login_name, "l": socket.gethostname()}
     tokens["L"] = tokens["l"].split(".")[0]
-    alias = found.get("hostkeyalias")
+    alias = options.get("hostkeyalias")
     tokens["k"] = alias[0] if alias else host
 
     def paths(name: str, default: Sequence[str]) -> tuple[str, ...]:
-        return tuple(_expanded(path, tokens) for path in found.get(name, default) if path.lower() != "none")
+        return tuple(_expanded(path, tokens) for path in options.get(name, default) if path.lower() != "none")
 
-    configured = _only(found, "proxyjump", "none")
-    command = _only(found, "proxycommand", "none")
-    control = _only(found, "controlpath", "none")
+    configured = _first_value(options, "proxyjump", "none")
+    command = _first_value(options, "proxycommand", "none")
+    control = _first_value(options, "controlpath", "none")
     return SSHOptions(
         hostname=hostname,
         port=number,
@@ -104,27 +108,27 @@ def read_options(host: str, username: str | None, port: int | None, jumps: Seque
         host_key_alias=alias[0] if alias else None,
         proxy_jump=tuple(jumps) or (() if configured.lower() == "none" else tuple(configured.split(","))),
         proxy_command=None if command.lower() == "none" else _with_tokens(command, tokens),
-        identities_only=_only(found, "identitiesonly", "no") == "yes",
-        uses_agent=_only(found, "identityagent", "").lower() != "none",
+        identities_only=_first_value(options, "identitiesonly", "no") == "yes",
+        uses_agent=_first_value(options, "identityagent", "").lower() != "none",
         control_path=None if control.lower() == "none" else control,
     )
 
 
 @functools.cache
 def has_openssh() -> bool:
-    """Whether the `ssh` here is OpenSSH's; others (Dropbear's) take -G for nothing, and connect."""
+    """Returns True if `ssh` on this machine is OpenSSH's; others (Dropbear's) ignore -G and connect."""
     program = shutil.which("ssh")
     if program is None:
         return False
     try:
-        said = _run([program, "-V"])
+        done = _run([program, "-V"])
     except (OSError, subprocess.SubprocessError):
         return False
-    return b"OpenSSH" in said.stderr + said.stdout
+    return b"OpenSSH" in done.stderr + done.stdout
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    """What a command answers in time; what it has started itself, as for `Match exec`, ends with it."""
+    """Runs a command with a timeout, which also ends its child processes, such as those of `Match exec`."""
     none, pipe = subprocess.DEVNULL, subprocess.PIPE
     with subprocess.Popen(command, stdin=none, stdout=pipe, stderr=pipe, start_new_session=True) as process:
         try:
@@ -135,30 +139,30 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def _ask_openssh(host: str, username: str | None, port: int | None, jumps: Sequence[str]) -> dict[str, list[str]]:
-    said = ["-l", username] if username else []
-    said += ["-p", str(port)] if port else []
-    said += ["-J", ",".join(jumps)] if jumps else []
-    command = ["ssh", "-G", *other_home(), *said, "--", host]
+def _read_with_openssh(host: str, username: str | None, port: int | None, jumps: Sequence[str]) -> dict[str, list[str]]:
+    overrides = ["-l", username] if username else []
+    overrides += ["-p", str(port)] if port else []
+    overrides += ["-J", ",".join(jumps)] if jumps else []
+    command = ["ssh", "-G", *other_home(), *overrides, "--", host]
     try:
         done = _run(command)
     except subprocess.TimeoutExpired as error:
         raise ClusterError(
-            f"{host}: reading the SSH configuration takes more than {ANSWER_LIMIT:.0f} s. See what `ssh -G {host}` "
-            "waits for: a command of `Match exec`, or a name that is looked up."
+            f"{host}: reading the SSH configuration takes more than {ANSWER_LIMIT:.0f} s. Find out what `ssh -G "
+            f"{host}` waits for: a command of `Match exec`, or a name that is resolved."
         ) from error
     if done.returncode:
         lines = [line for line in done.stderr.decode(errors="replace").splitlines() if _NOT_A_FAULT not in line]
         raise ClusterError(_unusable(host, "; ".join(lines) or f"`ssh -G {host}` fails"))
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for line in done.stdout.decode(errors="replace").splitlines():
         key, _, value = line.partition(" ")
-        found.setdefault(key, []).extend(_paths_in(value) if key.endswith("knownhostsfile") else [value])
-    return found
+        options.setdefault(key, []).extend(_paths_in(value) if key.endswith("knownhostsfile") else [value])
+    return options
 
 
 def other_home() -> list[str]:
-    """OpenSSH goes by the user's entry in passwd, while $HOME may be another folder, as in containers."""
+    """Returns the options that make OpenSSH use $HOME instead of the user's home in passwd, if they differ."""
     home, config = _home(), _home() / ".ssh" / "config"
     if home == Path(_passwd_home()):
         return []
@@ -166,26 +170,26 @@ def other_home() -> list[str]:
 
 
 def _home() -> Path:
-    """The user's home directory; for one who has none it is `/`, as Docker sets it."""
+    """Returns the user's home directory; `/` if there is none, as in Docker."""
     try:
         return Path.home()
     except RuntimeError:
         return Path("/")
 
 
-def _own_name(host: str) -> str:
+def _login_name(host: str) -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError) as error:  # the latter from Python 3.13 on
+    except (KeyError, OSError) as error:  # OSError from Python 3.13 on
         raise ClusterError(
             f"{host}: the user {os.getuid()} of this process has no name, as in a container of another user than its "
-            "image's. Set the environment variable LOGNAME to one: it is the name to log in with, unless `username` in "
-            "the node's group under `ssh` says another."
+            "image's. Set the environment variable LOGNAME: it is the name to log in with, unless the node's group "
+            "under `ssh` has a `username`."
         ) from error
 
 
-def _has_entry() -> bool:
-    """Whether this process's user stands in passwd; one of a container may not."""
+def _is_in_passwd() -> bool:
+    """Returns True if this process's user has an entry in passwd; a container's user may have none."""
     try:
         return bool(pwd.getpwuid(os.getuid()))
     except KeyError:
@@ -193,50 +197,50 @@ def _has_entry() -> bool:
 
 
 def _passwd_home() -> str:
-    return pwd.getpwuid(os.getuid()).pw_dir if _has_entry() else str(_home())
+    return pwd.getpwuid(os.getuid()).pw_dir if _is_in_passwd() else str(_home())
 
 
 def _paths_in(value: str) -> list[str]:
-    """The files of a list that OpenSSH prints without quotes: names with blanks are told by what is there."""
-    words, found = value.split(" "), []
+    """Splits a list of files that OpenSSH prints without quotes; detects names with blanks by the existing files."""
+    words, files = value.split(" "), []
     while words:
-        whole = next((n for n in range(len(words), 1, -1) if Path(" ".join(words[:n])).is_file()), 1)
-        found.append(" ".join(words[:whole]))
-        del words[:whole]
-    return found
+        count = next((n for n in range(len(words), 1, -1) if Path(" ".join(words[:n])).is_file()), 1)
+        files.append(" ".join(words[:count]))
+        del words[:count]
+    return files
 
 
-def _ask_paramiko(host: str) -> dict[str, list[str]]:
+def _read_with_paramiko(host: str) -> dict[str, list[str]]:
     path = _home() / ".ssh" / "config"
     try:
         config = paramiko.SSHConfig.from_path(str(path)) if path.is_file() else paramiko.SSHConfig()
-        options: Mapping[str, Any] = config.lookup(host)
+        values: Mapping[str, Any] = config.lookup(host)
     except (paramiko.ConfigParseError, paramiko.SSHException, OSError, ValueError, ImportError) as error:
-        # ImportError: `Match exec` and others need a package that paramiko does not ask for.
+        # ImportError: `Match exec` and others need a package that paramiko does not depend on.
         raise ClusterError(_unusable(host, f"{path}: {error}")) from error
-    lists = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
+    lists = {key: value if isinstance(value, list) else [value] for key, value in values.items()}
     files = {key: value[0].split() for key, value in lists.items() if key.endswith("knownhostsfile")}
     return lists | files
 
 
 def _unusable(host: str, reason: str) -> str:
-    return f"{host}: the SSH configuration cannot be used: {reason}. Correct it; `ssh -G {host}` shows what it says."
+    return f"{host}: the SSH configuration cannot be used: {reason}. Correct it; `ssh -G {host}` shows its content."
 
 
-def _only(found: Mapping[str, list[str]], key: str, default: str) -> str:
-    return found[key][0] if found.get(key) else default
+def _first_value(options: Mapping[str, list[str]], key: str, default: str) -> str:
+    return options[key][0] if options.get(key) else default
 
 
 def _number(host: str, port: str) -> int:
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ClusterError(_unusable(host, f"the port {port!r} is no number from 1 to 65535"))
+        raise ClusterError(_unusable(host, f"the port {port!r} is not a number from 1 to 65535"))
     return int(port)
 
 
 def _expanded(path: str, tokens: Mapping[str, str]) -> str:
     path = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), _with_tokens(path, tokens))
     folder = os.path.join(_passwd_home(), ".ssh", "")
-    if path.startswith(folder):  # what OpenSSH made of ~/.ssh
+    if path.startswith(folder):  # OpenSSH's expansion of ~/.ssh
         path = os.path.join("~", ".ssh", path.removeprefix(folder))
     return os.path.expanduser(path)
 

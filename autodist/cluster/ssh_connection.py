@@ -1,4 +1,4 @@
-"""A connection to one machine, made as the `ssh` command would make it."""
+"""An SSH connection to one machine with the settings of the `ssh` command."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from autodist.cluster.ssh_keys import KeyLogin, UnusableKeyError, load_key
 from autodist.cluster.ssh_settings import SSHSettings, endpoint_of, jump_settings, known_hosts_of, require_progress
 from autodist.errors import ClusterError
 
-# paramiko closes a connection when its client is collected; those to jump hosts live as long as this process.
+# paramiko closes a connection when its client is collected; this list keeps those to jump hosts open.
 _jump_clients: list[paramiko.SSHClient] = []
 
 ONE_TRY = 15.0
-"""Seconds for reaching a port: the kernel asks again after ever longer pauses, and whoever tries anew asks sooner."""
+"""Seconds for reaching a port: the kernel's retries become ever slower, so a new attempt succeeds sooner."""
 
 
 def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[Endpoint] = ()) -> paramiko.SSHClient:
-    """Connects and logs in; the user's SSH configuration is read for what the settings leave open, jump hosts included.
+    """Connects and logs in; the user's SSH configuration supplies missing settings and jump hosts.
 
     Args:
-        settings: of the machine.
-        jumps: hosts to go through, as ProxyJump has them, in place of those in the configuration.
-        behind: what this machine is gone through for, the last first.
+        settings: SSH settings of the machine.
+        jumps: jump hosts, as in ProxyJump, that replace those of the configuration.
+        behind: the machines for which this one is a jump host, the nearest first.
 
     Raises:
         UnreachableError: the machine, or a jump host, does not answer.
-        ClusterError: with the host, the cause and the mend.
+        ClusterError: names the host, the cause and the fix.
     """
     options = read_options(settings.host, settings.username, settings.port, jumps)
     files, endpoint = known_hosts_of(settings, options), endpoint_of(settings, options)
@@ -63,14 +63,14 @@ def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[E
             endpoint.host,
             endpoint.port,
             endpoint.username,
-            auth_strategy=login,  # type: ignore[arg-type]  # nothing but `authenticate` is asked of one
+            auth_strategy=login,  # type: ignore[arg-type]  # only `authenticate` is called
             transport_factory=checks.transport,
             sock=command.socket if command else _through_jumps(settings, options, endpoint, behind),
             timeout=min(settings.connect_timeout, ONE_TRY),
             banner_timeout=settings.connect_timeout,
             auth_timeout=settings.connect_timeout,
         )
-    except (paramiko.SSHException, OSError, EOFError, UnicodeError) as error:  # UnicodeError: no name can be so long
+    except (paramiko.SSHException, OSError, EOFError, UnicodeError) as error:  # UnicodeError: the name is too long
         client.close()
         failure = command.failure() if command else None
         cause = paramiko.ProxyCommandFailure(command.command, failure) if command and failure else error
@@ -79,7 +79,7 @@ def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[E
 
 
 def quote(command: Sequence[str]) -> str:
-    """The command line for the other machine's shell: each argument quoted by itself, a leading `~/` left to the shell.
+    """Returns the command line for the other machine's shell: quotes each argument, except a leading `~/`.
 
     >>> quote(["env", "A=b c", "~/my env/bin/python"])
     "env 'A=b c' ~/'my env/bin/python'"
@@ -94,7 +94,7 @@ def _quote_one(argument: str) -> str:
 
 
 def _check_key_file(settings: SSHSettings, endpoint: Endpoint) -> None:
-    """Passes unless the YAML names a key that cannot be one; an agent may hold a locked one."""
+    """Checks that the `key_file` in the YAML is a key; a locked key is allowed, since an agent may hold it."""
     if settings.key_file is None:
         return
     try:
@@ -107,7 +107,7 @@ def _check_key_file(settings: SSHSettings, endpoint: Endpoint) -> None:
 def _through_jumps(
     settings: SSHSettings, options: SSHOptions, endpoint: Endpoint, behind: Sequence[Endpoint]
 ) -> paramiko.Channel | None:
-    """What the connection runs through, if not straight: the last of the jump hosts."""
+    """Opens a channel through the jump hosts; None if there are none."""
     if not options.proxy_jump:
         return None
     *before, last = options.proxy_jump
@@ -120,39 +120,39 @@ def _through_jumps(
             "direct-tcpip", (endpoint.host, endpoint.port), ("", 0), timeout=settings.connect_timeout
         )
     except BaseException:
-        client.close()  # it may be tried again
+        client.close()  # the caller may try again
         raise
     _jump_clients.append(client)
     return channel
 
 
 class HostKeys(paramiko.MissingHostKeyPolicy):
-    """Judges the key that a server shows, in place of paramiko's own reader of known_hosts files.
+    """Checks a server's host key, in place of paramiko's own reader of known_hosts files.
 
     Args:
         endpoint: the server.
-        files: of known host keys.
-        checks: whether a host whose key is not known is refused.
+        files: known_hosts files.
+        checks: True if a host with an unknown key is refused.
     """
 
     def __init__(self, endpoint: Endpoint, files: Sequence[str], checks: bool) -> None:
-        # As OpenSSH does, a key that is known without a port counts for any, where none is known with it.
+        # As in OpenSSH, a key known without a port counts for any port if no key is known for the port.
         names = [endpoint.key_name] if endpoint.alias else [endpoint.key_name, endpoint.host]
         self._known = find_known_keys(files, names) if checks else KnownKeys({})
         self._checks = checks
 
     def transport(self, sock: Any, **options: Any) -> paramiko.Transport:
-        """What the connection runs on; the server is asked for a kind of key that is known, if one is."""
-        made = _Transport(sock, **options)
-        security, kinds = made.get_security_options(), set(self._known.kinds.values())
+        """Creates the transport of the connection; it prefers the types of host keys that are known."""
+        transport = _Transport(sock, **options)
+        security, kinds = transport.get_security_options(), set(self._known.kinds.values())
         security.key_types = sorted(security.key_types, key=lambda name: _kind_of(name) not in kinds)
-        return made
+        return transport
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        shown = key.asbytes()
-        if not self._checks or (shown in self._known.kinds and shown not in self._known.revoked):
+        content = key.asbytes()
+        if not self._checks or (content in self._known.kinds and content not in self._known.revoked):
             return
-        if shown in self._known.revoked:
+        if content in self._known.revoked:
             raise RevokedHostKeyError(key)
         if self._known.kinds:
             raise ChangedHostKeyError(key)
@@ -160,9 +160,9 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
 
 
 class _Transport(paramiko.Transport):
-    """Waits for the server's greeting, and then for its key, for up to `banner_timeout` each.
+    """Waits for the server's banner, and then for its key, for up to `banner_timeout` each.
 
-    A client's `connect` waits for both no longer than it does for the port, and by a clock that may be set.
+    paramiko's client would limit both by the timeout of the port, on a clock that may be adjusted.
     """
 
     def start_client(self, event: Event | None = None, timeout: float | None = None) -> None:
@@ -171,37 +171,37 @@ class _Transport(paramiko.Transport):
 
 
 def _kind_of(algorithm: str) -> str:
-    """The type of the keys that a signature algorithm is for."""
+    """Returns the key type of a signature algorithm."""
     return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
 
 
-# How long an ended connection's command has to say, by its exit status, that it is the cause.
+# Seconds for the exit status of a ProxyCommand, to show that it caused the end of the connection.
 _STATUS_LIMIT = 1.0
 
 
 class ProxyCommand:
-    """A started command; it ends when `socket` is closed.
+    """A running ProxyCommand; it ends when `socket` is closed.
 
     Args:
-        command: for the shell, its tokens replaced.
+        command: shell command with its tokens expanded.
 
     Attributes:
-        command: the same.
-        socket: what is sent to the command, and comes from it.
+        command: as passed.
+        socket: connected to the standard streams of the command.
     """
 
     def __init__(self, command: str) -> None:
         self.command = command
         self.socket, theirs = socket.socketpair()
         with theirs:
-            # By a shell, as OpenSSH does it: it may hold variables, quotes and pipes.
+            # Run by a shell, as in OpenSSH: the command may contain variables, quotes and pipes.
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno()
             )
         threading.Thread(target=self._process.wait, name="autodist-proxy-command", daemon=True).start()
 
     def failure(self) -> str | None:
-        """How it ended badly, after its connection broke; None if it did not."""
+        """Returns the exit status as text if the command failed, after its connection broke; else None."""
         try:
             status = self._process.wait(_STATUS_LIMIT)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What went wrong on the way to a machine, for every exception of SSH and sockets: host, plain cause, mend."""
+"""Converts exceptions of SSH and sockets into errors that name the host, the cause and the fix."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from paramiko.ssh_exception import NoValidConnectionsError
 from autodist.cluster.ssh_keys import LoginRefusedError, MoreThanKeyError
 from autodist.errors import ClusterError
 
-# As long as a machine is not on the network, or its SSH server does not listen.
+# Error numbers of a machine that is not on the network, or whose SSH server does not listen.
 _NOBODY_LISTENS = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT}
 
-# Why a jump host has not connected to a machine: it could not, as SSH counts reasons (RFC 4254).
+# The reason code of a jump host that could not connect to a machine (RFC 4254).
 _CONNECT_FAILED = 2
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a connection goes, after `~/.ssh/config` has been read.
+    """The destination of a connection, after `~/.ssh/config` has been applied.
 
     Attributes:
-        name: of the host as the YAML or the configuration gives it.
-        host: name or address that is connected to.
-        port: of the SSH server.
-        username: to log in as.
-        known_hosts: the file whose host keys count, the first of several.
-        alias: under which name its host key is looked up, if not its own.
+        name: name of the host in the YAML or the configuration.
+        host: name or address to connect to.
+        port: port of the SSH server.
+        username: user name for the login.
+        known_hosts: the first known_hosts file.
+        alias: name under which its host key is looked up, if not its own.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Endpoint:
 
     @property
     def key_name(self) -> str:
-        """How known_hosts files spell this server."""
+        """The name of this server in known_hosts files."""
         if self.alias is not None:
             return self.alias
         return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
 
     @property
     def ssh_command(self) -> str:
-        """What a user can try in a terminal."""
+        """The equivalent command for a terminal."""
         port = "" if self.port == 22 else f"-p {self.port} "
         return f"ssh {port}{self.username}@{self.host}"
 
@@ -59,28 +59,28 @@ class Endpoint:
 
 
 class HostKey(Protocol):
-    """A server's key, as far as it is told of."""
+    """The properties of a server's key that messages contain."""
 
     @property
     def fingerprint(self) -> str:
-        """Such as "SHA256:…"."""
+        """The fingerprint, such as "SHA256:…"."""
         ...
 
     def get_name(self) -> str:
-        """Its kind, as known_hosts files have it."""
+        """Returns the type, as in known_hosts files."""
         ...
 
 
 class UnreachableError(ClusterError):
-    """A machine, or one on the way to it, does not answer. One that refuses a login, or hangs up, has answered."""
+    """Raised when a machine, or a jump host, does not answer. A refused login or a closed connection is an answer."""
 
 
 class HostKeyError(paramiko.SSHException):
-    """The server's key is not to be trusted.
+    """Raised when the server's key must not be trusted.
 
     Args:
-        key: what the server showed.
-        bad_lines: of known_hosts files, that cannot be read.
+        key: the server's key.
+        bad_lines: lines of known_hosts files that cannot be parsed.
     """
 
     def __init__(self, key: HostKey, bad_lines: tuple[str, ...] = ()) -> None:
@@ -89,23 +89,23 @@ class HostKeyError(paramiko.SSHException):
 
 
 class UnknownHostKeyError(HostKeyError):
-    """No key of the server is in the known_hosts files."""
+    """Raised when the known_hosts files have no key of the server."""
 
 
 class ChangedHostKeyError(HostKeyError):
-    """The known_hosts files have other keys of the server."""
+    """Raised when the known_hosts files have other keys of the server."""
 
 
 class RevokedHostKeyError(HostKeyError):
-    """The known_hosts files say that the key is not to be trusted."""
+    """Raised when the known_hosts files mark the key as revoked."""
 
 
 class ProgramError(Exception):
-    """The `ssh` program ended with words that are not known.
+    """Raised when the `ssh` program ended with an unknown message.
 
     Args:
         status: its exit status, if it has ended.
-        said: its words.
+        said: its output.
     """
 
     def __init__(self, status: int | None, said: str) -> None:
@@ -114,13 +114,13 @@ class ProgramError(Exception):
 
 
 def why_no_connection(error: Exception, endpoint: Endpoint) -> ClusterError:
-    """What to raise from an exception that came up while connecting to `endpoint`."""
+    """Returns the error to raise for an exception that occurred while connecting to `endpoint`."""
     kind = UnreachableError if is_silent(error) else ClusterError
     return kind(explain(error, endpoint))
 
 
 def is_silent(error: BaseException | None) -> bool:
-    """Whether an exception of a connection says that nobody answers, or that there is no way to who would."""
+    """Returns True if an exception of a connection means that nothing answers, or that there is no route."""
     match error:
         case NoValidConnectionsError():
             return is_silent(next(iter(error.errors.values())))
@@ -129,7 +129,7 @@ def is_silent(error: BaseException | None) -> bool:
         case paramiko.AuthenticationException():
             return _takes_too_long(error)
         case paramiko.SSHException():
-            return isinstance(_in_place_of_a_greeting(error), TimeoutError)
+            return isinstance(_banner_error(error), TimeoutError)
         case TimeoutError() | socket.gaierror():
             return True
         case OSError():
@@ -138,15 +138,15 @@ def is_silent(error: BaseException | None) -> bool:
 
 
 def has_hung_up(error: BaseException | None) -> bool:
-    """Whether the server ended the connection before it said anything, as one does that admits no more logins."""
-    ended = _in_place_of_a_greeting(error) or error
+    """Returns True if the server closed the connection before its banner, as one does that admits no more logins."""
+    ended = _banner_error(error) or error
     return isinstance(ended, EOFError | ConnectionResetError | BrokenPipeError)
 
 
-def _in_place_of_a_greeting(error: BaseException | None) -> BaseException | None:
-    """What came where the server should have said who it is."""
-    is_that = isinstance(error, paramiko.SSHException) and "protocol banner" in str(error)
-    return error.__context__ if error is not None and is_that else None
+def _banner_error(error: BaseException | None) -> BaseException | None:
+    """Returns the exception that paramiko caught while it read the server's banner, if there is one."""
+    is_of_banner = isinstance(error, paramiko.SSHException) and "protocol banner" in str(error)
+    return error.__context__ if error is not None and is_of_banner else None
 
 
 def _takes_too_long(error: paramiko.AuthenticationException) -> bool:
@@ -154,7 +154,7 @@ def _takes_too_long(error: paramiko.AuthenticationException) -> bool:
 
 
 def explain(error: Exception, endpoint: Endpoint) -> str:
-    """The words for an exception that came up while connecting to `endpoint`."""
+    """Returns the message for an exception that occurred while connecting to `endpoint`."""
     match error:
         case UnknownHostKeyError():
             return _unknown_key(error, endpoint)
@@ -163,14 +163,14 @@ def explain(error: Exception, endpoint: Endpoint) -> str:
         case RevokedHostKeyError():
             return (
                 f"{endpoint}: its host key is marked as revoked ({error.key.get_name()} {error.key.fingerprint}), so "
-                "that somebody else may answer in its place. Give the server a new host key."
+                "that another machine may answer in its place. Generate a new host key for the server."
             )
         case LoginRefusedError():
             return _keys_refused(error, endpoint)
         case MoreThanKeyError():
             return (
-                f"{endpoint}: it wants {', '.join(error.wants)} besides a key of user {endpoint.username}, and "
-                "AutoDist logs in by a key alone. Let the server take that (`AuthenticationMethods publickey`)."
+                f"{endpoint}: it requires {', '.join(error.wants)} in addition to a key of user {endpoint.username}, "
+                "and AutoDist logs in with a key only. Let the server accept that (`AuthenticationMethods publickey`)."
             )
         case paramiko.AuthenticationException():
             return _refused_login(error, endpoint)
@@ -180,7 +180,7 @@ def explain(error: Exception, endpoint: Endpoint) -> str:
             return f"{endpoint}: the jump host could not connect to it ({error.text}). Try `{endpoint.ssh_command}`."
         case paramiko.SSHException():
             return (
-                f"{endpoint}: no SSH session came about: {error}. Is the port that of an SSH server? If the "
+                f"{endpoint}: no SSH session was established: {error}. Is the port that of an SSH server? If the "
                 "machine is only slow, raise `connect_timeout`."
             )
         case NoValidConnectionsError():
@@ -202,14 +202,14 @@ def _unknown_key(error: HostKeyError, endpoint: Endpoint) -> str:
 
 def _changed_key(key: HostKey, endpoint: Endpoint) -> str:
     return (
-        f"{endpoint}: its host key has changed ({key.get_name()} {key.fingerprint}): it was set up anew, "
-        "or somebody else answers in its place. If you know why, run "
+        f"{endpoint}: its host key has changed ({key.get_name()} {key.fingerprint}): it was reinstalled, "
+        "or another machine answers in its place. If you know why, run "
         f"`ssh-keygen -R '{endpoint.key_name}' -f {endpoint.known_hosts}` and then `{_scan(endpoint)}`."
     )
 
 
 def _scan(endpoint: Endpoint) -> str:
-    """The command that adds the server's keys, under the name by which they are looked up."""
+    """Returns the command that adds the server's keys under the name by which they are looked up."""
     port = "" if endpoint.port == 22 else f"-p {endpoint.port} "
     alias = "" if endpoint.alias is None else f" | sed 's/^[^ ]*/{endpoint.alias}/'"
     return f"ssh-keyscan {port}{endpoint.host}{alias} >> {endpoint.known_hosts}"
@@ -219,15 +219,15 @@ def _no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
     locked = next((key for key in error.unusable if key.is_locked), None)
     if locked is not None:
         return f"{endpoint}: the private key {locked.file} {locked.reason}."
-    found = "; ".join(map(str, error.unusable)) or "give a `key_file`, or put one into an agent by `ssh-add`"
-    return f"{endpoint}: there is no private key to log in with as user {endpoint.username}: {found}."
+    detail = "; ".join(map(str, error.unusable)) or "set `key_file`, or add a key to an agent by `ssh-add`"
+    return f"{endpoint}: there is no private key to log in with as user {endpoint.username}: {detail}."
 
 
 def _failed_program(error: paramiko.ProxyCommandFailure | ProgramError, endpoint: Endpoint) -> str:
     if isinstance(error, ProgramError):
-        told = f"saying: {error.said}" if error.said else "without a word"
+        output = f"saying: {error.said}" if error.said else "without a word"
         status = "" if error.status is None else f" with exit status {error.status}"
-        failed = f"the `ssh` program ended{status}, {told}"
+        failed = f"the `ssh` program ended{status}, {output}"
     else:
         failed = f"the ProxyCommand {error.command!r} failed: {error.error}"
     return f"{endpoint}: {failed}. Try `{endpoint.ssh_command}`."
@@ -242,8 +242,8 @@ def _keys_refused(error: LoginRefusedError, endpoint: Endpoint) -> str:
 def _takes_no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
     return (
         f"{endpoint}: it takes no key of user {endpoint.username}, but {', '.join(error.takes)}, and AutoDist asks for "
-        "no password. Let it take keys (`PubkeyAuthentication yes` in its sshd_config), or log in by hand before the "
-        "run and let that connection be used (`ControlMaster` and `ControlPath` in ~/.ssh/config)."
+        "no password. Let it accept keys (`PubkeyAuthentication yes` in its sshd_config), or log in manually before "
+        "the run and share that connection (`ControlMaster` and `ControlPath` in ~/.ssh/config)."
     )
 
 
@@ -251,12 +251,12 @@ def _refused_login(error: paramiko.AuthenticationException, endpoint: Endpoint) 
     if _takes_too_long(error):
         return f"{endpoint}: logging in takes too long; raise `connect_timeout` if the machine is only slow."
     port = "" if endpoint.port == 22 else f"-p {endpoint.port} "
-    found = ""
+    details = ""
     if isinstance(error, LoginRefusedError):
-        found = f" (it takes {', '.join(error.takes)})" if error.takes else ""
-        found += "".join(f"; {key}" for key in error.unusable)
+        details = f" (it takes {', '.join(error.takes)})" if error.takes else ""
+        details += "".join(f"; {key}" for key in error.unusable)
     return (
-        f"{endpoint}: it accepts none of the keys offered for user {endpoint.username}{found}. Give the "
+        f"{endpoint}: it accepts none of the keys offered for user {endpoint.username}{details}. Set the "
         f"right `username` and `key_file`, or run `ssh-copy-id {port}{endpoint.username}@{endpoint.host}`."
     )
 
@@ -270,7 +270,7 @@ def _unreachable(error: OSError, endpoint: Endpoint) -> str:
             "only slow, raise `connect_timeout`."
         )
     if error.errno == errno.ECONNREFUSED:
-        return f"{endpoint}: connection refused. Start an SSH server there, or give its SSH group the right `port`."
+        return f"{endpoint}: connection refused. Start an SSH server there, or set the right `port` of its SSH group."
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         return f"{endpoint}: there is no route to it. Is the machine up and on the network?"
     return f"{endpoint}: {error.strerror or error}. Try `{endpoint.ssh_command}`."

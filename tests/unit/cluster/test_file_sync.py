@@ -136,7 +136,7 @@ def test_a_file_that_fails_on_its_way_leaves_the_old_one_and_no_piece(pair: Pair
         raise OSError("Failure")
 
     pair.sftp.fails = fail
-    with pytest.raises(ClusterError, match=r"train.py cannot be written: Failure; see whether"):
+    with pytest.raises(ClusterError, match=r"train.py cannot be written: Failure; check that"):
         pair.bring()
     assert pair.contents()["train.py"] == "train"
     assert not list(pair.there.rglob(f"*{PART}*"))
@@ -172,7 +172,7 @@ def test_no_space_and_no_right_are_told_by_name(pair: Pair) -> None:
         raise PermissionError(13, "Permission denied")
 
     pair.sftp.fails = refuse
-    with pytest.raises(ClusterError, match=r"no right to write .*/a.bin: make its folder there, owned by the user who"):
+    with pytest.raises(ClusterError, match=r"no right to write .*/a.bin: create its folder there, owned by the user who"):
         pair.bring()
 
 
