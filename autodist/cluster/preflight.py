@@ -42,8 +42,8 @@ def faults(answer: Facts | Lost, chief: Facts, script: str | None = None, gone: 
     if isinstance(answer, Lost):
         return [answer.problem]
     names = [
-        f"the name {host} cannot be resolved there: {reason}; add it to its DNS or /etc/hosts, or give the node an IP "
-        "address"
+        f"the name {host} cannot be resolved there: {reason}; add it to its DNS or /etc/hosts, or give the node "
+        "an IP address"
         for host, reason in answer.unresolved.items()
         if host not in gone
     ]

@@ -22,8 +22,9 @@ from autodist.cluster.ssh_errors import (
     UnknownHostKeyError,
     why_no_connection,
 )
+from autodist.cluster.ssh_hops import endpoint_of, jump_settings, known_hosts_of, require_progress
 from autodist.cluster.ssh_keys import KeyLogin, UnusableKeyError, load_key
-from autodist.cluster.ssh_settings import SSHSettings, endpoint_of, jump_settings, known_hosts_of, require_progress
+from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
 # paramiko closes a connection when its client is collected; this list keeps those to jump hosts open.

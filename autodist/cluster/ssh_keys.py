@@ -1,4 +1,4 @@
-"""Private keys: what a file holds, and a login with all keys that may be offered."""
+"""Private keys: loads them from files, and logs in with the keys of files and agents."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _KINDS = (
 
 
 class UnusableKeyError(Exception):
-    """A file holds no private key that can be offered.
+    """Raised when a file holds no private key that can be offered.
 
     Args:
-        file: its path.
-        reason: why, with the mend.
-        is_locked: whether a passphrase would unlock it, so that an agent may hold it.
+        file: path of the file.
+        reason: reason and fix.
+        is_locked: True if a passphrase would unlock the key, so that an agent may hold it.
     """
 
     def __init__(self, file: str, reason: str, is_locked: bool = False) -> None:
@@ -44,12 +44,12 @@ class UnusableKeyError(Exception):
 
 
 class LoginRefusedError(paramiko.AuthenticationException):
-    """The server takes none of the keys.
+    """Raised when the server accepts none of the keys.
 
     Args:
-        offered: the files of the keys that were, and how an agent calls its own.
-        unusable: those that could not be.
-        takes: the server's names for the ways to log in; none where they are not known.
+        offered: files of the offered keys, and an agent's names of its keys.
+        unusable: keys that could not be offered.
+        takes: the server's names of its login methods; empty if they are unknown.
     """
 
     def __init__(self, offered: Sequence[str], unusable: Sequence[UnusableKeyError], takes: Sequence[str] = ()) -> None:
@@ -58,50 +58,50 @@ class LoginRefusedError(paramiko.AuthenticationException):
 
 
 class MoreThanKeyError(paramiko.AuthenticationException):
-    """The server wants a password or a code besides.
+    """Raised when the server requires a password or a code in addition to a key.
 
     Args:
-        wants: its names for what it wants.
+        wants: the server's names of the additional login methods.
     """
 
     def __init__(self, wants: Sequence[str]) -> None:
         self.wants = tuple(wants)
-        super().__init__(f"the server wants {', '.join(wants)} besides a key")
+        super().__init__(f"the server requires {', '.join(wants)} in addition to a key")
 
 
 def load_key(file: str) -> paramiko.PKey:
-    """The private key in a file, in OpenSSH's format or any PEM, with its certificate if one stands beside it.
+    """Loads a private key in OpenSSH's format or any PEM, with its certificate if the folder has one.
 
     Raises:
-        UnusableKeyError: there is none, or it is locked.
+        UnusableKeyError: the file holds no private key, or a locked one.
     """
     content = read_key(file)
     if content.lstrip().startswith(_PUBLIC):
         private = file.removesuffix(".pub")
-        beside = private != file and Path(private).is_file()
-        raise UnusableKeyError(file, f"is a public key; give the private one{f', {private}' if beside else ''}")
+        exists = private != file and Path(private).is_file()
+        raise UnusableKeyError(file, f"is a public key; give the private one{f', {private}' if exists else ''}")
     if content.startswith(b"PuTTY-User-Key-File"):
-        mend = f"write it anew with `puttygen {file} -O private-openssh -o <new file>`"
-        raise UnusableKeyError(file, f"is a key in PuTTY's format; {mend}")
+        fix = f"convert it with `puttygen {file} -O private-openssh -o <new file>`"
+        raise UnusableKeyError(file, f"is a key in PuTTY's format; {fix}")
     try:
         key = _parsed(content)
-    except TypeError as error:  # so cryptography says that a password is needed
+    except TypeError as error:  # raised by cryptography if a password is needed
         raise UnusableKeyError(
             file, f"is locked by a passphrase; unlock it: `ssh-add {file}`", is_locked=True
         ) from error
     except (ValueError, UnsupportedAlgorithm, paramiko.SSHException) as error:
-        mend = "give an RSA, ECDSA or Ed25519 key, or put a key of another kind (FIDO) into an agent by `ssh-add`"
-        raise UnusableKeyError(file, f"holds no private key that can be used here; {mend}") from error
+        fix = "use an RSA, ECDSA or Ed25519 key, or add a key of another kind (FIDO) to an agent by `ssh-add`"
+        raise UnusableKeyError(file, f"holds no private key that can be used here; {fix}") from error
     if Path(f"{file}-cert.pub").is_file():
         key.load_certificate(f"{file}-cert.pub")
     return key
 
 
 def read_key(file: str) -> bytes:
-    """What stands in a file that should be a key.
+    """Reads a file that should hold a key.
 
     Raises:
-        UnusableKeyError: it cannot be read, or nothing that could be a key is in it.
+        UnusableKeyError: the file cannot be read, is empty, or is too long for a key.
     """
     path = Path(file)
     if path.is_dir():
@@ -118,7 +118,7 @@ def read_key(file: str) -> bytes:
 
 
 def _parsed(content: bytes) -> paramiko.PKey:
-    """The key, by way of OpenSSH's format: paramiko itself reads no PKCS #8."""
+    """Parses a key, converting it to OpenSSH's format first: paramiko cannot read PKCS #8."""
     is_openssh = b"-----BEGIN OPENSSH PRIVATE KEY" in content
     load = serialization.load_ssh_private_key if is_openssh else serialization.load_pem_private_key
     loaded = load(content, password=None)
@@ -131,13 +131,13 @@ def _parsed(content: bytes) -> paramiko.PKey:
 
 
 class KeyLogin:
-    """Offers keys: those of files, then an agent's, of which those come first whose public half lies beside a file.
+    """Offers the keys of files, then those of an agent, starting with those whose public key is in a `.pub` file.
 
     Args:
-        user: to log in as.
-        files: of private keys; one that is not there is passed over.
-        uses_agent: whether an agent is asked.
-        identities_only: whether an agent's keys that belong to none of the files are left alone.
+        user: user name for the login.
+        files: files of private keys; missing files are skipped.
+        uses_agent: True if the keys of an agent are offered.
+        identities_only: True if an agent's keys that belong to none of the files are not offered.
     """
 
     def __init__(self, user: str, files: Sequence[str], uses_agent: bool, identities_only: bool) -> None:
@@ -150,7 +150,7 @@ class KeyLogin:
         """Logs in.
 
         Raises:
-            LoginRefusedError, MoreThanKeyError: the server does not let the user in.
+            LoginRefusedError, MoreThanKeyError: the server refuses the login.
             paramiko.SSHException, EOFError: the connection was lost.
         """
         for name, key in self._keys():
@@ -160,7 +160,7 @@ class KeyLogin:
             except paramiko.BadAuthenticationType:
                 break
             except paramiko.AuthenticationException:
-                if not transport.is_active():  # so it ends after too many tries
+                if not transport.is_active():  # the server has closed it after too many attempts
                     break
                 continue
             if more:
@@ -175,13 +175,13 @@ class KeyLogin:
             except UnusableKeyError as error:
                 self._unusable.append(error)
         if self._uses_agent:
-            yield from self._agents_keys()
+            yield from self._agent_keys()
 
-    def _agents_keys(self) -> Iterator[tuple[str, paramiko.PKey]]:
+    def _agent_keys(self) -> Iterator[tuple[str, paramiko.PKey]]:
         agent = None
         try:
             agent = paramiko.Agent()
-            ours = self._public_halves()
+            ours = self._public_keys()
             keys = [(key, key.get_base64() in ours) for key in agent.get_keys()]
             for key, is_ours in sorted(keys, key=lambda item: not item[1]):
                 if is_ours or not self._identities_only:
@@ -192,10 +192,10 @@ class KeyLogin:
             if agent is not None:
                 agent.close()
 
-    def _public_halves(self) -> set[str]:
+    def _public_keys(self) -> set[str]:
         files = [file if file.endswith(".pub") else f"{file}.pub" for file in self._files]
-        found = set()
+        public_keys = set()
         for file in filter(os.path.isfile, files):
             with contextlib.suppress(OSError):
-                found.update(Path(file).read_text(errors="replace").split()[1:2])
-        return found
+                public_keys.update(Path(file).read_text(errors="replace").split()[1:2])
+        return public_keys

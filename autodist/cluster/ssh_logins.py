@@ -1,4 +1,4 @@
-"""Logins to one machine: as few as its SSH server allows, and tried again while it boots or admits no more at once."""
+"""Logins to one machine: uses as few as possible, and retries while it boots or its SSH server is busy."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from autodist.cluster.ssh_errors import has_hung_up, is_silent
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
-_Made = TypeVar("_Made")
+_T = TypeVar("_T")
 
 _CHUNK = 1 << 16
 
 _LONGEST_PAUSE = 2.0
 
 _chance = random.Random()
-"""Draws beside the script, whose workers draw alike from `random`."""
+"""A separate generator: the script may have seeded `random` equally on all workers."""
 
 
 class Logins:
     """Starts commands on one machine, as many over one login as its server allows.
 
-    OpenSSH's allows ten sessions a login (`MaxSessions`), and where ten logins are under way drops others
-    (`MaxStartups`), those of strangers counted.
+    OpenSSH's server allows ten sessions per login (`MaxSessions`), and drops connections if ten logins, of any client,
+    are in progress (`MaxStartups`).
 
     Args:
-        settings: how the machine is reached.
-        stays_for: waits so many seconds and says whether whoever wants the commands is still there.
+        settings: SSH settings of the machine.
+        stays_for: waits so many seconds; returns False if the login is no longer needed.
     """
 
     def __init__(self, settings: SSHSettings, stays_for: Callable[[float], bool]) -> None:
@@ -48,30 +48,30 @@ class Logins:
         for client in self._clients:
             client.close()
 
-    def start(self, command: Sequence[str], told: bytes) -> OverSSH:
+    def start(self, command: Sequence[str], stdin: bytes) -> OverSSH:
         """Starts a command; see `Machine.start`."""
         try:
             session = self._open_session()
             session.exec_command(quote(command))
-            session.sendall(told)
+            session.sendall(stdin)
         except (paramiko.SSHException, OSError) as error:
             raise ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}") from error
         return OverSSH(self._settings.host, session)
 
     def open_sftp(self) -> paramiko.SFTPClient:
-        """Files there, over a login of their own; see `Machine.open_sftp`."""
+        """Opens an SFTP session over a new login; see `Machine.open_sftp`."""
         self._clients.append(self._log_in())
         return self._clients[-1].open_sftp()
 
     def ask(self, command: Sequence[str], limit: float) -> bytes:
-        """What a command prints; see `Machine.ask`."""
+        """Returns the output of a command; see `Machine.ask`."""
         return self._clients[-1].exec_command(quote(command), timeout=limit)[1].read()
 
     def _open_session(self) -> paramiko.Channel:
         if self._clients:
             try:
                 return self._session()
-            except paramiko.ChannelException:  # it has as many as one login may have
+            except paramiko.ChannelException:  # the login has as many sessions as the server allows
                 pass
         self._clients.append(self._log_in())
         return self._session()
@@ -86,73 +86,73 @@ class Logins:
 
 
 class OverSSH:
-    """A command that was started over a connection of paramiko's."""
+    """A command that was started over a connection of paramiko."""
 
     def __init__(self, host: str, channel: paramiko.Channel) -> None:
         self._host, self._channel = host, channel
 
     def send(self, content: bytes) -> None:
-        """As `Far.send`."""
+        """See `Far.send`."""
         self._channel.sendall(content)
 
     def receive(self) -> bytes:
-        """As `Far.receive`."""
+        """See `Far.receive`."""
         return self._channel.recv(_CHUNK)
 
     def receive_errors(self) -> bytes:
-        """As `Far.receive_errors`."""
+        """See `Far.receive_errors`."""
         return self._channel.recv_stderr(_CHUNK)
 
     def why_ended(self) -> str | None:
-        """As `Far.why_ended`."""
+        """See `Far.why_ended`."""
         return None if self._channel.get_transport().is_active() else f"the SSH connection to {self._host} broke"
 
     def close(self) -> None:
-        """As `Far.close`."""
+        """See `Far.close`."""
         self._channel.close()
 
 
-def patiently(log_in: Callable[[], _Made], patience: float, stays_for: Callable[[float], bool]) -> _Made:
-    """Logs in, and tries again what may pass.
+def patiently(log_in: Callable[[], _T], patience: float, stays_for: Callable[[float], bool]) -> _T:
+    """Logs in, and retries after transient errors.
 
     Args:
-        log_in: raises a ClusterError whose cause says whether it may.
-        patience: seconds for which it is tried again.
-        stays_for: waits so many seconds and says whether whoever wants the login is still there.
+        log_in: function that logs in or raises a ClusterError; the cause of the error shows if it may be transient.
+        patience: seconds after which it is not retried.
+        stays_for: waits so many seconds; returns False if the login is no longer needed.
 
     Raises:
-        ClusterError: the last of all tries.
+        ClusterError: the error of the last attempt.
     """
     began = time.monotonic()
     for attempt in itertools.count(1):
         try:
             return log_in()
         except ClusterError as error:
-            if not _may_pass(error):
+            if not _is_transient(error):
                 raise
-            # Of several machines that log in through one, each waits for a time of its own.
+            # The random factor spreads the logins to several machines through one jump host.
             pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * _chance.uniform(0.5, 1)
-            passed = time.monotonic() - began
-            if passed + pause > patience or not stays_for(pause):
-                raise type(error)(f"{error}{_tried(error, attempt, passed)}") from error
+            elapsed = time.monotonic() - began
+            if elapsed + pause > patience or not stays_for(pause):
+                raise type(error)(f"{error}{_attempts_text(error, attempt, elapsed)}") from error
     raise AssertionError("counting does not end")
 
 
-def _tried(error: ClusterError, attempts: int, seconds: float) -> str:
-    """What is to be said besides, where it was tried several times."""
+def _attempts_text(error: ClusterError, attempts: int, seconds: float) -> str:
+    """Returns the text to append to an error after several attempts."""
     if attempts == 1:
         return ""
     times = f"{attempts} times in {seconds:.0f} s"
     if has_hung_up(error.__cause__):
         return f" It hung up {times}: if it admits too few logins at once, raise `MaxStartups` in its sshd_config."
-    return f" It was tried {times}; where machines take longer to boot, raise `connect_timeout`."
+    return f" It was tried {times}; if machines take longer to boot, raise `connect_timeout`."
 
 
-def _may_pass(error: ClusterError) -> bool:
-    """Whether it may be that the machine is still booting, or its server busy."""
+def _is_transient(error: ClusterError) -> bool:
+    """Returns True if the machine may still be booting, or its server may be busy."""
     cause = error.__cause__
     if isinstance(cause, paramiko.ChannelException):
         return True
-    # What was said too late was waited for long enough, and a name that is not there will not be soon.
-    is_for_long = isinstance(cause, paramiko.SSHException | socket.gaierror)
-    return has_hung_up(cause) or (is_silent(cause) and not is_for_long)
+    # A late banner has been waited for long enough, and an unknown name will not resolve soon.
+    is_permanent = isinstance(cause, paramiko.SSHException | socket.gaierror)
+    return has_hung_up(cause) or (is_silent(cause) and not is_permanent)

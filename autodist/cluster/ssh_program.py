@@ -1,4 +1,4 @@
-"""The command lines of the `ssh` program by which a machine is reached, jump hosts included."""
+"""The command lines of the `ssh` program for a machine, including its jump hosts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 
 from autodist.cluster.ssh_config import SSHOptions, has_openssh, other_home, read_options
 from autodist.cluster.ssh_errors import Endpoint
+from autodist.cluster.ssh_hops import endpoint_of, jump_settings, require_progress
 from autodist.cluster.ssh_keys import UnusableKeyError, read_key
-from autodist.cluster.ssh_settings import SSHSettings, endpoint_of, jump_settings, require_progress
+from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
 _BEATS = 3
-"""How often `ssh` asks a server that says nothing, before it ends by itself."""
+"""Number of keep-alive messages that `ssh` sends to a silent server before it ends."""
 
-# What the user's configuration may ask for and a run must not do: forward ports (which others of the same machine would
-# find taken), run other commands, go to the background, or write into known_hosts.
+# Override settings of the user's configuration that would break a run: port forwarding (the ports may be taken by other
+# connections), other commands, going to the background, and writing to known_hosts.
 _ALWAYS = (
     "BatchMode=yes",
-    "LogLevel=DEBUG1",  # says when the login is done, which key the server showed, and which were offered
+    "LogLevel=DEBUG1",  # reports the end of the login, the server's key and the offered keys
     "IgnoreUnknown=ForkAfterAuthentication,SessionType,StdinNull",  # before OpenSSH 8.7
     "ForkAfterAuthentication=no",
     "StdinNull=no",
@@ -38,12 +39,12 @@ _ALWAYS = (
 
 @dataclass(frozen=True)
 class Hop:
-    """A machine on the way, or the one that it leads to.
+    """A jump host or the target machine.
 
     Attributes:
-        settings: of the machine.
-        options: that the user's configuration has of it.
-        endpoint: for messages.
+        settings: SSH settings of the machine.
+        options: its options in the user's configuration.
+        endpoint: its description for messages.
     """
 
     settings: SSHSettings
@@ -52,24 +53,24 @@ class Hop:
 
 
 def require_program(host: str) -> None:
-    """Passes where there is an `ssh` of OpenSSH.
+    """Checks that OpenSSH's `ssh` is installed.
 
     Raises:
-        ClusterError: with the mend.
+        ClusterError: it is not installed.
     """
     if not has_openssh():
-        found = "is none of OpenSSH" if shutil.which("ssh") else "is not installed here"
+        problem = "is not OpenSSH's" if shutil.which("ssh") else "is not installed here"
         raise ClusterError(
-            f"{host}: it is to be reached by the `ssh` program (`transport: openssh`), which {found}; install "
-            "OpenSSH's client (`apt install openssh-client`), or leave `transport` out"
+            f"{host}: `transport: openssh` needs the `ssh` program, which {problem}; install OpenSSH's client "
+            "(`apt install openssh-client`), or remove `transport`"
         )
 
 
 def find_way(settings: SSHSettings) -> list[Hop]:
-    """The machine itself, then those through which it is reached, the nearest to it first.
+    """Returns the machine, followed by its jump hosts, the nearest to it first.
 
     Raises:
-        ClusterError: the configuration cannot be used, the way leads in a circle, or a key file is not there.
+        ClusterError: the configuration cannot be used, the jump hosts form a cycle, or a key file does not exist.
     """
     way: list[Hop] = []
     jumps: Sequence[str] = ()
@@ -86,7 +87,7 @@ def find_way(settings: SSHSettings) -> list[Hop]:
 
 
 def _check_key_file(settings: SSHSettings, endpoint: Endpoint) -> None:
-    """Passes unless the YAML names a key that is not there; which kinds of keys are of use, `ssh` knows."""
+    """Checks that the `key_file` in the YAML exists; `ssh` itself checks the kind of the key."""
     if settings.key_file is None:
         return
     try:
@@ -96,77 +97,77 @@ def _check_key_file(settings: SSHSettings, endpoint: Endpoint) -> None:
 
 
 def command_line(way: Sequence[Hop], silence: float, connect_timeout: float, folder: str) -> list[str]:
-    """The program and its options for a machine; `--`, the host and what is wanted come behind.
+    """Returns the program and its options for a machine; the caller appends `--`, the host and the command.
 
     Args:
-        way: to the machine.
-        silence: seconds without a word that are no harm; the program ends by itself some time after.
-        connect_timeout: seconds for reaching a port and for what the server says then, until keys are offered.
-        folder: where those of the jump hosts write what they have to say, see `log_of`.
+        way: the machine and its jump hosts, as `find_way` returns them.
+        silence: seconds without a response that are allowed; the program ends some time later.
+        connect_timeout: seconds for reaching a port, and for the handshake until keys are offered.
+        folder: folder for the output of the programs that connect to jump hosts; see `log_of`.
     """
     hop, *before = way
-    said = [*_ALWAYS, f"ConnectTimeout={math.ceil(connect_timeout)}", *_of_settings(hop)]
-    said += [f"ServerAliveInterval={math.ceil(silence)}", f"ServerAliveCountMax={_BEATS}"]
+    values = [*_ALWAYS, f"ConnectTimeout={math.ceil(connect_timeout)}", *_of_settings(hop)]
+    values += [f"ServerAliveInterval={math.ceil(silence)}", f"ServerAliveCountMax={_BEATS}"]
     if before:
         inner = command_line(before, silence, connect_timeout, folder)
         place = f"[{hop.endpoint.host}]:{hop.endpoint.port}"
         inner += ["-o", "ControlMaster=no", "-E", log_of(folder, len(before)), "-W", place]
         inner += ["--", before[0].settings.host]
-        said += ["ProxyUseFdpass=no", "ProxyCommand=" + shlex.join(inner).replace("%", "%%")]
-    options = [part for option in said for part in ("-o", option)]
+        values += ["ProxyUseFdpass=no", "ProxyCommand=" + shlex.join(inner).replace("%", "%%")]
+    options = [part for value in values for part in ("-o", value)]
     login = ["-l", hop.settings.username] if hop.settings.username else []
     login += ["-p", str(hop.settings.port)] if hop.settings.port else []
     return ["ssh", "-T", *other_home(), *options, *login]
 
 
 def log_of(folder: str, number: int) -> str:
-    """The file with what the program says that reaches a jump host.
+    """Returns the path of the file for the output of the program that connects to a jump host.
 
     Args:
-        folder: a private one.
-        number: of hosts on the way to the jump host, itself counted.
+        folder: a private folder.
+        number: position of the jump host, counted from 1 at the chief.
     """
     return os.path.join(folder, f"jump{number}.log")
 
 
 def master(line: Sequence[str], socket: str, host: str) -> list[str]:
-    """The command that logs in and holds the connection, for commands that join it."""
+    """Returns the command that logs in and holds the connection, for commands that join it."""
     return [*line, "-o", "ControlMaster=yes", "-S", socket, "-N", "--", host]
 
 
 def joining(line: Sequence[str], socket: str | None) -> list[str]:
-    """The program and its options for a command on a connection that is there, and on no other.
+    """Returns the program and its options for a command on an existing connection.
 
     Args:
-        line: as `command_line` has it.
-        socket: of the connection; None: as the user's configuration says.
+        line: result of `command_line`.
+        socket: socket of the connection; None for the one in the user's configuration.
     """
     program, *options = line
     path = [] if socket is None else ["-S", socket]
-    # Where the connection takes no more commands, the program would log in anew by itself, and perhaps ask for a key.
+    # If the connection accepts no more commands, the program would otherwise log in again, and perhaps prompt.
     return [program, "-o", "ProxyCommand=false", "-o", "ControlMaster=no", *path, *options]
 
 
 def _of_settings(hop: Hop) -> list[str]:
-    """Options for the host's key and the user's."""
-    settings, said = hop.settings, []
+    """Returns the options for the host's key and the user's keys."""
+    settings, options = hop.settings, []
     if not settings.host_key_checking:
-        said += ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null"]
+        options += ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null"]
     else:
-        said.append("StrictHostKeyChecking=yes")
+        options.append("StrictHostKeyChecking=yes")
         if settings.known_hosts:
-            said += [f"UserKnownHostsFile={_quoted(settings.known_hosts)}", "GlobalKnownHostsFile=/dev/null"]
+            options += [f"UserKnownHostsFile={_quoted(settings.known_hosts)}", "GlobalKnownHostsFile=/dev/null"]
         elif other_home():
             files = " ".join(map(_quoted, hop.options.known_hosts)) or "none"
-            said.append(f"UserKnownHostsFile={files}")
+            options.append(f"UserKnownHostsFile={files}")
     if settings.key_file:
-        # An agent may hold more keys than a server lets one try.
-        said += [f"IdentityFile={_quoted(settings.key_file)}", "IdentitiesOnly=yes"]
+        # An agent may hold more keys than a server allows to try.
+        options += [f"IdentityFile={_quoted(settings.key_file)}", "IdentitiesOnly=yes"]
     elif other_home():
-        said += [f"IdentityFile={_quoted(file)}" for file in hop.options.identity_files if os.path.exists(file)]
-    return said
+        options += [f"IdentityFile={_quoted(file)}" for file in hop.options.identity_files if os.path.exists(file)]
+    return options
 
 
 def _quoted(path: str) -> str:
-    """As a configuration file has a path: blanks would end it, and `%` begins a token."""
+    """Quotes a path for a configuration file, in which blanks end a path and `%` starts a token."""
     return '"' + path.replace("%", "%%").replace('"', '\\"') + '"'

@@ -1,4 +1,4 @@
-"""Connections that the `ssh` program holds, and commands that join one."""
+"""Connections held by an `ssh` program, and commands that join such a connection."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from autodist.cluster.ssh_program_output import DONE, JOINED, OF_NO_CONNECTION, 
 _CHUNK = 1 << 16
 _MOST_LINES = 2000
 
-# Seconds between two looks at whether anybody still wants a login that is under way.
+# Seconds between two checks that a login in progress is still needed.
 _LOOK_INTERVAL = 0.25
 
-# Seconds for the end of a program whose connection has ended, and for one whose end is certain.
+# Seconds for the end of a program whose connection has ended, and of a killed program.
 _END_LIMIT = 1.0
-_HERE_LIMIT = 10.0
+_LOCAL_LIMIT = 10.0
 
 
 class SessionRefusedError(Exception):
-    """A connection takes no more commands; what was said of it."""
+    """Raised with the program's output when a connection accepts no more commands."""
 
 
 class Connection:
-    """A login that the user's own program holds, or one of ours.
+    """A login held by an `ssh` program of AutoDist or of the user.
 
     Args:
-        socket: by which commands join it; None: as the user's configuration says.
-        program: that holds it; None: one that is not ours.
+        socket: path of the socket through which commands join it; None for the one in the user's configuration.
+        program: the program that holds it; None if it is the user's.
     """
 
     def __init__(self, socket: str | None, program: subprocess.Popen[bytes] | None) -> None:
         self.socket, self._program = socket, program
         self._lines: collections.deque[str] = collections.deque(maxlen=_MOST_LINES)
         self._changed = threading.Condition()
-        self._is_silent = False
+        self._is_at_end = False
         self._reading: threading.Thread | None = None
         if program is not None:
             self._reading = threading.Thread(target=self._read, name="autodist-ssh", daemon=True)
@@ -47,12 +47,12 @@ class Connection:
 
     @property
     def said(self) -> str:
-        """Its lines so far."""
+        """The program's output so far."""
         with self._changed:
             return "\n".join(self._lines)
 
     def wait_until_done(self, limit: float, stays: Callable[[], bool]) -> bool:
-        """Waits for the login and says whether it is done; it has ended, or the time is over, where it is not."""
+        """Waits for the login; returns False if the program has ended, or after `limit` seconds."""
         until = time.monotonic() + limit
         while time.monotonic() < until and stays():
             with self._changed:
@@ -62,8 +62,8 @@ class Connection:
         return False
 
     def status(self) -> int | None:
-        """Exit status of the program; None while it runs."""
-        assert self._program is not None, "it is ours"
+        """Returns the exit status of the program; None while it runs."""
+        assert self._program is not None, "it is AutoDist's program"
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._program.wait(_END_LIMIT)
         return None
@@ -73,102 +73,102 @@ class Connection:
         if self._program is not None and self._reading is not None:
             self._program.kill()
             self._program.wait()
-            self._reading.join(_HERE_LIMIT)
+            self._reading.join(_LOCAL_LIMIT)
 
     @property
     def is_ours(self) -> bool:
-        """Whether its program is ours."""
+        """True if AutoDist has started the program."""
         return self._program is not None
 
     def has_ended(self) -> bool:
-        """Whether it says no more."""
-        return self._is_silent
+        """Returns True if the program has closed its output."""
+        return self._is_at_end
 
     def _read(self) -> None:
-        assert self._program is not None and self._program.stderr is not None, "it is a pipe"
+        assert self._program is not None and self._program.stderr is not None, "stderr is a pipe"
         for line in self._program.stderr:
             with self._changed:
                 self._lines.append(line.decode(errors="replace").rstrip("\r\n"))
                 self._changed.notify_all()
         with self._changed:
-            self._is_silent = True
+            self._is_at_end = True
             self._changed.notify_all()
 
 
 class JoinedProgram:
-    """A program that has joined a connection: its streams, of which the first two are one socket."""
+    """A program that has joined a connection; `stream` is a socket for its standard input and output."""
 
     def __init__(self, login: Connection, program: subprocess.Popen[bytes], stream: socket.socket) -> None:
-        assert program.stderr is not None, "it is a pipe"
+        assert program.stderr is not None, "stderr is a pipe"
         self.login, self.program, self.stream = login, program, stream
         self.errors = program.stderr
 
     def wait_until_joined(self, limit: float) -> None:
-        """Returns when the server has taken the command.
+        """Returns when the server has accepted the command.
 
         Raises:
-            SessionRefusedError: it does not.
+            SessionRefusedError: the server refuses it, or does not answer within `limit` seconds.
         """
         watch = threading.Timer(limit, self.program.kill)
         watch.start()
-        said = []
+        lines = []
         try:
             for line in self.errors:
-                said.append(line.decode(errors="replace").rstrip("\r\n"))
-                if JOINED in said[-1]:
+                lines.append(line.decode(errors="replace").rstrip("\r\n"))
+                if JOINED in lines[-1]:
                     return
         finally:
             watch.cancel()
-        self.program.wait(_HERE_LIMIT)
-        raise SessionRefusedError(words_of("\n".join(said), OF_NO_CONNECTION))
+        self.program.wait(_LOCAL_LIMIT)
+        raise SessionRefusedError(words_of("\n".join(lines), OF_NO_CONNECTION))
 
     def is_broken(self) -> bool:
-        """Whether its end is that of the connection."""
+        """Returns True if the program ended because the connection broke."""
         try:
             status = self.program.wait(_END_LIMIT)
         except subprocess.TimeoutExpired:
             return False
         if status >= 0 and status != 255:
-            return False  # the command's own
+            return False  # the exit status of the command
         return self.login.status() is not None if self.login.is_ours else status == 255
 
 
 class OverProgram:
-    """A command that was started over the `ssh` program."""
+    """A command that was started with the `ssh` program."""
 
     def __init__(self, host: str, joined: JoinedProgram) -> None:
         self._host, self._joined = host, joined
 
     def send(self, content: bytes) -> None:
-        """As `Far.send`."""
+        """See `Far.send`."""
         self._joined.stream.sendall(content)
 
     def receive(self) -> bytes:
-        """As `Far.receive`."""
+        """See `Far.receive`."""
         try:
             return self._joined.stream.recv(_CHUNK)
         except ConnectionResetError:
-            return b""  # it has ended before it has read all
+            return b""  # the program has ended before it has read all input
 
     def receive_errors(self) -> bytes:
-        """As `Far.receive_errors`."""
+        """See `Far.receive_errors`."""
         try:
             return self._joined.errors.read1(_CHUNK)  # type: ignore[attr-defined]  # it is buffered
-        except ValueError:  # the machine was left
+        except ValueError:  # closed by `ProgramLogins.__exit__`
             return b""
 
     def why_ended(self) -> str | None:
-        """As `Far.why_ended`."""
+        """See `Far.why_ended`."""
         return f"the SSH connection to {self._host} broke" if self._joined.is_broken() else None
 
     def close(self) -> None:
-        """As `Far.close`."""
+        """See `Far.close`."""
         with contextlib.suppress(OSError):
             self._joined.stream.shutdown(socket.SHUT_WR)
 
 
 class SftpSocket:
-    """A socket as paramiko's reader of SFTP wants a connection: one whose limit of time counts."""
+    """A socket with the interface of a channel that paramiko's SFTP client expects, including the timeout."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
@@ -176,7 +176,7 @@ class SftpSocket:
     def send(self, content: bytes) -> int:
         try:
             return self._stream.send(content)
-        except (BrokenPipeError, ConnectionResetError) as error:  # no fault of a file's
+        except (BrokenPipeError, ConnectionResetError) as error:  # not an error of a file
             raise EOFError("the connection was lost") from error
 
     def recv(self, size: int) -> bytes:

@@ -1,22 +1,25 @@
-"""Logins by the `ssh` program: one holds the connection, and the commands of the machine join it by its socket.
+"""Logins with the `ssh` program: one process holds the connection, and commands join it through its socket.
 
-So the program's own ways to log in count: agents, security keys, Kerberos, and connections that are open already.
+All login methods of the program work: agents, security keys, Kerberos, and connections that are already open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 
 import paramiko
 
-from autodist.cluster.child_processes import ChildProcesses
 from autodist.cluster.known_hosts import find_known_keys
 from autodist.cluster.ssh_connection import ONE_TRY, quote
 from autodist.cluster.ssh_errors import UnknownHostKeyError, why_no_connection
+from autodist.cluster.ssh_hops import known_hosts_of
 from autodist.cluster.ssh_keys import LoginRefusedError, UnusableKeyError, load_key
 from autodist.cluster.ssh_logins import patiently
 from autodist.cluster.ssh_program import Hop, command_line, find_way, joining, log_of, master, require_program
@@ -35,95 +38,102 @@ from autodist.cluster.ssh_program_output import (
     unknown_cause,
     words_of,
 )
-from autodist.cluster.ssh_settings import SSHSettings, known_hosts_of
+from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
 _CHUNK = 1 << 16
 
-# Seconds for an answer of a program here, and for the end of one whose connection has ended.
-_HERE_LIMIT = 10.0
+# Seconds for the answer of a local program or its end after a kill, and for the end of one whose connection has ended.
+_LOCAL_LIMIT = 10.0
 _END_LIMIT = 1.0
+
+# The leader of the process group: reserves the group's id while it lives. Its input ends when this process is gone;
+# then it kills the whole group.
+_LEADER = 'read -r it; rm -rf -- "$0"; kill -KILL 0'
+
+# Unix allows no longer paths of sockets; `ssh` first creates one in the folder with 17 more characters.
+_LONGEST_FOLDER = 108 - 1 - 17 - 16
 
 
 class ProgramLogins:
-    """Starts commands on one machine by the `ssh` program, as many over one login as its server allows.
+    """Starts commands on one machine with the `ssh` program, as many over one login as its server allows.
 
     Args:
-        settings: how the machine is reached.
-        silence: seconds without a word that are no harm.
-        stays_for: waits so many seconds and says whether whoever wants the commands is still there.
+        settings: SSH settings of the machine.
+        silence: seconds without a response that are allowed.
+        stays_for: waits so many seconds; returns False if the login is no longer needed.
     """
 
     def __init__(self, settings: SSHSettings, silence: float, stays_for: Callable[[float], bool]) -> None:
         self._settings, self._silence, self._stays_for = settings, silence, stays_for
-        self._companions = ChildProcesses()
-        self._way: list[Hop] = []
+        self._child_processes = ChildProcesses()
+        self._hops: list[Hop] = []
         self._logins: list[Connection] = []
         self._streams: list[socket.socket] = []
 
     def __enter__(self) -> ProgramLogins:
-        self._companions.__enter__()
+        self._child_processes.__enter__()
         return self
 
     def __exit__(self, *about: object) -> None:
         for stream in self._streams:
             with contextlib.suppress(OSError):
-                stream.shutdown(socket.SHUT_RDWR)  # whoever still reads it wakes
+                stream.shutdown(socket.SHUT_RDWR)  # wakes threads that still read
         try:
-            self._companions.end()
+            self._child_processes.end()
             for login in self._logins:
-                login.close()  # before the streams are closed that it reads
+                login.close()  # before the streams that it reads are closed
         finally:
-            self._companions.__exit__()
+            self._child_processes.__exit__()
             for stream in self._streams:
                 stream.close()
 
-    def start(self, command: Sequence[str], told: bytes) -> OverProgram:
+    def start(self, command: Sequence[str], stdin: bytes) -> OverProgram:
         """Starts a command; see `Machine.start`."""
         joined = self._join((), quote(command))
         try:
-            joined.stream.sendall(told)
+            joined.stream.sendall(stdin)
         except OSError as error:
             raise ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}") from error
         return OverProgram(self._settings.host, joined)
 
     def open_sftp(self) -> paramiko.SFTPClient:
-        """Files there; see `Machine.open_sftp`."""
+        """Opens an SFTP session; see `Machine.open_sftp`."""
         stream = SftpSocket(self._join(("-s",), "sftp").stream)
         stream.settimeout(self._settings.connect_timeout)
-        return paramiko.SFTPClient(stream)  # type: ignore[arg-type]  # it needs no more of a channel
+        return paramiko.SFTPClient(stream)  # type: ignore[arg-type]  # it uses no other methods of a channel
 
     def ask(self, command: Sequence[str], limit: float) -> bytes:
-        """What a command prints; see `Machine.ask`."""
+        """Returns the output of a command; see `Machine.ask`."""
         joined = self._join((), quote(command))
         joined.stream.shutdown(socket.SHUT_WR)
         joined.stream.settimeout(limit)
-        said = b""
+        output = b""
         while received := joined.stream.recv(_CHUNK):
-            said += received
-        return said
+            output += received
+        return output
 
-    def _join(self, options: Sequence[str], wanted: str) -> JoinedProgram:
-        """A command on the newest connection, or on a new one where that takes no more."""
+    def _join(self, options: Sequence[str], command: str) -> JoinedProgram:
+        """Starts a command on the newest connection, or on a new one if that accepts no more commands."""
         if not self._logins:
             require_program(self._settings.host)
-            self._way = find_way(self._settings)
+            self._hops = find_way(self._settings)
             self._logins += self._open_already()
         for login in self._logins[-1:]:
             with contextlib.suppress(SessionRefusedError):
-                return self._join_one(login, options, wanted)
+                return self._join_one(login, options, command)
         self._logins.append(patiently(self._log_in, self._settings.patience, self._stays_for))
         try:
-            return self._join_one(self._logins[-1], options, wanted)
+            return self._join_one(self._logins[-1], options, command)
         except SessionRefusedError as error:
             raise ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}") from error
 
-    def _join_one(self, login: Connection, options: Sequence[str], wanted: str) -> JoinedProgram:
+    def _join_one(self, login: Connection, options: Sequence[str], command: str) -> JoinedProgram:
         ours, theirs = socket.socketpair()
         self._streams.append(ours)
         with theirs:
-            program = self._companions.start(
-                [*joining(self._line(), login.socket), *options, "--", self._settings.host, wanted],
+            program = self._child_processes.start(
+                [*joining(self._line(), login.socket), *options, "--", self._settings.host, command],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
@@ -133,44 +143,44 @@ class ProgramLogins:
         return joined
 
     def _open_already(self) -> list[Connection]:
-        """The connection that the user has opened by hand, if there is one."""
-        if self._way[0].options.control_path is None:
+        """Returns the connection that the user has opened manually, if there is one."""
+        if self._hops[0].options.control_path is None:
             return []
-        asked = self._companions.start(
+        check = self._child_processes.start(
             [*joining(self._line(), None), "-O", "check", "--", self._settings.host],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         try:
-            return [Connection(None, None)] if asked.wait(_HERE_LIMIT) == 0 else []
+            return [Connection(None, None)] if check.wait(_LOCAL_LIMIT) == 0 else []
         except subprocess.TimeoutExpired:
-            asked.kill()
+            check.kill()
             return []
 
     def _log_in(self) -> Connection:
-        """Logs in once; what the server says may take longer than its port may."""
-        whole = self._settings.connect_timeout
+        """Logs in once; the timeout of the server's banner may be longer than that of its port."""
+        timeout = self._settings.connect_timeout
         try:
-            return self._try(min(whole, ONE_TRY))
+            return self._try(min(timeout, ONE_TRY))
         except ClusterError as error:
             is_slow = isinstance(error.__cause__, paramiko.SSHException) and isinstance(
                 error.__cause__.__context__, TimeoutError
             )
-            if not is_slow or whole <= ONE_TRY:
+            if not is_slow or timeout <= ONE_TRY:
                 raise
-        return self._try(whole)
+        return self._try(timeout)
 
     def _try(self, connect_timeout: float) -> Connection:
-        path = os.path.join(self._companions.folder, str(len(self._logins)))
-        program = self._companions.start(
+        path = os.path.join(self._child_processes.folder, str(len(self._logins)))
+        program = self._child_processes.start(
             master(self._line(connect_timeout), path, self._settings.host),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
         login = Connection(path, program)
-        limit = (connect_timeout + self._settings.connect_timeout) * len(self._way)
+        limit = (connect_timeout + self._settings.connect_timeout) * len(self._hops)
         if login.wait_until_done(limit, lambda: self._stays_for(0)):
             return login
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -178,28 +188,28 @@ class ProgramLogins:
         is_late = program.poll() is None
         login.close()
         status = None if is_late else program.returncode
-        raise why_no_login(self._way, self._companions.folder, login.said, status)
+        raise why_no_login(self._hops, self._child_processes.folder, login.said, status)
 
     def _line(self, connect_timeout: float = ONE_TRY) -> list[str]:
-        return command_line(self._way, self._silence, connect_timeout, self._companions.folder)
+        return command_line(self._hops, self._silence, connect_timeout, self._child_processes.folder)
 
 
 def why_no_login(way: Sequence[Hop], folder: str, said: str, status: int | None) -> ClusterError:
-    """The error for a login that was not done.
+    """Returns the error for a failed login.
 
     Args:
-        way: to the machine.
-        folder: where those programs that reach the jump hosts have written what they said.
-        said: by the one that reaches the machine itself.
-        status: how that ended; None: it took too long.
+        way: the machine, then its jump hosts, as `find_way` returns them.
+        folder: folder with the output of the programs that connect to the jump hosts.
+        said: output of the program that connects to the machine.
+        status: exit status of that program; None if it took too long.
     """
     for number in range(1, len(way)):
-        words = _content(log_of(folder, number))
+        log = _content(log_of(folder, number))
         hop = way[-number]
-        cause = find_cause(words)
+        cause = find_cause(log)
         if isinstance(cause, paramiko.ChannelException):
             return _explained(cause, way[-number - 1])
-        if cause is not None and not is_logged_in(words):
+        if cause is not None and not is_logged_in(log):
             return _explained(cause, hop)
     hop = way[0]
     if status is None:
@@ -213,7 +223,7 @@ def why_no_login(way: Sequence[Hop], folder: str, said: str, status: int | None)
 
 
 def _explained(cause: Exception, hop: Hop) -> ClusterError:
-    """The error for a cause, with those of the user's keys that are locked and were not refused."""
+    """Returns the error for a cause; adds the user's locked keys that were not refused."""
     if isinstance(cause, LoginRefusedError):
         files = [hop.settings.key_file] if hop.settings.key_file else hop.options.identity_files
         locked = {key.file: key for key in _locked([file for file in files if file not in cause.offered])}
@@ -228,13 +238,13 @@ def _explained(cause: Exception, hop: Hop) -> ClusterError:
 
 
 def _locked(files: Sequence[str]) -> list[UnusableKeyError]:
-    found = []
+    errors = []
     for file in filter(os.path.exists, files):
         try:
             load_key(file)
         except UnusableKeyError as error:
-            found += [error] if error.is_locked else []
-    return found
+            errors += [error] if error.is_locked else []
+    return errors
 
 
 def _content(file: str) -> str:
@@ -242,4 +252,66 @@ def _content(file: str) -> str:
         with open(file, errors="replace", newline="") as opened:
             return opened.read().replace("\r\n", "\n")
     except OSError:
-        return ""  # it had nothing to say
+        return ""  # the program has written nothing
+
+
+class ChildProcesses:
+    """A process group of programs that ends when this process ends, for any reason; with a private folder.
+
+    Use it as a context manager: `__exit__` kills the programs and removes the folder.
+
+    Attributes:
+        folder: path of the folder, accessible by this user only and short enough for a socket in it.
+    """
+
+    folder: str
+
+    def __enter__(self) -> ChildProcesses:
+        near = len(os.fsencode(tempfile.gettempdir())) + len("/autodist-ssh-12345678") <= _LONGEST_FOLDER
+        self.folder = tempfile.mkdtemp(prefix="autodist-ssh-", dir=None if near else "/tmp")
+        self._programs: list[subprocess.Popen[bytes]] = []
+        try:
+            self._leader = subprocess.Popen(
+                ["/bin/sh", "-c", _LEADER, self.folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        return self
+
+    def end(self) -> None:
+        """Kills all programs; their remaining output can still be read."""
+        # The group's id is not reused until its leader was waited for.
+        if self._leader.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._leader.pid, signal.SIGKILL)
+        for program in (*self._programs, self._leader):
+            program.wait(_LOCAL_LIMIT)
+
+    def __exit__(self, *about: object) -> None:
+        self.end()
+        for program in (*self._programs, self._leader):
+            for stream in (program.stdin, program.stderr):
+                if stream is not None:
+                    stream.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self, command: Sequence[str], stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+        """Starts a program.
+
+        Args:
+            command: the program and its arguments.
+            stdin: a descriptor, or one of the constants of `subprocess`.
+            stdout: see `stdin`.
+            stderr: see `stdin`.
+
+        Raises:
+            OSError: the program cannot be started.
+        """
+        program = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, process_group=self._leader.pid)
+        self._programs.append(program)
+        return program

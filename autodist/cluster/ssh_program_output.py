@@ -1,4 +1,4 @@
-"""What OpenSSH's `ssh` says when it fails, as the exceptions that other ways of SSH raise for the same."""
+"""Converts the output of a failed `ssh` of OpenSSH to the exceptions that paramiko raises for the same cause."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from autodist.cluster.ssh_errors import (
 from autodist.cluster.ssh_keys import LoginRefusedError, MoreThanKeyError, UnusableKeyError
 
 DONE = "debug1: Entering interactive session."
-"""That the login is done, and that others may join the connection."""
+"""Line after the login, when commands may join the connection."""
 
 JOINED = ": master session id: "
-"""That a command has joined a connection; what comes behind is the command's own."""
+"""Part of the line after a command has joined a connection; further output is that of the command."""
 
 OF_NO_CONNECTION = (
     "kex_exchange_identification: ", "Connection closed by UNKNOWN", "banner exchange: Connection to UNKNOWN",
 )  # fmt: skip
-"""How lines begin of a program whose connection was to be another command, which has ended."""
+"""Prefixes of lines of a program whose ProxyCommand has ended."""
 
-_NOT_SAID = ("debug1: ", "Killed by signal", "OpenSSH_", "Transferred: ", "Bytes per second: ")
+_LOG_PREFIXES = ("debug1: ", "Killed by signal", "OpenSSH_", "Transferred: ", "Bytes per second: ")
 _SERVERS_KEY = re.compile(r"^debug1: Server host key: (\S+) (\S+)", re.MULTILINE)
 _OFFERED = re.compile(r"^debug1: Offering public key: (.*?) \S+ \S+:\S+", re.MULTILINE)
 _ACCEPTED = re.compile(r"^debug1: Server accepts key: (.*?) \S+ \S+:\S+", re.MULTILINE)
@@ -44,10 +44,10 @@ _ERRNOS = {os.strerror(number): number for number in errno.errorcode}
 
 @dataclass(frozen=True)
 class ShownKey:
-    """A server's key as `ssh` tells of it.
+    """A server's key in the output of `ssh`.
 
     Attributes:
-        kind: as known_hosts has it.
+        kind: type, as in known_hosts.
         fingerprint: "SHA256:…".
     """
 
@@ -55,110 +55,110 @@ class ShownKey:
     fingerprint: str
 
     def get_name(self) -> str:
-        """Its kind."""
+        """Returns the type."""
         return self.kind
 
 
 def find_cause(said: str) -> Exception | None:
-    """The exception for what `ssh` says as it ends; None where it is not known.
+    """Returns the exception for the output of a failed `ssh`; None if the output is unknown.
 
     Args:
-        said: all lines, those of LogLevel DEBUG1 among them.
+        said: all lines, including those of LogLevel DEBUG1.
     """
     for pattern, make in _CAUSES:
-        found = pattern.search(said)
-        if found:
-            return make(found, said)
+        match = pattern.search(said)
+        if match:
+            return make(match, said)
     return None
 
 
 def unknown_cause(said: str, status: int | None) -> ProgramError:
-    """The exception for what is not known: all that the program has said, but for its steps."""
+    """Returns the exception for unknown output; it quotes the output without log lines."""
     return ProgramError(status, words_of(said))
 
 
 def words_of(said: str, besides: tuple[str, ...] = ()) -> str:
-    """What is said, in one line, but for the program's steps.
+    """Returns the output in one line, without log lines.
 
     Args:
         said: all lines.
-        besides: how other lines begin that are left out.
+        besides: prefixes of other lines to omit.
     """
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith((*_NOT_SAID, *besides))]
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith((*_LOG_PREFIXES, *besides))]
     return "; ".join(line.strip() for line in lines)
 
 
 def is_logged_in(said: str) -> bool:
-    """Whether the server had let the user in."""
+    """Returns True if the login had succeeded."""
     return bool(re.search(r"^(debug1: Authentication succeeded|Authenticated to )", said, re.MULTILINE))
 
 
 def is_logging_in(said: str) -> bool:
-    """Whether it had come to keys."""
+    """Returns True if the login had reached authentication."""
     return "debug1: Next authentication method:" in said
 
 
-def _unresolved(found: re.Match[str], said: str) -> Exception:
-    number = socket.EAI_AGAIN if "emporary" in found[1] else socket.EAI_NONAME
-    return socket.gaierror(number, found[1])
+def _unresolved(match: re.Match[str], said: str) -> Exception:
+    number = socket.EAI_AGAIN if "emporary" in match[1] else socket.EAI_NONAME
+    return socket.gaierror(number, match[1])
 
 
-def _unreachable(found: re.Match[str], said: str) -> Exception:
+def _unreachable(match: re.Match[str], said: str) -> Exception:
     last = re.findall(r"^ssh: connect to host .* port \d+: (.+)$", said, re.MULTILINE)[-1]
     return OSError(errno.ETIMEDOUT if "timed out" in last else _ERRNOS.get(last, errno.EIO), last)
 
 
 def _key(kind: type[HostKeyError]) -> Callable[[re.Match[str], str], Exception]:
-    def make(found: re.Match[str], said: str) -> Exception:
-        shown = _SERVERS_KEY.search(said)
-        return kind(ShownKey(shown[1], shown[2]) if shown else ShownKey("a key", "that was not told"))
+    def make(match: re.Match[str], said: str) -> Exception:
+        key = _SERVERS_KEY.search(said)
+        return kind(ShownKey(key[1], key[2]) if key else ShownKey("a key", "that was not logged"))
 
     return make
 
 
-def _slow_banner(found: re.Match[str], said: str) -> Exception:
+def _slow_banner(match: re.Match[str], said: str) -> Exception:
     error = paramiko.SSHException("Error reading SSH protocol banner")
     error.__context__ = TimeoutError("timed out")
     return error
 
 
-def _hung_up(found: re.Match[str], said: str) -> Exception:
-    return ConnectionResetError(errno.ECONNRESET, found[1]) if "reset" in found[1] else EOFError(found[1])
+def _hung_up(match: re.Match[str], said: str) -> Exception:
+    return ConnectionResetError(errno.ECONNRESET, match[1]) if "reset" in match[1] else EOFError(match[1])
 
 
-def _behind_a_jump(found: re.Match[str], said: str) -> Exception:
-    return paramiko.ChannelException(2, f"{found[1]}: {found[2]}")
+def _behind_a_jump(match: re.Match[str], said: str) -> Exception:
+    return paramiko.ChannelException(2, f"{match[1]}: {match[2]}")
 
 
-def _no_session(found: re.Match[str], said: str) -> Exception:
-    return paramiko.SSHException(found[1].strip())
+def _no_session(match: re.Match[str], said: str) -> Exception:
+    return paramiko.SSHException(match[1].strip())
 
 
-def _refused(found: re.Match[str], said: str) -> Exception:
-    methods = found[1].split(",")
+def _refused(match: re.Match[str], said: str) -> Exception:
+    methods = match[1].split(",")
     if _PARTLY.search(said):
         return MoreThanKeyError(methods)
     unusable = [UnusableKeyError(file, f"cannot be used ({reason})") for file, reason in _UNUSABLE.findall(said)]
     for file in _OPEN_TO_ALL.findall(said):
         unusable = [error for error in unusable if error.file != file]
         unusable.append(UnusableKeyError(file, f"may be read by others; run `chmod 600 {file}`"))
-    # A key that the server would take, and no login yet: it could not sign.
+    # If the server accepts a key and the login fails, the key could not sign.
     accepted = _ACCEPTED.findall(said)
     reasons = dict(_UNSIGNED.findall(said))
     for file in accepted:
-        reason = reasons.get(file, "it is locked, or its device is not there")
+        reason = reasons.get(file, "it is locked, or its device is missing")
         unusable.append(UnusableKeyError(file, f"is the right key, but could not be used: {reason}"))
     offered = [file for file in _OFFERED.findall(said) if file not in accepted]
     return LoginRefusedError(offered, unusable, methods)
 
 
-def _too_many(found: re.Match[str], said: str) -> Exception:
+def _too_many(match: re.Match[str], said: str) -> Exception:
     offered = _OFFERED.findall(said)
-    tried = UnusableKeyError("the server", f"takes no more than {len(offered)} tries; give the right `key_file`")
-    return LoginRefusedError(offered, [tried])
+    error = UnusableKeyError("the server", f"accepts no more than {len(offered)} attempts; set the right `key_file`")
+    return LoginRefusedError(offered, [error])
 
 
-# The first that fits.
+# The first pattern that matches applies.
 _CAUSES: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], Exception]]] = [
     (re.compile(pattern, re.MULTILINE), make)
     for pattern, make in [
@@ -177,7 +177,7 @@ _CAUSES: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], Exceptio
         (r"^channel \d+: open failed: (.*?): (.*)$", _behind_a_jump),
         (r"^kex_exchange_identification: (.*)$", _hung_up),
         (r"^(Connection (?:closed|reset) by .*)$", _hung_up),
-        # The other end was gone before it was greeted, not after.
+        # The other end was gone before `ssh` sent its banner.
         (r"^banner exchange: (Connection to .*: Broken pipe)$", _hung_up),
     ]
 ]

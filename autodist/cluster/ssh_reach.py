@@ -1,4 +1,4 @@
-"""Reaching a machine over SSH: one interface, two ways."""
+"""One interface for the two implementations of SSH: paramiko and the `ssh` program."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from autodist.cluster.stream_relay import Far
 
 
 class Machine(Protocol):
-    """A machine that is logged in to as often as its server wants; tried again while it boots or is busy."""
+    """A machine reached over SSH with as many logins as its server requires; retries while it boots or is busy."""
 
-    def start(self, command: Sequence[str], told: bytes) -> Far:
+    def start(self, command: Sequence[str], stdin: bytes) -> Far:
         """Starts a command.
 
         Args:
-            command: arguments, the program first.
-            told: what comes first on its standard input.
+            command: the program and its arguments.
+            stdin: first bytes of its standard input.
 
         Raises:
-            ClusterError: with the host, the cause and the mend.
+            ClusterError: names the host, the cause and the fix.
         """
         ...
 
     def open_sftp(self) -> paramiko.SFTPClient:
-        """Files there.
+        """Opens an SFTP session.
 
         Raises:
-            ClusterError: with the host, the cause and the mend.
-            paramiko.SSHException, OSError, EOFError: the server offers none.
+            ClusterError: names the host, the cause and the fix.
+            paramiko.SSHException, OSError, EOFError: the server offers no SFTP.
         """
         ...
 
     def ask(self, command: Sequence[str], limit: float) -> bytes:
-        """What a command prints, where the machine was reached before.
+        """Returns the output of a command; requires an earlier call of another method.
 
         Args:
-            command: arguments, the program first.
-            limit: seconds for it.
+            command: the program and its arguments.
+            limit: timeout in seconds.
 
         Raises:
             ClusterError, paramiko.SSHException, OSError, EOFError: there is no answer.
@@ -52,12 +52,12 @@ class Machine(Protocol):
 
 
 def reach(settings: SSHSettings, silence: float, stays_for: Callable[[float], bool]) -> AbstractContextManager[Machine]:
-    """A machine, from `__enter__` to `__exit__`.
+    """Returns a context manager for a machine, which closes the connections at its exit.
 
     Args:
-        settings: how it is reached.
-        silence: seconds without a word that are no harm.
-        stays_for: waits so many seconds and says whether whoever wants the machine is still there.
+        settings: SSH settings of the machine.
+        silence: seconds without a response that are allowed.
+        stays_for: waits so many seconds; returns False if the machine is no longer needed.
     """
     if settings.transport == "openssh":
         return ProgramLogins(settings, silence, stays_for)

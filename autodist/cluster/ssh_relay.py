@@ -1,10 +1,10 @@
-"""The relay: a small process beside the chief's that holds the SSH connection to the agents of one machine.
+"""The SSH relay: a small process on the chief's machine that holds the SSH connection to the agents of one machine.
 
-`python -m autodist.cluster.ssh_relay` reads a line from its standard input: where to connect, what to start there and,
-for each time that it is to be started, three descriptors. Then it passes bytes on: from the first of these to the
-command, and from the outputs of the command to the others. It ends when all commands have ended. Both ends
-of the connection send heartbeats, since a link that is cut ends nothing by itself: after so many seconds of silence it
-counts as lost, and the coordinator is told so.
+`python -m autodist.cluster.ssh_relay` reads one line from its standard input: the SSH settings, the command to start
+and, for each copy of it, three descriptors. Then it forwards bytes from the first descriptor to the command, and from
+the command's standard output and error to the others. It ends when all commands have ended. Both ends of the connection
+send heartbeats, since a cut link does not close it: after the timeout it counts as lost, which the relay reports to the
+coordinator.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def _relay_all(
     silence: float,
     make_silence: Callable[[], HeartbeatTimeout],
 ) -> None:
-    """Starts a command for each of the chief's ends, one after another, and returns when all have ended."""
+    """Starts a command for each of the chief's streams, one after another; returns when all have ended."""
     have_started = threading.Event()
-    telling = _telling_of_the_chiefs_end(all_ends)
+    chief_gone = _poll_for_chief(all_ends)
     threading.Thread(
-        target=_end_with_the_chief, name="autodist-relay-chief", args=(telling, have_started), daemon=True
+        target=_end_with_the_chief, name="autodist-relay-chief", args=(chief_gone, have_started), daemon=True
     ).start()
     with reach(settings, silence, lambda seconds: _stays_for(seconds, all_ends)) as machine:
         relays: list[threading.Thread] = []
@@ -64,32 +64,32 @@ def _relay_all(
 
 
 def _stays_for(seconds: float, all_ends: Sequence[Ends]) -> bool:
-    """Waits, and says whether the chief is still there."""
-    return not _telling_of_the_chiefs_end(all_ends).poll(seconds * 1000)
+    """Waits; returns False if the chief has ended."""
+    return not _poll_for_chief(all_ends).poll(seconds * 1000)
 
 
-def _telling_of_the_chiefs_end(all_ends: Sequence[Ends]) -> select.poll:
+def _poll_for_chief(all_ends: Sequence[Ends]) -> select.poll:
     gone = select.poll()
     for ends in all_ends:
-        gone.register(ends.incoming, 0)  # that the other end was closed is told without asking
+        gone.register(ends.incoming, 0)  # `poll` always reports that the other end was closed
     return gone
 
 
 def _end_with_the_chief(gone: select.poll, have_started: threading.Event) -> None:
-    """Ends this process where the chief goes away during a login, which may wait for its answer for long."""
+    """Kills this process if the chief ends during a login, which may block for long."""
     while not have_started.is_set():
         if gone.poll(_LOOK_INTERVAL * 1000) and not have_started.wait(_GRACE):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> int:
-    # It ends with the chief. SIGTERM to all processes of a machine says that this one may save before.
+    # The relay ends with the chief, which may save a checkpoint after SIGTERM was sent to all processes of its machine.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     order = json.loads(sys.stdin.readline() or "null")
     if order is None:
-        return 0  # the chief has gone already
+        return 0  # the chief has already ended
     limit, first = order["limits"]["silence_timeout"], order["limits"]["reach_timeout"]
-    # Before an agent's first word, Python has to be loaded there, maybe from a network drive.
+    # The first message of an agent is late, since it has to load Python first, maybe from a network drive.
     make_silence = functools.partial(HeartbeatTimeout, limit, patience=max(0.0, first - limit))
     all_ends = [Ends.of(*three) for three in order["channels"]]
     _relay_all(SSHSettings(**order["settings"]), order["module"], all_ends, limit, make_silence)

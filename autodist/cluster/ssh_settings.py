@@ -1,18 +1,13 @@
-"""How one machine is reached over SSH, and what is run there; light, since the relay reads it back from text."""
+"""The SSH settings of one machine, and the commands to run there; imports little, since the relay loads it."""
 
 from __future__ import annotations
 
 import posixpath
-import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-
-from autodist.cluster.ssh_config import SSHOptions, read_options
-from autodist.cluster.ssh_errors import Endpoint
-from autodist.errors import ClusterError
 
 if TYPE_CHECKING:
     from autodist.resources import SSHGroup
@@ -20,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SSHSettings:
-    """One machine's way in. What is None comes from `~/.ssh/config`, or is what the `ssh` command would take.
+    """SSH settings of one machine. Fields that are None default to `~/.ssh/config` and the defaults of `ssh`.
 
     Attributes:
         host: name or address.
-        username: to log in as.
-        port: of the SSH server.
+        username: user name for the login.
+        port: port of the SSH server.
         key_file: private key, on the chief's machine.
-        known_hosts: file of known host keys, on the chief's machine.
-        host_key_checking: whether a host whose key is not known is refused.
-        python_venv: virtual environment there; without it the interpreter has the same path as the chief's.
-        environment: variables of what is run there; they may be secret.
-        others: settings of other machines by their addresses, for those that are gone through to reach this one.
-        connect_timeout: seconds for each step of connecting: reaching the port, the server's greeting, logging in.
-        patience: seconds for which a machine that does not answer, since it boots, say, is tried again.
-        transport: what speaks SSH: "paramiko" or "openssh", the `ssh` program.
+        known_hosts: known_hosts file, on the chief's machine.
+        host_key_checking: True if a host with an unknown key is refused.
+        python_venv: virtual environment on the machine; by default the interpreter has the same path as the chief's.
+        environment: environment variables of the commands; they may be secret.
+        others: settings of other machines by their addresses, for jump hosts.
+        connect_timeout: seconds for each step of connecting: reaching the port, the server's banner, logging in.
+        patience: seconds during which a machine that does not answer (it may be booting) is retried.
+        transport: implementation of SSH: "paramiko" or "openssh", the `ssh` program.
     """
 
     host: str
@@ -54,7 +49,7 @@ class SSHSettings:
     def of_group(
         host: str, group: SSHGroup, connect_timeout: float, patience: float = 0.0, transport: str = "paramiko"
     ) -> SSHSettings:
-        """The settings that the YAML gives for one host, of a cluster with that transport."""
+        """Returns the settings of one host from its SSH group in the YAML; `transport` is the cluster's default."""
         return SSHSettings(
             host=host,
             username=group.username,
@@ -70,77 +65,34 @@ class SSHSettings:
         )
 
     def through(self, others: Iterable[SSHSettings]) -> SSHSettings:
-        """These settings, with the ways in of other machines; what is run there, and with what, stays out."""
+        """Returns these settings with those of possible jump hosts, without their environments."""
         bare = (replace(other, python_venv=None, environment={}, others={}) for other in others)
         return replace(self, others={other.host: other.as_json() for other in bare if other.host != self.host})
 
     def command(self, module: str, *arguments: str) -> list[str]:
-        """Arguments that start `python -P -m module arguments` there, each still unquoted.
+        """Returns the unquoted arguments of the command `python -P -m module arguments`.
 
-        What they start reads `preamble` from its standard input first: everybody there can see arguments.
+        The command first reads `preamble` from its standard input: every user of the machine can see arguments.
         """
         python = ["env", self.interpreter, "-P", "-m", module, *arguments]
         if not self.environment:
             return python
-        # `dd` takes these bytes and no more; the module gets the rest. Any shell and system has all of it.
+        # `dd` reads exactly these bytes and leaves the rest to the module; it is available on every system.
         script = f'eval "$(dd bs=1 count={len(self.preamble)} 2>/dev/null)"; exec "$@"'
         return ["/bin/sh", "-c", script, "sh", *python]
 
     @property
     def preamble(self) -> bytes:
-        """What sets the environment there."""
+        """Shell code that sets the environment."""
         if not self.environment:
             return b""
         return ("export " + " ".join(f"{name}={shlex.quote(it)}" for name, it in self.environment.items())).encode()
 
     @property
     def interpreter(self) -> str:
-        """Path of Python there; a leading `~` is the home directory there."""
+        """Path of Python on the machine; a leading `~` is the home directory there."""
         return sys.executable if self.python_venv is None else posixpath.join(self.python_venv, "bin", "python")
 
     def as_json(self) -> dict[str, Any]:
-        """What `SSHSettings(**...)` takes back."""
+        """Returns the keyword arguments of `SSHSettings`."""
         return asdict(self)
-
-
-def known_hosts_of(settings: SSHSettings, options: SSHOptions) -> tuple[str, ...]:
-    """The files of host keys that count."""
-    return (settings.known_hosts,) if settings.known_hosts else options.known_hosts + options.system_known_hosts
-
-
-def endpoint_of(settings: SSHSettings, options: SSHOptions) -> Endpoint:
-    """Where a connection goes, for messages."""
-    return Endpoint(
-        name=settings.host,
-        host=options.hostname,
-        port=options.port,
-        username=options.user,
-        known_hosts=next(iter(known_hosts_of(settings, options)), "/dev/null"),
-        alias=options.host_key_alias,
-    )
-
-
-def require_progress(endpoint: Endpoint, behind: Sequence[Endpoint]) -> None:
-    """Passes unless the way to a machine leads through itself."""
-    if any((e.host, e.port, e.username) == (endpoint.host, endpoint.port, endpoint.username) for e in behind):
-        way = " through ".join(e.name for e in (*reversed(behind), endpoint))
-        raise ClusterError(
-            f"{behind[-1]}: the way to it leads through itself ({way}); correct `ProxyJump` in ~/.ssh/config."
-        )
-
-
-def jump_settings(jump: str, others: Mapping[str, Mapping[str, Any]]) -> SSHSettings:
-    """Of `[user@]host[:port]`, as ProxyJump has it; of a machine in the YAML, those of its SSH group.
-
-    Args:
-        jump: the host.
-        others: settings of machines in the YAML, by their addresses.
-    """
-    user, _, place = jump.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
-    found = re.fullmatch(r"\[(?P<v6>[^]]+)\](?::(?P<p6>\d+))?|(?P<name>[^:]+)(?::(?P<port>\d+))?|(?P<bare>.*)", place)
-    assert found is not None, "the last alternative takes all"
-    host = found["v6"] or found["name"] or found["bare"]
-    port = found["p6"] or found["port"]
-    known = others.get(host) or others.get(read_options(host, user or None, None).hostname) or {}
-    settings = SSHSettings(**{**known, "host": host, "others": others})
-    return replace(settings, username=user or settings.username, port=int(port) if port else settings.port)

@@ -1,4 +1,4 @@
-"""How this process was started, noted when AutoDist is imported: the script may change all of it later."""
+"""The state of this process at the import of AutoDist, recorded since the script may change it later."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from autodist.cluster.tools import Main
 
 @dataclass(frozen=True)
 class ScriptStart:
-    """What was so when AutoDist was imported.
+    """The state of this process when AutoDist was imported.
 
     Attributes:
-        directory: the working directory; None if it was gone.
-        main: what ran as `__main__`; a tool that has not come to the script by then, maybe.
-        digest: of the content of the file that ran.
+        directory: working directory; None if it no longer existed.
+        main: the `__main__` module; it may be a tool that has not started the script yet.
+        digest: digest of the content of its file.
     """
 
     directory: str | None
@@ -33,24 +33,24 @@ class ScriptStart:
         return ScriptStart(directory, main, content_digest(os.path.join(directory, main.file)) if main.file else None)
 
     def digest_of(self, file: str | None) -> str | None:
-        """Of a file's content: as it was at the start, if that file ran then."""
+        """Returns the digest of a file's content; if it is the file of `main`, the digest at the start."""
         if file is None:
             return None
-        ran = self.main.file and self.digest and os.path.join(self.directory or "", self.main.file) == file
-        return self.digest if ran else content_digest(file)
+        is_main = self.main.file and self.digest and os.path.join(self.directory or "", self.main.file) == file
+        return self.digest if is_main else content_digest(file)
 
 
 @functools.cache
 def noted_start() -> ScriptStart:
-    """The same from the first call on, which `import autodist` makes."""
+    """Returns the state at the first call, which `import autodist` makes."""
     return ScriptStart.of_now()
 
 
 def content_digest(path: str) -> str | None:
-    """SHA-256 of a file's content; None if it cannot be read, or is no file."""
+    """Returns the SHA-256 digest of a file's content; None if it cannot be read or is not a file."""
     if not os.path.isfile(path):
         return None
-    import hashlib  # which takes longer than all else that the guard imports
+    import hashlib  # takes longer than all other imports of the guard
 
     try:
         with open(path, "rb") as file:
@@ -62,7 +62,8 @@ def content_digest(path: str) -> str | None:
 def fill_standard_descriptors() -> None:
     """Opens the null device in place of a closed standard input, output or error (`nohup python train.py >&- 2>&- &`).
 
-    What this process opens next would get that number: the pipe to an agent, say, into which TensorFlow would log then.
+    Otherwise the next file that this process opens, such as the pipe to an agent, would get that descriptor, and
+    TensorFlow would log into it.
     """
     for number in range(3):
         try:

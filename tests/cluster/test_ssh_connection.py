@@ -273,11 +273,11 @@ def test_what_is_no_private_key_is_told(home: Path, name: str) -> None:
     }
     said = {
         "public": r"id_ed25519.pub is a public key; give the private one, .*id_ed25519\. Correct `key_file`",
-        "putty": "is a key in PuTTY's format; write it anew with `puttygen .*putty -O private-openssh",
+        "putty": "is a key in PuTTY's format; convert it with `puttygen .*putty -O private-openssh",
         "folder": "is a directory; give the private key in it",
         "empty": "is empty",
         "long": "is too long for a key",
-    }.get(name, "holds no private key that can be used here; give an RSA, ECDSA or Ed25519 key")
+    }.get(name, "holds no private key that can be used here; use an RSA, ECDSA or Ed25519 key")
     file = home / ("id_ed25519.pub" if name == "public" else name)
     if name == "folder":
         file.mkdir()

@@ -172,7 +172,9 @@ def test_no_space_and_no_right_are_told_by_name(pair: Pair) -> None:
         raise PermissionError(13, "Permission denied")
 
     pair.sftp.fails = refuse
-    with pytest.raises(ClusterError, match=r"no right to write .*/a.bin: create its folder there, owned by the user who"):
+    with pytest.raises(
+        ClusterError, match=r"no right to write .*/a.bin: create its folder there, owned by the user who"
+    ):
         pair.bring()
 
 

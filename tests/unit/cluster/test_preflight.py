@@ -42,7 +42,10 @@ def test_other_micro_version_of_python_is_no_fault() -> None:
         (replace(FIT, digest="ffff"), ["the script /train.py differs from the one that the chief runs; copy that"]),
         (
             replace(FIT, unresolved={"gpu-7": "Name or service not known"}),
-            ["the name gpu-7 cannot be resolved there: Name or service not known; let its DNS", "an IP address"],
+            [
+                "the name gpu-7 cannot be resolved there: Name or service not known; add it to its DNS or /etc/hosts",
+                "an IP address",
+            ],
         ),
         (Lost("connection refused"), ["connection refused"]),
     ],

@@ -37,7 +37,7 @@ CASES: list[tuple[Exception, list[str]]] = [
     (LoginRefusedError([], [UnusableKeyError("/k", "is empty")]), ["no private key to log in with", "/k is empty"]),
     (LoginRefusedError([], [UnusableKeyError("/k", "is locked", True)]), ["the private key /k is locked"]),
     (LoginRefusedError(["/k"], []), ["none of the keys offered for user ann"]),
-    (MoreThanKeyError(["password"]), ["it wants password in addition to a key of user ann", "AuthenticationMethods"]),
+    (MoreThanKeyError(["password"]), ["requires password in addition to a key of user ann", "AuthenticationMethods"]),
     (paramiko.AuthenticationException("no"), ["none of the keys", "user ann", "`ssh-copy-id -p 2222 ann@10.9.9.9`"]),
     (paramiko.AuthenticationException("Authentication timeout."), ["takes too long", "raise `connect_timeout`"]),
     (paramiko.BadAuthenticationType("no", ["password"]), ["none of the keys", "ssh-copy-id"]),

@@ -80,7 +80,7 @@ def test_a_machine_that_never_comes_is_told_of_after_that_time(monkeypatch: pyte
         machine.log_in(60)
     assert 55 < machine.now - 100 <= 60
     assert f"it failed. It was tried {machine.tries} times in" in str(caught.value)
-    assert "where machines take longer to boot, raise `connect_timeout`." in str(caught.value)
+    assert "if machines take longer to boot, raise `connect_timeout`." in str(caught.value)
 
 
 def test_without_patience_it_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_leaving_a_machine_lets_what_reads_its_programs_come_to_their_end() -> N
     for _ in range(20):
         with ProgramLogins(SSHSettings("lab"), 1.0, lambda seconds: True) as logins:
             speaking = ["sh", "-c", "while :; do echo word >&2; done"]
-            program = logins._companions.start(speaking, subprocess.DEVNULL, subprocess.DEVNULL, subprocess.PIPE)
+            program = logins._child_processes.start(speaking, subprocess.DEVNULL, subprocess.DEVNULL, subprocess.PIPE)
             logins._logins.append(Connection(None, program))
         assert logins._logins[0].has_ended()
 
@@ -114,11 +114,11 @@ def test_a_way_in_a_circle_and_a_key_that_is_not_there_are_told(folder: Path) ->
         find_way(SSHSettings("other", key_file="/no/key"))
 
 
-@pytest.mark.parametrize(("found", "said"), [(None, "is not installed here"), ("/bin/dbclient", "is none of OpenSSH")])
+@pytest.mark.parametrize(("found", "said"), [(None, "is not installed here"), ("/bin/dbclient", "is not OpenSSH's")])
 def test_without_the_program_the_mend_is_told(monkeypatch: pytest.MonkeyPatch, found: str | None, said: str) -> None:
     monkeypatch.setattr(ssh_program, "has_openssh", lambda: False)
     monkeypatch.setattr(ssh_program.shutil, "which", lambda name: found)
-    with pytest.raises(ClusterError, match=rf"^lab: .*{said}; install OpenSSH's client .*or leave `transport` out"):
+    with pytest.raises(ClusterError, match=rf"^lab: .*{said}; install OpenSSH's client .*or remove `transport`"):
         require_program("lab")
 
 

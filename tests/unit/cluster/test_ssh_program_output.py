@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autodist.cluster.ssh_errors import Endpoint, explain
-from autodist.cluster.ssh_logins import _may_pass
+from autodist.cluster.ssh_logins import _is_transient
 from autodist.cluster.ssh_program_output import find_cause, unknown_cause
 from autodist.errors import ClusterError
 
@@ -39,7 +39,7 @@ CASES: list[tuple[str, list[str], bool]] = [
     (OFFERED + DENIED, ["none of the keys offered for user ann (it takes publickey, password)", "ssh-copy-id"], False),
     (DENIED, ["there is no private key to log in with as user ann", "`ssh-add`"], False),
     (DENIED.replace("publickey,", ""), ["it takes no key of user ann, but password", "asks for no password"], False),
-    (OFFERED + PARTLY + DENIED.replace("publickey,", ""), ["it wants password in addition to a key of user ann"], False),
+    (OFFERED + PARTLY + DENIED.replace("publickey,", ""), ["requires password in addition to a key"], False),
     (
         f"Permissions 0644 for '/k' are too open.\nLoad key \"/k\": bad permissions\n{DENIED}",
         ["no private key to log in", "/k may be read by others; run `chmod 600 /k`"],
@@ -54,10 +54,10 @@ CASES: list[tuple[str, list[str], bool]] = [
     ),
     (
         f"{OFFERED}Received disconnect from 10.9.9.9 port 2222:2: Too many authentication failures\n",
-        ["none of the keys", "takes no more than 1 tries; give the right `key_file`"],
+        ["none of the keys", "accepts no more than 1 attempts; set the right `key_file`"],
         False,
     ),
-    ("Connection timed out during banner exchange\n", ["no SSH session was established", "raise `connect_timeout`"], False),
+    ("Connection timed out during banner exchange\n", ["no SSH session was established", "`connect_timeout`"], False),
     (CLOSED, ["it closed the connection at once"], True),
     (RESET, ["Connection reset by peer"], True),
     (GONE, ["it closed the connection at once"], True),
@@ -81,7 +81,7 @@ def test_what_the_program_says_is_told_as_by_the_other_way(said: str, words: lis
         assert [word for word in words if word not in text] == []
     error = ClusterError(text)
     error.__cause__ = cause
-    assert _may_pass(error) == passes
+    assert _is_transient(error) == passes
 
 
 def test_what_is_not_known_is_told_whole_without_the_programs_steps() -> None:
