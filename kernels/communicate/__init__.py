@@ -1,1 +1,1 @@
-"""What workers send each other: all-reduce, parameter servers, copies, and at which pace."""
+"""Communication between workers: all-reduce, parameter servers, cached copies, and synchronization modes."""

@@ -1,4 +1,4 @@
-"""Asynchronous parameter servers: each worker's gradient is an update of its own, and nobody waits."""
+"""Asynchronous parameter servers: each worker applies its own gradients without waiting for other workers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from autodist.kernels.communicate.results import Results
 
 @dataclass(frozen=True)
 class AsynchronousServers(Kernel):
-    """Each worker updates owned variables by the mean over its own examples, at the owner, as soon as it has it.
+    """Updates owned variables at their owner by each worker's own mean gradient, as soon as the worker has computed it.
 
-    The update's arithmetic runs on the owner's device, as part of the worker's own step: gradients travel there, and
-    nothing else does. What one worker's update reads and writes at an owner it reads and writes alone, under the
-    owner's lock: a queue with one token, taken when the gradients are there and put back after the last write. Locks
-    are taken in the order of the owners, so that no two workers wait for each other. Counters of updates are owned too
-    where all variables are asynchronous, and count every worker's. With staleness s, workers also exchange ticks: none
-    ends a step before all others have ended the one that lies s steps before (Ho et al., NeurIPS 2013).
+    The arithmetic of the update runs on the owner's device as part of the worker's step; only gradients are sent. A
+    lock of the owner isolates the reads and writes of one worker's update. The lock is a queue with one token, taken
+    when the gradients have arrived and put back after the last write. Locks are taken in owner order, so that workers
+    cannot deadlock. If all variables are asynchronous, update counters are owned too and count every worker's updates.
+    With staleness s, workers also exchange ticks: no worker ends a step before all others have ended the step s steps
+    earlier (Ho et al., NeurIPS 2013).
 
         g → update(v)        becomes        g → lock → update(v) → unlock,        the last three at the owner
     """
@@ -56,14 +56,14 @@ class AsynchronousServers(Kernel):
 
 @dataclass
 class _Lock:
-    """The time in which one worker alone works on what an owner holds.
+    """A critical section in which one worker has exclusive access to the variables of an owner.
 
     Attributes:
-        owner: whose.
-        level: of the update stage.
-        writes: of the update.
-        awaited: gradients that it starts from.
-        inside: all that reads or writes in this time.
+        owner: index of the worker that owns the variables.
+        level: the update round.
+        writes: the writes of the update.
+        awaited: the gradients that must have arrived before the lock is taken.
+        inside: the nodes that read or write while the lock is held.
     """
 
     owner: int
@@ -74,7 +74,7 @@ class _Lock:
 
 
 class _Updates:
-    """The work of one `AsynchronousServers.apply`, in the order of `run`."""
+    """Implements one `AsynchronousServers.apply`; the methods are in the order of `run`."""
 
     def __init__(self, item: Step, replication: Replication, context: Context, kept: Mapping[str, int]) -> None:
         self.item, self.context, self.kept = item, context, kept
@@ -102,7 +102,7 @@ class _Updates:
     # -- gradients -------------------------------------------------------------------------------------------------
 
     def _divide(self, join: PendingReduction) -> None:
-        """The mean over this worker's own examples in the place of the sum."""
+        """Replaces the sum of a gradient by the mean over this worker's own examples."""
         with subgraph(self.editor, f"own_mean/{join.name}") as f:
             if join.is_sparse:
                 made = rows_of(join, [own_rows(f, join)])
@@ -116,7 +116,7 @@ class _Updates:
         self.means.update({node_of(name): join for name in names})
 
     def _leave_out_writes(self) -> None:
-        """A worker without replicas makes no gradient, and so no update."""
+        """Removes the updates on a worker without replicas, which computes no gradients."""
         for write in self.writes:
             self.editor.replace_control(write, [])
         self.editor.remove(self.writes)
@@ -124,7 +124,7 @@ class _Updates:
     # -- locks -----------------------------------------------------------------------------------------------------
 
     def _find_locks(self) -> list[_Lock]:
-        """In the order in which they are taken: by stage, then by owner."""
+        """Returns the locks in the order in which they are taken: by update round, then by owner."""
         found: dict[tuple[int, int], _Lock] = {}
         for write in self.writes:
             owner = next(self.kept[h] for h in self.effects[write].writes if h in self.kept)
@@ -144,14 +144,14 @@ class _Updates:
         return ordered
 
     def _computes(self, level: int) -> set[str]:
-        """What leads to the gradients of a stage, or of an earlier one; it cannot wait for them."""
+        """Returns the nodes that gradients up to an update round depend on; they cannot wait for these gradients."""
         return self.editor.ancestors(name for name, join in self.means.items() if join.level <= level)
 
     def _is_at(self, effect: Effect, owner: int) -> bool:
         return any(self.kept.get(h) == owner for h in effect.reads | effect.writes)
 
     def _lock_all(self, locks: Sequence[_Lock]) -> list[str]:
-        """Returns the nodes after which nothing is locked any more."""
+        """Adds the locks; returns the nodes after which all locks are released."""
         unlocked: dict[int, list[str]] = {}
         last: list[str] = []
         for lock in locks:
@@ -176,7 +176,7 @@ class _Updates:
             return tf.queue.FIFOQueue(1, tf.bool, [[]], shared_name=f"autodist/lock/{owner}")
 
     def _make_lock(self) -> None:
-        """The owner's lock is open at first."""
+        """Adds the queue of the owner's lock, initially unlocked."""
         me = self.context.worker
         if me in self.kept.values():
             with subgraph(self.editor, "lock/open") as f, tf.device(self.context.cpu(me)):
@@ -186,7 +186,7 @@ class _Updates:
     # -- placing ---------------------------------------------------------------------------------------------------
 
     def _place(self, locks: Sequence[_Lock]) -> None:
-        """Arithmetic on what one owner holds, and on the gradients for it, stands where the owner's variables are."""
+        """Places arithmetic that depends on variables and gradients of a single owner on that owner's device."""
         region = self.editor.ancestors(self.writes, control=False, stop=self.means.keys())
         region -= self._computes(max(lock.level for lock in locks))
         at: dict[str, frozenset[int]] = {}
@@ -221,15 +221,15 @@ class _Updates:
 
 @dataclass(frozen=True)
 class Clock:
-    """Ticks between the workers that compute.
+    """A bounded-staleness clock: ticks between the workers that compute.
 
-    In each step a worker puts a tick into a queue of every other one and takes one from each. The queues start with
-    `staleness` ticks, so that a worker which has ended n steps has had n - staleness ticks from the slowest.
+    In each step a worker puts a tick into a queue of every other worker and takes one from each. The queues start with
+    `staleness` ticks: a worker that has ended n steps has received n - staleness ticks from the slowest.
 
     Attributes:
-        context: for whom it is built.
-        key: the same on all workers.
-        staleness: how many steps a worker may be ahead.
+        context: the worker for which it is built.
+        key: a key that is the same on all workers.
+        staleness: the number of steps that a worker may run ahead.
     """
 
     context: Context
@@ -237,11 +237,12 @@ class Clock:
     staleness: int
 
     def tick(self, editor: StepEditor, after: Iterable[str]) -> None:
-        """Builds one step's ticks, put once all of `after` ran, and this worker's first ones, before all steps."""
+        """Adds one step's ticks, sent after all of `after`, and this worker's initial ticks."""
         others = [w for w in self.context.computing if w != self.context.worker]
         initializers: dict[str, str] = {}
         with subgraph(editor, self.key) as f, tf.device(self.context.cpu(self.context.worker)):
-            # The fastest has put staleness more than the slowest has taken, which started with as many.
+            # The fastest worker has put `staleness` more ticks than the slowest has taken, whose queue started with as
+            # many.
             exchange = Communicator(f, self.context, self.key, 2 * self.staleness + 2)
             ended = tf.constant(True)
             for other in others:

@@ -1,4 +1,4 @@
-"""BucketReduction: what the kernels do for a compressor that adds up a bucket."""
+"""BucketReduction: the services that kernels provide to a compressor that sums a bucket."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from autodist.kernels.sums import ordered_sum
 
 @dataclass
 class BucketReduction:
-    """One bucket that is being reduced on this worker, as a compressor sees it (autodist.compressors.Reduction).
+    """The reduction of one bucket on this worker, as a compressor sees it (`autodist.compressors.Reduction`).
 
     Attributes:
-        f: where it is built.
-        bucket: what is reduced.
-        exchange: between the workers.
-        stored_as: by a variable's name, the name under which the session knows it.
-        team: by which what goes to all and to owners travels, if teams pass it on.
-        initializers: filled with the operations that give memories their first value.
+        f: the builder that adds the nodes.
+        bucket: the bucket to reduce.
+        exchange: the communicator between workers.
+        stored_as: maps a variable's name to its name in the session.
+        team: the transfers of the subgroups, if the bucket is reduced over subgroups.
+        initializers: filled with the operations that initialize persistent buffers.
     """
 
     f: SubgraphBuilder
@@ -39,7 +39,7 @@ class BucketReduction:
     stored_as: Mapping[str, str]
     team: SubgroupTransfers | None = None
     initializers: dict[str, tf.Operation] = field(default_factory=dict)
-    _kept: list[tuple[PersistentBuffer, tf.Tensor]] = field(default_factory=list)
+    _pending_writes: list[tuple[PersistentBuffer, tf.Tensor]] = field(default_factory=list)
 
     @property
     def gradients(self) -> Sequence[PendingReduction]:
@@ -81,20 +81,20 @@ class BucketReduction:
 
     @cached_property
     def _total_weight(self) -> tf.Tensor | None:
-        """Of all workers. It is known long before the gradients are, so that nothing waits for it."""
+        """The sum of all workers' weights. It is available long before the gradients, so that nothing waits for it."""
         join = self.bucket.joins[0]
         if join.weight is None:
             return None
         weight = self.f.input(join.weight, join.weight_dtype, [])
         if self.team is not None:
             return ordered_sum([part[0] for part in self.team.gather("weight", [weight], to_learners=False)])
-        for to in self.computing:  # nobody else adds anything up
+        for to in self.computing:  # other workers sum nothing
             if to != self.worker:
                 self.send(to, "weight", [weight])
         return ordered_sum([part[0] for part in self.parts("weight", [weight])])
 
     def _share(self, value: tf.Tensor) -> tf.Tensor:
-        """This worker's share, made of its weighted sum."""
+        """Returns this worker's contribution to the mean: its weighted sum divided by the total weight."""
         total = self._total_weight
         return value if total is None else tf.math.divide_no_nan(value, tf.cast(total, value.dtype))
 
@@ -138,25 +138,25 @@ class BucketReduction:
 
     def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> PersistentBuffer:
         joins = self.bucket.joins if gradient is None else (_join(gradient),)
-        # Two models in one process may have variables of equal names, and the session tells these apart.
+        # Two models in one process may have variables of equal names; their names in the session differ.
         owners = ";".join(self.stored_as[j.variable] for j in joins if j.variable is not None)
         made = PersistentBuffer.make(f"compressors/{digest(f'{key_of(joins)} {owners}')}/{what}", initial)
         self.initializers[made.name] = made.initializer
         return made
 
     def remember(self, memory: compressors.Memory, value: tf.Tensor) -> None:
-        self._kept.append((cast(PersistentBuffer, memory), value))
+        self._pending_writes.append((cast(PersistentBuffer, memory), value))
 
     def finish(self, summed: list[tf.Tensor]) -> None:
-        """Writes what is remembered, unless a sum of the step is not finite.
+        """Writes the new values of persistent buffers, unless a sum of the step is not finite.
 
-        A gradient that is infinite or not a number makes the sum so on all workers, and a loss scale then skips the
-        step. Nothing would ever take such a value out of a memory again.
+        An infinite or NaN gradient makes the sum non-finite on all workers, and a loss scale then skips the step. A
+        persistent buffer would keep such a value forever.
         """
-        if not self._kept:
+        if not self._pending_writes:
             return
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in summed])
-        for memory, value in self._kept:
+        for memory, value in self._pending_writes:
             self.exchange.effects.append(self.f.name(memory.write_if(is_finite, value)))
 
 
@@ -165,18 +165,18 @@ def _unchanged(summed: tf.Tensor) -> tf.Tensor:
 
 
 def _join(gradient: Gradient) -> PendingReduction:
-    """What a compressor takes for a gradient: it was given it by `BucketReduction.gradients`."""
+    """Casts a gradient of `BucketReduction.gradients`, as a compressor returns it, to its type."""
     return cast(PendingReduction, gradient)
 
 
 @dataclass(frozen=True)
 class PersistentBuffer:
-    """One variable, read once a step and written once.
+    """A local variable that is read and written once per step.
 
     Attributes:
-        name: under which TensorFlow keeps it on this worker.
-        value: that it holds when the step begins.
-        initializer: the operation that gives it its first value.
+        name: its name in the session of this worker.
+        value: the value at the beginning of the step.
+        initializer: the operation that initializes it.
     """
 
     name: str
@@ -186,7 +186,7 @@ class PersistentBuffer:
 
     @classmethod
     def make(cls, name: str, initial: tf.Tensor) -> PersistentBuffer:
-        """Builds it in the graph that is built just now."""
+        """Adds the variable to the graph that is being built."""
         handle = tf.raw_ops.VarHandleOp(dtype=initial.dtype, shape=initial.shape, shared_name=name)
         initializer = tf.raw_ops.AssignVariableOp(resource=handle, value=initial)
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=initial.dtype)
@@ -194,7 +194,7 @@ class PersistentBuffer:
         return cls(name, value, initializer, handle)
 
     def write_if(self, condition: tf.Tensor, value: tf.Tensor) -> tf.Operation:
-        """Writes `value` where `condition` (a scalar) holds; otherwise it keeps what it has."""
-        # Select takes a scalar condition as it is, where tf.where would make one for each element.
+        """Writes `value` if `condition` (a scalar) holds; otherwise keeps the current value."""
+        # Select accepts a scalar condition; tf.where would broadcast it to every element.
         kept = tf.raw_ops.Select(condition=condition, x=value, y=self.value)
         return tf.raw_ops.AssignVariableOp(resource=self._handle, value=kept)

@@ -1,4 +1,4 @@
-"""Buckets: tensors of one type, flattened and sent as one."""
+"""Buckets: tensors of one dtype, flattened and sent as one tensor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autodist.graph.subgraph import SubgraphBuilder
 BUCKET_BYTES = 4 << 20
 
 ALIGNMENT = 64
-"""TensorFlow shares memory between a tensor and its slices where these begin at multiples of 64 bytes."""
+"""TensorFlow shares memory between a tensor and its slices if these begin at multiples of 64 bytes."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Dense joins that are reduced as one tensor; they share dtype, weight, kind, stage, and how they are merged."""
+    """Dense reductions that are executed as one tensor; they share dtype, weight, kind, update round and reduce op."""
 
     joins: tuple[PendingReduction, ...]
 
@@ -33,17 +33,17 @@ class Bucket:
 
     @property
     def merge(self) -> ReduceOp:
-        """How the workers' vectors are merged into one."""
+        """The operation that merges the workers' vectors."""
         return self.joins[0].merge
 
     @property
     def step(self) -> int:
-        """How many elements an aligned slice is a multiple of."""
+        """The number of elements that aligned slices are multiples of."""
         return max(1, ALIGNMENT // self.dtype.size)
 
     @property
     def lengths(self) -> list[int]:
-        """Elements of each join, with the padding that aligns the next one."""
+        """The number of elements of each reduction, with the padding that aligns the next one."""
         return [-(-_elements(join) // self.step) * self.step for join in self.joins]
 
     @property
@@ -52,16 +52,16 @@ class Bucket:
 
     @property
     def key(self) -> str:
-        """The same on all workers and in every program that reduces the same tensors."""
+        """A key that is the same on all workers and in every program that reduces the same tensors."""
         return key_of(self.joins)
 
     def pack(self, f: SubgraphBuilder, dtype: tf.DType | None = None, tail: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-        """The local sums as one vector of `sum(lengths)` elements.
+        """Concatenates the local sums into one vector of `sum(lengths)` elements.
 
         Args:
-            f: where it is built.
-            dtype: of the vector; the bucket's own by default.
-            tail: vectors of that dtype to put behind.
+            f: the builder that adds the nodes.
+            dtype: dtype of the vector; the bucket's own by default.
+            tail: vectors of that dtype to append.
         """
         dtype = dtype or self.dtype
         flat: list[tf.Tensor] = []
@@ -79,7 +79,7 @@ class Bucket:
         return tf.concat(flat, 0) if len(flat) > 1 else flat[0]
 
     def unpack(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors that `pack` made a vector of, in the order of the joins."""
+        """Splits a vector made by `pack` into tensors, in the order of the reductions."""
         pieces = tf.split(whole, self.lengths) if len(self.joins) > 1 else [whole]
         found = []
         for join, piece, length in zip(self.joins, pieces, self.lengths, strict=True):
@@ -88,11 +88,11 @@ class Bucket:
         return found
 
     def cut(self, count: int) -> list[int]:
-        """Sizes of `count` aligned pieces that together are the whole vector."""
+        """Returns the sizes of `count` aligned pieces of the whole vector."""
         return self.cut_again(sum(self.lengths), count)
 
     def cut_again(self, length: int, count: int) -> list[int]:
-        """Sizes of `count` aligned pieces that together are a piece of so many elements."""
+        """Returns the sizes of `count` aligned pieces of a piece of `length` elements."""
         steps = length // self.step
         return [(steps // count + (k < steps % count)) * self.step for k in range(count)]
 
@@ -102,27 +102,28 @@ def _elements(join: PendingReduction) -> int:
 
 
 def key_of(joins: Iterable[PendingReduction]) -> str:
-    """A short name that is the same wherever the same joins are reduced."""
-    told = ";".join(
+    """Returns a short name that is the same in all graphs that execute the same reductions."""
+    description = ";".join(
         f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.index_dtype.name if j.index_dtype else False} "
         f"{j.weight_dtype} {j.merge.value} {j.depth}"
         for j in joins
     )
-    return digest(told)
+    return digest(description)
 
 
 def digest(text: str) -> str:
-    """A short name for a long one."""
+    """Returns a short hash of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_buckets(
     joins: Sequence[PendingReduction], group_of: Callable[[PendingReduction], Hashable], limit: int = BUCKET_BYTES
 ) -> list[Bucket]:
-    """Packs dense joins, the last first, as the backward pass makes them.
+    """Packs dense reductions into buckets, the last first, as the backward pass computes them.
 
-    A bucket is closed when it holds `limit` bytes; joins of different groups, dtypes, weights, kinds, stages, depths or
-    ways to merge never share one, nor do those of losses, of which one may be made of another's gradient.
+    A bucket is closed when it holds `limit` bytes. Reductions of different groups, dtypes, weights, kinds, update
+    rounds, communication rounds or reduce ops never share one. Neither do reductions of losses, since one may depend on
+    the gradient of another.
     """
     closed: list[list[PendingReduction]] = []
     filling: dict[Hashable, list[PendingReduction]] = {}

@@ -1,4 +1,4 @@
-"""Tokens: word from an owner that some of its writes are done."""
+"""Completion signals: messages from an owner that a group of its writes has finished."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from autodist.kernels.communicate.node_assignment import NOBODY, Owners
 
 @dataclass(frozen=True)
 class Group:
-    """Writes of one owner that one token stands for.
+    """Writes of one owner that share a completion signal.
 
     Attributes:
         owner: index of the worker.
         writes: names of the nodes.
-        key: tells what is written, in the same way in all programs that write it.
+        key: identifies the written variables, in the same way in all programs that write them.
     """
 
     owner: int
@@ -31,7 +31,7 @@ class Group:
 
 
 def group_writes(item: Step, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[Group]:
-    """The writes of owned variables (`owner`, by handle) by owner and rank."""
+    """Groups the writes of owned variables (`owner`, by handle) by owner and rank."""
     effects = item.graph_index.effects
     together: dict[tuple[int, int], list[str]] = {}
     for name in filter(ranks.__contains__, effects):
@@ -41,7 +41,7 @@ def group_writes(item: Step, owner: Mapping[str, int], ranks: Mapping[str, int])
     times: Counter[str] = Counter()
     for (holder, _), writes in sorted(together.items()):
         what = _key(item, effects, writes)
-        key = f"{what}/{times[what]}" if what in times else what  # the same variables may be written once more, later
+        key = f"{what}/{times[what]}" if what in times else what  # the same variables may be written again, later
         times[what] += 1
         groups.append(Group(holder, tuple(writes), key))
     return groups
@@ -53,18 +53,19 @@ def rank_writes(
     awaited: Mapping[str, Sequence[str]] = MappingProxyType({}),
     private: Mapping[str, Owners] = MappingProxyType({}),
 ) -> dict[str, int]:
-    """For each write of an owned variable, how often it waits for what other workers do after earlier writes.
+    """Maps each write of an owned variable to the number of times it waits for other workers after earlier writes.
 
-    One token for two writes of an owner stands for both. Another worker that goes on after the first would wait for the
-    second, which may wait for that worker: for its gradients, its reads, or its own writes. Such writes differ in rank.
+    Two writes of an owner can share a completion signal only if their ranks are equal. Otherwise a worker that needs
+    only the first write would wait for the second, which may wait for that worker: for its gradients, its reads or its
+    writes.
 
     Args:
-        order: of all that the step does.
-        owner: of each owned variable, by handle.
-        awaited: by name in the order, what other workers do before it besides its sources.
-        private: by node, the workers that have all that it needs (`OwnPart`).
+        order: the execution order of the whole step.
+        owner: the owner of each owned variable, by handle.
+        awaited: by name in the order, the work of other workers that precedes it besides its sources.
+        private: by node, the workers that have all its inputs (`OwnPart`).
     """
-    reached: dict[str, dict[int, int]] = {}  # by holder of a write before, twice its rank, and 1 if others come between
+    reached: dict[str, dict[int, int]] = {}  # by owner of an earlier write: twice its rank, plus 1 if others intervene
     ranks: dict[str, int] = {}
     messages = set(order.messages)
     for name in order.names:

@@ -1,4 +1,4 @@
-"""Duties: which worker runs which node of the part that runs once, and who needs which tensors of another one."""
+"""Node assignment: the worker that runs each node of the part that runs once, and the tensors that workers exchange."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Owners = frozenset[int]
 NOBODY: Owners = frozenset()
 
 Workers = int
-"""A set of workers: bit k stands for worker k. One pass over the graph with these answers for all of them, where a walk
-for each worker would cost workers times nodes."""
+"""A set of workers as a bit mask: bit k stands for worker k. One pass over the graph with bit masks covers all workers;
+a walk per worker would cost workers × nodes."""
 
 
 @dataclass(frozen=True)
 class NodeAssignment:
-    """What workers run of the part that runs once, and what they need of each other for it.
+    """The nodes that each worker runs of the part that runs once, and the tensors that it needs from other workers.
 
     Attributes:
         runs: by node, the workers that run it.
-        tensors: name, the one worker that has it, and those that need it of this one; by name.
+        tensors: name, the worker that has the tensor, and the workers that need it from there; sorted by name.
     """
 
     runs: Mapping[str, Workers]
     tensors: Sequence[tuple[str, int, frozenset[int]]]
 
     def by(self, worker: int) -> frozenset[str]:
-        """The nodes that a worker runs."""
+        """Returns the nodes that a worker runs."""
         bit = 1 << worker
         return frozenset(name for name, workers in self.runs.items() if workers & bit)
 
@@ -45,34 +45,34 @@ def assign_nodes(
     brought: Mapping[str, int],
     context: Context,
 ) -> NodeAssignment:
-    """Walks from what each worker runs for its own sake to what that is made from.
+    """Assigns nodes to workers: walks from each worker's roots (its writes and outputs) to their inputs.
 
     Args:
         item: the step.
-        effects: of its nodes.
-        owner: of each owned variable, by handle.
-        private: who has everything for a node, as `OwnPart` tells it.
-        brought: who has the gradient behind each tensor that what runs once reads.
-        context: for whom.
+        effects: the effects of its nodes.
+        owner: the owner of each owned variable, by handle.
+        private: the workers that have all inputs of a node (see `OwnPart`).
+        brought: the worker that has the gradient behind each tensor that the part that runs once reads.
+        context: the worker for which the step is rewritten.
     """
     return _Walk(item, effects, owner, private, brought, context).run()
 
 
 def only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:
-    """The worker that alone has everything for a node, if it is another one."""
+    """Returns the only worker that has all inputs of a node, if it is not worker `me`."""
     holders = private.get(name, NOBODY)
     only = next(iter(holders)) if len(holders) == 1 else me
     return only if only not in (me, EVERY_WORKER) else None
 
 
 def once(item: Step) -> list[str]:
-    """What runs once, in its order."""
+    """Returns the nodes that run once, in topological order."""
     stages = item.replication and item.replication.stages
     return sorted(stages.once, key=stages.order.__getitem__) if stages else []
 
 
 class _Walk:
-    """The work of `assign_nodes`: all workers at a time, each node once, after all that read it."""
+    """Implements `assign_nodes`: one pass for all workers, each node once, after all its consumers."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class _Walk:
 
     def run(self) -> NodeAssignment:
         for output in self._outputs:
-            self._ask(self._of_holder, output, self._others(node_of(output)))
+            self._request(self._of_holder, output, self._others(node_of(output)))
         for name, workers in self._roots():
             self._enter(name, workers)
-        while self._new:  # again only where a loop leads back
+        while self._new:  # repeats only if a loop has a back edge
             for name in reversed(self._item.graph_index.order):
                 workers = self._new.pop(name, 0)
                 if workers:
@@ -115,16 +115,16 @@ class _Walk:
         return found
 
     def _visit(self, name: str, workers: Workers) -> None:
-        """Notes what the workers need that begin to run a node."""
+        """Records the inputs of a node that workers need to run it."""
         for i in self._item.graph_index.nodes[name].input:
             source, need = node_of(i), workers
             if not is_control(i) and tensor(i) in self._brought:
                 far = need & ~_bit(self._brought[tensor(i)])
-                self._ask(self._of_join, tensor(i), far)
+                self._request(self._of_join, tensor(i), far)
                 need &= ~far
             others = need & self._others(source) & ~self._writers(source)
             if not is_control(i):
-                self._ask(self._of_holder, tensor(i), others)
+                self._request(self._of_holder, tensor(i), others)
             if source in self._private:
                 self._enter(source, need & ~others)
 
@@ -134,12 +134,12 @@ class _Walk:
             self._runs[name] = self._runs.get(name, 0) | new
             self._new[name] = self._new.get(name, 0) | new
 
-    def _ask(self, asked: dict[str, Workers], name: str, workers: Workers) -> None:
+    def _request(self, requested: dict[str, Workers], name: str, workers: Workers) -> None:
         if workers:
-            asked[name] = asked.get(name, 0) | workers
+            requested[name] = requested.get(name, 0) | workers
 
     def _roots(self) -> Iterator[tuple[str, Workers]]:
-        """What workers run for their own sake: writes of what they hold, and what the step returns."""
+        """Yields the nodes that workers run as roots: writes of variables they hold, and outputs of the step."""
         for name in once(self._item):
             if name in self._effects:
                 yield name, self._writers(name)
@@ -149,14 +149,14 @@ class _Walk:
                 yield name, self._every & ~self._others(name)
 
     def _others(self, name: str) -> Workers:
-        """The workers that do not have a node which one other alone has everything for."""
+        """Returns the workers that lack a node if a single other worker has all its inputs."""
         holders = self._private.get(name, NOBODY)
         if len(holders) != 1 or EVERY_WORKER in holders:
             return 0
         return self._every & ~_bit(*holders)
 
     def _writers(self, name: str) -> Workers:
-        """The workers that hold all that a node writes."""
+        """Returns the workers that hold all variables that a node writes."""
         effect = self._effects.get(name)
         if not (effect and effect.writes):
             return 0
@@ -165,7 +165,7 @@ class _Walk:
 
 
 def _bit(worker: int) -> Workers:
-    """The set of one worker, as bits; the empty set for `EVERY_WORKER`."""
+    """Returns the bit mask of one worker; the empty set for `EVERY_WORKER`."""
     return 0 if worker == EVERY_WORKER else 1 << worker
 
 

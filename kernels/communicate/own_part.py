@@ -1,4 +1,4 @@
-"""OwnPart: which nodes that run once are this worker's to run, and which tensors travel between owners for them."""
+"""OwnPart: this worker's nodes of the part that runs once, and the tensors that owners exchange for them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Transfer:
     """A tensor that `source` has and `reader` needs.
 
     Attributes:
-        name: of the tensor in the captured graph.
-        level: stage in which it is made.
-        round: how many transfers it waits for, one after the other. What travels together is sent when all of it is
-            there, so that tensors of different rounds never do: two owners would wait for each other.
+        name: name of the tensor in the captured graph.
+        level: the update round in which it is computed.
+        round: the number of transfers that precede it. Tensors of one message are sent once all of them are computed.
+            So tensors of different rounds never share one: two owners would wait for each other.
     """
 
     source: int
@@ -41,18 +41,19 @@ class Transfer:
 
 @dataclass(frozen=True)
 class OwnPart:
-    """One worker's share of what runs once.
+    """One worker's share of the part that runs once.
 
     Attributes:
         item: the step.
-        private: for a node that depends on gradients or on reads of variables, who has these: owners, and
-            `EVERY_WORKER` for what is the same everywhere. A node that a single owner has everything for is computed by
-            it alone; one that mixes is computed by whoever needs it, from what the owners send.
-        computed: nodes among them that this worker runs.
+        private: for a node that depends on gradients or on reads of variables, the workers that have these: owners, and
+            `EVERY_WORKER` for values that are the same everywhere. A node whose inputs a single owner has runs only
+            there. A node with inputs of several owners runs on each worker that needs it, from tensors that the owners
+            send.
+        computed: those nodes that this worker runs.
         runs: for each node of `private`, the workers that run it.
-        transfers: what this worker sends and receives, in the same order on both sides.
+        transfers: the tensors that this worker sends and receives, in the same order on both sides.
         me: this worker.
-        brought: shape and dtype of the gradients that were brought to owners, by the tensor that stands for them.
+        brought: shape and dtype of the gradients that were sent to owners, by the tensor that stands for them.
     """
 
     item: Step
@@ -72,29 +73,29 @@ class OwnPart:
         owner: Mapping[str, int],
         joins: Sequence[PendingReduction],
     ) -> OwnPart:
-        """Looks at the graph after gradients were brought to their owners.
+        """Analyzes the graph after gradients were sent to their owners.
 
         Args:
-            item: the step before that; its joins' results stand for the gradients on every worker alike.
-            owner: of each owned variable, by handle.
+            item: the step before that; the results of its pending reductions stand for the gradients on every worker.
+            owner: the owner of each owned variable, by handle.
         """
         brought = {t: item.owners[j.variable or ""] for j in joins for t in j.result}
         private = _find_private(item, effects, owner, _holders(item, brought))
-        asked = assign_nodes(item, effects, owner, private, brought, context)
+        assignment = assign_nodes(item, effects, owner, private, brought, context)
         me = context.worker
         transfers = [
             Transfer(source, reader, name, _level(item, name))
-            for name, source, readers in asked.tensors
+            for name, source, readers in assignment.tensors
             for reader in (readers if source == me else [me] if me in readers else [])
         ]
         transfers.sort(key=lambda t: (t.reader, t.name))
-        runs = {name: asked.runs.get(name, 0) for name in private}
-        travelling = frozenset(name for name, _, _ in asked.tensors)
+        runs = {name: assignment.runs.get(name, 0) for name in private}
+        travelling = frozenset(name for name, _, _ in assignment.tensors)
         specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
-        return cls(item, private, _in_rounds(item, transfers, travelling), me, specs, asked.by(me), runs)
+        return cls(item, private, _in_rounds(item, transfers, travelling), me, specs, assignment.by(me), runs)
 
     def exchange_boundary(self, results: Results, context: Context) -> None:
-        """Sends what others need of this worker, and receives what it needs."""
+        """Sends the tensors that other workers need from this one, and receives those that it needs."""
         groups: dict[Transfer, list[str]] = {}
         for t in self.transfers:
             groups.setdefault(replace(t, name=""), []).append(t.name)
@@ -114,22 +115,22 @@ class OwnPart:
                     f.input(results.now(name), spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)
                 ]
                 exchange.send(reader, "needed", values)
-                got = []
+                received = []
             else:
-                got = exchange.receive(source, "needed", specs)
-        for name, value, who in zip(names, got, readers, strict=False):
-            results.replace(name, f.name(value), who)
+                received = exchange.receive(source, "needed", specs)
+        for name, value, consumers in zip(names, received, readers, strict=False):
+            results.replace(name, f.name(value), consumers)
         results.editor.run(exchange.effects)
 
     def _own_readers(self, editor: GraphEditor, name: str) -> list[str]:
         return [c for c in editor.consumers(node_of(name)) if not self.is_others(c)]
 
     def is_others(self, name: str) -> bool:
-        """Whether another worker alone computes a node."""
+        """Returns True if another worker alone computes a node."""
         return only_other(self.private, name, self.me) is not None
 
     def cut_control(self, editor: GraphEditor) -> None:
-        """What this worker runs does not wait for nodes that others run."""
+        """Removes control dependencies of this worker's nodes on nodes that other workers run."""
         for node in editor:
             if self.is_others(node.name):
                 continue
@@ -139,7 +140,7 @@ class OwnPart:
 
 
 def _in_rounds(item: Step, transfers: Sequence[Transfer], travelling: Collection[str]) -> tuple[Transfer, ...]:
-    """The transfers with their rounds, which all that travels between workers decides."""
+    """Returns the transfers with their rounds, which depend on all tensors sent between workers."""
     if not transfers:
         return ()
     rounds: dict[str, int] = {}
@@ -160,7 +161,7 @@ def _spec_of_result(join: PendingReduction, result: str) -> tf.TensorSpec:
 
 
 def _holders(item: Step, brought: Mapping[str, int]) -> dict[str, int]:
-    """Who has each gradient, by the tensors that the part which runs once reads of it."""
+    """Maps the tensors that the part that runs once reads of each gradient to the worker that has the gradient."""
     joined = item.replication.joined_gradients if item.replication else frozenset()
     return {**dict.fromkeys(joined, EVERY_WORKER), **brought}
 
@@ -184,7 +185,7 @@ def _find_private(
             if effect.writes & owner.keys():
                 found = frozenset(owner[h] for h in effect.writes if h in owner)
             elif effect.writes:
-                found |= {EVERY_WORKER}  # each worker writes its own copy, whoever has what the value is made from
+                found |= {EVERY_WORKER}  # each worker writes its own copy, whoever has the inputs of the value
         if found:
             private[name] = found
     return private

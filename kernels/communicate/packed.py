@@ -1,4 +1,4 @@
-"""Packed: small tensors that travel as one, since each tensor that crosses workers costs a call of its own."""
+"""Packing of small tensors into one, since each tensor sent between workers costs a call of its own."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 MOST_BYTES = 256 << 10
-"""Larger tensors are not copied for it."""
+"""Larger tensors are not packed, since packing copies them."""
 
 
 def packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """One tensor that holds them all; or the tensors themselves, where they are large or cannot be packed."""
+    """Packs tensors into one; returns them unchanged if they are large or cannot be packed."""
     if not is_packed(tensors):
         return list(tensors)
     return [tf.concat([_bytes_of(t) for t in tensors], 0)]
 
 
 def unpacked(came: Sequence[tf.Tensor], like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
-    """The tensors of which `packed` made what came; `like` has their types and shapes."""
+    """Reverses `packed`; `like` has the dtypes and shapes of the tensors."""
     if not is_packed(like):
         return list(came)
     sizes = [_byte_size(t) for t in like]
@@ -27,12 +27,12 @@ def unpacked(came: Sequence[tf.Tensor], like: Sequence[tf.Tensor | tf.TensorSpec
 
 
 def like_packed(like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor | tf.TensorSpec]:
-    """Types and shapes of what `packed` makes."""
+    """Returns the specs of the tensors that `packed` returns."""
     return [tf.TensorSpec([sum(map(_byte_size, like))], tf.uint8)] if is_packed(like) else list(like)
 
 
 def is_packed(like: Sequence[tf.Tensor | tf.TensorSpec]) -> bool:
-    """Whether such tensors travel as one."""
+    """Returns True if tensors of these specs are packed into one."""
     if len(like) < 2 or not all(t.shape.is_fully_defined() and _has_bytes(t.dtype) for t in like):
         return False
     return sum(map(_byte_size, like)) <= MOST_BYTES

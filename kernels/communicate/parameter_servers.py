@@ -1,4 +1,4 @@
-"""Parameter servers: one worker holds a variable, sums its gradients and updates it; the others read it."""
+"""Parameter servers: one worker owns a variable, sums its gradients and updates it; the other workers read it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from autodist.kernels.replica_dependent import after_loops
 from autodist.kernels.sums import mean_of
 
 PACK_BYTES = 256 << 10
-"""Gradients are packed up to this size; larger ones go alone, since packing copies them."""
+"""Gradients are packed up to this size; larger ones are sent alone, since packing copies them."""
 
 
 @dataclass(frozen=True)
 class ParameterServers(Kernel):
     """Moves the update of each owned variable to its owner (Li et al., OSDI 2014), synchronously.
 
-    Every worker brings its gradients to the owner, which adds them in the order of the workers, divides by the weight,
-    applies the update once, and hands every worker a token. Where the update of one owner's variable needs what another
-    owner has (a norm over all gradients), the tensors at that boundary travel, and each owner computes the rest itself.
+    Every worker sends its gradients to the owner. The owner sums them in worker order, divides by the weight, applies
+    the update once, and sends every worker a completion signal. If an owner's update depends on tensors of another
+    owner (a global gradient norm), these tensors are sent, and each owner computes the rest.
 
         g → update(v)    becomes, at the owner,   g0 + g1 → update(v) → tokens;    elsewhere    g1 → send,  token → done
     """
@@ -53,7 +53,7 @@ class ParameterServers(Kernel):
 
 
 class _Servers:
-    """The work of one `ParameterServers.apply`, in the order of `run`."""
+    """Implements one `ParameterServers.apply`; the methods are in the order of `run`."""
 
     def __init__(self, item: Step, replication: Replication, context: Context) -> None:
         self.item, self.context, self.stages = item, context, replication.stages
@@ -84,16 +84,16 @@ class _Servers:
         return self.results.to_item(self.joins)
 
     def _require_same_outputs(self, part: OwnPart) -> None:
-        """Workers of a session may fetch different things, so nothing can be sent for what one of them fetches."""
+        """Refuses fetches that need tensors of other workers: workers of a session may fetch different outputs."""
         if self.context.joins_outputs:
             return
         for name in self.item.outputs:
             node = node_of(name)
             if part.private.get(node, NOBODY) - {EVERY_WORKER} and node not in part.computed:
                 raise FetchedElsewhereError(
-                    f"{name} is fetched together with a training step, and it is made from what other workers have, "
-                    "which do not fetch the same in this run. Fetch it on every worker alike, and not under "
-                    "`if ad.is_chief`; or in a run of its own after the step; or synchronise its variable by AllReduce."
+                    f"{name} is fetched together with a training step and depends on values of other workers, which do "
+                    "not fetch it in this run. Fetch it on every worker, not only under `if ad.is_chief`; or fetch it "
+                    "in a run of its own after the step; or synchronize its variable by AllReduce."
                 )
 
     # -- gradients -------------------------------------------------------------------------------------------------
@@ -107,19 +107,19 @@ class _Servers:
                 self._bring_rows(join, self._owner_of(join))
 
     def _owner_of(self, join: PendingReduction) -> int:
-        """Who holds the variable that a join is for; each of `joins` is for one."""
+        """Returns the owner of the variable that a reduction belongs to; each of `joins` belongs to one."""
         return self.item.owners[join.variable or ""]
 
     def _bring_bucket(self, bucket: Bucket, owner: int) -> None:
         reads = self._reads_before_push(bucket.joins)
         with subgraph(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, bucket.key)
-            mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
+            part = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
             values: list[tf.Tensor] = []
             if owner == self.context.worker:
-                values = bucket.unpack(mean_of(exchange.parts("gradient", mine)))
+                values = bucket.unpack(mean_of(exchange.parts("gradient", part)))
             elif self.context.computes:
-                exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
+                exchange.send(owner, "gradient", part, [f.after(reads)] if reads else [])
         for join, value in zip(bucket.joins, values, strict=False):
             self.results.give(join, [f.name(value)])
         self.editor.run(exchange.effects)
@@ -129,24 +129,24 @@ class _Servers:
         reads = self._reads_before_push([join])
         with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, key)
-            mine = own_rows(f, join)
-            made: list[tf.Tensor] = []
+            part = own_rows(f, join)
+            rows: list[tf.Tensor] = []
             if owner == self.context.worker:
-                made = rows_of(join, exchange.parts("gradient", mine))
+                rows = rows_of(join, exchange.parts("gradient", part))
             elif self.context.computes:
-                exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
-        if made:
-            self.results.give(join, [f.name(t) for t in made])
+                exchange.send(owner, "gradient", part, [f.after(reads)] if reads else [])
+        if rows:
+            self.results.give(join, [f.name(t) for t in rows])
         self.editor.run(exchange.effects)
 
     def _reads_before_push(self, joins: Iterable[PendingReduction]) -> list[str]:
-        """This worker's reads that must not see the updates that its gradients bring about."""
+        """Returns this worker's reads that must not see the updates made by its gradients."""
         return after_loops(self.item.graph_index, self.versions.reads_before(joins))
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
     def _hold_back_writes(self, acknowledgements: Sequence[Acknowledgement]) -> None:
-        """Each write at the owner waits until all workers have read the version that it ends (`versions`)."""
+        """Makes each write at the owner wait until all workers have read the previous version (`versions`)."""
         for name, gradients in self.versions.gradients_before.items():
             if self._holds_what(name):
                 arrived = [node_of(self.results.now(t)) for join in gradients for t in join.result]
@@ -156,11 +156,11 @@ class _Servers:
                 self._acknowledge(message)
 
     def _holds_what(self, write: str) -> bool:
-        """Returns True if this worker owns what a node writes."""
+        """Returns True if this worker owns a variable that a node writes."""
         return any(self.owner.get(handle) == self.context.worker for handle in self.effects[write].writes)
 
     def _acknowledge(self, message: Acknowledgement) -> None:
-        """Sends that this worker has read variables, or lets the writes of these wait for it."""
+        """Sends an acknowledgement that this worker has read variables, or makes their writes wait for it."""
         with (
             subgraph(self.editor, f"{message.key}/{message.reader}") as f,
             tf.device(self.context.cpu(self.context.worker)),
@@ -178,16 +178,16 @@ class _Servers:
                 self.editor.add_control(write, exchange.effects)
 
     def _hand_out_tokens(self, ranks: Mapping[str, int]) -> None:
-        instead: dict[str, tuple[str, ...]] = {}
+        replacements: dict[str, tuple[str, ...]] = {}
         for group in group_writes(self.item, self.owner, ranks):
             token = self._token(group)
             if group.owner != self.context.worker:
-                instead.update(dict.fromkeys(group.writes, token))
-        self.editor.replace_targets(instead)
-        self.editor.remove(instead)
+                replacements.update(dict.fromkeys(group.writes, token))
+        self.editor.replace_targets(replacements)
+        self.editor.remove(replacements)
 
     def _token(self, group: Group) -> tuple[str, ...]:
-        """Hands a token out, or takes it: elsewhere than at the owner it stands for its writes, which are to go."""
+        """Sends a completion signal at the owner; elsewhere, makes consumers of the writes wait for it."""
         with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, group.key)
             done = tf.constant(True)

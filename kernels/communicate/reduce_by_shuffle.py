@@ -1,4 +1,4 @@
-"""All-reduce between workers: SHUFFLE, through queues, for whatever has to be the same sum on every worker."""
+"""All-reduce between workers through queues (SHUFFLE), for tensors whose sum must be identical on every worker."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ from autodist.kernels.plan import Plan
 from autodist.kernels.sums import ordered_sum, rows_together
 
 EVENLY_CUT = 16
-"""Up to so many workers a bucket has one size; for more it grows with them, so that its pieces get no smaller."""
+"""Buckets have a fixed size for up to this many workers; beyond that they grow, so that their pieces do not shrink."""
 
 EVENLY_CUT_IN_TEAMS = 32
-"""The same where teams add up first, which makes fewer messages."""
+"""The same limit for reduction in subgroups, which needs fewer messages."""
 
 DIRECT_BYTES = 64 << 10
-"""Up to this size a bucket, or a team's piece, goes whole to any number of workers: one hop, where pieces take two."""
+"""Buckets and pieces up to this size are sent uncut to any number of workers: one hop, where pieces take two."""
 
 
 @dataclass(frozen=True)
 class ReduceByShuffle(Kernel):
-    """Sums joins over the workers, in the order of the workers, so that all get the same bits in every run.
+    """Sums pending reductions over the workers, in worker order, so that all workers get the same bits in every run.
 
-    A bucket is cut into one piece for each worker that computes; each piece is brought to its owner by a queue per
-    source, added, divided by the weight, and handed to each worker through a queue of that worker's own: two hops, and
-    as many bytes as a ring. Small buckets, and all where there are two workers, go whole to every worker, which adds
-    them itself: one hop, and between two workers no more bytes than that. Rows go whole too, since their number
-    differs. Gradients that a strategy compresses are in buckets apart, which their compressor adds up; where there is
-    one worker, nothing travels and nothing is compressed.
+    A bucket is cut into one piece per worker that computes. Each piece goes to its owner through one queue per source.
+    The owner sums it, divides it by the weight, and sends it to each worker through a queue of that worker. This takes
+    two hops and as many bytes as a ring. Small buckets, and all buckets between two workers, are sent uncut to every
+    worker, which sums them: one hop, and between two workers no more bytes. Rows are sent uncut too, since their number
+    differs. Compressed gradients have separate buckets, which their compressor sums. With one worker nothing is sent or
+    compressed.
 
-    Where the strategy has teams, which it has for many workers, each team adds up first, and then the teams' sums are
-    added in the order of the teams (`AllReduceAlgorithm.in_teams`): a worker exchanges with about 2·√W others, not W-1.
-    Rows go from team to team as they are.
+    If the strategy defines subgroups (for many workers), each subgroup sums first, and the sums are then added in
+    subgroup order (`AllReduceAlgorithm.in_teams`). A worker then communicates with about 2·√W others instead of W-1.
+    Rows are sent unsummed between subgroups.
 
-    Each element is the sum of the workers' in their order, whatever bucket it is in. So buckets may grow with the
-    workers, as messages would otherwise: 2·(W-1) for each bucket and worker. Those of a compressor, which may look at a
-    bucket or a piece as a whole, do not grow.
+    Each element is the sum of the workers' elements in worker order, whatever bucket holds it. Buckets may therefore
+    grow with the number of workers, which limits the messages: 2·(W-1) per bucket and worker. Buckets of a compressor
+    do not grow, since a compressor may process a bucket or a piece as a whole.
 
     Attributes:
-        bucket_bytes: size at which a bucket is closed; for W workers, W / `EVENLY_CUT` times that, if this is more.
+        bucket_bytes: size at which a bucket is closed; multiplied by W / `EVENLY_CUT` for more than `EVENLY_CUT`
+            workers.
     """
 
     bucket_bytes: int = BUCKET_BYTES
@@ -62,30 +63,30 @@ class ReduceByShuffle(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         plan, replication = context.plan, item.replication
-        mine = [join for join in replication.joins if plan.travels_by_shuffle(join)] if replication else []
-        if replication is None or not mine:
+        joins = [join for join in replication.joins if plan.travels_by_shuffle(join)] if replication else []
+        if replication is None or not joins:
             return item
         results = Results(item, replication)
         stored_as = _names_in_session(item)
-        plain, compressed = self._buckets(mine, context)
-        together, alone = find_fused_buckets(item, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
-        for buckets in together:
+        plain, compressed = self._buckets(joins, context)
+        fused, single = find_fused_buckets(item, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
+        for buckets in fused:
             _reduce_together(results, buckets, context)
-        for bucket in alone:
+        for bucket in single:
             _reduce_bucket(results, bucket, context)
         for bucket, compressor in compressed:
             _compress_bucket(results, bucket, compressor, stored_as, context)
-        for join in mine:
+        for join in joins:
             if join.is_sparse:
                 _gather_rows(results, join, context)
             elif join.merge is ReduceOp.ROWS:
                 _put_one_after_the_other(results, join, context)
-        return results.to_item(mine)
+        return results.to_item(joins)
 
     def _buckets(
         self, joins: Iterable[PendingReduction], context: Context
     ) -> tuple[list[Bucket], list[tuple[Bucket, Compressor]]]:
-        """What is added up as it is, and what compressors add up."""
+        """Returns the buckets to sum directly, and those that compressors sum."""
         plan = context.plan
         compressors = {join.name: compressor_of(plan, join) for join in joins}
 
@@ -117,7 +118,7 @@ def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
 
 
 def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Context) -> None:
-    """Several small buckets in the same messages, where teams add up first."""
+    """Reduces several small buckets in the same messages, over subgroups first."""
     key = digest(";".join(bucket.key for bucket in buckets))
     with subgraph(results.editor, f"all_reduce/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, key)
@@ -126,8 +127,8 @@ def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Conte
         mine = [[bucket.pack(f), *weight_of(f, bucket.joins[0])] for bucket in buckets]
         wholes = whole_in_teams(team, buckets, mine)
         values = [bucket.unpack(whole) for bucket, whole in zip(buckets, wholes, strict=True)]
-    for bucket, found in zip(buckets, values, strict=True):
-        for join, value in zip(bucket.joins, found, strict=True):
+    for bucket, tensors in zip(buckets, values, strict=True):
+        for join, value in zip(bucket.joins, tensors, strict=True):
             results.give(join, [f.name(value)])
     results.editor.run(exchange.effects)
 
@@ -147,36 +148,36 @@ def _compress_bucket(
 
 
 def _names_in_session(item: Step) -> dict[str, str]:
-    """By a variable's name, the name under which the session knows it."""
+    """Maps a variable's name to its name in the session."""
     stored = {n.name: n.attr["shared_name"].s.decode() for n in item.graph_index.of_op("VarHandleOp")}
     return {v.name: stored[v.handle] for v in item.variables if v.handle in stored}
 
 
 def _team(exchange: Communicator, join: PendingReduction) -> SubgroupTransfers | None:
-    """The exchange by which a join travels if teams add it up first; None: all add up at once."""
+    """Returns the transfers of a reduction over subgroups, or None if all workers reduce it at once."""
     teams = exchange.context.teams
     return SubgroupTransfers(exchange, teams) if teams is not None and exchange.context.adds_in_teams(join) else None
 
 
-def _gathered(exchange: Communicator, join: PendingReduction, mine: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """What every worker that computes has of a join, in their order."""
+def _gathered(exchange: Communicator, join: PendingReduction, part: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """Returns every computing worker's part of a reduction, in worker order."""
     team = _team(exchange, join)
-    return exchange.all_to_all("rows", mine) if team is None else team.gather("rows", mine)
+    return exchange.all_to_all("rows", part) if team is None else team.gather("rows", part)
 
 
 def weight_of(f: SubgraphBuilder, join: PendingReduction) -> list[tf.Tensor]:
-    """The weight that travels with a join, if there is one."""
+    """Returns the weight that is sent with a reduction, if it has one."""
     return [] if join.weight is None else [f.input(join.weight, join.weight_dtype, [])]
 
 
 def own_rows(f: SubgraphBuilder, join: PendingReduction) -> list[tf.Tensor]:
-    """This worker's part of a sparse join: indices, values and, if there is one, the weight."""
+    """Returns this worker's part of a sparse reduction: indices, values and the weight, if it has one."""
     ids = f.input(join.local[0], join.index_dtype, [None])
     return [ids, f.input(join.local[1], join.dtype, join.shape), *weight_of(f, join)]
 
 
 def rows_of(join: PendingReduction, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-    """Indices and values of all parts; values divided by the sum of the weights if there are any."""
+    """Returns the indices and values of all parts; the values are divided by the sum of the weights, if any."""
     ids, values = rows_together(join.row_join, join.aligned, [p[0] for p in parts], [p[1] for p in parts])
     if len(parts[0]) == 3:
         values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), values.dtype))
@@ -203,36 +204,36 @@ def _put_one_after_the_other(results: Results, join: PendingReduction, context: 
 
 
 def compressor_of(plan: Plan, join: PendingReduction) -> Compressor | None:
-    """What makes a join smaller before it travels; None if it travels as it is.
+    """Returns the compressor of a reduction, or None if it is sent uncompressed.
 
     Raises:
-        StrategyError: the strategy asks for a compressor that this gradient, or no gradient, can have.
+        StrategyError: the strategy names a compressor that does not support this gradient.
     """
-    asked = plan.compressor(join)
-    if asked == NO_COMPRESSOR:
+    compressor = plan.compressor(join)
+    if compressor == NO_COMPRESSOR:
         return None
-    problem = asked.misfit(str(join.variable), join.is_sparse, join.dtype.name, join.dtype.is_floating)
+    problem = compressor.misfit(str(join.variable), join.is_sparse, join.dtype.name, join.dtype.is_floating)
     if problem is not None:
         raise StrategyError(problem)
-    return asked if asked.saves_bytes(Dense.of(join)) else None
+    return compressor if compressor.saves_bytes(Dense.of(join)) else None
 
 
 def find_fused_buckets(
     item: Step, buckets: Sequence[Bucket], others: Sequence[Bucket], context: Context, most_bytes: int
 ) -> tuple[list[list[Bucket]], list[Bucket]]:
-    """Buckets that teams add up in the same messages, in groups, and those that travel alone, both in their order.
+    """Returns groups of buckets that subgroups reduce in the same messages, and the remaining buckets, both in order.
 
-    A message costs more than the bytes of a small bucket. What travels together is sent when all of it is there, so
-    buckets do only where equally many others stand one behind the other before each: none then waits for another's sum,
-    nor two groups for each other. Where owners update variables a step has more exchanges than its joins, and each
-    bucket travels alone.
+    A message costs more than the bytes of a small bucket. Tensors of one message are sent together once all are
+    computed. Buckets are therefore fused only if equally many reductions precede each of them: no bucket then waits for
+    another one's sum, and no two groups for each other. If owners update variables, a step has more communication than
+    its pending reductions, and no buckets are fused.
 
     Args:
         item: the step.
-        buckets: that are added up as they are.
-        others: that compressors add up.
-        context: for whom.
-        most_bytes: of a bucket that may travel with others.
+        buckets: buckets that are summed directly.
+        others: buckets that compressors sum.
+        context: the worker for which the step is rewritten.
+        most_bytes: size up to which a bucket may be fused.
     """
     small = [b for b in buckets if b.byte_size <= most_bytes and context.adds_in_teams(b.joins[0])]
     if len(small) < 2 or item.replication is None or item.replication.variable_placements:
@@ -241,17 +242,17 @@ def find_fused_buckets(
     groups: dict[int, list[Bucket]] = {}
     for bucket in small:
         groups.setdefault(ranks[id(bucket)], []).append(bucket)
-    together = [group for group in groups.values() if len(group) > 1]
-    taken = {id(bucket) for group in together for bucket in group}
-    return together, [bucket for bucket in buckets if id(bucket) not in taken]
+    fused = [group for group in groups.values() if len(group) > 1]
+    taken = {id(bucket) for group in fused for bucket in group}
+    return fused, [bucket for bucket in buckets if id(bucket) not in taken]
 
 
 def _ranks(item: Step, joins: Iterable[PendingReduction], buckets: Sequence[Bucket]) -> dict[int, int]:
-    """By the `id` of each bucket, the longest chain of joins and whole buckets before it."""
+    """Maps the `id` of each bucket to the longest chain of reductions and fused buckets before it."""
     bucket_of = {t: id(bucket) for bucket in buckets for join in bucket.joins for t in join.result}
     joined = {t for join in joins for t in join.result}
     ranks = {id(bucket): 0 for bucket in buckets}
-    while True:  # a bucket's sums are there when all that it holds has come: each turn settles one rank more
+    while True:  # a bucket's sums exist once all its members are computed: each iteration settles one more rank
         before = _before(item, {t: ranks[bucket_of[t]] if t in bucket_of else 0 for t in joined})
         found = {id(bucket): max(before[node_of(t)] for t in _local(bucket)) for bucket in buckets}
         if found == ranks:
@@ -260,7 +261,7 @@ def _ranks(item: Step, joins: Iterable[PendingReduction], buckets: Sequence[Buck
 
 
 def _before(item: Step, joined: Mapping[str, int]) -> dict[str, int]:
-    """For each node, the rank of the last sum that it is made of, and one more; `joined`: by tensor, at least that."""
+    """Maps each node to 1 + the rank of its last sum; `joined` has lower bounds of the ranks, by tensor."""
     found: dict[str, int] = {}
     for name in item.graph_index.order:
         rank = 0
