@@ -1,4 +1,4 @@
-"""Proxies: every worker keeps a copy of an owned variable for its replicas to read, and refreshes it once a step."""
+"""Proxies: each worker caches a copy of an owned variable for its replicas and refreshes it once per step."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.copies import add_copy
 
 PROXY = "/proxy"
-"""What the name of a proxy in the session has behind that of its variable."""
+"""Suffix of a proxy's name in the session, after the name of its variable."""
 
 
 @dataclass(frozen=True)
 class ReadProxies(Kernel):
-    """Replicas read a copy on their own worker, which is brought up to date behind the variable's update.
+    """Makes replicas read a copy on their own worker, which is refreshed after the variable's update.
 
-    The value then travels while nothing waits for it, and once a step, whole: of a table, all rows. At the owner of a
-    synchronous variable the variable itself is read; where steps may run ahead of updates its replicas see what all
-    others see. The update goes on reading the variable, and so does what a step reads after its own update.
+    The value is then sent while nothing waits for it, once per step, and whole: for a table, all rows. The owner of a
+    synchronous variable reads the variable itself. If steps may run ahead of updates, the owner's replicas read the
+    proxy too, so that all replicas see the same. The update, and reads after the step's own update, keep reading the
+    variable.
 
         read(v) → f → g → update(v)     becomes     read(proxy) → f → g → update(v) → read(v) → assign(proxy)
     """
@@ -61,7 +62,7 @@ class _Proxies:
         self._compute = self.editor.ancestors([*local, *item.outputs], control=False) - replication.stages.once
 
     def read_proxy(self, variable: Variable) -> None:
-        """Lets the compute part read a variable's proxy, if this step updates the variable."""
+        """Makes the compute part read a variable's proxy, if this step updates the variable."""
         handle = variable.handle
         writes = [name for name, effect in self._effects.items() if handle in effect.writes]
         if not writes:
@@ -78,11 +79,11 @@ class _Proxies:
         self._refresh(variable, proxy, writes, reading)
 
     def _read_instead(self, name: str, variable: Variable, proxy: str) -> list[str]:
-        """Returns the node that reads the proxy in the place of `name`, for the compute part."""
+        """Replaces a read by a read of the proxy for the compute part; returns the node that reads it."""
         if self.editor[name].op != "ReadVariableOp":
             self.editor.rewire(tensor(variable.handle), proxy, [name])
             return [name]
-        readers = [c for c in self.editor.consumers(name) if c in self._compute and name in self._given(c)]
+        readers = [c for c in self.editor.consumers(name) if c in self._compute and name in self._data_inputs(c)]
         if not readers:
             return []
         waits = [i for i in self.editor[name].input if is_control(i)]
@@ -92,16 +93,16 @@ class _Proxies:
         return [read]
 
     def _takes_handle(self, name: str, handle: str) -> bool:
-        """Whether a node has the handle by itself; a v1 loop passes it on, and reads a copy that is made before it."""
-        return handle in self._given(name)
+        """Returns True if a node has the handle as an input; a v1 loop forwards it and reads an earlier copy."""
+        return handle in self._data_inputs(name)
 
-    def _given(self, name: str) -> list[str]:
+    def _data_inputs(self, name: str) -> list[str]:
         return [node_of(i) for i in self.editor[name].input if not is_control(i)]
 
     def _drop_unread(self, name: str) -> None:
-        """A read that nobody takes a value from would still be made, for what waits for it."""
+        """Removes a read whose value nothing uses; otherwise it would still run for its control dependencies."""
         returned = {*map(node_of, self._item.outputs), *self._item.targets}
-        if name in returned or any(name in self._given(c) for c in self.editor.consumers(name)):
+        if name in returned or any(name in self._data_inputs(c) for c in self.editor.consumers(name)):
             return
         self.editor.replace_control(name, [node_of(i) for i in self.editor[name].input if is_control(i)])
         self.editor.remove([name])

@@ -1,4 +1,4 @@
-"""All-reduce between workers: RING and NCCL, by TensorFlow's collectives."""
+"""All-reduce between workers by TensorFlow's collectives (RING and NCCL)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autodist.kernels.communicate.results import Results
 from autodist.kernels.sums import merged, rows_together
 
 GROUP_KEY = 1
-"""All workers, one member each: the only group there is."""
+"""The only group: all workers, with one member each."""
 
 _CARRIERS: Mapping[tf.DType, tf.DType] = {
     **{t: t for t in (tf.float32, tf.float64, tf.int32, tf.int64)},
@@ -30,25 +30,24 @@ _CARRIERS: Mapping[tf.DType, tf.DType] = {
     **dict.fromkeys((tf.bool, tf.int8, tf.int16, tf.uint8, tf.uint16), tf.int32),
     **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),
 }
-"""As what values of a type travel. Collectives know few types; a count of examples is exact in 32 bits, not in 16."""
+"""The dtypes for sending. Collectives support few dtypes; a count of examples is exact in 32 bits, not in 16."""
 
 _MOST_ROWS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class ReduceByCollective(Kernel):
-    """Sums joins over the workers by TensorFlow's collectives, where the strategy says RING or NCCL.
+    """Sums pending reductions over the workers by TensorFlow's collectives, if the strategy says RING or NCCL.
 
-    Then all joins of the step travel so, because collectives hang beside queues and accumulators of the same run;
-    another step, which the strategy does not concern (one without gradients, say), is another run and uses queues. A
-    bucket is one all-reduce, in which its weight travels behind the values. Rows are two all-gathers, of indices and
-    of values, padded to one length that a first small one agrees on; the padding is taken out again, and the rows
-    stand in the order of the workers. A ring adds in the order of its members, so that all workers get the same bits in
-    every run.
+    All reductions of the step then use collectives, because collectives hang beside queues and accumulators in the same
+    run. A step that the strategy does not concern (one without gradients, for example) is another run and uses queues.
+    A bucket is one all-reduce; its weight is appended to the values. Rows are two all-gathers, of indices and of
+    values. They are padded to a length that a small all-gather determines first; the padding is then removed, and rows
+    are in worker order. A ring sums in the order of its members, so that all workers get the same bits in every run.
 
-    Collectives of a ring run at the same time and may begin in another order on each worker. Those of NCCL have to
-    begin in one order, so each waits for the one before. NCCL is written to the interface that TensorFlow documents
-    and has not been run: that takes GPUs on two workers.
+    Collectives of a ring run concurrently and may start in a different order on each worker. NCCL collectives must
+    start in one order, so each waits for the previous one. The NCCL path follows the interface that TensorFlow
+    documents; it has not been run, since that needs GPUs on two workers.
 
     Attributes:
         bucket_bytes: size at which a bucket is closed.
@@ -68,8 +67,8 @@ class ReduceByCollective(Kernel):
         dense = [join for join in joins if not join.is_sparse]
         buckets = make_buckets(dense, plan.group, self.bucket_bytes)
         rows = [join for join in joins if join.is_sparse]
-        # What a later stage reduces needs what an earlier one has reduced, and what a seed waits for comes before what
-        # is made of it, in the order of the seeds; NCCL's one order has to agree with that.
+        # Reductions of a later round depend on those of earlier rounds, and the reductions that a seed waits for
+        # precede those computed from it, in seed order; the single order of NCCL has to agree with that.
         position = {join.name: k for k, join in enumerate(joins)}
         order = find_execution_order(item.graph_index, joins, {})
         assert order is not None, "the depths of joins are settled"
@@ -96,19 +95,19 @@ def _require_types_that_travel(joins: Sequence[PendingReduction], spec: str) -> 
     for join in joins:
         if join.dtype not in _CARRIERS:
             raise StrategyError(
-                f"{join.name} is {join.dtype.name}, which TensorFlow's collectives do not bring to other workers; take "
-                f"all_reduce_spec SHUFFLE in place of {spec}."
+                f"{join.name} has dtype {join.dtype.name}, which TensorFlow's collectives cannot send to other "
+                f"workers. Set all_reduce_spec: SHUFFLE instead of {spec}."
             )
 
 
 @dataclass
 class _Group:
-    """The workers as members of TensorFlow's collectives.
+    """The group of workers in TensorFlow's collectives.
 
     Attributes:
-        context: for whom the graph is rewritten.
+        context: the worker for which the step is rewritten.
         spec: RING or NCCL.
-        effects: names of the collectives made so far; all have to run, or other workers would wait for this one.
+        effects: names of the collectives added so far. All must run, or other workers would wait for this one.
     """
 
     context: Context
@@ -122,37 +121,38 @@ class _Group:
 
     @property
     def device(self) -> str:
-        """Where this worker's collectives run: a ring on its CPU, NCCL on the GPU of its first replica."""
+        """The device of this worker's collectives: its CPU for a ring, the GPU of its first replica for NCCL."""
         if not self.is_nccl:
             return self.context.cpu(self.context.worker)
         first = self.context.replicas[self.context.local_replicas[0]].device
         return f"{self.context.task(self.context.worker)}/device:{first.upper()}"
 
-    def key(self, told: str) -> int:
-        """An instance key: positive, the same on all workers, no other's in this step.
+    def key(self, description: str) -> int:
+        """Returns an instance key: positive, the same on all workers, and unique in this step.
 
         Args:
-            told: what travels, with its type and length: an instance is bound to these for as long as the servers live.
+            told: a description of the tensor with its dtype and length. An instance is bound to these for the lifetime
+                of the servers.
         """
-        made, salt = 0, 0
-        while made == 0 or made in self._keys:
-            made = int.from_bytes(hashlib.sha256(f"{told}/{salt}".encode()).digest()[:4]) % 2**31
+        instance_key, salt = 0, 0
+        while instance_key == 0 or instance_key in self._keys:
+            instance_key = int.from_bytes(hashlib.sha256(f"{description}/{salt}".encode()).digest()[:4]) % 2**31
             salt += 1
-        self._keys.add(made)
-        return made
+        self._keys.add(instance_key)
+        return instance_key
 
-    def reduce(self, f: SubgraphBuilder, vector: tf.Tensor, told: str) -> tf.Tensor:
-        """The sum of all workers' vectors, which are of one length and not empty."""
+    def reduce(self, f: SubgraphBuilder, vector: tf.Tensor, description: str) -> tf.Tensor:
+        """Sums all workers' vectors, which have equal, nonzero lengths."""
         with self._in_order(f):
             total = tf.raw_ops.CollectiveReduceV2(
-                input=vector, instance_key=self.key(f"{told}/{vector.dtype.name}/{vector.shape}"),
+                input=vector, instance_key=self.key(f"{description}/{vector.dtype.name}/{vector.shape}"),
                 merge_op="Add", final_op="Id", **self._members,
             )  # fmt: skip
         self.effects.append(f.name(total.op))
         return total
 
     def gather(self, f: SubgraphBuilder, vector: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
-        """All workers' vectors, which are of one length and not empty, one after the other."""
+        """Concatenates all workers' vectors, which have equal, nonzero lengths."""
         with self._in_order(f):
             whole = tf.raw_ops.CollectiveGatherV2(input=vector, instance_key=key, **self._members)
         self.effects.append(f.name(whole.op))
@@ -173,7 +173,7 @@ class _Group:
 
 def _reduce_bucket(results: Results, bucket: Bucket, group: _Group) -> None:
     length = sum(bucket.lengths)
-    if length == 0:  # a collective of nothing ends the process
+    if length == 0:  # an empty collective crashes the process
         for join in bucket.joins:
             results.give(join, join.local)
         return
@@ -189,11 +189,11 @@ def _reduce_bucket(results: Results, bucket: Bucket, group: _Group) -> None:
 
 
 def _merged(f: SubgraphBuilder, group: _Group, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
-    """All workers' vectors merged: their sum by an all-reduce, anything else from an all-gather."""
+    """Merges all workers' vectors: sums by an all-reduce, other operations by an all-gather."""
     if bucket.merge is ReduceOp.ADD:
         return group.reduce(f, vector, bucket.key)
-    told = f"{bucket.key}/{vector.dtype.name}/{vector.shape}"
-    whole = group.gather(f, vector, group.key(told))
+    description = f"{bucket.key}/{vector.dtype.name}/{vector.shape}"
+    whole = group.gather(f, vector, group.key(description))
     return merged(tf.unstack(tf.reshape(whole, [group.context.workers, sum(bucket.lengths)])), bucket.merge)
 
 
@@ -202,30 +202,31 @@ def _gather_rows(results: Results, join: PendingReduction, group: _Group) -> Non
     with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(group.device):
         ids = f.input(join.local[0], join.index_dtype, [None])
         values = f.input(join.local[1], join.dtype, join.shape)
-        # Number of rows and weight travel together; both are exact in float64.
-        said = [tf.cast(x, tf.float64) for x in (tf.size(ids, out_type=tf.int64), *weight_of(f, join))]
-        heard = tf.reshape(
-            group.gather(f, tf.stack(said), group.key(f"{key}/sizes/{len(said)}")), [group.context.workers, len(said)]
+        # The number of rows and the weight are sent together; both are exact in float64.
+        counts = [tf.cast(x, tf.float64) for x in (tf.size(ids, out_type=tf.int64), *weight_of(f, join))]
+        gathered = tf.reshape(
+            group.gather(f, tf.stack(counts), group.key(f"{key}/sizes/{len(counts)}")),
+            [group.context.workers, len(counts)],
         )
-        sizes = tf.unstack(tf.cast(heard[:, 0], tf.int64))
+        sizes = tf.unstack(tf.cast(gathered[:, 0], tf.int64))
         all_ids = _gather_padded(f, group, f"{key}/indices", ids, sizes)
         all_values = _gather_padded(f, group, f"{key}/values", values, sizes)
         whole_ids, whole_values = rows_together(join.row_join, join.aligned, all_ids, all_values)
         if join.weight is not None:
-            # Not add_n: that starts with whichever input's memory it may reuse, so its order differs between workers.
-            total = tf.reduce_sum(heard[:, 1])
+            # Not add_n: it starts with any input whose memory it can reuse, so its order differs between workers.
+            total = tf.reduce_sum(gathered[:, 1])
             whole_values = tf.math.divide_no_nan(whole_values, tf.cast(total, join.dtype))
         whole_values.set_shape(join.shape)
     results.give(join, [f.name(whole_ids), f.name(whole_values)])
 
 
 def _gather_padded(
-    f: SubgraphBuilder, group: _Group, told: str, rows: tf.Tensor, sizes: Sequence[tf.Tensor]
+    f: SubgraphBuilder, group: _Group, description: str, rows: tf.Tensor, sizes: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The rows of each worker, of which worker `w` has `sizes[w]`.
+    """Returns the rows of each worker; worker `w` has `sizes[w]` rows.
 
-    A collective keeps the length of its first run for ever, so that each length has a key of its own, and lengths are
-    rounded up to few.
+    A collective keeps the length of its first run. So each length has a key of its own, and lengths are rounded up to a
+    few.
     """
     lengths = padded_lengths()
     carrier = _CARRIERS[rows.dtype]
@@ -233,7 +234,7 @@ def _gather_padded(
     elements = tf.reduce_prod(row)
     position = tf.searchsorted(tf.constant(lengths, tf.int64), [tf.reduce_max(tf.stack(sizes))])[0]
     length = tf.gather(tf.constant(lengths, tf.int64), position)
-    keys = [group.key(f"{told}/{carrier.name}/{n}") for n in lengths]
+    keys = [group.key(f"{description}/{carrier.name}/{n}") for n in lengths]
     flat = tf.reshape(tf.cast(rows, carrier), [-1])
     padded = tf.pad(flat, [[0, length * elements - tf.size(flat, out_type=tf.int64)]])
     whole = group.gather(f, padded, tf.gather(tf.constant(keys, tf.int32), position))
@@ -242,7 +243,7 @@ def _gather_padded(
 
 
 def padded_lengths() -> list[int]:
-    """The numbers of rows that rows are padded to: each at most a quarter more than the one before, or one more."""
+    """Returns the lengths to which rows are padded, each at most a quarter more than the previous one, or one more."""
     lengths = [1]
     while lengths[-1] < _MOST_ROWS:
         lengths.append(min(_MOST_ROWS, max(lengths[-1] + 1, lengths[-1] * 5 // 4)))

@@ -1,4 +1,4 @@
-"""ReduceScatter: an owner sums each vector, in the encoding of a compressor, over all workers or within teams first."""
+"""ReduceScatter: owners sum vectors in a compressor's encoding, over all workers or over subgroups first."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from autodist.kernels.sums import ordered_sum
 
 Like: TypeAlias = "tf.Tensor | tf.TensorSpec"
 Coded: TypeAlias = "list[tf.Tensor]"
-"""What a code makes of one vector."""
+"""The encoding of one vector."""
 
 
 @dataclass(frozen=True)
 class ReduceScatter:
-    """Sums of vectors that each have an owner, who adds them up in the order of the workers and tells all.
+    """Sums vectors that each have an owner, which sums them in worker order and broadcasts the sum.
 
-    Whoever sends something knows what the code took from it, and all take for a sum what the owner's code says, the
-    owner too. A worker's own part is added as it is.
+    Each sender knows its encoding error. All workers, the owner included, use the decoded sum. A worker's own part is
+    added without encoding.
 
     Attributes:
-        exchange: between the workers.
-        code: what vectors travel as.
-        then: what the owner makes of a sum before it is told.
-        name: tells the sums apart that are made of one bucket.
+        exchange: the communicator between workers.
+        code: the encoding in which vectors are sent.
+        then: applied by the owner to a sum before it is broadcast.
+        name: distinguishes the sums of one bucket.
     """
 
     exchange: Communicator
@@ -43,37 +43,37 @@ class ReduceScatter:
         return self.exchange.context.worker
 
     def by_all(self, vectors: Mapping[int, Like]) -> dict[int, Summed]:
-        """Each worker sends each owner what it has, and the owner tells each: two hops.
+        """Sums in two hops: each worker sends its vectors to their owners, and the owners broadcast the sums.
 
         Args:
-            vectors: by owner, what this worker has; what it looks like, where it computes nothing.
+            vectors: by owner, this worker's vector, or its spec if the worker computes nothing.
         """
         return {owner: self._at_owner(owner, vector) for owner, vector in vectors.items()}
 
     def in_teams(self, team: SubgroupTransfers, vectors: Mapping[int, Like]) -> dict[int, Summed]:
-        """Each worker sends the seats of its team what is for owners that have equal seats in their teams.
+        """Sums over subgroups first: each rank of a subgroup handles the vectors of owners with the same rank.
 
-        A seat adds up what its team has and sends that on to the owners, who add up the teams' sums in the order of the
-        teams. Sums go back the same way, passed on in their owner's code, so that all read the same.
+        A rank sums the vectors of its subgroup and sends the sums to the owners, which add them in subgroup order. Sums
+        return the same way, in the owner's encoding, so that all workers read the same.
 
         Args:
-            team: by which they travel.
-            vectors: as in `by_all`; the owners have seats.
+            team: the transfers of the subgroups.
+            vectors: as in `by_all`; the owners are reducing ranks of their subgroups.
         """
         seated = [
             {owner: vectors[owner] for owner in team.teams.across(seat) if owner in vectors}
             for seat in range(team.teams.seats)
         ]
-        lost, parts = self._to_seats(team, seated) if self.exchange.context.computes else ({}, [])
+        errors, parts = self._to_seats(team, seated) if self.exchange.context.computes else ({}, [])
         bundles = [Bundle([self._specs(vector) for vector in by_owner.values()]) for by_owner in seated]
         made, seat = None, team.teams.seat_of(self.me)
         if seat is not None and parts:
             codes, rest = self._between_seats(team.teams.across(seat), list(seated[seat]), parts)
-            lost, made = lost | rest, bundles[seat].together(codes)
-        told = team.to_team(self._sum, made, [bundle.like for bundle in bundles])
+            errors, made = errors | rest, bundles[seat].together(codes)
+        received = team.to_team(self._sum, made, [bundle.like for bundle in bundles])
         return {
-            owner: Summed(self.code.decode(code, vector.dtype), lost.get(owner))
-            for by_owner, bundle, came in zip(seated, bundles, told, strict=True)
+            owner: Summed(self.code.decode(code, vector.dtype), errors.get(owner))
+            for by_owner, bundle, came in zip(seated, bundles, received, strict=True)
             for (owner, vector), code in zip(by_owner.items(), bundle.apart(came), strict=True)
         }
 
@@ -85,17 +85,17 @@ class ReduceScatter:
     def _sum(self) -> str:
         return f"{self.name}sum"
 
-    def _at_owner(self, owner: int, mine: Like) -> Summed:
-        """What all have of one vector."""
-        context, specs = self.exchange.context, self._specs(mine)
+    def _at_owner(self, owner: int, part: Like) -> Summed:
+        """Sums one vector at its owner and broadcasts the sum."""
+        context, specs = self.exchange.context, self._specs(part)
         if owner != self.me:
-            sent = self.code.encode(mine) if context.computes else None
+            sent = self.code.encode(part) if context.computes else None
             if sent is not None:
                 self.exchange.send(owner, self._piece, sent)
-            told = self.code.decode(self.exchange.receive(owner, self._sum, specs), mine.dtype)
-            return Summed(told, None if sent is None else mine - self.code.decode(sent, mine.dtype))
+            decoded = self.code.decode(self.exchange.receive(owner, self._sum, specs), part.dtype)
+            return Summed(decoded, None if sent is None else part - self.code.decode(sent, part.dtype))
         came = [
-            mine if source == owner else self.code.decode(self.exchange.receive(source, self._piece, specs), mine.dtype)
+            part if source == owner else self.code.decode(self.exchange.receive(source, self._piece, specs), part.dtype)
             for source in context.computing
         ]
         whole = self.then(ordered_sum(came))
@@ -103,19 +103,19 @@ class ReduceScatter:
         for to in range(context.workers):
             if to != owner:
                 self.exchange.send(to, self._sum, sent)
-        told = self.code.decode(sent, mine.dtype)
-        return Summed(told, whole - told)
+        decoded = self.code.decode(sent, part.dtype)
+        return Summed(decoded, whole - decoded)
 
     def _to_seats(
         self, team: SubgroupTransfers, seated: Sequence[Mapping[int, tf.Tensor]]
     ) -> tuple[dict[int, tf.Tensor], list[list[tf.Tensor]]]:
-        """Sends each seat of the team what is for its owners.
+        """Sends the vectors to the ranks of this subgroup that handle their owners.
 
         Returns:
-            What the code took, by owner; and, where this worker has a seat, the vectors for it of each member.
+            The encoding errors, by owner; and, on a reducing rank, each member's vectors for it.
         """
         mine = team.teams.seat_of(self.me)
-        lost: dict[int, tf.Tensor] = {}
+        errors: dict[int, tf.Tensor] = {}
         messages: list[Sequence[Like]] = []
         for seat, by_owner in enumerate(seated):
             if seat == mine or not by_owner:
@@ -125,14 +125,14 @@ class ReduceScatter:
             sent = self.code.encode(vector)
             messages.append(packed(sent))
             rest = tf.split(vector - self.code.decode(sent, vector.dtype), [v.shape[0] for v in by_owner.values()])
-            lost |= dict(zip(by_owner, rest, strict=True))
+            errors |= dict(zip(by_owner, rest, strict=True))
         came = team.to_seats(self._piece, messages)
         if mine is None or not came:
-            return lost, []
+            return errors, []
         own = list(seated[mine].values())
         like, lengths = _end_to_end(seated[mine]), [vector.shape[0] for vector in own]
         specs = self._specs(like)
-        return lost, [
+        return errors, [
             own if source == self.me else tf.split(self.code.decode(unpacked(sent, specs), like.dtype), lengths)
             for source, sent in zip(team.teams.members[team.my_team], came, strict=True)
         ]
@@ -140,23 +140,23 @@ class ReduceScatter:
     def _between_seats(
         self, across: Sequence[int], owners: Sequence[int], parts: Sequence[Sequence[tf.Tensor]]
     ) -> tuple[list[Coded], dict[int, tf.Tensor]]:
-        """Adds up what the team has and then, of its own vector, what the teams have.
+        """Sums over the subgroup and then, for this worker's own vector, over the subgroups.
 
         Args:
-            across: the workers of equal seats, by team.
-            owners: those of them for whom there is a vector.
-            parts: of each member of the team, the vectors for these owners.
+            across: the workers of equal rank, by subgroup.
+            owners: those of them that have a vector.
+            parts: by member of the subgroup, the vectors for these owners.
 
         Returns:
-            What each owner tells, in its code; and what the code took from what this worker sent, by owner.
+            The encoded sum of each owner; and the encoding errors of this worker's messages, by owner.
         """
         ours = {owner: ordered_sum(vectors) for owner, vectors in zip(owners, zip(*parts, strict=True), strict=True)}
-        lost: dict[int, tf.Tensor] = {}
+        errors: dict[int, tf.Tensor] = {}
         for owner, vector in ours.items():
             if owner != self.me:
                 sent = self.code.encode(vector)
                 self.exchange.send(owner, f"{self._piece}_of_team", packed(sent))
-                lost[owner] = vector - self.code.decode(sent, vector.dtype)
+                errors[owner] = vector - self.code.decode(sent, vector.dtype)
         codes: dict[int, Coded] = {}
         for owner, vector in ours.items():
             specs = self._specs(vector)
@@ -174,30 +174,30 @@ class ReduceScatter:
                 )
             )
             codes[owner] = self.code.encode(whole)
-            lost[owner] = whole - self.code.decode(codes[owner], vector.dtype)
+            errors[owner] = whole - self.code.decode(codes[owner], vector.dtype)
             for to in across:
                 if to != self.me:
                     self.exchange.send(to, f"{self._sum}_of_teams", packed(codes[owner]))
-        return [codes[owner] for owner in owners], lost
+        return [codes[owner] for owner in owners], errors
 
     def _specs(self, vector: Like) -> list[tf.TensorSpec]:
-        """What the code makes of such a vector."""
+        """Returns the specs of the encoding of a vector."""
         return self.code.specs(vector.shape[0], vector.dtype)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Codes of several vectors in one message, of as many tensors as the code of one.
+    """Encodings of several vectors in one message, with as many tensors as the encoding of one.
 
     Attributes:
-        specs: of each code.
+        specs: the specs of each encoding.
     """
 
     specs: Sequence[Sequence[tf.TensorSpec]]
 
     @property
     def like(self) -> list[Like]:
-        """What the message looks like; nothing, if there are no vectors."""
+        """The specs of the message; empty if there are no vectors."""
         return like_packed(self._joined)
 
     def together(self, codes: Sequence[Coded]) -> list[tf.Tensor]:
@@ -223,13 +223,13 @@ def _sizes(alike: Sequence[tf.TensorSpec]) -> list[int]:
 
 
 def _end_to_end(by_owner: Mapping[int, Like]) -> tf.TensorSpec:
-    """The spec of the vectors for several owners, one behind the other."""
+    """Returns the spec of the concatenated vectors of several owners."""
     vectors = list(by_owner.values())
     return tf.TensorSpec([sum(vector.shape[0] for vector in vectors)], vectors[0].dtype)
 
 
 class AsItIs:
-    """The code that changes nothing."""
+    """The identity encoding."""
 
     def encode(self, vector: tf.Tensor) -> list[tf.Tensor]:
         return [vector]

@@ -1,4 +1,4 @@
-"""Serving: the updates of stale variables, as a part of the owner's graph that runs beside its steps."""
+"""Serving: the updates of stale variables, as a background program of the owner that runs beside its steps."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PREFIX = "autodist/served/"
 
 
 class Serving:
-    """Copies the updates of what this worker owns into a part of the graph that shares no run with the steps.
+    """Copies the updates of this worker's variables into a background program, which shares no run with the steps.
 
-    What an update needs of its step (how many steps there were, a learning rate) comes through a queue from the step
-    that the gradients belong to. What several owners' updates share (a global norm) travels between them.
+    Values that an update needs of its step (a step count, a learning rate) come through a queue from the step that the
+    gradients belong to. Values that updates of several owners share (a global norm) are sent between the owners.
 
     Attributes:
-        effects: nodes that have to run.
+        effects: the nodes that must run.
     """
 
     def __init__(
@@ -46,21 +46,21 @@ class Serving:
         self.item, self.context, self.editor, self.owner = item, context, editor, owner
         self.touches, self.joins = effects, joins
         self.effects: list[str] = []
-        self._known: dict[str, str] = {}
+        self._replacements: dict[str, str] = {}
         self._copies: dict[str, str] = {}
         self._capacity = 0
 
     def know(self, tensors: Mapping[str, str], effects: Iterable[str]) -> None:
-        """Notes what stands, in the served part, for tensors of the step, and nodes that have to run for it."""
-        self._known.update(tensors)
+        """Registers the background program's tensors for tensors of the step, and nodes that must run for them."""
+        self._replacements.update(tensors)
         self.effects += effects
 
     def build(self, ahead: int, targets: Sequence[str]) -> list[str]:
-        """Builds the updates; returns the nodes that the step has to run for them.
+        """Builds the updates; returns the nodes that the step must run for them.
 
         Args:
-            ahead: how many steps may have ended before the update that belongs to the first of them.
-            targets: nodes that are made from gradients and have to run, checks mostly.
+            ahead: the number of steps that may have ended before the update of the first of them runs.
+            targets: nodes that depend on gradients and must run, mostly checks.
         """
         self._capacity = ahead + 1
         part = OwnPart.find(
@@ -72,15 +72,15 @@ class Serving:
         sent = [t for t in part.transfers if t.source == self.context.worker and t.reader in readers]
         roots = [n for n, e in self.touches.items() if any(self._is_mine(h) for h in e.writes)]
         roots += [name for name in targets if name in part.computed and name not in roots]
-        members, given = self._collect([*roots, *(node_of(t.name) for t in sent if t.name not in self._known)])
-        pushed = self._bring(sorted(given))
+        members, needed = self._collect([*roots, *(node_of(t.name) for t in sent if t.name not in self._replacements)])
+        pushed = self._bring(sorted(needed))
         self._copy(members)
         self.effects += [self._copies[name] for name in roots]
         self._send(part, sent)
         return pushed
 
     def hand_out_token(self, group: Group, capacity: int) -> None:
-        """Tells every worker, this one too, that a group of writes is done."""
+        """Sends a completion signal of a group of writes to every worker, this one included."""
         with subgraph(self.editor, f"served_{group.key}") as f, self._here():
             exchange = Communicator(f, self.context, group.key, capacity)
             done = [f.after([self._copies[w] for w in group.writes])]
@@ -94,12 +94,12 @@ class Serving:
     def _here(self) -> tf.device:
         return tf.device(self.context.cpu(self.context.worker))
 
-    # -- what it is made from --------------------------------------------------------------------------------------
+    # -- inputs of the updates -------------------------------------------------------------------------------------
 
     def _collect(self, roots: Iterable[str]) -> tuple[set[str], set[str]]:
-        """The nodes to copy, and the tensors that the step has to give."""
+        """Returns the nodes to copy, and the tensors that the step has to send."""
         members: set[str] = set()
-        given: set[str] = set()
+        needed: set[str] = set()
         front = list(roots)
         while front:
             name = front.pop()
@@ -109,43 +109,43 @@ class Serving:
             self._require_nothing_of_step_inside(name)
             for i in self.editor[name].input:
                 source = self.editor[node_of(i)]
-                if is_control(i) or tensor(i) in self._known or source.op == "VarHandleOp":
+                if is_control(i) or tensor(i) in self._replacements or source.op == "VarHandleOp":
                     continue
                 if self._is_of_step(source):
-                    given.add(tensor(i))
+                    needed.add(tensor(i))
                 else:
                     front.append(source.name)
-        return members, given
+        return members, needed
 
     def _require_nothing_of_step_inside(self, name: str) -> None:
-        """An operation that holds others (an `If`) reads variables in a way that nothing can be brought to."""
+        """Refuses operations with a body (an `If`) that read variables which the step writes."""
         for handle in sorted(self.touches.get(name, NO_EFFECT).reads):
             if not self._is_mine(handle) and any(handle in effect.writes for effect in self.touches.values()):
                 raise StrategyError(
                     f"{self.item.by_handle[handle].name} is written by the step and read within {name} "
-                    f"({self.editor[name].op}), which updates what has staleness, some steps later. Set staleness to "
-                    "0, or take out of the optimizer what puts updates under a condition (accumulation of gradients)."
+                    f"({self.editor[name].op}), which updates a variable with staleness some steps later. Set "
+                    "staleness: 0, or remove updates under a condition from the optimizer (gradient accumulation)."
                 )
 
     def _is_of_step(self, node: NodeDef) -> bool:
-        """Whether a node gives what the step alone can: a value fed to it, or that of a variable which it may write."""
+        """Returns True if only the step has a node's value: it is fed, or read from a variable that may change."""
         if node.op.startswith("Placeholder"):
             return True
         effect = self.touches.get(node.name, NO_EFFECT)
         return bool(effect.reads) and not any(self._is_mine(h) for h in effect.reads | effect.writes)
 
     def _bring(self, names: Sequence[str]) -> list[str]:
-        """Brings tensors from the step to its update; returns the nodes that the step has to run for it."""
+        """Sends tensors from the step to its update; returns the nodes that the step must run for it."""
         if not names:
             return []
         key, me = f"brought/{digest(';'.join(names))}", self.context.worker
         specs = [self._spec(name) for name in names]
         with subgraph(self.editor, f"{key}/send") as f, self._here():
             values = [f.input(name, spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)]
-            there = Communicator(f, self.context, key, self._capacity)
-            there.send(me, "needed", values)
+            exchange = Communicator(f, self.context, key, self._capacity)
+            exchange.send(me, "needed", values)
         self._take(key, me, names, specs)
-        return there.effects
+        return exchange.effects
 
     def _take(self, key: str, source: int, names: Sequence[str], specs: Sequence[tf.TensorSpec]) -> None:
         with subgraph(self.editor, f"{key}/{source}/receive") as f, self._here():
@@ -157,8 +157,8 @@ class Serving:
         node = self.editor[node_of(name)]
         if "dtype" not in node.attr:
             raise StrategyError(
-                f"an update under staleness needs {name} of its step, from an operation ({node.op}) whose value cannot "
-                "be brought there. Set staleness to 0, or read the variable as a whole before using it."
+                f"an update with staleness needs {name} of its step, from an operation ({node.op}) whose value cannot "
+                "be sent to it. Set staleness: 0, or read the variable as a whole before using it."
             )
         dtype = tf.as_dtype(node.attr["dtype"].type)
         if node.op == "ReadVariableOp":
@@ -168,8 +168,8 @@ class Serving:
     # -- between owners --------------------------------------------------------------------------------------------
 
     def _receive(self, part: OwnPart) -> None:
-        asked = [t for t in part.transfers if t.reader == self.context.worker]
-        for source, names in _by(asked, lambda t: t.source).items():
+        incoming = [t for t in part.transfers if t.reader == self.context.worker]
+        for source, names in _by(incoming, lambda t: t.source).items():
             self._take(_boundary_key(names), source, names, [self._spec_between(part, name) for name in names])
 
     def _send(self, part: OwnPart, sent: Sequence[Transfer]) -> None:
@@ -188,9 +188,9 @@ class Serving:
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def _now(self, name: str) -> str:
-        """The tensor of the served part that stands for one of the step."""
+        """Returns the tensor of the background program that stands for a tensor of the step."""
         node = node_of(name)
-        return self._known.get(tensor(name)) or name.replace(node, self._copies.get(node, node), 1)
+        return self._replacements.get(tensor(name)) or name.replace(node, self._copies.get(node, node), 1)
 
     def _copy(self, members: set[str]) -> None:
         self._copies = self.editor.clone(sorted(members), _PREFIX, lambda i: i if is_control(i) else self._now(i))
@@ -207,10 +207,10 @@ class Serving:
             self.editor.set_inputs(copy, [*data, *(f"^{w}" for w in waits)])
 
 
-def _by(transfers: Iterable[Transfer], who: Callable[[Transfer], int]) -> dict[int, list[str]]:
+def _by(transfers: Iterable[Transfer], worker_of: Callable[[Transfer], int]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for t in transfers:
-        found.setdefault(who(t), []).append(t.name)
+        found.setdefault(worker_of(t), []).append(t.name)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Set pace: which steps run in lock-step, and which let workers run ahead of each other."""
+"""Synchronization modes: lock-step steps, and steps in which workers run ahead of each other."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ log = logging.getLogger("autodist")
 
 @dataclass(frozen=True)
 class SetPace(Kernel):
-    """Notes how each owned variable is kept; where a step waits for no other worker's update, nothing else makes it.
+    """Sets the placement and mode of each owned variable; lets steps whose updates are all asynchronous run ahead.
 
-    A step whose variables are all asynchronous or stale runs freely: each worker keeps to itself what the compute part
-    writes (averages of batch normalisation, metrics) and returns (the loss), for joining these would hold all workers
-    in lock-step.
+    A step whose variables are all asynchronous or stale runs ahead freely. Each worker then keeps its own values of
+    variables that the compute part writes (moving averages, metrics) and of outputs (the loss), since reducing these
+    would keep all workers in lock-step.
     """
 
     name: ClassVar[str] = "set-pace"
@@ -71,72 +71,73 @@ def _order_of(
     writes.sort(key=lambda name: (captured.get(name, len(captured)), name))
     order = find_execution_order(item.graph_index, replication.joins, {name: k for k, name in enumerate(writes)})
     if order is None:
-        raise RewriteError("what the replicas make parts of cannot be added up in any order")
+        raise RewriteError("the pending reductions of the step depend on each other in a cycle")
     return order
 
 
 def _keep_state(item: Step, replication: Replication, context: Context) -> Step:
-    own = [join for join in replication.joins if join.kind is not PendingReductionKind.GRADIENT]
-    _require_no_boundary(own, replication.variable_placements)
-    _require_one_weight(own, replication.variable_placements)
-    _require_no_sum(own)
-    if own and context.worker == 0:
-        _say_that_state_is_local()
+    local = [join for join in replication.joins if join.kind is not PendingReductionKind.GRADIENT]
+    _require_no_boundary(local, replication.variable_placements)
+    _require_one_weight(local, replication.variable_placements)
+    _require_no_sum(local)
+    if local and context.worker == 0:
+        _log_local_state()
     results = Results(item, replication)
-    for join in own:
+    for join in local:
         if join.name == EVEN_PARTS:
             _check_local_parts_alone(results, join, context)
         elif join.name == SOME_EXAMPLES:
-            _take_for_given(results, join)
+            _assume_examples(results, join)
         elif not context.computes:
-            _have_nothing(results, join, item.outputs)
+            _return_zero(results, join, item.outputs)
     even = replication.even_parts and replace(replication.even_parts, is_own=True)
-    return results.to_item(own, even_parts=even)
+    return results.to_item(local, even_parts=even)
 
 
 def _require_no_boundary(
     joins: Sequence[PendingReduction], variable_placements: Mapping[str, VariablePlacement]
 ) -> None:
-    asked = [join for join in joins if join.kind is PendingReductionKind.BOUNDARY]
+    cross_stage = [join for join in joins if join.kind is PendingReductionKind.BOUNDARY]
     stale = sorted(
         name for name, variable_placement in variable_placements.items() if variable_placement.pace is SyncMode.STALE
     )
-    if asked and stale:
+    if cross_stage and stale:
         raise StrategyError(
-            f"an update reads {asked[0].local[0]}, which every replica computes, and {stale[0]} has staleness: its "
-            "owner applies updates apart from the steps and does not have it. Set staleness to 0, or use AllReduce."
+            f"an update reads {cross_stage[0].local[0]}, which every replica computes, and {stale[0]} has staleness: "
+            "its owner applies updates outside the steps and does not have this tensor. Set staleness: 0, or use "
+            "AllReduce."
         )
 
 
 def _require_one_weight(
     joins: Sequence[PendingReduction], variable_placements: Mapping[str, VariablePlacement]
 ) -> None:
-    asked = [join for join in joins if join.kind is PendingReductionKind.LOSS]
+    losses = [join for join in joins if join.kind is PendingReductionKind.LOSS]
     stale = sorted(
         name for name, variable_placement in variable_placements.items() if variable_placement.pace is SyncMode.STALE
     )
-    if asked and stale:
+    if losses and stale:
         raise StrategyError(
-            "the loss adds values of which each counts in another way (a mean beside a sum, a ratio of sums), or its "
-            "gradient is looked at on its way (clipped by tf.custom_gradient, taken for data, in float16), so that "
-            f"each worker has to know of all examples of a step, and {stale[0]} has staleness: no step waits for "
-            "another worker. Set staleness to 0, or use AllReduce."
+            "the loss has terms with different weights (a mean and a sum, or a ratio of sums), or its gradient is not "
+            "linear in the loss (clipped by tf.custom_gradient, used as data, in float16). Each worker then needs all "
+            f"examples of a step, and {stale[0]} has staleness: no step waits for another worker. Set staleness: 0, or "
+            "use AllReduce."
         )
 
 
 def _require_no_sum(joins: Sequence[PendingReduction]) -> None:
-    asked = next((join for join in joins if join.kind is PendingReductionKind.WHOLE), None)
-    if asked is not None:
+    in_step = next((join for join in joins if join.kind is PendingReductionKind.WHOLE), None)
+    if in_step is not None:
         raise StrategyError(
-            f"{asked.local[0]} is added up or gathered over all replicas while the step computes, as synchronized "
-            "batch normalisation and all_gather do, and all variables have sync: false or staleness: no step waits for "
-            "another worker. Set synchronized=False and gather nothing, so that each replica goes by its own examples, "
-            "or take sync: true."
+            f"{in_step.local[0]} is reduced or gathered over all replicas while the step computes (by synchronized "
+            "batch normalisation or all_gather), and all variables have sync: false or staleness: no step waits for "
+            "another worker. Set synchronized=False and gather nothing, so that each replica uses its own examples, or "
+            "set sync: true."
         )
 
 
 def _check_local_parts_alone(results: Results, join: PendingReduction, context: Context) -> None:
-    """The replicas of one worker have to have equal parts; the check asks for them as if all workers were like this."""
+    """Restricts the check for equal parts to this worker's replicas, as if all workers had the same examples."""
     count, here = len(context.replicas), len(context.copied_replicas)
     with subgraph(results.editor, "even_parts/local") as f:
         kinds = join.shape.num_elements() // 2  # sums of numbers of rows, then of their squares
@@ -146,14 +147,14 @@ def _check_local_parts_alone(results: Results, join: PendingReduction, context: 
     results.replace(join.result[0], f.name(moments), readers)
 
 
-def _take_for_given(results: Results, join: PendingReduction) -> None:
-    """A worker that waits for no other does not know whether others have examples."""
+def _assume_examples(results: Results, join: PendingReduction) -> None:
+    """Assumes that other workers have examples, since this worker does not wait for them."""
     with subgraph(results.editor, f"{join.name}/local") as f:
         results.replace(join.result[0], f.name(tf.ones(join.shape, join.dtype)))
 
 
-def _have_nothing(results: Results, join: PendingReduction, outputs: Sequence[str]) -> None:
-    """A worker without replicas returns 0 for what the others return of their own."""
+def _return_zero(results: Results, join: PendingReduction, outputs: Sequence[str]) -> None:
+    """Makes a worker without replicas return 0 for outputs that each worker computes on its own."""
     if join.result[0] in outputs:
         with subgraph(results.editor, f"no_replicas/{join.name}") as f:
             nothing = tf.zeros(join.shape, join.dtype)
@@ -161,8 +162,8 @@ def _have_nothing(results: Results, join: PendingReduction, outputs: Sequence[st
 
 
 @functools.cache
-def _say_that_state_is_local() -> None:
+def _log_local_state() -> None:
     log.info(
-        "the step waits for no other worker (sync: false, or staleness): averages of batch normalisation, metrics and "
-        "losses are each worker's own."
+        "the step waits for no other worker (sync: false, or staleness): moving averages, metrics and losses are local "
+        "to each worker."
     )

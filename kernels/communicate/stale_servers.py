@@ -1,4 +1,4 @@
-"""Stale parameter servers: the owner adds up all workers' gradients of a step, and the workers need not wait for it."""
+"""Stale parameter servers: owners sum all workers' gradients of a step, and workers need not wait for the update."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Parts = list[list[tf.Tensor]]
 
 @dataclass(frozen=True)
 class StaleServers(Kernel):
-    """Lets workers run up to s steps ahead of the slowest, and reads what is there (Ho et al., NeurIPS 2013).
+    """Lets workers run up to s steps ahead of the slowest one and read the current values (Ho et al., NeurIPS 2013).
 
-    A step sends its gradients to the owner and takes one token, from a queue that starts with s of them. The update is
-    no part of any step: its owner runs it beside, once for each step, when all workers' gradients of that step have
-    come, and then hands every worker a token. So the gradients of one step are one update, as without staleness.
+    A step sends its gradients to the owner and takes one token from a queue that starts with s of them. The update is
+    part of no step. The owner runs it in the background, once per step, after all workers' gradients of that step have
+    arrived, and then sends every worker a token. So the gradients of one step make one update, as without staleness.
 
         g → update(v)  becomes  g → send,  token → done;   at the owner, beside it:   g0 + g1 → update(v) → tokens
     """
@@ -50,11 +50,11 @@ class StaleServers(Kernel):
         )
         if replication is None or not stale:
             return item
-        return _Apart(item, replication, context, {item.by_name[name].handle: k for name, k in stale.items()}).run()
+        return _Servers(item, replication, context, {item.by_name[name].handle: k for name, k in stale.items()}).run()
 
 
-class _Apart:
-    """The work of one `StaleServers.apply`, in the order of `run`."""
+class _Servers:
+    """Implements one `StaleServers.apply`; the methods are in the order of `run`."""
 
     def __init__(
         self, item: Step, replication: Replication, context: Context, kept: dict[str, VariablePlacement]
@@ -89,13 +89,13 @@ class _Apart:
             made_from = self.editor.ancestors([name], control=False) & summed.keys()
             if made_from:
                 raise StrategyError(
-                    f"{name} is returned by the step and made from the gradient of {summed[min(made_from)]}, which "
-                    "under staleness its owner alone has, some steps later. Return something else, or set staleness "
-                    "to 0."
+                    f"{name} is returned by the step and computed from the gradient of {summed[min(made_from)]}. With "
+                    "staleness, only the owner of the variable has this gradient, some steps later. Return something "
+                    "else, or set staleness: 0."
                 )
 
     def _made_from_gradients(self) -> set[str]:
-        """What the owners compute, and no step does."""
+        """Returns the nodes that the owners compute, outside of any step."""
         found: set[str] = set()
         front = [node_of(t) for join in self.joins for t in join.result]
         while front:
@@ -113,12 +113,12 @@ class _Apart:
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _keeper_of(self, join: PendingReduction) -> VariablePlacement:
+    def _placement_of(self, join: PendingReduction) -> VariablePlacement:
         return self.kept[self.item.by_name[join.variable or ""].handle]
 
     def _bring_gradients(self) -> None:
         def group_of(join: PendingReduction) -> Hashable:
-            return self._keeper_of(join)
+            return self._placement_of(join)
 
         for bucket in make_buckets([j for j in self.joins if not j.is_sparse], group_of, PACK_BYTES):
             self._bring(bucket.joins, functools.partial(_pack, bucket), functools.partial(_unpack_mean, bucket))
@@ -129,24 +129,24 @@ class _Apart:
     def _bring(
         self,
         joins: Sequence[PendingReduction],
-        own: Callable[[SubgraphBuilder], list[tf.Tensor]],
+        pack: Callable[[SubgraphBuilder], list[tf.Tensor]],
         combine: Callable[[Parts], list[tf.Tensor]],
     ) -> None:
-        """Sends this worker's part of some joins to their owner, who combines all parts beside the step."""
-        variable_placement, key = self._keeper_of(joins[0]), key_of(joins)
+        """Sends this worker's part of some reductions to their owner, which combines all parts in the background."""
+        variable_placement, key = self._placement_of(joins[0]), key_of(joins)
         with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, key, variable_placement.staleness + 2)
-            mine = own(f)
+            part = pack(f)
             if self.context.computes:
-                exchange.send(variable_placement.owner, "gradient", mine)
+                exchange.send(variable_placement.owner, "gradient", part)
         self.editor.run(exchange.effects)
         if variable_placement.owner == self.context.worker:
-            specs = [tf.TensorSpec(t.shape, t.dtype) for t in mine]
+            specs = [tf.TensorSpec(t.shape, t.dtype) for t in part]
             with subgraph(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
                 exchange = Communicator(f, self.context, key, variable_placement.staleness + 2)
-                made = combine([exchange.receive(w, "gradient", specs) for w in self.context.computing])
+                tensors = combine([exchange.receive(w, "gradient", specs) for w in self.context.computing])
             names = [t for join in joins for t in join.result]
-            self.serving.know(dict(zip(names, map(f.name, made), strict=True)), exchange.effects)
+            self.serving.know(dict(zip(names, map(f.name, tensors), strict=True)), exchange.effects)
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""SubgroupTransfers: what goes from worker to worker where teams add up first."""
+"""SubgroupTransfers: transfers between workers for reductions over subgroups."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ Tensors = list[tf.Tensor]
 
 @dataclass(frozen=True)
 class SubgroupTransfers:
-    """Sends and receives within a team and between teams, in an order that is the same on all workers.
+    """Sends and receives within a subgroup and between subgroups, in an order that is the same on all workers.
+
+    In the messages, `what` is a name; `to_learners` is True if workers without replicas receive them too.
 
     Attributes:
-        exchange: by which all of it goes.
-        teams: of the run.
+        exchange: the communicator that sends everything.
+        teams: the subgroups of the run.
     """
 
     exchange: Communicator
@@ -34,27 +36,27 @@ class SubgroupTransfers:
     def my_team(self) -> int:
         return self.teams.team_of(self.me)
 
-    def within(self, what: str, mine: Sequence[tf.Tensor], to_learners: bool = True) -> list[Tensors]:
-        """What each member of this worker's team sends to all of the team, in their order."""
+    def within(self, what: str, local: Sequence[tf.Tensor], to_learners: bool = True) -> list[Tensors]:
+        """Broadcasts each member's tensors within this worker's subgroup; returns them in member order."""
         members, everyone = self.teams.members[self.my_team], self.teams.everyone(self.my_team)
         if self.me in members:
-            together = packed(mine)
+            together = packed(local)
             for to in everyone if to_learners else members:
                 if to != self.me:
                     self.exchange.send(to, what, together)
-        return self._received(what, dict.fromkeys(members, mine), mine)
+        return self._received(what, dict.fromkeys(members, local), local)
 
     def between(
         self, what: str, ours: Sequence[tf.Tensor], like: Callable[[int], Sequence[tf.Tensor | tf.TensorSpec]],
         to_learners: bool = True,
     ) -> list[Tensors]:  # fmt: skip
-        """What each team has, in their order.
+        """Broadcasts each subgroup's tensors to the other subgroups; returns them in subgroup order.
 
         Args:
-            what: travels.
-            ours: that all of this worker's team have.
-            like: dtypes and static shapes of what a team has, by its number.
-            to_learners: whether those that do not compute are told.
+            what: name of the message.
+            ours: the tensors that all members of this worker's subgroup have.
+            like: maps a subgroup's number to the dtypes and static shapes of its tensors.
+            to_learners: True if workers that do not compute receive them too.
         """
         teams, numbers = self.teams, range(len(self.teams.members))
         if teams.seat_of(self.me) is not None:
@@ -66,23 +68,23 @@ class SubgroupTransfers:
         sources = {team: self.me if team == self.my_team else teams.sender(team, self.me) for team in numbers}
         return self._received(what, {source: like(team) for team, source in sources.items()}, ours)
 
-    def gather(self, what: str, mine: Sequence[tf.Tensor], to_learners: bool = True) -> list[Tensors]:
-        """What every worker that computes sends to all, in the order of the workers."""
-        count, members = len(mine), self.teams.members
-        ours = [t for part in self.within(what, mine, to_learners) for t in part]
+    def gather(self, what: str, local: Sequence[tf.Tensor], to_learners: bool = True) -> list[Tensors]:
+        """Broadcasts every computing worker's tensors to all workers; returns them in worker order."""
+        count, members = len(local), self.teams.members
+        ours = [t for part in self.within(what, local, to_learners) for t in part]
         found: dict[int, Tensors] = {}
-        blocks = self.between(f"{what}_of_team", ours, lambda team: list(mine) * len(members[team]), to_learners)
+        blocks = self.between(f"{what}_of_team", ours, lambda team: list(local) * len(members[team]), to_learners)
         for team, block in zip(members, blocks, strict=True):
             found |= {worker: block[k * count : (k + 1) * count] for k, worker in enumerate(team)}
         return [found[worker] for worker in sorted(found)]
 
     def to_seats(self, what: str, pieces: Sequence[Sequence[tf.Tensor | tf.TensorSpec]]) -> list[Tensors]:
-        """Sends to each seat of the team its piece; returns, where this worker has a seat, all members' pieces for it.
+        """Sends each reducing rank of the subgroup its piece; returns all members' pieces for this rank, if it is one.
 
         Args:
-            what: travels.
-            pieces: for each seat; of this worker's own seat at least what it looks like. Nothing travels for a seat for
-                which there is nothing.
+            what: name of the message.
+            pieces: the piece of each rank; for this worker's own rank at least a spec. Nothing is sent to a rank with
+                an empty piece.
         """
         members, seat = self.teams.members[self.my_team], self.teams.seat_of(self.me)
         if self.me in members:
@@ -94,12 +96,12 @@ class SubgroupTransfers:
     def to_team(
         self, what: str, made: Sequence[tf.Tensor] | None, like: Sequence[Sequence[tf.Tensor | tf.TensorSpec]]
     ) -> list[Tensors]:
-        """What each seat of this worker's team has made, which it tells all of the team.
+        """Broadcasts the tensors of each reducing rank within this worker's subgroup; returns them by rank.
 
         Args:
-            what: travels.
-            made: by this worker, if it has a seat.
-            like: dtypes and static shapes of what each seat makes; nothing for a seat that makes nothing.
+            what: name of the message.
+            made: this worker's tensors, if it is a reducing rank.
+            like: dtypes and static shapes of each rank's tensors; empty for a rank that sends nothing.
         """
         seat, seated = self.teams.seat_of(self.me), self.teams.members[self.my_team][: self.teams.seats]
         if seat is not None and made is not None:
@@ -113,7 +115,7 @@ class SubgroupTransfers:
     def _received(
         self, what: str, like: Mapping[int, Sequence[tf.Tensor | tf.TensorSpec]], mine: Sequence[tf.Tensor]
     ) -> list[Tensors]:
-        """What each source of `like`, which has types and shapes, sends, in its order; `mine` in this one's place."""
+        """Receives tensors from each source of `like` (dtypes and shapes), in order; `mine` is this worker's own."""
         others = {source: like_packed(specs) for source, specs in like.items() if source != self.me}
         came = self.exchange.receive_all(what, others)
         return [list(mine) if s == self.me else unpacked(came[s], specs) for s, specs in like.items()]

@@ -1,11 +1,11 @@
-"""Versions: which value of an owned variable each worker reads, and what lets its owner write the next one.
+"""Versions: the value of an owned variable that each worker reads, and the messages that permit its next write.
 
 A write at the owner ends a version of the variable. It waits until every worker has read that version, and for nothing
-else. A worker whose gradient reaches the owner in between has read it by then: the gradient waits for the read, and the
+else. A worker whose gradient reaches the owner in between has already read it: the gradient waits for the read, and the
 write for the gradient. Any other worker that reads the version sends an acknowledgement.
 
-Where workers may fetch different things, none has the fetches of another. Each then acknowledges the reads that it may
-fetch, and waits for those that it fetches.
+If workers may fetch different outputs, no worker knows the fetches of another. Each then acknowledges the reads that it
+may fetch, and waits for those that it fetches.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from autodist.kernels.replica_dependent import sources_of_replicas
 
 @dataclass(frozen=True)
 class Acknowledgement:
-    """A message by which one worker acknowledges that it has read variables of another.
+    """An acknowledgement: a message from one worker that it has read variables of another.
 
     Attributes:
         reader: the worker that has read them.
         owner: the worker that holds them.
-        reads: the captured names of the reads; none if only the worker's last step has to be over.
-        fetchable: those among them that the worker makes only if it fetches what they lead to.
+        reads: the captured names of the reads; empty if only the worker's previous step must have ended.
+        fetchable: those reads that the worker runs only if it fetches a tensor that depends on them.
         writes: the nodes that wait for the message.
         key: the same on both workers, and in all programs that write the same variables.
     """
@@ -50,7 +50,7 @@ class Acknowledgement:
 
 @dataclass(frozen=True)
 class _Wait:
-    """A write at `owner` that waits for what `reader` reads, `fetchable` of it only if it fetches that."""
+    """A write at `owner` that waits for reads of `reader`; reads in `fetchable` count only if they are fetched."""
 
     reader: int
     owner: int
@@ -64,10 +64,10 @@ class Versions:
 
     Args:
         item: the step.
-        replication: its, which has the execution order.
-        owner: of each owned variable, by handle.
+        replication: its replication, which has the execution order.
+        owner: the owner of each owned variable, by handle.
         joins: the gradients that are sent to the owners.
-        context: for whom the step is rewritten. Only `reads_before` depends on the worker.
+        context: the worker for which the step is rewritten. Only `reads_before` depends on the worker.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Versions:
         for join in joins:
             self._joins.setdefault(item.by_name[join.variable or ""].handle, []).append(join)
 
-    # -- what gradients acknowledge --------------------------------------------------------------------------------
+    # -- reads that gradients acknowledge --------------------------------------------------------------------------
 
     def reads_before(self, joins: Iterable[PendingReduction]) -> list[str]:
-        """This worker's reads that have to be done before it sends gradients of one message to their owner.
+        """Returns this worker's reads that must finish before it sends the gradients of one message to their owner.
 
-        These are its replicas' reads of the gradients' variables, and those of variables of the same owner that have no
-        gradient and may be written when the others are, as a target network is.
+        These are its replicas' reads of the gradients' variables, and reads of variables of the same owner that have no
+        gradient and may be written together with the others, such as a target network.
         """
         members = list(joins)
         sent = self._order.of_join(members[0])
@@ -104,7 +104,7 @@ class Versions:
 
     @cached_property
     def _own_reads(self) -> Mapping[str, list[tuple[int, str]]]:
-        """By handle, what this worker's replicas read of a variable, each with its position among all effects."""
+        """By handle, the reads of a variable by this worker's replicas, each with its position among all effects."""
         found: dict[str, list[tuple[int, str]]] = {}
         for position, (name, effect) in enumerate(self._item.graph_index.effects.items()):
             if not effect.writes and name not in self._once and self._captured(name) in self._order.position:
@@ -114,7 +114,7 @@ class Versions:
 
     @cached_property
     def gradients_before(self) -> Mapping[str, list[PendingReduction]]:
-        """The gradients that each write waits for: those of its variable, or, if there is none, of the same owner."""
+        """The gradients that each write waits for: those of its variable or, if it has none, of the same owner."""
         return {write: list(self._gradients_before(write).values()) for write in self._writes}
 
     def _gradients_before(self, write: str) -> dict[str, PendingReduction]:
@@ -133,7 +133,7 @@ class Versions:
         return found
 
     def own(self, message: Acknowledgement) -> list[str]:
-        """This worker's nodes for the reads that it acknowledges, each replica's."""
+        """Returns this worker's nodes for the reads that it acknowledges, for all replicas."""
         fetched = reach(map(node_of, self._item.outputs), self._item.graph_index.data.__getitem__)
         return [
             name for name in self._item.graph_index.effects
@@ -142,7 +142,7 @@ class Versions:
         ]  # fmt: skip
 
     def awaited(self, acknowledgements: Iterable[Acknowledgement]) -> Mapping[str, Sequence[str]]:
-        """By write and by message of gradients, what other workers do before it for its sake."""
+        """Returns, by write and by gradient message, the work of other workers that must precede it."""
         found: dict[str, dict[str, None]] = {}
         for write, joins in self.gradients_before.items():
             found.setdefault(write, {}).update(dict.fromkeys(map(message_of, joins)))
@@ -157,20 +157,20 @@ class Versions:
                 found.setdefault(write, {}).update(dict.fromkeys(message.reads))
         return {name: list(names) for name, names in found.items()}
 
-    # -- what else workers acknowledge -----------------------------------------------------------------------------
+    # -- other acknowledgements ------------------------------------------------------------------------------------
 
     def acknowledgements(self, runs: Mapping[str, Workers]) -> list[Acknowledgement]:
-        """The messages that gradients do not stand for, in the same order on all workers.
+        """Returns the acknowledgements that gradients do not imply, in the same order on all workers.
 
         Args:
-            runs: by node that not all workers have everything for, the workers that run it.
+            runs: for nodes whose inputs not all workers have, the workers that run them.
         """
         open_: dict[tuple[int, int], list[_Wait]] = {}
         closed: list[list[_Wait]] = []
         position = self._order.position
         for wait in self._waits(runs):
             together = open_.setdefault((wait.reader, wait.owner), [])
-            # All reads have to be done before the first of the writes that wait for one message.
+            # All reads must finish before the first of the writes that wait for one message.
             if together and any(position[read] > position[together[0].write] for read in wait.reads):
                 closed.append(open_[wait.reader, wait.owner])
                 together = open_[wait.reader, wait.owner] = []
@@ -192,7 +192,7 @@ class Versions:
         return found
 
     def _waits(self, runs: Mapping[str, Workers]) -> Iterator[_Wait]:
-        """What writes wait for besides gradients, in the order of the writes."""
+        """Yields the reads, besides those implied by gradients, that writes wait for, in write order."""
         readers, position, fetchable = self._find_readers(runs), self._order.position, self._fetchable
         final = {handle: position[write] for write in self._writes for handle in self._writes[write]}
         last = dict.fromkeys(final, -1)
@@ -219,7 +219,7 @@ class Versions:
             last.update(dict.fromkeys(handles, position[write]))
 
     def _reads_last_version(self, readers: Mapping[str, Workers], worker: int, handle: str, final: int) -> bool:
-        """Returns True if a worker may read a variable behind its last write: the next step's first one waits."""
+        """Returns True if a worker may read a variable after its last write; the next step's first write then waits."""
         if not self._context.joins_outputs:
             return True
         has_proxy = worker in self._context.computing and self._context.plan.has_proxy(
@@ -229,18 +229,18 @@ class Versions:
             self._order.position[read] > final and readers[read] >> worker & 1 for read in self._reads.get(handle, ())
         )
 
-    # -- who reads what --------------------------------------------------------------------------------------------
+    # -- readers of variables --------------------------------------------------------------------------------------
 
     @cached_property
     def _writes(self) -> Mapping[str, frozenset[str]]:
-        """The writes of owned variables in their order, each with the handles of these."""
+        """The writes of owned variables in execution order, each with the handles of the variables."""
         effects = self._order.graph_index.effects
         found = {name: e.writes & self._owner.keys() for name, e in effects.items() if e.writes & self._owner.keys()}
         return {name: found[name] for name in sorted(found, key=self._order.position.__getitem__)}
 
     @cached_property
     def _reads(self) -> Mapping[str, list[str]]:
-        """By handle, the nodes that read an owned variable and do not write it; of replicas, the first one's."""
+        """By handle, the nodes that only read an owned variable; of the replicas' reads, those of the first replica."""
         found: dict[str, list[str]] = {}
         for name, effect in self._order.graph_index.effects.items():
             if self._captured(name) == name:
@@ -250,7 +250,7 @@ class Versions:
 
     @cached_property
     def _fetchable(self) -> frozenset[str]:
-        """The reads that any worker may fetch for itself, and that the step orders before a write of their variable.
+        """The reads that any worker may fetch independently, and that the step orders before a write of their variable.
 
         All workers have these, since they have the write.
         """
@@ -268,7 +268,7 @@ class Versions:
 
     @cached_property
     def _replica_reads(self) -> Mapping[str, list[str]]:
-        """Those of `_reads` that the replicas make."""
+        """The reads of `_reads` that replicas make."""
         return {handle: [r for r in reads if r not in self._once] for handle, reads in self._reads.items()}
 
     def _captured(self, name: str) -> str:
@@ -278,14 +278,14 @@ class Versions:
         return self._order.position[self._captured(name)]
 
     def _find_readers(self, runs: Mapping[str, Workers]) -> Mapping[str, Workers]:
-        """By read, the workers that need the value; by the other nodes, too."""
+        """Returns, by node, the workers that need its value."""
         context, graph_index = self._context, self._order.graph_index
         every, computing = (1 << context.workers) - 1, sum(1 << worker for worker in context.computing)
         differs = self._find_varying()
         needed: dict[str, Workers] = {}
         for message in self._order.messages:
             needed.update(dict.fromkeys(self._order.sources[message], computing))
-        if context.joins_outputs:  # or else workers may fetch different things
+        if context.joins_outputs:  # otherwise workers may fetch different outputs
             needed.update(dict.fromkeys([*map(node_of, self._item.outputs), *self._item.targets], every))
         found: dict[str, Workers] = {}
         for name in reversed(graph_index.order):
@@ -301,7 +301,7 @@ class Versions:
         return found
 
     def _find_varying(self) -> set[str]:
-        """The nodes that differ between replicas: what a message brings is the same for all."""
+        """Returns the nodes that differ between replicas; tensors that a message brings are the same for all."""
         graph_index, messages = self._order.graph_index, set(self._order.messages)
         found = set(sources_of_replicas(self._item, graph_index))
         for name in graph_index.order:

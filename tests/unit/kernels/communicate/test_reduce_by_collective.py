@@ -211,7 +211,7 @@ def test_a_type_that_collectives_do_not_know_is_refused():
     join = PendingReduction(
         "state/z", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.complex64, tf.TensorShape([2])
     )
-    with pytest.raises(StrategyError, match="state/z is complex64.*SHUFFLE in place of RING"):
+    with pytest.raises(StrategyError, match="state/z has dtype complex64.*SHUFFLE instead of RING"):
         ReduceByCollective().apply(Step(tf.compat.v1.GraphDef(), replication=replication(joins=(join,))), context)
 
 

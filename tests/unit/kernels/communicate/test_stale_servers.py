@@ -112,7 +112,7 @@ def test_returning_a_gradient_is_refused():
 
     captured = capture(step, np.ones([2, 3]))
     strategy = plan(captured.item, 2, 1, {"kernel": 1}, staleness=1)
-    with pytest.raises(StrategyError, match="returned by the step and made from the gradient of kernel"):
+    with pytest.raises(StrategyError, match="returned by the step and computed from the gradient of kernel"):
         rewrite(captured.item, Context(strategy, 0))
 
 
