@@ -1,1 +1,1 @@
-"""Phase: deals a replicated step out to the workers of a pipeline."""
+"""Pipeline parallelism: distributes a replicated step over the workers of a pipeline."""

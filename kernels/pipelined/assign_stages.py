@@ -1,4 +1,4 @@
-"""Assign stages: which pipeline stage each node of the compute part belongs to."""
+"""Assignment of each node of the compute part to a pipeline stage."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from autodist.options.fields import OptionError
 
 @dataclass(frozen=True)
 class AssignStages(Kernel):
-    """Notes by which pipeline stage each node of the compute part is computed.
+    """Assigns each node of the compute part to a pipeline stage.
 
-    What goes forward belongs to the latest stage among those of its inputs and of the variables that it reads. What
-    the seed of the loss reaches belongs to the earliest among those of its inputs, where a variable counts as lying
-    where it was used before; what a later variable's gradient alone is made of, to that variable's. What a batch alone
-    leads to is left open: it is computed where it is read. What the script has made in a stage (`ad.stage`) goes
-    forward there.
+    A forward node belongs to the latest stage of its inputs and of the variables that it reads. A node that depends on
+    the loss's seed belongs to the earliest stage of its inputs; a variable counts as part of the stage that used it
+    before. A node that serves only the gradient of a later variable belongs to that variable's stage. A node that
+    depends only on a batch is left open and runs where it is read. Forward nodes that the script creates in a stage
+    (`ad.stage`) stay there.
     """
 
     name: ClassVar[str] = "assign-stages"
@@ -35,32 +35,31 @@ class AssignStages(Kernel):
         _require_apart(item)
         item = _without_shared_waits(item)
         assignment = Assignment(item, stage_of_handles(item, context), len(context.plan.stages))
-        found = assignment.run()
-        freed = _without_waits_for_others(item, found, assignment.stages.once)
-        return replace(_in_order_of_shared_state(freed, assignment.shared_before), pipeline_parts=found)
+        parts = assignment.run()
+        freed = _without_waits_for_others(item, parts, assignment.stages.once)
+        return replace(_in_order_of_shared_state(freed, assignment.shared_before), pipeline_parts=parts)
 
 
 def _require_apart(item: Step) -> None:
-    """Passes if no micro-batch waits for what others make before it is computed to its end.
+    """Checks that no micro-batch waits for other micro-batches before its computation ends.
 
     Raises:
-        StrategyError: one does, and those after it begin when it has ended.
+        StrategyError: the step computes with a sum over all micro-batches.
     """
     if item.whole_sums:
         raise OptionError(
             "builder",
-            f"the step adds up or gathers over all examples while it computes ({item.whole_sums[0].node}), as "
-            "synchronized batch normalisation, all_gather and losses of deviations from a mean of the batch do, and "
-            "the micro-batches of a pipeline come one after the other. Set synchronized=False, gather nothing and "
-            "normalise by keras.layers.BatchNormalization, or take a strategy without pipeline stages.",
+            f"the step reduces or gathers over all examples while it computes ({item.whole_sums[0].node}), as "
+            "synchronized batch normalisation, all_gather and losses of deviations from a batch mean do, but a "
+            "pipeline processes micro-batches one after another. Set synchronized=False, gather nothing and use "
+            "keras.layers.BatchNormalization, or use a strategy without pipeline stages.",
         )
 
 
 def _without_shared_waits(item: Step) -> Step:
-    """The step in which a micro-batch waits for no other by way of what they share.
+    """Removes waits of micro-batches for each other through shared nodes.
 
-    Constants, and operations that do nothing but wait, are the same for all micro-batches: they would wait for all of
-    them.
+    Constants and NoOps are shared by all micro-batches, and would wait for all of them.
     """
     editor = StepEditor(item)
     roots = {*map(node_of, item.outputs), *item.targets}
@@ -76,15 +75,15 @@ def _without_shared_waits(item: Step) -> Step:
 
 
 def _without_waits_for_others(item: Step, parts: Mapping[str, PipelinePart], once: Collection[str]) -> Step:
-    """The step in which no stage waits for another, but for what it reads of it.
+    """Removes control dependencies between stages, and dependencies of shared nodes on single micro-batches.
 
-    What is made of variables alone is the same for all micro-batches and waits for none of them, as the factors of
-    gradients do for what they multiply (that of `tf.square`). What is open, since any stage may compute it, waits for
-    none either: what reads it in the stage that it has waited for does so in its place (for an assertion, say).
+    A node that depends only on variables is the same for all micro-batches and waits for none of them, such as a factor
+    in a gradient (that of `tf.square`). An open node, which any stage may compute, waits for none either. Its readers
+    wait instead, each for the nodes of its own stage (for an assertion, for example).
     """
     editor, graph_index = StepEditor(item), item.graph_index
     waited: dict[str, set[str]] = {}
-    """For each open node, the nodes in stages that it has waited for, or what it is made of has."""
+    """Maps each open node to the nodes in stages that it or its inputs waited for."""
     for name in graph_index.order:
         if name in once:
             continue
@@ -92,8 +91,8 @@ def _without_waits_for_others(item: Step, parts: Mapping[str, PipelinePart], onc
         before = set().union(*(waited.get(source, ()) for source in graph_index.sources[name]))
         if part is None:
             back = [node_of(i) for i in inputs if not is_control(i) and node_of(i) in parts]
-            if back:  # what is of no stage needs none but where a loop of TensorFlow 1 goes back
-                raise passes_no_stage(f"{name} goes on with {back[0]} of stage {parts[back[0]].stage}")
+            if back:  # a node without a stage has a staged input only at the back edge of a TensorFlow 1 loop
+                raise passes_no_stage(f"{name} reads {back[0]} of stage {parts[back[0]].stage}")
             waited[name] = before.union(node_of(i) for i in inputs if node_of(i) in parts)
             kept = [i for i in inputs if node_of(i) not in parts]
         else:
@@ -107,22 +106,22 @@ def _without_waits_for_others(item: Step, parts: Mapping[str, PipelinePart], onc
 
 
 def _may_wait(part: PipelinePart, before: PipelinePart | None, is_for_all: bool) -> bool:
-    """Whether what is of `part` may wait for what is of `before`, if that is of one."""
+    """Returns True if a node of `part` may have a control dependency on a node of `before` (None: no stage)."""
     return before is None or (before.stage == part.stage and (before.is_held or not is_for_all))
 
 
 def passes_no_stage(what: str) -> OptionError:
-    """The error for a loop or a branch of TensorFlow 1, of nodes that have many values or none, in several stages."""
+    """Returns the error for TensorFlow 1 control flow that spans several stages."""
     return OptionError(
         "stages",
         f"{what}: a loop or a branch of TensorFlow 1 cannot be computed in stages. Call "
         "tf.compat.v1.enable_control_flow_v2() before the graph is built (after disable_v2_behavior()), which makes it "
-        "one operation, or take a strategy without pipeline stages.",
+        "a single operation, or use a strategy without pipeline stages.",
     )
 
 
 def _in_order_of_shared_state(freed: Step, before: Mapping[str, Iterable[str]]) -> Step:
-    """The step in which what no stage holds is read and written in the order of the script, in whatever stages."""
+    """Orders accesses to state that no single stage holds as in the script, whatever stages they are in."""
     editor = StepEditor(freed)
     for name, waits in before.items():
         editor.add_control(name, waits)
@@ -130,6 +129,6 @@ def _in_order_of_shared_state(freed: Step, before: Mapping[str, Iterable[str]]) 
 
 
 def stage_of_handles(item: Step, context: Context) -> dict[str, int]:
-    """The pipeline stage of each variable that one worker owns, by handle."""
+    """Returns the pipeline stage of each owned variable, by handle."""
     stage_of = {worker: stage for stage, worker in enumerate(context.plan.stages)}
     return {v.handle: stage_of[item.owners[v.name]] for v in item.variables if v.name in item.owners}

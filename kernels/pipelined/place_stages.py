@@ -1,4 +1,4 @@
-"""Place stages: each worker of a pipeline runs its own part of the step, and hands on what the others need."""
+"""Placement of pipeline stages: each worker runs its part of the step and sends the tensors that others need."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from autodist.options.fields import OptionError
 
 @dataclass(frozen=True)
 class PlaceStages(Kernel):
-    """Deals out a step that is replicated as that of one worker: its micro-batches are the replicas.
+    """Distributes a replicated step over the workers of a pipeline; the micro-batches are the replicas.
 
-    A worker keeps what its pipeline stage computes and what updates its variables. Tensors that another one reads are
-    sent through queues as soon as they are there, those of a micro-batch by themselves, so that the stages work at
-    different ones side by side; in which order a worker takes these up, the schedule says. As no arithmetic is changed,
-    the result is, bit for bit, that of as many replicas on one worker.
+    A worker keeps the nodes of its pipeline stage and the updates of its variables. Tensors that another worker reads
+    are sent through queues as soon as they are computed, separately for each micro-batch, so that stages process
+    different micro-batches in parallel. The schedule determines a worker's execution order. As no arithmetic changes,
+    the result is bit for bit that of as many replicas on one worker.
 
-    A step ends on every worker once all have updated their variables, so that what is read between two steps is new.
+    A step ends on every worker after all workers have updated their variables, so that reads between two steps see the
+    new values.
 
     Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS
     2019.
@@ -47,54 +48,54 @@ class PlaceStages(Kernel):
     def apply(self, item: Step, context: Context) -> Step:
         if not context.goes_through_stages(item):
             return item
-        homes = StagePlacement(item, context)
-        _require_fetched_by_all(homes, context)
-        order, sent = find_order(homes, context), parcels(homes)
-        mine = {name for name, workers in homes.runs_at.items() if context.worker in workers}
+        placement = StagePlacement(item, context)
+        _require_fetched_by_all(placement, context)
+        order, sent = find_order(placement, context), parcels(placement)
+        mine = {name for name, workers in placement.runs_at.items() if context.worker in workers}
         editor = StepEditor(item)
-        nodes = nodes_of_units(homes, order[context.worker])
-        turns = take_turns(editor, homes, nodes)
-        Post(editor, homes, context).exchange(sent)
-        anew = recompute(editor, homes.graph_index, nodes, turns) if context.plan.recomputes else {}
-        _hand_out_tokens(editor, homes, context)
-        editor.drop_targets([name for name in editor.targets if name in homes.runs_at and name not in mine])
+        nodes = nodes_of_units(placement, order[context.worker])
+        starts = take_turns(editor, placement, nodes)
+        Post(editor, placement, context).exchange(sent)
+        recomputed = recompute(editor, placement.graph_index, nodes, starts) if context.plan.recomputes else {}
+        _hand_out_tokens(editor, placement, context)
+        editor.drop_targets([name for name in editor.targets if name in placement.runs_at and name not in mine])
         made = set(editor.names) - item.graph_index.nodes.keys()
         wait_past(editor, mine | made)
-        return _for_their_micro_batches(editor.to_item(), anew)
+        return _with_micro_batches(editor.to_item(), recomputed)
 
 
-def _for_their_micro_batches(item: Step, originals: Mapping[str, str]) -> Step:
-    """The step in which a copy is known to be for the micro-batch that its original is for."""
+def _with_micro_batches(item: Step, originals: Mapping[str, str]) -> Step:
+    """Registers copies as belonging to the micro-batches of their originals."""
     replication = item.replication
     if replication is None or not originals:
         return item
     made = {copy: item.replica_of(name) for copy, name in originals.items()}
-    anew = {copy: replace(item.pipeline_parts[own], is_anew=True) for copy, (_, own) in made.items()}
+    recomputed = {copy: replace(item.pipeline_parts[own], is_anew=True) for copy, (_, own) in made.items()}
     return replace(
         item,
         replication=replace(replication, copies={**replication.copies, **made}),
-        pipeline_parts={**item.pipeline_parts, **anew},
+        pipeline_parts={**item.pipeline_parts, **recomputed},
     )
 
 
-def _require_fetched_by_all(homes: StagePlacement, context: Context) -> None:
-    """Passes if nothing that one pipeline stage has is fetched where workers may fetch different things."""
+def _require_fetched_by_all(placement: StagePlacement, context: Context) -> None:
+    """Refuses fetches of tensors that a single pipeline stage has if workers may fetch different outputs."""
     if context.joins_outputs:
         return
-    for name in homes.item.outputs:
-        if isinstance(homes.home[node_of(name)], StageRank):
+    for name in placement.item.outputs:
+        if isinstance(placement.home[node_of(name)], StageRank):
             raise FetchedElsewhereError(
-                f"{name} is computed by the stages of a pipeline, one after the other, and not all workers fetch it in "
-                "this run. Fetch it on every worker alike, and not under `if ad.is_chief`."
+                f"{name} is computed by the stages of a pipeline, and not all workers fetch it in this run. Fetch it "
+                "on every worker, not only under `if ad.is_chief`."
             )
 
 
-def _hand_out_tokens(editor: StepEditor, homes: StagePlacement, context: Context) -> None:
-    """Each worker tells the others that its variables are written."""
+def _hand_out_tokens(editor: StepEditor, placement: StagePlacement, context: Context) -> None:
+    """Makes each worker send the others a completion signal when its variables are written."""
     writes: dict[int, list[str]] = {}
-    for name, effect in homes.graph_index.effects.items():
-        stages = {homes.stage_of[h] for h in effect.writes if h in homes.stage_of}
-        if name in homes.needed and stages:
+    for name, effect in placement.graph_index.effects.items():
+        stages = {placement.stage_of[h] for h in effect.writes if h in placement.stage_of}
+        if name in placement.needed and stages:
             writes.setdefault(stages.pop(), []).append(name)
     for stage, names in sorted(writes.items()):
         for writer in context.plan.seats[stage]:
@@ -102,8 +103,8 @@ def _hand_out_tokens(editor: StepEditor, homes: StagePlacement, context: Context
 
 
 def _hand_out_token(editor: StepEditor, names: Sequence[str], context: Context, writer: int) -> None:
-    """A worker tells those that may read or set its variables once `names` have written them."""
-    readers = [reader for reader in range(context.workers) if _touches(context, reader, writer)]
+    """Sends a completion signal after the writes `names` to workers that may access the variables of `writer`."""
+    readers = [reader for reader in range(context.workers) if _accesses(context, reader, writer)]
     if context.worker not in (writer, *readers):
         return
     with subgraph(editor, f"pipeline/token/{writer}") as f, tf.device(context.cpu(context.worker)):
@@ -117,10 +118,11 @@ def _hand_out_token(editor: StepEditor, names: Sequence[str], context: Context, 
     editor.run(exchange.effects)
 
 
-def _touches(context: Context, reader: int, writer: int) -> bool:
-    """Whether a worker reads or sets between steps what another one holds.
+def _accesses(context: Context, reader: int, writer: int) -> bool:
+    """Returns True if a worker reads or sets another worker's variables between steps.
 
-    The chief sets what all hold; of those who hold the same, all read at the first, and a step at that of its pipeline.
+    The chief sets the variables of all workers. Of workers with equal variables, all workers read those of the first,
+    and a step those of its own pipeline.
     """
     if reader == writer:
         return False
@@ -130,17 +132,17 @@ def _touches(context: Context, reader: int, writer: int) -> bool:
 
 @dataclass(frozen=True)
 class StageMessage:
-    """Tensors that one worker sends to another once all of them are there.
+    """Tensors that one worker sends to another in one message, once all of them are computed.
 
-    What is sent together must not wait for one another by way of other workers. Tensors of one unit do not, if units
-    can be put into an order at all, and have one round; nor do those of one round that no unit waits for. Whatever else
-    there is travels by itself.
+    Tensors in one message must not wait for one another through other workers. Tensors of one unit do not, if an order
+    of the units exists at all, and have one round. Neither do tensors of one round that no unit waits for. Any other
+    tensor is sent alone.
 
     Attributes:
-        source: the worker that makes them.
-        reader: the one that reads them.
-        round: for how many crossings, one after the other, they wait.
-        of: the unit that makes them; None: no unit waits for them; a tensor's name: it travels by itself.
+        source: the worker that computes them.
+        reader: the worker that reads them.
+        round: the number of transfers that precede them.
+        of: the unit that computes them; None if no unit waits for them; a tensor's name if it is sent alone.
     """
 
     source: int
@@ -150,53 +152,53 @@ class StageMessage:
 
     @property
     def key(self) -> str:
-        """Tells it from the other parcels of a step; the same on all workers."""
+        """Distinguishes it from the other messages of a step; the same on all workers."""
         of = f"{self.of.stage}/{self.of}" if isinstance(self.of, Unit) else self.of
         return f"{self.source}/{self.reader}/{self.round}/{of}"
 
 
-def parcels(homes: StagePlacement) -> dict[StageMessage, list[str]]:
-    """All that travels, in the same order on all workers."""
-    crossings = list(homes.crossings())
-    _require_values(homes, crossings)
-    rounds = _rounds(homes.item, {c.name for c in crossings})
-    leading = _leading_to_units(homes)
+def parcels(placement: StagePlacement) -> dict[StageMessage, list[str]]:
+    """Returns all messages with their tensors, in the same order on all workers."""
+    transfers = list(placement.crossings())
+    _require_values(placement, transfers)
+    rounds = _rounds(placement.item, {c.name for c in transfers})
+    leading = _leading_to_units(placement)
     found: dict[StageMessage, list[str]] = {}
-    for crossing in crossings:
-        node = node_of(crossing.name)
-        alone = crossing.name if node in leading else None
-        parcel = StageMessage(crossing.source, crossing.reader, rounds[node], homes.unit_of(node) or alone)
-        found.setdefault(parcel, []).append(crossing.name)
+    for transfer in transfers:
+        node = node_of(transfer.name)
+        alone = transfer.name if node in leading else None
+        message = StageMessage(transfer.source, transfer.reader, rounds[node], placement.unit_of(node) or alone)
+        found.setdefault(message, []).append(transfer.name)
     return found
 
 
-def _require_values(homes: StagePlacement, crossings: Sequence[StageTransfer]) -> None:
-    """Passes if all that travels has a value in each step that can be sent.
+def _require_values(placement: StagePlacement, transfers: Sequence[StageTransfer]) -> None:
+    """Checks that every transferred tensor has a value in each step and can be sent.
 
     Raises:
-        StrategyError: names the tensor, and what stands on either side.
+        StrategyError: one does not; the error names the tensor and both stages.
     """
-    inside = set(find_inside(homes.graph_index))
-    for crossing in crossings:
-        kind = type_of(homes.graph_index, crossing.name)
-        node = homes.graph_index.nodes[node_of(crossing.name)]
+    inside = set(find_inside(placement.graph_index))
+    for transfer in transfers:
+        kind = type_of(placement.graph_index, transfer.name)
+        node = placement.graph_index.nodes[node_of(transfer.name)]
         if node.name in inside:
-            why = "stands in a loop or a branch, which is not cut"
+            reason = "is inside a loop or a branch, which is not split"
         elif kind in (RESOURCE, VARIANT):
-            why = "is a list of tensors or a resource, which cannot be sent"
+            reason = "is a list of tensors or a resource, which cannot be sent"
         else:
             continue
-        name = homes.item.replica_of(node.name)[1]
-        source, reader = map(homes.stage_of_worker, (crossing.source, crossing.reader))
+        name = placement.item.replica_of(node.name)[1]
+        source, reader = map(placement.stage_of_worker, (transfer.source, transfer.reader))
         raise OptionError(
             "stages",
-            f"{name} ({node.op}) is made by pipeline stage {source} and read by stage {reader}, and {why}. Put the "
-            "variables of what reads it and of what makes it into one stage.",
+            f"{name} ({node.op}) is computed by pipeline stage {source} and read by stage {reader}, but {reason}. Put "
+            "the variables of its consumers and of its inputs into one stage.",
         )
 
 
 def _rounds(item: Step, travelling: Collection[str]) -> Mapping[str, int]:
-    """For each node, how many crossings it waits for, one after the other."""
+    """Maps each node to the number of transfers that precede it, one after another."""
     rounds: dict[str, int] = {}
     for name in item.graph_index.order:
         inputs = item.graph_index.nodes[name].input
@@ -205,35 +207,35 @@ def _rounds(item: Step, travelling: Collection[str]) -> Mapping[str, int]:
     return rounds
 
 
-def _leading_to_units(homes: StagePlacement) -> set[str]:
-    """The nodes that some unit waits for."""
-    units = (name for name in homes.needed if homes.unit_of(name) is not None)
-    return reach(units, homes.graph_index.sources.__getitem__)
+def _leading_to_units(placement: StagePlacement) -> set[str]:
+    """Returns the nodes that some unit waits for."""
+    units = (name for name in placement.needed if placement.unit_of(name) is not None)
+    return reach(units, placement.graph_index.sources.__getitem__)
 
 
 class Post:
-    """Sends and receives one worker's parcels.
+    """Sends and receives one worker's stage messages.
 
     Args:
-        editor: of the step.
-        homes: who runs what.
-        context: for whom.
+        editor: the editor of the step.
+        placement: the placement of the step's nodes.
+        context: the worker for which the step is rewritten.
 
     Attributes:
-        received: for each tensor that comes, what stands for it here.
+        received: for each received tensor, the tensor that replaces it on this worker.
     """
 
-    def __init__(self, editor: StepEditor, homes: StagePlacement, context: Context) -> None:
-        self.editor, self.homes, self.context = editor, homes, context
+    def __init__(self, editor: StepEditor, placement: StagePlacement, context: Context) -> None:
+        self.editor, self.placement, self.context = editor, placement, context
         self.me = context.worker
         self.received: dict[str, str] = {}
 
     def exchange(self, sent: Mapping[StageMessage, list[str]]) -> None:
-        """Adds what this worker sends and receives; its readers read what it receives."""
+        """Adds this worker's sends and receives, and makes its nodes read the received tensors."""
         made: list[str] = []
-        for parcel, names in sent.items():
-            if self.me in (parcel.source, parcel.reader):
-                made += self._exchange(parcel, names)
+        for message, names in sent.items():
+            if self.me in (message.source, message.reader):
+                made += self._exchange(message, names)
         for name, here in self.received.items():
             readers = [c for c in self.editor.consumers(node_of(name)) if self._is_mine(c)]
             self.editor.rewire(name, here, readers)
@@ -241,27 +243,27 @@ class Post:
         self.editor.run(made)
 
     def _is_mine(self, name: str) -> bool:
-        return self.me in self.homes.runs_at.get(name, ())
+        return self.me in self.placement.runs_at.get(name, ())
 
-    def _exchange(self, parcel: StageMessage, names: list[str]) -> list[str]:
+    def _exchange(self, message: StageMessage, names: list[str]) -> list[str]:
         specs = [self._spec(name) for name in names]
-        # Programs of one run share queues by name: those of other tensors are other queues.
-        told = [f"{name} {spec.dtype.name} {spec.shape}" for name, spec in zip(names, specs, strict=True)]
-        place = digest(f"{parcel.key};{';'.join(told)}")
+        # Programs of one run share queues by name: other tensors need other queues.
+        descriptions = [f"{name} {spec.dtype.name} {spec.shape}" for name, spec in zip(names, specs, strict=True)]
+        place = digest(f"{message.key};{';'.join(descriptions)}")
         with subgraph(self.editor, f"pipeline/{place}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, f"pipeline/{place}")
-            if self.me == parcel.source:
+            if self.me == message.source:
                 values = f.inputs_like(names, specs)
-                exchange.send(parcel.reader, "needed", values)
-                got = []
+                exchange.send(message.reader, "needed", values)
+                received = []
             else:
-                got = exchange.receive(parcel.source, "needed", specs)
-        self.received.update({name: f.name(value) for name, value in zip(names, got, strict=False)})
+                received = exchange.receive(message.source, "needed", specs)
+        self.received.update({name: f.name(value) for name, value in zip(names, received, strict=False)})
         return exchange.effects
 
     def _spec(self, name: str) -> tf.TensorSpec:
-        """A tensor's type, and its shape as far as the captured step tells: micro-batches are parts of its batch."""
-        item = self.homes.item
+        """Returns a tensor's dtype, and its shape as far as the captured step determines it for parts of its batch."""
+        item = self.placement.item
         kind = tf.as_dtype(type_of(item.graph_index, name))
         captured = item.replica_of(node_of(name))[1]
         known = item.spec_of(f"{captured}:{output_index(name)}")

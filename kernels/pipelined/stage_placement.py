@@ -1,4 +1,4 @@
-"""Homes: which pipeline stage runs each node of a replicated step, and in which of several pipelines."""
+"""Stage placement: the pipeline stage, and the pipeline among several, that runs each node of a replicated step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TABLES = having(Trait.TABLE_READ | Trait.CALL)
 
 
 class Wherever(enum.Enum):
-    """What has no pipeline stage of its own."""
+    """Placements of nodes that belong to no single pipeline stage."""
 
     READ = "each stage that reads it makes it for itself"
     ALL = "every stage runs it"
@@ -31,11 +31,11 @@ class Wherever(enum.Enum):
 
 @dataclass(frozen=True)
 class StageRank:
-    """A pipeline stage of one of the pipelines that stand side by side, or of each of them.
+    """A pipeline stage of one of the parallel pipelines, or of each of them.
 
     Attributes:
-        stage: which.
-        pipeline: which; None: each.
+        stage: index of the stage.
+        pipeline: index of the pipeline; None for each of them.
     """
 
     stage: int
@@ -45,12 +45,12 @@ class StageRank:
 Home = StageRank | Wherever
 
 FED = StageRank(0, 0)
-"""Who is fed: the chief."""
+"""The placement of fed tensors: the chief."""
 
 
 @dataclass(frozen=True)
 class StageTransfer:
-    """A tensor that one worker makes and another reads."""
+    """A tensor that one worker computes and another reads."""
 
     name: str
     source: int
@@ -58,19 +58,20 @@ class StageTransfer:
 
 
 class StagePlacement:
-    """Who runs what.
+    """The placement of a step's nodes on workers.
 
-    A node is run by one pipeline stage; or by every one, if it writes a variable of which each has a copy; or by
-    whoever reads what it makes, if it is made of nothing that one stage alone has. Of several pipelines that one runs
-    it whose micro-batch it is for; what is for those of several, an update for example, each runs for itself.
+    A node runs on one pipeline stage; or on every stage, if it writes a variable that each of them copies; or on each
+    stage that reads it, if it depends on nothing that a single stage has. If there are several pipelines, the one whose
+    micro-batch the node is for runs it. Nodes for the micro-batches of several pipelines, such as updates, run on each
+    of them.
 
     Args:
         item: the step, replicated as that of one worker.
-        context: for whom it is rewritten.
+        context: the worker for which it is rewritten.
 
     Attributes:
-        home: of each node.
-        micro_batches: of each pipeline.
+        home: the placement of each node.
+        micro_batches: the number of micro-batches of each pipeline.
     """
 
     def __init__(self, item: Step, context: Context) -> None:
@@ -78,7 +79,7 @@ class StagePlacement:
         self.pipelines = context.plan.pipelines
         self.micro_batches = len(context.replicas) // self.pipelines
         self.stage_of = stage_of_handles(item, context)
-        self._seat_of = {
+        self._rank_of = {
             worker: (stage, pipeline)
             for stage, workers in enumerate(context.plan.seats) for pipeline, worker in enumerate(workers)
         }  # fmt: skip
@@ -86,7 +87,7 @@ class StagePlacement:
         self._find()
 
     def unit_of(self, name: str) -> Unit | None:
-        """The unit in which a node is computed; None if it belongs to none."""
+        """Returns the unit in which a node is computed; None if it belongs to none."""
         copies = self.item.replication.copies if self.item.replication else None
         if copies is not None and name not in copies:
             return None
@@ -98,26 +99,26 @@ class StagePlacement:
         return Unit(part.stage, micro_batch, part.is_backward)
 
     def stage_of_worker(self, worker: int) -> int:
-        """The pipeline stage that a worker computes."""
-        return self._seat_of[worker][0]
+        """Returns the pipeline stage that a worker computes."""
+        return self._rank_of[worker][0]
 
     def _find(self) -> None:
         open_nodes: list[str] = []
-        """Made of a batch alone, or of chance: computed where they are first read."""
+        """Nodes that depend only on a batch or on random numbers; they are computed where they are first read."""
         floating: set[str] = set()
         for name in self.graph_index.order:
-            found = self._own_home(name)
-            if found is None:
-                given = [h for s in self.graph_index.data[name] if isinstance(h := self.home.get(s), StageRank)]
-                if given:
-                    found = StageRank(max(h.stage for h in given), self._pipeline_of(name, given))
+            home = self._own_home(name)
+            if home is None:
+                placed_inputs = [h for s in self.graph_index.data[name] if isinstance(h := self.home.get(s), StageRank)]
+                if placed_inputs:
+                    home = StageRank(max(h.stage for h in placed_inputs), self._pipeline_of(name, placed_inputs))
                 elif not floating.isdisjoint(self.graph_index.data[name]) or self._is_unique(name):
                     open_nodes.append(name)
                     floating.add(name)
                     continue
                 else:
-                    found = Wherever.READ
-            self.home[name] = found
+                    home = Wherever.READ
+            self.home[name] = home
             if name in self._fed:
                 del self.home[name]
                 floating.add(name)
@@ -125,23 +126,23 @@ class StagePlacement:
         for name in reversed(open_nodes):
             self.home[name] = self._where_read(name)
 
-    def _pipeline_of(self, name: str, given: Iterable[StageRank]) -> int | None:
-        """The pipeline that runs a node which is made of what `given` have; None: each does."""
+    def _pipeline_of(self, name: str, inputs: Iterable[StageRank]) -> int | None:
+        """Returns the pipeline that runs a node with inputs placed at `inputs`; None if each pipeline does."""
         own = self._own_pipeline(name)
         if own is not None:
             return own
-        found = {seat.pipeline for seat in given} - {None}
+        found = {seat.pipeline for seat in inputs} - {None}
         if len(found) == 1:
             return found.pop()
         return FED.pipeline if self._is_unique(name) else None
 
     def _own_pipeline(self, name: str) -> int | None:
-        """The pipeline of the micro-batch that a node is for; None: it is for all."""
+        """Returns the pipeline of the micro-batch that a node is for; None if it is for all."""
         copies = self.item.replication.copies if self.item.replication else {}
         return copies[name][0] // self.micro_batches if name in copies else None
 
     def _where_read(self, name: str) -> StageRank:
-        """The home of a node that is computed where it is first read, so that of a batch only the parts travel."""
+        """Returns the placement of a node that runs where it is first read, so that only parts of a batch are sent."""
         own = self._own_pipeline(name)
         if own is None and self.pipelines > 1 and not self._fed.isdisjoint(self.graph_index.data[name]):
             return FED
@@ -160,7 +161,7 @@ class StagePlacement:
         return frozenset({*split, node_of(EXAMPLES), node_of(ALL_EXAMPLES)})
 
     def _own_home(self, name: str) -> Home | None:
-        """The home of a node that its inputs do not decide."""
+        """Returns the placement of a node that does not depend on its inputs' placements, or None."""
         if name in self._fed:
             return FED
         effect = self.graph_index.effects.get(name)
@@ -184,12 +185,12 @@ class StagePlacement:
         used = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
         return OptionError(
             "stages",
-            f"{name} ({self.graph_index.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages: "
-            "one operation is not cut. Put these variables into one stage.",
+            f"{name} ({self.graph_index.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages, "
+            "and an operation is not split. Put these variables into one stage.",
         )
 
     def _require_own_writes(self, name: str) -> None:
-        """Passes an operation that writes no variable that every worker has beside those of its stage."""
+        """Checks that an operation that uses variables of a stage writes no variable that every worker holds."""
         effect = self.graph_index.effects[name]
         shared = sorted(self.item.by_handle[h].name for h in effect.writes if h not in self.stage_of)
         owned = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
@@ -197,12 +198,12 @@ class StagePlacement:
             raise OptionError(
                 "stages",
                 f"{name} ({self.graph_index.nodes[name].op}) writes {listed(shared)}, which every worker holds, and "
-                f"uses {listed(owned)}, which a pipeline stage holds: the others would not see what it writes. Write "
-                "them by operations of their own.",
+                f"uses {listed(owned)}, which a pipeline stage holds: the other workers would not see the new value. "
+                "Write them by separate operations.",
             )
 
     def _is_unique(self, name: str) -> bool:
-        """Whether a node that nothing of a stage leads to may make something else on every worker that runs it."""
+        """Returns True if a node that depends on no stage may have a different value on every worker that runs it."""
         node = self.graph_index.nodes[name]
         if node.op in _TABLES or node.op in PASSES or name in self.graph_index.effects or is_stateless(node.op):
             return False
@@ -211,18 +212,18 @@ class StagePlacement:
         except AttributeError:  # a function of the graph's, called as an op
             return True
 
-    # -- what runs where -------------------------------------------------------------------------------------------
+    # -- placement of nodes on workers -----------------------------------------------------------------------------
 
     @cached_property
     def needed(self) -> frozenset[str]:
-        """All that the step's outputs and targets need."""
+        """The nodes that the step's outputs and targets depend on."""
         roots = [*map(node_of, self.item.outputs), *self.item.targets]
         return frozenset(reach(roots, self.graph_index.sources.__getitem__))
 
     @cached_property
     def runs_at(self) -> dict[str, frozenset[int]]:
         """The workers that run each needed node."""
-        everywhere = frozenset(self._seat_of)
+        everywhere = frozenset(self._rank_of)
         roots = {*map(node_of, self.item.outputs), *self.item.targets}
         found: dict[str, frozenset[int]] = {}
         for name in reversed(self.graph_index.order):
@@ -240,24 +241,26 @@ class StagePlacement:
         return found
 
     def crossings(self) -> Iterator[StageTransfer]:
-        """The tensors that travel, each to each of its readers once, in the order in which they are made."""
-        asked: dict[str, dict[StageTransfer, None]] = {}
+        """Yields the tensors to transfer, each to each of its readers once, in the order in which they are computed."""
+        transfers: dict[str, dict[StageTransfer, None]] = {}
         for name in self.needed:
             for i in self.graph_index.nodes[name].input:
                 if not is_control(i):
-                    self._ask(asked, tensor(i), self.runs_at[name])
+                    self._add_transfers(transfers, tensor(i), self.runs_at[name])
         for name in self.item.outputs:
-            self._ask(asked, tensor(name), self._seat_of)
+            self._add_transfers(transfers, tensor(name), self._rank_of)
         for name in self.graph_index.order:
-            yield from sorted(asked.get(name, ()), key=lambda crossing: (crossing.name, crossing.reader))
+            yield from sorted(transfers.get(name, ()), key=lambda crossing: (crossing.name, crossing.reader))
 
-    def _ask(self, asked: dict[str, dict[StageTransfer, None]], name: str, readers: Iterable[int]) -> None:
-        """Notes who sends a tensor to its readers: what each pipeline has comes from the reader's own."""
+    def _add_transfers(
+        self, transfers: dict[str, dict[StageTransfer, None]], name: str, readers: Iterable[int]
+    ) -> None:
+        """Adds a tensor's transfers to its readers; a tensor of every pipeline comes from the reader's own pipeline."""
         home = self.home[node_of(name)]
         if isinstance(home, Wherever):
             return
         for reader in readers:
-            pipeline = self._seat_of[reader][1] if home.pipeline is None else home.pipeline
+            pipeline = self._rank_of[reader][1] if home.pipeline is None else home.pipeline
             source = self.context.plan.seats[home.stage][pipeline]
             if source != reader:
-                asked.setdefault(node_of(name), {})[StageTransfer(name, source, reader)] = None
+                transfers.setdefault(node_of(name), {})[StageTransfer(name, source, reader)] = None

@@ -44,7 +44,7 @@ def weighs_by_all(x, a, b, c):
     ("loss_of", "line", "told"),
     [
         (goes_back, 7, "c is in pipeline stage 0, and what is computed with it"),
-        (gathers, 4, "adds up or gathers over all examples"),
+        (gathers, 4, "reduces or gathers over all examples"),
         (weighs_by_all, 6, "micro-batches wait for each other"),
     ],
 )

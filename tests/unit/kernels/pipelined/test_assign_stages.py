@@ -91,7 +91,7 @@ def test_two_groups_of_gradients_are_refused():
 def test_what_gathers_over_all_examples_is_refused():
     a, b = variables(2)
     step = trained(lambda x: tf.math.reduce_std(gathered(tf.tanh(x @ a) @ b)), [a, b])
-    with pytest.raises(StrategyError, match="gathers over all examples.*micro-batches of a pipeline come one after"):
+    with pytest.raises(StrategyError, match="gathers over all examples.*processes micro-batches one after"):
         rewrite_for_both(step, {"v0": 0, "v1": 1})
 
 
