@@ -1,4 +1,4 @@
-"""Elementwise ops: sums keep kinds, products multiply factors, all others only keep rows."""
+"""Rules for elementwise ops: sums keep layouts, products multiply factors, all other ops keep rows only."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 
 
 def linear(ctx: OpContext) -> Fact:
-    """f(x) = c·x: what is known stays, of shapes and lists too."""
+    """f(x) = c·x: returns the input's fact unchanged, also for shapes and lists."""
     return ctx.facts[0]
 
 
 def outputs_of_inputs(ctx: OpContext) -> list[Fact]:
-    """IdentityN: each output is its input."""
+    """IdentityN: each output has the fact of its input."""
     return list(ctx.facts)
 
 
@@ -41,7 +41,7 @@ def negate(ctx: OpContext) -> Fact:
 
 
 def cast(ctx: OpContext) -> Fact:
-    """A cast of a sum stays a sum unless it rounds."""
+    """Cast: keeps sums unless it rounds."""
     from tensorflow import dtypes
 
     fact = ctx.facts[0]
@@ -58,15 +58,15 @@ def cast(ctx: OpContext) -> Fact:
 
 
 def bitcast(ctx: OpContext) -> Fact:
-    """The same bits as another type: element by element, where that has as many of them (Keras's argmax does it)."""
+    """Bitcast: elementwise if both dtypes have the same size; Keras uses it for argmax."""
     from tensorflow import dtypes
 
     source, target = (dtypes.as_dtype(ctx.node.attr[name].type) for name in ("T", "type"))
-    return nonlinear(ctx) if source.size == target.size else ctx.opaque("it makes elements of another length")
+    return nonlinear(ctx) if source.size == target.size else ctx.opaque("it changes the size of the elements")
 
 
 def nonlinear(ctx: OpContext, indices: Sequence[int] | None = None) -> Fact:
-    """Any function of elements: rows stay rows, what is the same stays the same, sums and means are lost."""
+    """Any elementwise function: keeps rows and replicated values; sums and means become unknown."""
     chosen = list(range(len(ctx.facts))) if indices is None else list(indices)
     operands = operands_of(ctx, chosen)
     scaled = [o for o in operands if isinstance(o, Form) and o.factors and (o.rows or o.base is Base.SAME)]
@@ -80,8 +80,8 @@ def nonlinear(ctx: OpContext, indices: Sequence[int] | None = None) -> Fact:
     if all(isinstance(operand, Form) and operand.is_same for operand in operands):
         return SAME
     if all(map(is_intensive, operands)):
-        return Statistic(ctx.opaque("a function of means over the batch that is no mean itself").reason)
-    return ctx.opaque("a function of sums over the batch that is no sum itself")
+        return Statistic(ctx.opaque("it is a function of means over the batch that is not itself a mean").reason)
+    return ctx.opaque("it is a function of sums over the batch that is no sum")
 
 
 def multiply(ctx: OpContext) -> Fact:
@@ -93,7 +93,7 @@ def divide(ctx: OpContext) -> Fact:
 
 
 def reciprocal(ctx: OpContext) -> Fact:
-    """1 / x, with factors turned over."""
+    """1 / x: inverts the factors."""
     operand = operands_of(ctx)[0]
     if isinstance(operand, Form) and operand.base is not Base.ADDED:
         return replace(operand, factors=times(NONE, operand.factors, -1))
@@ -108,7 +108,7 @@ def square(ctx: OpContext) -> Fact:
 
 
 def floor_divide(ctx: OpContext) -> Fact:
-    """Exact for what is the same everywhere, as how many elements each row has; a count of rows may be rounded."""
+    """Floor division: exact for replicated values, such as the elements of a row; a count of rows may be rounded."""
     if ctx.rank(0) == ctx.rank(1) == 0 and (number := whole_quotient(length(ctx, 0), length(ctx, 1))) is not None:
         return Dims((SAME,), (number,), is_scalar=True)
     return _with_values(ctx, nonlinear(ctx), lambda left, right: left // right if right else None)
@@ -130,19 +130,19 @@ def _product(ctx: OpContext, sign: int) -> Fact:
             mixed_at = left.mixed_at or right.mixed_at
             return Form(base, times(left.factors, right.factors, sign), mixed_at)
         if left.degree + sign * right.degree == 0:
-            return Statistic(ctx.opaque("a quotient of sums over the batch that are not scalars").reason)
-        return ctx.opaque("a product or quotient of sums over the batch that are not scalars")
+            return Statistic(ctx.opaque("it is a quotient of sums over the batch that are not scalars").reason)
+        return ctx.opaque("it is a product or quotient of sums over the batch that are not scalars")
     return nonlinear(ctx)
 
 
 def factors_of(operand: Operand) -> Factors:
-    """Factors of an operand beside rows; of means that are combined per channel only their mixing is kept."""
+    """Returns an operand's factors for a product with rows; none for means that are combined per channel."""
     return operand.factors if isinstance(operand, Form) and operand.base is not Base.ADDED else NONE
 
 
 def add(ctx: OpContext) -> Fact:
-    """Add, subtract, AddN."""
-    if ctx.node.op == "Sub" and (left := _shape_left(ctx)) is not None:
+    """Add, Sub, AddN."""
+    if ctx.node.op == "Sub" and (left := _shape_difference(ctx)) is not None:
         return left
     total = add_operands(ctx, list(range(len(ctx.facts))))
     if ctx.node.op in ("Sub",):
@@ -150,8 +150,8 @@ def add(ctx: OpContext) -> Fact:
     return _with_values(ctx, total, lambda left, right: left + right) if len(ctx.facts) == 2 else total
 
 
-def _shape_left(ctx: OpContext) -> Dims | None:
-    """A shape of which another is taken away, axis by axis, where it is the same everywhere what that leaves."""
+def _shape_difference(ctx: OpContext) -> Dims | None:
+    """Returns the difference of two shapes if it is replicated along every axis, else None."""
     left, right = ctx.dims(0), ctx.dims(1)
     if left is None or right is None or left.is_scalar or right.is_scalar or len(left.forms) != len(right.forms):
         return None
@@ -168,7 +168,7 @@ def _shape_left(ctx: OpContext) -> Dims | None:
 
 
 def add_operands(ctx: OpContext, indices: Sequence[int]) -> Fact:
-    """A sum of some of the inputs, or a choice between them: zeros fit anything."""
+    """Returns the layout of the sum of some inputs, or of a choice between them; zeros fit any layout."""
     operands = operands_of(ctx, indices)
     counted = [o for o, index in zip(operands, indices, strict=True) if not is_neutral(ctx, o, index)]
     if has_rows(operands):
@@ -176,7 +176,7 @@ def add_operands(ctx: OpContext, indices: Sequence[int]) -> Fact:
         scales = {factors_of(operand) for operand in counted if isinstance(operand, Form)}
         if isinstance(form, UnknownFact) or len(scales) <= 1:
             return form if isinstance(form, UnknownFact) else replace(form, factors=next(iter(scales), NONE))
-        return ctx.opaque("it adds rows of examples to sums or means over the batch, or rows of different scales")
+        return ctx.opaque("it adds rows of examples to sums or means over the batch, or to rows of another scale")
     opaque = weakest(operands)
     if opaque is not None:
         return opaque
@@ -188,7 +188,7 @@ def is_neutral(ctx: OpContext, operand: Operand, index: int) -> bool:
 
 
 def add_forms(ctx: OpContext, operands: Sequence[Operand], output: int = 0) -> Form | Statistic | UnknownFact:
-    """What values without rows have in common, as a node's output: they add up alike, or are means of one weight."""
+    """Returns the common layout of operands without rows: all are partial sums, or all are means of one weight."""
     if not operands:
         return SAME
     total = operands[0]
@@ -197,7 +197,7 @@ def add_forms(ctx: OpContext, operands: Sequence[Operand], output: int = 0) -> F
             _add_pair(ctx, total, operand, output) if isinstance(total, Form) and isinstance(operand, Form) else None
         )
         if joined is None:
-            return _refuse_sum(ctx, operands)
+            return _unknown_sum(ctx, operands)
         total = joined
     return total
 
@@ -215,7 +215,7 @@ def _add_pair(ctx: OpContext, left: Form, right: Form, output: int) -> Form | No
 
 
 def _common_rests(left: Form, right: Form) -> list[Factors]:
-    """What may be divided out so that both operands add up: nothing, or one weight."""
+    """Returns the factors that may be divided out so that both operands are partial sums: none, or one weight."""
     below = [f for form in (left, right) for f, exponent in form.factors if exponent < 0]
     rests = [form.factors for form in (left, right) if form.base is Base.ADDED]
     return [*rests, NONE, *(power(factor, -1) for factor in below)]
@@ -227,17 +227,17 @@ def _adds_over(form: Form, rest: Factors) -> bool:
     return additive_over(form.factors, rest) is not None
 
 
-def _refuse_sum(ctx: OpContext, operands: Sequence[Operand]) -> Statistic | UnknownFact:
+def _unknown_sum(ctx: OpContext, operands: Sequence[Operand]) -> Statistic | UnknownFact:
     if all(map(is_intensive, operands)):
         reason = "it adds means over the batch that have different weights, or functions of them"
         return Statistic(ctx.opaque(reason).reason)
     if any(isinstance(operand, Form) and operand.is_same for operand in operands):
         return ctx.opaque("it adds a sum over the batch and a term that does not depend on the batch")
-    return ctx.opaque("it adds sums and means over the batch that do not join in one way")
+    return ctx.opaque("it adds sums and means over the batch that cannot be combined in one way")
 
 
 def _with_values(ctx: OpContext, fact: Fact, function: Callable[[int, int], int | None]) -> Fact:
-    """Keeps integers that come from shapes as such, with their values where both are known."""
+    """Keeps integers from shapes as `Dims`, with their values if both are known."""
     if not isinstance(fact, Form) or fact.rows is not None or not any(isinstance(f, Dims) for f in ctx.facts):
         return fact
     left, right = ctx.dims(0), ctx.dims(1)

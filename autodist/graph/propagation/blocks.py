@@ -1,4 +1,4 @@
-"""Blocks of space that become entries of the batch and go back: how convolutions with holes are computed."""
+"""Rules for SpaceToBatch and BatchToSpace, which TensorFlow uses for dilated convolutions."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _IN_BLOCKS = "in blocks of space"
 
 
 def space_to_batch(ctx: OpContext) -> Fact:
-    """SpaceToBatchND: all examples of a block's first place, then all of its second."""
+    """SpaceToBatchND: the first position of each block for all examples, then the second, and so on."""
     return moving(_to_batch)(ctx)
 
 
 def _to_batch(ctx: OpContext, form: Form, batch: Rows) -> Fact:
     places = _places(ctx)
     if places is None or batch.axis != 0:
-        return ctx.opaque("its blocks are not known, or the examples not along the first axis")
+        return ctx.opaque("its block shape is not known, or the examples are not along the first axis")
     per = None if batch.per is None else batch.per * int(np.prod(places))
     return replace(form, base=replace(batch, per=per, order=(_IN_BLOCKS, places, batch.order)))
 
 
 def batch_to_space(ctx: OpContext) -> Fact:
-    """BatchToSpaceND: back, if the blocks are those that space was divided into."""
+    """BatchToSpaceND: reverses SpaceToBatchND if the block shapes match."""
     return moving(_to_space)(ctx)
 
 
 def _to_space(ctx: OpContext, form: Form, batch: Rows) -> Fact:
     places = _places(ctx)
     if places is None or batch.axis != 0 or batch.order[:2] != (_IN_BLOCKS, places):
-        return ctx.opaque("it makes space of entries of the batch that were not made of blocks of space")
+        return ctx.opaque("its input was not produced by SpaceToBatchND with the same block shape")
     before = batch.order[2]
     assert isinstance(before, tuple)
     per = None if batch.per is None else batch.per / int(np.prod(places))

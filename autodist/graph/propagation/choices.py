@@ -1,4 +1,4 @@
-"""Choices between two values, and the guards that keep a divisor from being zero."""
+"""Rules for selections between two values, and for guards against division by zero."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
 
 
 def select(ctx: OpContext) -> Fact:
-    """Chooses between two values; the condition may only be of rows or the same everywhere."""
-    if isinstance(ctx.facts[1], Positions) and _holds_for_several(ctx, ctx.facts[1]):
+    """Select: the condition must be rows or replicated."""
+    if isinstance(ctx.facts[1], Positions) and _is_vectorized_map_index(ctx, ctx.facts[1]):
         return ctx.facts[1]
     if isinstance(ctx.facts[2], Positions | Shuffled) and _is_negative(ctx, ctx.facts[2]):
         return ctx.facts[2]
@@ -37,7 +37,7 @@ def select(ctx: OpContext) -> Fact:
     if guarded is not None:
         return guarded
     if any(isinstance(fact, ListOf) for fact in ctx.facts):
-        return ctx.opaque("it chooses between lists of tensors")
+        return ctx.opaque("it selects between lists of tensors")
     if ctx.node.op == "Select" and ctx.rank(0) == 1 and ctx.rank(1) != 1:
         return _select_rows(ctx)
     branches = add_operands(ctx, (1, 2))
@@ -55,24 +55,24 @@ def select(ctx: OpContext) -> Fact:
     return ctx.opaque("its condition depends on the whole batch")
 
 
-def _holds_for_several(ctx: OpContext, positions: Positions) -> bool:
-    """`where(n > 1, range(n), 0)`, with which `tf.vectorized_map` takes elements: with one row its number is 0, too."""
+def _is_vectorized_map_index(ctx: OpContext, positions: Positions) -> bool:
+    """Returns True for `where(n > 1, range(n), 0)`, used by `tf.vectorized_map`: for n = 1, `range(n)` is 0, too."""
     condition = ctx.scope.producer(ctx.inputs[0])
     if condition is None or condition.op != "Greater" or not ctx.is_zero(2) or ctx.rank(2) != 0:
         return False
-    asked = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], ctx.scope)
-    bound = asked.constant(1)
-    all_of_them = positions.entries == positions.within and is_length_of(asked, 0, positions.within)
+    comparison = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], ctx.scope)
+    bound = comparison.constant(1)
+    all_of_them = positions.entries == positions.within and is_length_of(comparison, 0, positions.within)
     return all_of_them and bound is not None and bound.ndim == 0 and int(bound) == 1
 
 
 def _is_negative(ctx: OpContext, numbers: Positions | Shuffled) -> bool:
-    """Whether the condition asks which of the numbers of rows are below zero: none is."""
+    """Returns True if the condition is `indices < 0` for row indices, which is always false."""
     condition = ctx.scope.producer(ctx.inputs[0])
     if condition is None or condition.op != "Less":
         return False
-    asked = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], ctx.scope)
-    return asked.is_zero(1) and ctx.scope.fact(asked.inputs[0]) == numbers
+    comparison = OpContext(condition, [tensor_name(name) for name in condition.input[:2]], [], ctx.scope)
+    return comparison.is_zero(1) and ctx.scope.fact(comparison.inputs[0]) == numbers
 
 
 def _same_condition(ctx: OpContext, branches: Form | Statistic) -> Fact:
@@ -83,7 +83,7 @@ def _same_condition(ctx: OpContext, branches: Form | Statistic) -> Fact:
 
 
 def _rows_condition(ctx: OpContext) -> Fact:
-    """Rows of which some are one branch and some the other: scales of both must agree, zeros aside."""
+    """Returns rows selected from both branches; their scales must agree, except for zeros."""
     operands = operands_of(ctx)
     joined = joined_rows(ctx, operands, (0, 1, 2))
     if isinstance(joined, UnknownFact):
@@ -94,12 +94,12 @@ def _rows_condition(ctx: OpContext) -> Fact:
         if not is_neutral(ctx, operand, index)
     }
     if len(scales) > 1:
-        return ctx.opaque("it chooses between rows of different scales")
+        return ctx.opaque("it selects between rows of different scales")
     return replace(joined, factors=next(iter(scales), NONE))
 
 
 def _select_rows(ctx: OpContext) -> Fact:
-    """The old Select: a vector chooses whole rows of the first axis."""
+    """Select (version 1): a vector that selects rows of the first axis."""
     operands = operands_of(ctx)
     branches = add_operands(ctx, (1, 2))
     condition = operands[0]
@@ -109,14 +109,14 @@ def _select_rows(ctx: OpContext) -> Fact:
         if branches.rows is not None and condition.rows is not None and branches.rows.axis == 0:
             if same_rows(condition.rows, branches.rows):
                 return branches
-    return ctx.opaque("a vector that chooses rows does not have the examples along the axis that the rows have")
+    return ctx.opaque("its condition and its branches do not have the examples along the same axis")
 
 
 def _guarded_quotient(ctx: OpContext) -> Fact | None:
-    """`where(s > 0, a / s, 0)` and `where(s == 0, 1, s)`: a guard for replicas on which the divisor is zero.
+    """`where(s > 0, a / s, 0)` and `where(s == 0, 1, s)`: guards for replicas on which the divisor is zero.
 
-    Where s is zero the replica's weight is zero too, so the guard changes nothing that is joined. A guard by `>` is
-    one only for what cannot be negative.
+    If s is zero, so is the replica's weight, and the guard does not change the combined value. A guard by `>` requires
+    that s cannot be negative.
     """
     condition = ctx.scope.producer(ctx.inputs[0])
     if condition is None or condition.op not in _GUARDS:
@@ -138,12 +138,12 @@ def _guarded_quotient(ctx: OpContext) -> Fact | None:
 
 
 _GUARDS = {"Greater": (1, 2), "NotEqual": (1, 2), "Equal": (2, 1)}
-"""By how a divisor is compared with zero, which operand is taken where it is not zero, and which one where it is."""
+"""For each comparison of the divisor with zero: the operand selected if it is nonzero, and the one if it is zero."""
 
 
 def maximum(ctx: OpContext) -> Fact:
-    """`maximum(count, 1)` is the count where it divides: with nothing to count the weight is zero anyway."""
-    counted = _of_one_length(ctx)
+    """`maximum(count, 1)` as a divisor counts as `count`: if the count is zero, so is the weight."""
+    counted = _equal_lengths(ctx)
     if counted is not None:
         return counted
     for index, other in ((0, 1), (1, 0)):
@@ -156,13 +156,13 @@ def maximum(ctx: OpContext) -> Fact:
 
 
 def minimum(ctx: OpContext) -> Fact:
-    """Minimum: of lengths that are the same, one of them."""
-    counted = _of_one_length(ctx)
+    """Minimum: of two equal lengths, either."""
+    counted = _equal_lengths(ctx)
     return nonlinear(ctx) if counted is None else counted
 
 
-def _of_one_length(ctx: OpContext) -> Dims | None:
-    """The greater or smaller of two lengths that are the same, as tensors that fit each other have them."""
+def _equal_lengths(ctx: OpContext) -> Dims | None:
+    """Returns the maximum or minimum of two equal lengths; None if they may differ."""
     first, second = ctx.facts
     if isinstance(first, Dims) and isinstance(second, Dims) and first.is_scalar and first.forms == second.forms:
         counted = length(ctx, 0)
@@ -171,7 +171,7 @@ def _of_one_length(ctx: OpContext) -> Dims | None:
 
 
 def _counts(ctx: OpContext, tensor: str) -> bool:
-    """Whether a scalar is a number of things: of rows, or of places where something holds."""
+    """Returns True if a scalar is a count of rows or of True elements."""
     if isinstance(ctx.scope.fact(tensor), Dims):
         return True
     node = ctx.scope.producer(tensor)

@@ -1,4 +1,4 @@
-"""Operands that are combined element by element, with broadcasting."""
+"""Combines operands elementwise, with broadcasting."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ def has_rows(operands: Sequence[Operand]) -> bool:
 
 
 def joined_rows(ctx: OpContext, operands: Sequence[Operand], indices: Sequence[int]) -> Form | UnknownFact:
-    """The rows that operands with rows among them make when they are broadcast against one another.
+    """Returns the rows that result from broadcasting operands, at least one of them with rows.
 
-    Factors are left out: the caller knows what its op does to them.
+    Factors are omitted: the caller knows their effect in its op.
     """
     ranks = [ctx.rank(index) for index in indices]
     if len(operands) > 1 and None in ranks:
         unknown = ctx.inputs[indices[ranks.index(None)]]
-        return ctx.opaque(f"the rank of its input '{unknown}' is not known; give that tensor a shape")
+        return ctx.opaque(f"the rank of its input '{unknown}' is not known; set that tensor's shape")
     rank = max(value or 0 for value in ranks)
     found: Rows | None = None
     mixed_at: str | None = None
-    for operand, own_rank in zip(operands, ranks, strict=True):
+    for operand, operand_rank in zip(operands, ranks, strict=True):
         if not isinstance(operand, Form) or operand.rows is None:
             continue
         base = operand.rows
-        aligned = base if own_rank is None else replace(base, axis=base.axis + rank - own_rank)
+        aligned = base if operand_rank is None else replace(base, axis=base.axis + rank - operand_rank)
         paired = (aligned, None) if found is None else in_one_order(found, aligned)
         if paired is None:
             return ctx.opaque("its inputs have their examples along different axes or in different orders")
         found, mixed_at = paired[0], mixed_at or operand.mixed_at or paired[1]
     assert found is not None
-    for operand, own_rank, index in zip(operands, ranks, indices, strict=True):
-        verdict = _beside_rows(ctx, operand, index, found.axis - (rank - (own_rank or 0)), own_rank == rank)
-        if isinstance(verdict, UnknownFact):
-            return verdict
-        mixed_at = mixed_at or verdict
+    for operand, operand_rank, index in zip(operands, ranks, indices, strict=True):
+        issue = _check_broadcast(ctx, operand, index, found.axis - (rank - (operand_rank or 0)), operand_rank == rank)
+        if isinstance(issue, UnknownFact):
+            return issue
+        mixed_at = mixed_at or issue
     return Form(found, mixed_at=mixed_at)
 
 
 def same_rows(left: Rows, right: Rows) -> bool:
-    """Whether the rows of two tensors belong to the same examples, along the same axis."""
+    """Returns True if the rows of two tensors belong to the same examples, along the same axis."""
     return (left.axis, left.count, left.order) == (right.axis, right.count, right.order)
 
 
 def in_one_order(left: Rows, right: Rows) -> tuple[Rows, str | None] | None:
-    """Rows of the same examples as one tensor has them that holds both; and the node that made pairs of examples.
+    """Returns common rows for two tensors of the same examples, and the node that paired different examples, if any.
 
-    None where they do not belong together: those in another order within a part meet those that are in none.
+    Returns None if they do not match. Rows permuted within a shard match rows in the original order.
     """
-    told = right if left.per is None else left
+    known = right if left.per is None else left
     if same_rows(left, right):
-        return told, None
+        return known, None
     change = change_of_places(left) or change_of_places(right)
     if change is None or not same_rows(_before(left), _before(right)):
         return None
-    return _before(told), change.node
+    return _before(known), change.node
 
 
 def change_of_places(rows: Rows) -> Reordered | None:
-    """How the examples have changed places within their part; None where they have not."""
+    """Returns the permutation of the examples within their shard; None if they are in the original order."""
     first = next(iter(rows.order), None)
     return first if isinstance(first, Reordered) else None
 
@@ -80,10 +80,13 @@ def _before(rows: Rows) -> Rows:
     return rows if change is None else replace(rows, order=change.before)
 
 
-def _beside_rows(
+def _check_broadcast(
     ctx: OpContext, operand: Operand, index: int, position: int, same_rank: bool
 ) -> UnknownFact | str | None:
-    """Whether rows stay rows beside this operand: a refusal, the node that mixes examples, or None for "yes"."""
+    """Checks that rows remain rows when combined with this operand.
+
+    Returns an unknown fact if they do not, the node that mixes examples, or None if they remain exact.
+    """
     if isinstance(operand, Form) and operand.rows is not None:
         return None
     shape = ctx.shape(index)
@@ -98,18 +101,21 @@ def _beside_rows(
         is_mean = isinstance(operand, Statistic) or operand.degree == 0
         if is_mean and length == 1 and shape.rank != 0:
             return ctx.node.name
-        reason = operand.reason if isinstance(operand, Statistic) else "rows are combined with a sum over the batch"
+        reason = operand.reason if isinstance(operand, Statistic) else "it combines rows with a sum over the batch"
         return ctx.opaque(reason) if isinstance(operand, Form) else UnknownFact(reason)
     if length != 1 and not ctx.is_uniform(index):
         return ctx.opaque(
-            f"its input '{ctx.inputs[index]}' is the same on all replicas but has a length of its own along the "
-            "batch axis, so that its elements belong to positions in the batch"
+            f"its input '{ctx.inputs[index]}' is replicated but has a length of its own along the batch "
+            "axis, so that its elements belong to positions in the batch"
         )
     return None
 
 
 def weakest(operands: Sequence[Operand]) -> UnknownFact | None:
-    """The opaque operand that speaks for all, if there is one and no rows stand beside it."""
+    """Returns the unknown fact that determines the result; None if every operand is known.
+
+    It is recoverable only if all other operands are replicated.
+    """
     opaque = [operand for operand in operands if isinstance(operand, UnknownFact)]
     if not opaque:
         return None
@@ -124,7 +130,7 @@ def weakest(operands: Sequence[Operand]) -> UnknownFact | None:
 
 
 def is_intensive(operand: Operand) -> bool:
-    """Whether a value without rows stays what it is when every example is there twice."""
+    """Returns True if a value without rows is unchanged when every example is duplicated."""
     if isinstance(operand, Form):
         return operand.rows is None and operand.degree == 0
     return isinstance(operand, Statistic)

@@ -1,4 +1,4 @@
-"""Products that sum over shared axes: matrix products, einsum."""
+"""Rules for products that sum over shared axes: matrix products and einsum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def matmul(ctx: OpContext) -> Fact:
 
 
 def batch_matmul(ctx: OpContext) -> Fact:
-    """BatchMatMulV2: leading axes are broadcast, counted from the right."""
+    """BatchMatMulV2: leading axes are broadcast, aligned from the right."""
     first, second = ctx.rank(0), ctx.rank(1)
     if first is None or second is None:
         return _opaque_or(ctx, "the ranks of its inputs are not known")
@@ -30,7 +30,7 @@ def batch_matmul(ctx: OpContext) -> Fact:
 
 
 def einsum(ctx: OpContext) -> Fact:
-    """Einsum of one or two inputs, with or without an ellipsis."""
+    """Einsum with one or two inputs, with or without an ellipsis."""
     inputs, _, output = ctx.text("equation").replace(" ", "").partition("->")
     terms = inputs.split(",")
     labels = [_expand(term, ctx.rank(index)) for index, term in enumerate(terms)]
@@ -40,12 +40,12 @@ def einsum(ctx: OpContext) -> Fact:
     widest = max((sum(isinstance(label, int) for label in entry) for entry in known), default=0)
     result = _expand(output, widest + len(output.replace("...", "")))
     if result is None:
-        return _opaque_or(ctx, "its equation is not followed")
+        return _opaque_or(ctx, "its equation is not supported")
     return contract(ctx, known[0], known[1] if len(known) == 2 else [], result)
 
 
 def _expand(term: str, rank: int | None) -> Labels | None:
-    """One label for each axis; those of an ellipsis are numbers that count from the right."""
+    """Returns one label per axis; axes of an ellipsis are numbered from the right."""
     before, dots, after = term.partition("...")
     if not dots:
         return [*term]
@@ -55,8 +55,8 @@ def _expand(term: str, rank: int | None) -> Labels | None:
 
 
 def contract(ctx: OpContext, left: Labels, right: Labels, result: Labels) -> Fact:
-    """The product of two tensors whose axes bear labels, summed over the labels that the result lacks."""
-    operands = _beside_noise(operands_of(ctx))
+    """Returns the layout of a product of two labelled tensors, summed over the labels missing in the result."""
+    operands = _noise_as_replicated(operands_of(ctx))
     opaque = next((operand for operand in operands if isinstance(operand, UnknownFact)), None)
     if opaque is not None:
         others_same = all(isinstance(o, UnknownFact) or (isinstance(o, Form) and o.is_same) for o in operands)
@@ -76,7 +76,7 @@ def contract(ctx: OpContext, left: Labels, right: Labels, result: Labels) -> Fac
         if all(form.rows is None for form in forms):
             base = Base.ADDED if any(form.base is Base.ADDED for form in forms) else Base.SAME
             return Form(base, factors, mixed_at)
-        return ctx.opaque("it combines each example with every other, or with a tensor by its position in the batch")
+        return ctx.opaque("it combines each example with every other, or with a tensor by position in the batch")
     if any(form.base is Base.ADDED for form in forms):
         return ctx.opaque("it multiplies rows of examples by a sum over the batch")
     rows, label = batch
@@ -86,15 +86,15 @@ def contract(ctx: OpContext, left: Labels, right: Labels, result: Labels) -> Fac
     return ctx.additive(form) if not result else form
 
 
-def _beside_noise(operands: list[Operand]) -> list[Operand]:
-    """Noise beside rows is to them as what is the same everywhere: it has no examples."""
+def _noise_as_replicated(operands: list[Operand]) -> list[Operand]:
+    """Treats noise as replicated when it is combined with rows: it has no examples."""
     if not any(isinstance(operand, Form) and operand.rows for operand in operands):
         return operands
     return [SAME if is_noise(operand) else operand for operand in operands]
 
 
 def _in_one_order(labelled: list[_Labelled]) -> tuple[list[_Labelled], str | None]:
-    """Both operands' rows in the order of the product's; and the node that made pairs of examples."""
+    """Returns both operands' rows in their common order, and the node that paired different examples, if any."""
     found = [rows for rows, _ in labelled if rows is not None]
     if len(found) < 2:
         return labelled, None
@@ -106,7 +106,7 @@ def _in_one_order(labelled: list[_Labelled]) -> tuple[list[_Labelled], str | Non
 
 
 def _batch_label(labelled: list[_Labelled]) -> tuple[Rows, object] | None:
-    """The one label that the batch has; None if operands have it along different axes, or one lacks its rows."""
+    """Returns the single label of the batch axis; None if operands disagree on it or an operand without rows has it."""
     found = [(rows, labels[rows.axis]) for rows, labels in labelled if rows is not None]
     if not found or len({label for _, label in found}) != 1:
         return None
@@ -123,7 +123,7 @@ def _batch_label(labelled: list[_Labelled]) -> tuple[Rows, object] | None:
 def _with_statistics(ctx: OpContext, operands: list[Operand]) -> Fact:
     if any(isinstance(operand, Form) and operand.rows for operand in operands):
         return ctx.opaque("it multiplies rows of examples by statistics of the batch")
-    return Statistic(ctx.opaque("a function of means over the batch that is no mean itself").reason)
+    return Statistic(ctx.opaque("it is a function of means over the batch that is not itself a mean").reason)
 
 
 def _opaque_or(ctx: OpContext, why: str) -> UnknownFact:

@@ -1,4 +1,4 @@
-"""Ops that TensorFlow makes for gradients, where a loss has a gradient in it (a penalty on its length, say)."""
+"""Rules for gradient ops, which occur in a loss that contains a gradient, such as a gradient penalty."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from autodist.graph.propagation.shapes import batch_of
 from autodist.graph.propagation.slices import strided_rows
 
 
-def linear_in(given: int, other: int) -> Rule:
-    """Elementwise, linear in the gradient that comes in and any function of the value at which it is taken."""
+def linear_in(incoming: int, other: int) -> Rule:
+    """Returns a rule for an elementwise op that is linear in the incoming gradient, but not in the forward value."""
 
     def apply(ctx: OpContext) -> Fact:
         operands = operands_of(ctx)
         if not has_rows(operands) or factors_of(operands[other]):
             return nonlinear(ctx)
         joined = joined_rows(ctx, operands, (0, 1))
-        return joined if isinstance(joined, UnknownFact) else replace(joined, factors=factors_of(operands[given]))
+        return joined if isinstance(joined, UnknownFact) else replace(joined, factors=factors_of(operands[incoming]))
 
     return apply
 
 
 def bias_gradient(ctx: OpContext) -> Fact:
-    """BiasAddGrad: a sum over all axes but the channels'."""
+    """BiasAddGrad: a sum over all axes except the channels."""
     form = ctx.form(0)
     if not isinstance(form, Form) or form.rows is None:
         return UnknownFact(form.reason) if isinstance(form, UnknownFact) else form
@@ -39,7 +39,7 @@ def bias_gradient(ctx: OpContext) -> Fact:
 
 
 def filter_gradient(ctx: OpContext) -> Fact:
-    """Conv2DBackpropFilter: value, sizes, gradient: a sum over the batch."""
+    """Conv2DBackpropFilter (value, sizes, gradient): a sum over the batch."""
     forms = ctx.forms(0, 2)
     if isinstance(forms, UnknownFact):
         return forms
@@ -56,20 +56,20 @@ def _same_examples(left: Rows, right: Rows) -> bool:
 
 
 def pooling_gradient(ctx: OpContext) -> Fact:
-    """MaxPoolGrad: value, result, gradient; linear in the last, each entry of the first axis by itself."""
+    """MaxPoolGrad (value, result, gradient): linear in the gradient, independent along the first axis."""
     return _pooled(ctx, (0, 1), 2)
 
 
 def average_gradient(ctx: OpContext) -> Fact:
-    """AvgPoolGrad: shape of the value, gradient."""
+    """AvgPoolGrad (shape of the value, gradient)."""
     sizes = ctx.dims(0)
     if sizes is None or not all(form.is_same for form in sizes.forms[1:]):
         return ctx.opaque("the shape of its value is not known")
     return _pooled(ctx, (), 1)
 
 
-def _pooled(ctx: OpContext, values: tuple[int, ...], given: int) -> Fact:
-    known = ctx.forms(*values, given)
+def _pooled(ctx: OpContext, values: tuple[int, ...], incoming: int) -> Fact:
+    known = ctx.forms(*values, incoming)
     if isinstance(known, UnknownFact):
         return known
     gradient = known[-1]
@@ -80,17 +80,17 @@ def _pooled(ctx: OpContext, values: tuple[int, ...], given: int) -> Fact:
 
 
 def enlarged_gradient(ctx: OpContext) -> Fact:
-    """ResizeBilinearGrad, ResizeBicubicGrad: gradient, value; each entry of the first axis by itself."""
+    """ResizeBilinearGrad, ResizeBicubicGrad (gradient, value): independent along the first axis."""
     return _pooled(ctx, (1,), 0)
 
 
 def slice_gradient(ctx: OpContext) -> Fact:
-    """StridedSliceGrad: shape of the value, begin, end, strides, gradient: zeros where nothing was taken."""
+    """StridedSliceGrad (shape of the value, begin, end, strides, gradient): zeros outside the slice."""
     gradient, dims = ctx.form(4), ctx.dims(0)
     if isinstance(gradient, UnknownFact):
         return gradient
     if gradient.rows is None and all(known is not None and known.is_same for known in map(ctx.dims, range(4))):
-        return gradient  # among zeros
+        return gradient  # placed among zeros
     batch = batch_of(dims) if dims is not None else None
     if dims is None or batch is None or gradient.rows is None or batch.count != gradient.rows.count:
         return nonlinear(ctx) if gradient.rows is None else ctx.opaque("the shape of its value is not known")
@@ -98,19 +98,19 @@ def slice_gradient(ctx: OpContext) -> Fact:
     assert whole.rows is not None
     taken = strided_rows(ctx, whole, whole.rows, len(dims.forms))
     if isinstance(taken, Form) and taken.rows != gradient.rows:
-        return ctx.opaque("its gradient does not have the examples where the slice has them")
+        return ctx.opaque("its gradient does not have the examples along the same axis as the slice")
     return whole if isinstance(taken, Form) else taken
 
 
 def normalised_gradient(ctx: OpContext) -> list[Fact]:
-    """FusedBatchNormGrad: gradient, value, scale, statistics; these are constants where it is not training."""
+    """FusedBatchNormGrad (gradient, value, scale, statistics): statistics are constants unless it is training."""
     known = ctx.forms(0, 1)
     others: list[Fact] = [SAME] * 2
     if isinstance(known, UnknownFact):
         return [*[UnknownFact(known.reason)] * 3, *others]
     gradient, value = known
     if ctx.flag("is_training") or any(form_of(fact) != SAME for fact in ctx.facts[2:5]):
-        return [*[ctx.opaque("the examples of a part see one another in it")] * 3, *others]
+        return [*[ctx.opaque("examples of a shard see one another in it")] * 3, *others]
     if gradient.rows is None or value.rows is None or value.factors or not _same_examples(gradient.rows, value.rows):
         why = "its value and its gradient do not both have the examples along the first axis"
         return [*[ctx.opaque(why)] * 3, *others]
@@ -119,7 +119,7 @@ def normalised_gradient(ctx: OpContext) -> list[Fact]:
 
 
 def broadcast_axes(ctx: OpContext) -> list[Fact]:
-    """BroadcastGradientArgs: for each of two shapes, the axes along which it was repeated to fit the other."""
+    """BroadcastGradientArgs: for each of two shapes, the axes along which it was broadcast to the other."""
     left, right = ctx.dims(0), ctx.dims(1)
     if left is None or right is None:
         are_same = all(form_of(fact) == SAME for fact in ctx.facts)
@@ -130,12 +130,12 @@ def broadcast_axes(ctx: OpContext) -> list[Fact]:
 def _axes_of(ctx: OpContext, own: Dims, other: Dims) -> Fact:
     axes = _repeated(own, other)
     if axes is None:
-        return ctx.opaque("which axes were broadcast depends on lengths that are not known")
+        return ctx.opaque("the broadcast axes depend on lengths that are not known")
     return Dims((SAME,) * len(axes), tuple(axes))
 
 
 def _repeated(own: Dims, other: Dims) -> list[int] | None:
-    """The axes of the common shape along which `own` was repeated; None if that is not known."""
+    """Returns the axes of the common shape along which `own` was broadcast; None if unknown."""
     rank = max(len(own.forms), len(other.forms))
     axes: list[int] = []
     for axis in range(rank):

@@ -1,4 +1,4 @@
-"""The different ids of a batch: each is looked up once, and every example takes what its ids have given."""
+"""Rules for lookups of distinct ids: each id is looked up once, and every example gathers the rows of its ids."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from autodist.graph.propagation.op_context import OpContext, Rule
 
 
 def unique(ctx: OpContext) -> list[Fact]:
-    """Unique: the different ids, and for each id where it stands among them."""
+    """Unique: the distinct ids, and the index of each id among them."""
     ids, number = ctx.form(0), 3 if ctx.node.op.endswith("Counts") or ctx.node.op == "UniqueWithCountsV2" else 2
     if not isinstance(ids, Form):
         return [UnknownFact(ids.reason)] * number
     if ids.is_same:
         return [SAME] * number
     if ids.rows is None or ids.factors or ctx.rank(0) != 1:
-        return [ctx.opaque("its ids are not those of examples, one after the other")] * number
+        return [ctx.opaque("its ids do not belong to examples in their order")] * number
     of = ctx.named(1)
-    counts: Fact = ctx.opaque("how often each different id comes in a part of the batch")
-    found: list[Fact] = [Distinct(of), Numbers(of, ids), counts]
-    return found[:number]
+    counts: Fact = ctx.opaque("it counts each distinct id within a shard of the batch")
+    results: list[Fact] = [Distinct(of), Numbers(of, ids), counts]
+    return results[:number]
 
 
 def looked_up(ctx: OpContext) -> Fact | None:
-    """A gather by different ids, or of what was gathered by them; None where it is neither."""
+    """Gather by distinct ids, or from rows that were gathered by them; None for any other gather."""
     params, ids = ctx.facts[0], ctx.facts[1]
     if isinstance(params, Distinct) and isinstance(ids, Numbers) and ids.of == params.of:
         return ids.rows
@@ -46,29 +46,29 @@ def looked_up(ctx: OpContext) -> Fact | None:
 
 
 def numbers(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
-    """A rule for ops that move elements, for numbers of different ids or of rows too: they are moved as rows are."""
+    """Extends a rule that moves elements to indices of distinct ids or of rows, which move like rows."""
 
     def apply(ctx: OpContext) -> Fact:
-        found = ctx.facts[0]
-        if not isinstance(found, Numbers | Numbered):
+        results = ctx.facts[0]
+        if not isinstance(results, Numbers | Numbered):
             return rule(ctx)
-        moved = rule(replace(ctx, facts=[found.rows, *ctx.facts[1:]]))
+        moved = rule(replace(ctx, facts=[results.rows, *ctx.facts[1:]]))
         if not isinstance(moved, Form):
             return moved
-        if isinstance(found, Numbers):
-            return Numbers(found.of, moved)
+        if isinstance(results, Numbers):
+            return Numbers(results.of, moved)
         is_vector = ctx.output_shape().rank == 1 and moved.rows is not None and not moved.rows.order
         return (
-            Positions(found.within, moved.rows, found.covers)
+            Positions(results.within, moved.rows, results.covers)
             if is_vector and moved.rows
-            else replace(found, rows=moved)
+            else replace(results, rows=moved)
         )
 
     return apply
 
 
 def row_by_row(rule: Rule) -> Rule:
-    """A rule for arithmetic element by element, for the different ids' rows too where all else is one number."""
+    """Extends a rule for elementwise arithmetic to the distinct ids' rows if all other operands are scalars."""
 
     def apply(ctx: OpContext) -> Fact | list[Fact]:
         different = {fact for fact in ctx.facts if isinstance(fact, Distinct)}

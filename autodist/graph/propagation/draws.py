@@ -1,4 +1,4 @@
-"""Random numbers: for each example where the batch says how many; else the same by a shared seed, or noise of each."""
+"""Rules for random ops: numbers per example if the shape holds the batch, else replicated (shared seed) or noise."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from autodist.graph.propagation.shapes import counted_batch
 
 
 def of_shape(ctx: OpContext) -> Fact:
-    """Random numbers: one draw an example where the shape holds the batch, else noise of each replica's own.
+    """Random ops: rows if the shape holds the batch, else noise that each replica draws independently.
 
-    By a seed that all replicas share, and that is no generator's state, they draw the same.
+    If the seed is replicated and no generator state, all replicas draw equal numbers.
     """
     dims = ctx.dims(0)
     batch = counted_batch(ctx, 0, dims) if dims is not None else None
@@ -33,62 +33,64 @@ def of_shape(ctx: OpContext) -> Fact:
         return Form(batch)
     if ctx.node.op in having(Trait.BY_KEY) and are_drawn_alike(ctx):
         return SAME
-    return ctx.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
+    return ctx.opaque("it draws random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
 
 
 def key(ctx: OpContext) -> list[Fact]:
-    """What is made of a seed to draw by it, and which algorithm does so."""
+    """Ops that derive a key, a counter and an algorithm from a seed."""
     if (state := made_of_state(ctx.facts)) is not None:
-        return [state] * _MOST_OUTPUTS
-    return [SAME if are_drawn_alike(ctx) else ctx.opaque("its seed is not the same on all replicas")] * _MOST_OUTPUTS
+        return [state] * _MAX_OUTPUTS
+    return [SAME if are_drawn_alike(ctx) else ctx.opaque("its seed is not the same on all replicas")] * _MAX_OUTPUTS
 
 
 def are_drawn_alike(ctx: OpContext) -> bool:
-    """Whether all that says what a stateless op draws is the same on all replicas, and no generator's state."""
+    """Returns True if all inputs of a stateless random op are replicated, and none is a generator's state."""
     return all(form_of(fact) == SAME and not isinstance(fact, GeneratorState) for fact in ctx.facts)
 
 
 def of_shape_and(*parameters: int) -> Rule:
-    """The same of ops that other inputs, which are broadcast to the shape, tell how the numbers are distributed."""
+    """Returns a rule like `of_shape` for ops with distribution parameters, which are broadcast to the shape."""
 
     def apply(ctx: OpContext) -> Fact:
         drawn, dims = of_shape(ctx), ctx.dims(0)
-        own = drawn.rows if isinstance(drawn, Form) else None
+        drawn_rows = drawn.rows if isinstance(drawn, Form) else None
         for index in parameters:
             form, rank = ctx.form(index), ctx.rank(index)
             if is_noise(ctx.facts[index]) or form == SAME:
                 continue
             if isinstance(form, UnknownFact):
                 return UnknownFact(form.reason)
-            if own is None or form.rows is None or form.factors or dims is None or rank is None:
-                return ctx.opaque("how its numbers are distributed depends on the batch, and not by examples")
-            if not same_rows(replace(form.rows, axis=form.rows.axis + len(dims.forms) - rank), own):
-                return ctx.opaque("its numbers and how they are distributed do not belong to the same examples")
+            if drawn_rows is None or form.rows is None or form.factors or dims is None or rank is None:
+                return ctx.opaque("the parameters of its distribution depend on the batch, but not per example")
+            if not same_rows(replace(form.rows, axis=form.rows.axis + len(dims.forms) - rank), drawn_rows):
+                return ctx.opaque(
+                    "its numbers and the parameters of its distribution do not belong to the same examples"
+                )
         return drawn
 
     return apply
 
 
 def draw_classes(ctx: OpContext) -> Fact:
-    """Multinomial: some draws for each row of logits."""
+    """Multinomial: draws classes for each row of logits."""
     form = ctx.form(0)
     if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0 and not form.factors:
-        return form if form_of(ctx.facts[1]) == SAME else ctx.opaque("how often it draws is not the same everywhere")
+        return form if form_of(ctx.facts[1]) == SAME else ctx.opaque("the number of draws is not replicated")
     if ctx.node.op in having(Trait.BY_KEY) and are_drawn_alike(ctx):
         return SAME
-    return ctx.opaque("random numbers, which each replica draws for itself", Recovery.ALWAYS)
+    return ctx.opaque("it draws random numbers, which each replica draws for itself", Recovery.ALWAYS)
 
 
 def draw_for_each(ctx: OpContext) -> Fact:
-    """RandomGamma, RandomPoissonV2: some draws for each element of what says how they are distributed."""
+    """RandomGamma, RandomPoissonV2: draws numbers for each element of a distribution parameter."""
     dims, form = ctx.dims(0), ctx.form(1)
     if isinstance(form, Form) and form.rows is not None:
         if dims is not None and dims.is_same and not form.factors:
             return replace(form, base=replace(form.rows, axis=form.rows.axis + len(dims.forms)))
-        return ctx.opaque("how often it draws is not the same everywhere")
+        return ctx.opaque("the number of draws is not replicated")
     if isinstance(dims, Dims) and not dims.is_same:
         return _drawn_for_batch(ctx, dims)
-    return ctx.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
+    return ctx.opaque("it draws random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
 
 
 def _drawn_for_batch(ctx: OpContext, dims: Dims) -> Fact:
@@ -96,7 +98,7 @@ def _drawn_for_batch(ctx: OpContext, dims: Dims) -> Fact:
     return Form(batch) if batch is not None and form_of(ctx.facts[1]) == SAME else ctx.opaque("its shape is not known")
 
 
-_MOST_OUTPUTS = 3
+_MAX_OUTPUTS = 3
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Sparse tensors and segments: entries that belong to examples, each with the number of its example."""
+"""Rules for sparse tensors and segments: entries that belong to examples, each with its example's row index."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from autodist.graph.propagation.lengths import is_length_of
 from autodist.graph.propagation.op_context import OpContext, Rule, op_names, tensor_name
 
 _LAST_MAY_BE_EMPTY = (
-    "it makes no row for examples without entries that stand last in a part of the batch; "
+    "it makes no row for examples without entries at the end of a shard of the batch; use "
     "tf.nn.safe_embedding_lookup_sparse, tf.sparse.fill_empty_rows, or a number of segments (as "
-    "tf.math.unsorted_segment_sum takes it) make one for each"
+    "in tf.math.unsorted_segment_sum), which make one for each"
 )
 
 
 def are_entries(form: Fact, positions: Positions) -> bool:
-    """Whether a tensor has a row for each of the things that `positions` says whose they are."""
+    """Returns True if a tensor has one row for each index in `positions`."""
     return isinstance(form, Form) and form.base == positions.entries
 
 
 def with_columns(ctx: OpContext, indices: Sequence[int]) -> Coordinates | None:
-    """Numbers of examples as the first column of a matrix, other columns beside it."""
+    """Returns the coordinates formed by row indices as the first column of a matrix, or None."""
     first = ctx.facts[indices[0]]
     if not isinstance(first, Positions):
         return None
@@ -47,14 +47,14 @@ def with_columns(ctx: OpContext, indices: Sequence[int]) -> Coordinates | None:
 
 
 def column(ctx: OpContext, coordinates: Coordinates) -> Fact:
-    """x[:, k], x[:, k:]: of the positions of entries, their examples' numbers or where they stand in these."""
+    """x[:, k], x[:, k:] of coordinates: the examples' row indices, or the entries' positions within an example."""
     if ctx.rank(0) != 2:
-        return ctx.opaque("which columns of the positions of entries it takes is not known")
+        return ctx.opaque("the columns that it selects from a sparse tensor's indices are not known")
     masks = {name: ctx.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     begin, end, stride = (ctx.integers(index) for index in (1, 2, 3))
     plain = not masks["ellipsis"] and not masks["new_axis"] and masks["begin"] & masks["end"] & 1
     if not plain or masks["shrink_axis"] & 1 or begin is None or end is None or stride != [1, 1] or len(begin) != 2:
-        return ctx.opaque("which columns of the positions of entries it takes is not known")
+        return ctx.opaque("the columns that it selects from a sparse tensor's indices are not known")
     first = 0 if masks["begin"] & 2 else begin[1]
     if first == 0 and masks["shrink_axis"] & 2:
         return coordinates.positions
@@ -62,18 +62,18 @@ def column(ctx: OpContext, coordinates: Coordinates) -> Fact:
         return coordinates
     if first is not None and first > 0:
         return Form(coordinates.positions.entries)
-    return ctx.opaque("which columns of the positions of entries it takes is not known")
+    return ctx.opaque("the columns that it selects from a sparse tensor's indices are not known")
 
 
 def kept(ctx: OpContext, positions: Positions, coordinates: Coordinates) -> Fact:
-    """Positions of those entries that a mask over all entries keeps."""
+    """Returns the coordinates of the entries that a mask selects."""
     if positions.within == coordinates.positions.entries:
         return Coordinates(Positions(coordinates.positions.within, positions.entries))
-    return ctx.opaque("it takes entries by positions that were found among others")
+    return ctx.opaque("it selects entries by a mask over other entries")
 
 
 def values_at(ctx: OpContext) -> Fact | None:
-    """GatherNd: the elements of a batch at the positions of its entries."""
+    """GatherNd: the elements of a batch at the coordinates of its entries; None for any other gather."""
     coordinates, params = ctx.facts[1], ctx.form(0)
     if not isinstance(coordinates, Coordinates) or not isinstance(params, Form) or ctx.number("batch_dims"):
         return None
@@ -82,12 +82,12 @@ def values_at(ctx: OpContext) -> Fact | None:
 
 
 def to_dense(ctx: OpContext) -> Fact:
-    """SparseToDense: positions, shape, values, what stands elsewhere."""
+    """SparseToDense (positions, shape, values, default value)."""
     return _dense(ctx, ctx.facts[0], 1, (2, 3))
 
 
 def scatter(ctx: OpContext) -> Fact:
-    """ScatterNd: positions, values, shape; where positions are what examples say, all that is said of one is added."""
+    """ScatterNd (positions, values, shape): positions that are data of examples give a sum over the batch."""
     positions, values, shape = ctx.form(0), ctx.form(1), ctx.dims(2)
     is_fixed = form_of(ctx.facts[2]) == SAME or (shape is not None and shape.is_same)
     if is_fixed and isinstance(ctx.facts[0], Form) and isinstance(positions, Form) and isinstance(values, Form):
@@ -99,59 +99,59 @@ def scatter(ctx: OpContext) -> Fact:
 
 def _dense(ctx: OpContext, coordinates: Fact, shape: int, values: tuple[int, ...]) -> Fact:
     if not isinstance(coordinates, Coordinates):
-        return _opaque_among(ctx)
+        return _unknown_input(ctx)
     positions = coordinates.positions
     if not is_length_of(ctx, shape, positions.within):
-        return ctx.opaque("it is not known that the shape that it makes has its examples along the first axis")
+        return ctx.opaque("the dense shape is not known to have the examples along the first axis")
     forms = ctx.forms(*values)
     if isinstance(forms, UnknownFact):
         return forms
     for form, index in zip(forms, values, strict=True):
         if form.factors or not (are_entries(form, positions) or (form == SAME and ctx.is_uniform(index))):
-            return ctx.opaque("its values are not those of entries of examples")
+            return ctx.opaque("its values are not entries of examples")
     return Form(positions.within, mixed_at=next((form.mixed_at for form in forms if form.mixed_at), None))
 
 
 def split_strings(ctx: OpContext) -> list[Fact]:
-    """StringSplitV2: of a vector of texts the positions of their words, the words, and a shape that holds them."""
+    """StringSplitV2 of a vector of strings: coordinates of the words, the words, and the dense shape."""
     texts = ctx.form(0)
-    longest = ctx.opaque("it holds the number of words of the longest text in the replica's part of the batch")
+    longest = ctx.opaque("it depends on the number of words of the longest string in the replica's shard of the batch")
     if not isinstance(texts, Form) or texts.rows is None or texts.factors or texts.rows.order:
-        return [_opaque_among(ctx), _opaque_among(ctx), longest]
+        return [_unknown_input(ctx), _unknown_input(ctx), longest]
     alike = ctx.scope.same_as(("words", ctx.inputs[0], ctx.inputs[1]), ctx.named())
     words = Positions(texts.rows, elements_of(alike))
     return [Coordinates(words), Form(words.entries, mixed_at=texts.mixed_at), longest]
 
 
 def ragged_to_dense(ctx: OpContext) -> Fact:
-    """RaggedTensorToTensor: shape, values, what stands elsewhere, number of rows, of each value the row."""
+    """RaggedTensorToTensor (shape, values, default value, number of rows, row of each value)."""
     if list(ctx.node.attr["row_partition_types"].list.s) != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
-        return ctx.opaque("it is not known whose the values of its rows are")
+        return ctx.opaque("the row partition of its values is not supported")
     shape, positions, values = ctx.integers(0), ctx.facts[4], ctx.form(1)
     if shape is None or shape[0] != -1 or any(length is None or length < 0 for length in shape[1:]):
         return ctx.opaque(
-            "its rows are as long as the longest of the replica's part of the batch; give them a length "
-            "(output_sequence_length of TextVectorization, shape=[None, length] of to_tensor)"
+            "its rows are as long as the longest row in the replica's shard of the batch; set a fixed "
+            "length (output_sequence_length of TextVectorization, shape=[None, length] of to_tensor)"
         )
     if isinstance(positions, Positions) and is_length_of(ctx, 3, positions.within):
         if isinstance(values, Form) and not values.factors and are_entries(values, positions):
             if form_of(ctx.facts[2]) == SAME:
                 return Form(positions.within, mixed_at=values.mixed_at)
-    return _opaque_among(ctx)
+    return _unknown_input(ctx)
 
 
 def ragged_counts(ctx: OpContext) -> Fact:
-    """RaggedBincount: where each row's values begin, the values, the number of bins, weights."""
-    positions, values = _owners_behind(ctx, ctx.inputs[0]), ctx.form(1)
+    """RaggedBincount (row splits, values, number of bins, weights)."""
+    positions, values = _row_ids_of_splits(ctx, ctx.inputs[0]), ctx.form(1)
     if isinstance(positions, Positions) and isinstance(values, Form) and not values.factors:
-        is_fixed = form_of(ctx.facts[2]) == SAME or _is_limit(ctx, ctx.inputs[2])
+        is_fixed = form_of(ctx.facts[2]) == SAME or _is_constant(ctx, ctx.inputs[2])
         if are_entries(values, positions) and is_fixed and ctx.shape(3).num_elements() == 0:
             return Form(positions.within, mixed_at=values.mixed_at)
-    return _opaque_among(ctx)
+    return _unknown_input(ctx)
 
 
-def _is_limit(ctx: OpContext, number: str) -> bool:
-    """Whether a number of bins is constant since its least and its most are: minimum(most, maximum(least, x))."""
+def _is_constant(ctx: OpContext, number: str) -> bool:
+    """Returns True if a number of bins is constant because its bounds meet: minimum(most, maximum(least, x))."""
     minimum = ctx.scope.producer(number)
     if minimum is None or minimum.op != "Minimum":
         return False
@@ -164,8 +164,8 @@ def _is_limit(ctx: OpContext, number: str) -> bool:
     return False
 
 
-def _owners_behind(ctx: OpContext, splits: str) -> Fact | None:
-    """Of where rows begin, as RaggedTensor.from_value_rowids counts it, the row of each value; None if it is not so."""
+def _row_ids_of_splits(ctx: OpContext, splits: str) -> Fact | None:
+    """Returns the row of each value behind row splits made by RaggedTensor.from_value_rowids; None for other splits."""
     tensor = splits
     for op, operand in (("ConcatV2", 1), ("Cumsum", 0), ("DenseBincount", 0), ("Reshape", 0)):
         node = ctx.scope.producer(tensor)
@@ -178,21 +178,21 @@ def _owners_behind(ctx: OpContext, splits: str) -> Fact | None:
 
 
 def sparse_matmul(ctx: OpContext) -> Fact:
-    """SparseTensorDenseMatMul: positions, values, shape, a matrix; either one is the same everywhere."""
+    """SparseTensorDenseMatMul (positions, values, shape, matrix): one of the two operands is replicated."""
     dense = ctx.form(3)
     if isinstance(dense, Form) and dense.rows is not None and all(form_of(fact) == SAME for fact in ctx.facts[:3]):
         is_behind = dense.rows.axis == (0 if ctx.flag("adjoint_b") else 1)
-        return with_axis(dense, 1) if is_behind else ctx.opaque("it adds up examples by their position in the part")
+        return with_axis(dense, 1) if is_behind else ctx.opaque("it sums examples by position within the shard")
     if form_of(ctx.facts[3]) == SAME and not ctx.flag("adjoint_a"):
         return _dense(ctx, ctx.facts[0], 2, (1,))
-    return _opaque_among(ctx)
+    return _unknown_input(ctx)
 
 
 def sparse_reduce(ctx: OpContext) -> Fact:
-    """SparseReduceSum, SparseReduceMax: positions, values, shape, axes, of which the examples' may be none."""
+    """SparseReduceSum, SparseReduceMax (positions, values, shape, axes): the axes must not include the batch axis."""
     axes, rank = ctx.constant(3), ctx.shape(0)[1] if ctx.rank(0) == 2 else None
     if axes is None or rank is None or any(int(axis) % rank == 0 for axis in axes.reshape(-1)):
-        return _opaque_among(ctx)
+        return _unknown_input(ctx)
     return _dense(ctx, ctx.facts[0], 2, (1,))
 
 
@@ -207,22 +207,22 @@ def ctc_loss(ctx: OpContext) -> list[Fact]:
         if same_examples and same_lengths and not any(form.factors for form in forms):
             mixed_at = next((form.mixed_at for form in forms if form.mixed_at), None)
             return [Form(within, mixed_at=mixed_at), Form(replace(within, axis=1), mixed_at=mixed_at)]
-    return [_opaque_among(ctx)] * 2
+    return [_unknown_input(ctx)] * 2
 
 
 def reshape_sparse(ctx: OpContext) -> list[Fact]:
-    """SparseReshape: positions, shape, the new shape; the examples' axis stays."""
+    """SparseReshape (positions, shape, new shape): the batch axis stays first."""
     coordinates, new = ctx.facts[0], ctx.dims(2)
     if isinstance(coordinates, Coordinates) and new is not None:
         within = coordinates.positions.within
         if is_length_of(ctx, 1, within) and is_length_of(ctx, 2, within):
             return [coordinates, new]
-    reason = ctx.opaque("it is not known that the examples of the sparse tensor stay along its first axis")
+    reason = ctx.opaque("the examples of the sparse tensor are not known to stay along its first axis")
     return [reason, ctx.facts[2]]
 
 
 def fill_empty_rows(ctx: OpContext) -> list[Fact]:
-    """SparseFillEmptyRows: positions, values, shape, the value of examples that have none."""
+    """SparseFillEmptyRows (positions, values, shape, value for empty rows)."""
     coordinates, values = ctx.facts[0], ctx.form(1)
     if isinstance(coordinates, Coordinates) and is_length_of(ctx, 2, coordinates.positions.within):
         within = coordinates.positions.within
@@ -230,43 +230,43 @@ def fill_empty_rows(ctx: OpContext) -> list[Fact]:
             assert isinstance(values, Form)
             alike = ctx.scope.same_as(("filled", coordinates), ctx.named(1))
             filled = Positions(within, elements_of(alike), True)
-            moved = ctx.opaque("it numbers the entries of the replica's part of the batch")
-            return [Coordinates(filled), Form(filled.entries, mixed_at=values.mixed_at), Form(within), moved]
+            row_numbers = ctx.opaque("it numbers the entries within the replica's shard of the batch")
+            return [Coordinates(filled), Form(filled.entries, mixed_at=values.mixed_at), Form(within), row_numbers]
     return [ctx.opaque("its entries are not known to belong to the examples of its shape")] * 4
 
 
 def segments(ctx: OpContext) -> Fact:
-    """SegmentSum and its like: data, and of each row the segment, ascending."""
+    """SegmentSum and similar ops (data, ascending segment of each row)."""
     return _by_example(ctx, None)
 
 
 def sparse_segments(ctx: OpContext) -> Fact:
-    """SparseSegmentSum and its like: data, which rows of it, and of each of these the segment."""
+    """SparseSegmentSum and similar ops (data, selected rows, segment of each selected row)."""
     number = 3 if ctx.node.op.endswith("NumSegments") else None
-    data, ids, owners = ctx.facts[0], ctx.facts[1], ctx.facts[2]
-    if isinstance(data, Form) and data.rows is not None and form_of(owners) == SAME:
+    data, ids, row_ids = ctx.facts[0], ctx.facts[1], ctx.facts[2]
+    if isinstance(data, Form) and data.rows is not None and form_of(row_ids) == SAME:
         return beside_segments(ctx, data, ctx.rank(2))
-    if isinstance(owners, Positions):
+    if isinstance(row_ids, Positions):
         of_different = isinstance(data, Distinct) and isinstance(ids, Numbers) and ids.of == data.of
         taken = ids.rows if of_different and isinstance(ids, Numbers) else form_of(ids)
         looks_up = of_different or form_of(data) == SAME
-        if looks_up and isinstance(taken, Form) and not taken.factors and are_entries(taken, owners):
-            return _a_row_each(ctx, owners, taken, number)
-    return _opaque_among(ctx)
+        if looks_up and isinstance(taken, Form) and not taken.factors and are_entries(taken, row_ids):
+            return _one_row_per_example(ctx, row_ids, taken, number)
+    return _unknown_input(ctx)
 
 
 def unsorted_segments(ctx: OpContext) -> Fact | None:
-    """UnsortedSegmentSum and its like, where a segment is what belongs to an example; None where it is not."""
+    """UnsortedSegmentSum and similar ops with one segment per example; None for other segments."""
     return _by_example(ctx, 2) if isinstance(ctx.facts[1], Positions) else None
 
 
 def beside_segments(ctx: OpContext, data: Form, depth: int | None) -> Fact:
-    """Segments that are the same on all replicas, of the axes before that of the examples, which stay by themselves.
+    """Returns the layout for replicated segment ids over axes before the batch axis; examples stay independent.
 
     Args:
         ctx: the op.
         data: rows.
-        depth: how many axes the segments have.
+        depth: the number of axes of the segment ids.
     """
     is_linear = linear_operands(ctx.node.op, len(ctx.inputs)) is not None
     if data.rows is None or depth is None or data.rows.axis < depth:
@@ -279,29 +279,29 @@ def beside_segments(ctx: OpContext, data: Form, depth: int | None) -> Fact:
 
 
 def _by_example(ctx: OpContext, number: int | None) -> Fact:
-    """What segments are of data and, of each row, the segment; `number`: the input that says how many there are."""
+    """Returns the layout of segment reductions of data; `number` is the input with the number of segments."""
     form, positions = ctx.form(0), ctx.facts[1]
     if isinstance(form, Form) and form.rows is not None and form_of(positions) == SAME:
         return beside_segments(ctx, form, ctx.rank(1))
     if isinstance(positions, Positions) and isinstance(form, Form) and are_entries(form, positions):
         if form.factors and not ctx.node.op.endswith("Sum"):
             return ctx.opaque("it is not linear in rows that are scaled by sums over the batch")
-        return _a_row_each(ctx, positions, form, number)
-    return _opaque_among(ctx)
+        return _one_row_per_example(ctx, positions, form, number)
+    return _unknown_input(ctx)
 
 
-def _a_row_each(ctx: OpContext, owners: Positions, form: Form, number: int | None) -> Fact:
-    if number is None and not owners.covers:
+def _one_row_per_example(ctx: OpContext, row_ids: Positions, form: Form, number: int | None) -> Fact:
+    if number is None and not row_ids.covers:
         return ctx.opaque(_LAST_MAY_BE_EMPTY)
-    if number is not None and not is_length_of(ctx, number, owners.within):
-        return ctx.opaque("it is not known that it makes a segment for each example")
-    return Form(owners.within, form.factors, form.mixed_at)
+    if number is not None and not is_length_of(ctx, number, row_ids.within):
+        return ctx.opaque("it is not known to return one segment per example")
+    return Form(row_ids.within, form.factors, form.mixed_at)
 
 
-def _opaque_among(ctx: OpContext) -> Fact:
+def _unknown_input(ctx: OpContext) -> Fact:
     forms = [form_of(fact) for fact in ctx.facts]
     opaque = next((form for form in forms if isinstance(form, UnknownFact)), None)
-    return UnknownFact(opaque.reason) if opaque else ctx.opaque("its data and its segments are not those of examples")
+    return UnknownFact(opaque.reason) if opaque else ctx.opaque("its data and its segments do not belong to examples")
 
 
 RULES: dict[str, Rule] = {

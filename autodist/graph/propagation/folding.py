@@ -1,4 +1,4 @@
-"""Small constants that the graph computes from constants: permutations, sizes, positions of axes."""
+"""Constant folding for small tensors: permutations, sizes and axes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from autodist.graph.ops import filling
 
-_DEEPEST = 8
-_LARGEST = 64
+_MAX_DEPTH = 8
+_MAX_ELEMENTS = 64
 
 Fold = Callable[..., np.ndarray]
 Source = Callable[[str], "tf.compat.v1.NodeDef | None"]
@@ -54,11 +54,11 @@ _OF_SHAPE: dict[str, Callable[[tf.TensorShape], list[int] | int | None]] = {
 
 
 class Constants:
-    """Values of a graph's constants, read once.
+    """Values of a graph's constants, each computed once.
 
     Args:
-        producer: the node of a tensor.
-        shape: of a tensor.
+        producer: returns the node that produces a tensor.
+        shape: returns the static shape of a tensor.
     """
 
     def __init__(self, producer: Source, shape: Callable[[str], tf.TensorShape]) -> None:
@@ -66,9 +66,9 @@ class Constants:
         self._values: dict[str, np.ndarray | None] = {}
 
     def value(self, tensor: str, depth: int = 0) -> np.ndarray | None:
-        """A tensor's value where constants alone make it, else None."""
+        """Returns the value of a tensor computed from constants only, else None."""
         node = self._producer(tensor)
-        if node is None or depth > _DEEPEST:
+        if node is None or depth > _MAX_DEPTH:
             return None
         if node.name not in self._values:
             self._values[node.name] = self._compute(node, depth)
@@ -87,14 +87,14 @@ class Constants:
         if fold is None or not sources:
             return None
         values = [self.value(source, depth + 1) for source in sources]
-        if any(value is None or value.size > _LARGEST for value in values):
+        if any(value is None or value.size > _MAX_ELEMENTS for value in values):
             return None
         return np.asarray(fold(*values))
 
     def _filled(self, node: tf.compat.v1.NodeDef, number: int) -> np.ndarray | None:
-        """As many zeros or ones as a tensor has elements, whose values do not matter."""
+        """Returns zeros or ones in the static shape of the node's input; the input's values are not needed."""
         shape = self._shape(node.input[0])
-        if not shape.is_fully_defined() or shape.num_elements() > _LARGEST:
+        if not shape.is_fully_defined() or shape.num_elements() > _MAX_ELEMENTS:
             return None
         return np.full(shape.as_list(), number)
 
@@ -110,7 +110,7 @@ def _fold_of(node: tf.compat.v1.NodeDef) -> Fold | None:
 
 
 def _element_of(node: tf.compat.v1.NodeDef) -> Fold | None:
-    """One element of a vector: x[3]."""
+    """Returns the fold for one element of a vector: x[3]."""
     others = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
     if node.attr["shrink_axis_mask"].i != 1 or any(node.attr[mask].i for mask in others):
         return None

@@ -1,4 +1,4 @@
-"""Ops on images and other things of which the first axis numbers the examples."""
+"""Rules for image ops and other ops whose first axis is the batch axis."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autodist.graph.propagation.op_context import OpContext, Rule, op_names, ten
 
 
 def project(ctx: OpContext) -> Fact:
-    """ImageProjectiveTransformV3: images, one transform for all or one for each, size, value outside."""
+    """ImageProjectiveTransformV3 (images, one transform or one per image, size, fill value)."""
     images, transforms = form_of(ctx.facts[0]), form_of(ctx.facts[1])
     if isinstance(images, UnknownFact):
         return nonlinear(ctx, [0, 1])
     if form_of(ctx.facts[2]) != SAME or any(form_of(fact) != SAME for fact in ctx.facts[3:]):
-        return ctx.opaque("its size is not the same on all replicas")
+        return ctx.opaque("its size is not replicated")
     if not isinstance(images, Form) or images.rows is None:
         return nonlinear(ctx, [0, 1])
     if images.rows.axis != 0 or images.factors:
@@ -32,14 +32,14 @@ def project(ctx: OpContext) -> Fact:
         return images
     if isinstance(transforms, UnknownFact) and transforms.recovery is Recovery.BATCH_SHAPED and not is_one:
         return replace(images, mixed_at=images.mixed_at or ctx.node.name)
-    return ctx.opaque("its transforms are not the same on all replicas, or belong to positions in the batch")
+    return ctx.opaque("its transforms are not replicated, or belong to positions in the batch")
 
 
 def pool_with_positions(ctx: OpContext) -> list[Fact]:
-    """MaxPoolWithArgmax: values, and where they stand in each image, or in the whole part."""
+    """MaxPoolWithArgmax: values, and their positions within each image or within the whole shard."""
     values = first_axis_by_itself(ctx)
     if ctx.flag("include_batch_in_index") and not (isinstance(values, Form) and values.is_same):
-        return [values, ctx.opaque("positions in the replica's own part of the batch")]
+        return [values, ctx.opaque("it returns positions within the replica's shard of the batch")]
     return [values, values]
 
 
@@ -55,7 +55,7 @@ def roll(ctx: OpContext, form: Form, batch: Rows) -> Fact:
 
 
 def count_values(ctx: OpContext) -> Fact:
-    """DenseBincount: how often each value occurs in a row; in a vector, over the batch."""
+    """DenseBincount: counts per row of a matrix; for a vector, counts over the batch."""
     values = ctx.form(0)
     weights = operands_of(ctx, (2,))[0]
     if isinstance(values, UnknownFact):
@@ -63,7 +63,7 @@ def count_values(ctx: OpContext) -> Fact:
     if values.rows is None or values.rows.axis != 0 or values.factors:
         return ctx.opaque("its values do not have the examples along the first axis")
     if form_of(ctx.facts[1]) != SAME and not _is_bounded(ctx, ctx.inputs[1]):
-        return ctx.opaque("how many values it counts may differ between replicas")
+        return ctx.opaque("the number of bins may differ between replicas")
     has_none = ctx.shape(2).num_elements() == 0
     are_rows = isinstance(weights, Form) and weights.rows is not None and same_rows(weights.rows, values.rows)
     if not isinstance(weights, Form) or not (are_rows or (weights.is_same and has_none)):
@@ -72,11 +72,11 @@ def count_values(ctx: OpContext) -> Fact:
         return replace(values, factors=weights.factors, mixed_at=values.mixed_at or weights.mixed_at)
     if ctx.rank(0) == 1 and not ctx.flag("binary_output"):
         return Form(Base.ADDED, weights.factors, values.mixed_at or weights.mixed_at)
-    return ctx.opaque("whether a value occurs in the batch, which is neither a sum nor a mean")
+    return ctx.opaque("it checks which values occur in the batch, which is neither a sum nor a mean")
 
 
 def _is_bounded(ctx: OpContext, tensor: str) -> bool:
-    """`minimum(maximum(x, n), n)`: what asks for no fewer and no more than n."""
+    """Returns True for `minimum(maximum(x, n), n)`, whose value is always n."""
     bounds: dict[str, list[int]] = {"Minimum": [], "Maximum": []}
     passes = having(Trait.SAME | Trait.CASTS)
     node = ctx.scope.producer(tensor)

@@ -1,4 +1,4 @@
-"""Lengths that a shape holds, exactly: not up to a factor that all replicas share, as the forms of `Dims` are."""
+"""Exact lengths in shapes; the forms of `Dims`, in contrast, hold up to a constant common to all replicas."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from autodist.graph.propagation.facts import Form, Rows, form_of, rows_of
 from autodist.graph.propagation.op_context import OpContext, Scope, tensor_name
 
 Length = Rows | int | None
-"""The rows that an axis has, as those of a first axis; or how long it is; or None where neither is known."""
+"""The rows along an axis, as those of a first axis; or the length of the axis; or None if neither is known."""
 
 _SAME_ELEMENTS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
-_DEEPEST = 24
+_MAX_DEPTH = 24
 
 
 def length(ctx: OpContext, index: int, element: int = 0) -> Length:
-    """What one element of an integer input of a node counts, in whichever order."""
+    """Returns the length held by one element of an integer input, regardless of the order of the rows."""
     return _unordered(length_in_order(ctx, index, element))
 
 
 def length_in_order(ctx: OpContext, index: int, element: int = 0) -> Length:
-    """The same, with the order of the rows whose shape was asked."""
-    return _length(ctx.scope, ctx.inputs[index], element, _DEEPEST)
+    """Returns the length held by one element of an integer input, with the order of the rows."""
+    return _length(ctx.scope, ctx.inputs[index], element, _MAX_DEPTH)
 
 
 def _unordered(found: Length) -> Length:
@@ -37,7 +37,7 @@ def _unordered(found: Length) -> Length:
 
 
 def is_length_of(ctx: OpContext, index: int, rows: Rows, element: int = 0) -> bool:
-    """Whether one element of an integer input is the number of these rows."""
+    """Returns True if one element of an integer input is the number of these rows."""
     return is_same_length(rows, length(ctx, index, element))
 
 
@@ -67,7 +67,7 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
     if node.op in having(Trait.WHOLE_QUOTIENT):
         return whole_quotient(*_both(scope, sources, element, depth))
     if node.op == "Sub":
-        return _less(*_both(scope, sources, element, depth))
+        return _minus(*_both(scope, sources, element, depth))
     if node.op == "ConcatOffset":
         axis = scope.constant(sources[0])
         return 0 if axis is not None and 0 <= int(axis) != element else None
@@ -76,13 +76,13 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
 
 
 def _both(scope: Scope, sources: list[str], element: int, depth: int) -> tuple[Length, Length]:
-    """Of two operands, of which one may be a scalar beside a vector."""
+    """Returns the lengths of two operands; one may be a scalar and the other a vector."""
     left, right = (_length(scope, name, element if scope.shape(name).rank else 0, depth - 1) for name in sources)
     return left, right
 
 
 def _times(left: Length, right: Length) -> Length:
-    """A number of rows, multiplied."""
+    """Returns a number of rows times an integer."""
     if isinstance(left, int) and isinstance(right, int):
         return left * right
     rows, number = (left, right) if isinstance(left, Rows) else (right, left)
@@ -92,7 +92,7 @@ def _times(left: Length, right: Length) -> Length:
 
 
 def whole_quotient(left: Length, right: Length) -> int | None:
-    """One length divided by another, where it is the same on every replica; None where it is not, or has a rest."""
+    """Returns the quotient of two lengths if it is replicated and whole, else None."""
     if isinstance(left, Rows) and isinstance(right, Rows) and left.count == right.count and left.per and right.per:
         quotient = left.per / right.per
     elif isinstance(left, int) and isinstance(right, int) and right:
@@ -103,14 +103,14 @@ def whole_quotient(left: Length, right: Length) -> int | None:
 
 
 def is_same_length(left: Length, right: Length) -> bool:
-    """Whether two lengths are known to be equal on every replica."""
+    """Returns True if two lengths are known to be equal on every replica."""
     if isinstance(left, Rows) and isinstance(right, Rows):
         return left.per is not None and (left.count, left.per) == (right.count, right.per)
     return isinstance(left, int) and left == right
 
 
-def _less(left: Length, right: Length) -> Length:
-    """One length minus another."""
+def _minus(left: Length, right: Length) -> Length:
+    """Returns the difference of two lengths."""
     if isinstance(left, int) and isinstance(right, int):
         return left - right
     if is_same_length(left, right):
@@ -136,13 +136,13 @@ def _axis(scope: Scope, tensor: str, axis: int, op: str) -> Length:
 
 
 def _source(scope: Scope, node: tf.compat.v1.NodeDef, sources: list[str], element: int) -> tuple[str, int] | None:
-    """The tensor, and the element of it, that an element of a node's output is."""
+    """Returns the tensor and the element of it that an element of a node's output equals; None if unknown."""
     if node.op in _SAME_ELEMENTS:
         return sources[0], element
     if node.op == "Pack":
         return (sources[element], 0) if all(scope.shape(name).rank == 0 for name in sources) else None
     if node.op == "ConcatV2":
-        return _part(scope, sources[:-1], element, scope.constant(sources[-1]))
+        return _concat_operand(scope, sources[:-1], element, scope.constant(sources[-1]))
     if node.op == "Prod":
         return (sources[0], 0) if scope.shape(sources[0]).num_elements() == 1 else None
     if node.op == "ReverseV2":
@@ -154,24 +154,27 @@ def _source(scope: Scope, node: tf.compat.v1.NodeDef, sources: list[str], elemen
     return None if chosen is None else (sources[0], int(chosen.reshape(-1)[element]))
 
 
-def _part(scope: Scope, parts: list[str], element: int, axis: np.ndarray | None) -> tuple[str, int] | None:
-    """The part of a concatenation in which an element stands, and where: parts stand behind or beside one another."""
+def _concat_operand(scope: Scope, parts: list[str], element: int, axis: np.ndarray | None) -> tuple[str, int] | None:
+    """Returns the operand of a concatenation that holds an element, and the element's index in it.
+
+    Operands may be concatenated along the first or the second axis.
+    """
     shapes = [scope.shape(name) for name in parts]
     if axis is None or any(shape.rank is None for shape in shapes):
         return None
     if int(axis) % (shapes[0].rank or 1) == 0:
-        found = _within([shape.num_elements() for shape in shapes], element)
+        found = _locate([shape.num_elements() for shape in shapes], element)
         return None if found is None else (parts[found[0]], found[1])
     widths = [shape[1] for shape in shapes if shape.rank == 2 and shape[1] is not None]
     if len(widths) < len(parts) or not sum(widths):
         return None
     row, place = divmod(element, sum(widths))
-    found = _within(widths, place)
+    found = _locate(widths, place)
     return None if found is None else (parts[found[0]], row * widths[found[0]] + found[1])
 
 
-def _within(lengths: Sequence[int | None], element: int) -> tuple[int, int] | None:
-    """The number of the part in which an element stands, and its place there."""
+def _locate(lengths: Sequence[int | None], element: int) -> tuple[int, int] | None:
+    """Returns the number of the operand that holds an element, and the element's index in it."""
     starts = itertools.accumulate((length or 0 for length in lengths), initial=0)
     for part, (length, start) in enumerate(zip(lengths, starts)):
         if length is None:

@@ -1,4 +1,4 @@
-"""TensorLists, with which loops keep what each turn gives: all elements alike."""
+"""Rules for TensorLists and TensorArrays, which collect a loop's results; all elements share one layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autodist.graph.propagation.facts import (
 from autodist.graph.propagation.functions import join
 from autodist.graph.propagation.op_context import OpContext, Rule
 
-_BY_POSITION = "it takes an example by its number in the replica's part of the batch"
+_BY_POSITION = "it selects an example by its number within the replica's shard of the batch"
 
 
 def empty(ctx: OpContext) -> Fact:
@@ -34,7 +34,7 @@ def from_tensor(ctx: OpContext) -> Fact:
         return ListOf(form)
     if form.rows.axis == 0:
         if form.factors:
-            return ctx.opaque("it makes a list of a batch that is scaled by sums over it")
+            return ctx.opaque("it converts a batch that is scaled by sums over the batch to a list")
         return ListOf(InTurn(Role.EXAMPLE, form.rows, form.mixed_at))
     return ListOf(with_axis(form, form.rows.axis - 1))
 
@@ -42,27 +42,27 @@ def from_tensor(ctx: OpContext) -> Fact:
 def get_item(ctx: OpContext) -> Fact:
     found = ctx.facts[0]
     if not isinstance(found, ListOf):
-        return found if isinstance(found, UnknownFact) else ctx.opaque("it reads from what is no list")
+        return found if isinstance(found, UnknownFact) else ctx.opaque("it reads from a tensor that is not a list")
     if isinstance(found.element, InTurn):
         return found.element if ctx.facts[1] == InTurn(Role.TURN, found.element.within) else ctx.opaque(_BY_POSITION)
     if form_of(ctx.facts[1]) != SAME:
-        return ctx.opaque("which element it takes depends on the batch")
+        return ctx.opaque("the index that it reads depends on the batch")
     return SAME if found.element is None else found.element
 
 
 def set_item(ctx: OpContext) -> Fact:
-    """TensorListSetItem: list, index, item."""
+    """TensorListSetItem (list, index, item)."""
     place, item = ctx.facts[1], ctx.facts[2]
     if isinstance(place, InTurn) and place.role is Role.TURN:
-        return _with_item(ctx, _of_turn(item, place.within), True)
+        return _with_item(ctx, _item_of_example(item, place.within), True)
     return _with_item(ctx, item, form_of(place) == SAME)
 
 
-def _of_turn(item: Fact, within: Rows) -> Fact:
-    """What a turn gives its example: what it made of that, or what is the same for all."""
+def _item_of_example(item: Fact, within: Rows) -> Fact:
+    """Returns the layout of an iteration's item for its example: derived from the example, or replicated."""
     if isinstance(item, InTurn) or item == SAME:
         return InTurn(Role.EXAMPLE, within) if item == SAME else item
-    return UnknownFact("each turn of a loop over the examples puts what belongs to all of them into a list")
+    return UnknownFact("each iteration of a loop over the examples appends a value of all examples to a list")
 
 
 def push_back(ctx: OpContext) -> Fact:
@@ -72,9 +72,9 @@ def push_back(ctx: OpContext) -> Fact:
 def _with_item(ctx: OpContext, item: Fact, at_same_place: bool) -> Fact:
     found = ctx.facts[0]
     if not isinstance(found, ListOf):
-        return found if isinstance(found, UnknownFact) else ctx.opaque("it writes to what is no list")
+        return found if isinstance(found, UnknownFact) else ctx.opaque("it writes to a tensor that is not a list")
     if not at_same_place:
-        return ctx.opaque("where it writes depends on the batch")
+        return ctx.opaque("the index that it writes depends on the batch")
     return join(ctx, found, ListOf(item if isinstance(item, ListOf | InTurn) else form_of(item)))
 
 
@@ -82,7 +82,7 @@ def stack(ctx: OpContext) -> Fact:
     """TensorListStack: the list becomes the first axis."""
     found = ctx.facts[0]
     if not isinstance(found, ListOf):
-        return found if isinstance(found, UnknownFact) else ctx.opaque("it stacks what is no list")
+        return found if isinstance(found, UnknownFact) else ctx.opaque("it stacks a tensor that is not a list")
     if isinstance(found.element, InTurn):
         is_example = found.element.role is Role.EXAMPLE
         return Form(found.element.within, mixed_at=found.element.mixed_at) if is_example else ctx.opaque(_BY_POSITION)
@@ -98,16 +98,16 @@ def length(ctx: OpContext) -> Fact:
         return Dims((Form(factors=power(found.element.within.count, 1)),), (None,), True)
     if isinstance(found, ListOf) and found.element is not None:
         return SAME
-    return ctx.opaque("it counts the elements of what is not known")
+    return ctx.opaque("it returns the length of an unknown list")
 
 
 def array(ctx: OpContext) -> list[Fact]:
-    """TensorArrayV3: its handle, and its flow, which stands for what is in it."""
+    """TensorArrayV3: its handle, and its flow, which represents the contents."""
     return [SAME, ListOf(None)]
 
 
 def _as_list(rule: Rule, *order: int) -> Rule:
-    """A rule for the list that a tensor array's flow stands for; `order` says where its arguments are."""
+    """Adapts a list rule to a TensorArray, whose flow is the list; `order` has the inputs in the rule's order."""
 
     def apply(ctx: OpContext) -> Fact | list[Fact]:
         inputs, facts = [ctx.inputs[index] for index in order], [ctx.facts[index] for index in order]
@@ -117,10 +117,10 @@ def _as_list(rule: Rule, *order: int) -> Rule:
 
 
 def scatter(ctx: OpContext) -> Fact:
-    """TensorArrayScatterV3 as list, value: the first axis becomes the list."""
+    """TensorArrayScatterV3 as (list, value): the first axis becomes the list."""
     items = from_tensor(OpContext(ctx.node, ctx.inputs[1:], ctx.facts[1:], ctx.scope))
     if isinstance(items, ListOf) and isinstance(items.element, InTurn):
-        return ctx.opaque("it makes a list of the batch")
+        return ctx.opaque("it splits the batch into a list")
     return join(ctx, ctx.facts[0], items)
 
 

@@ -1,4 +1,4 @@
-"""Gathers, one-hots and tables: rows of indices give rows of values."""
+"""Rules for gathers, one-hot encodings and lookup tables: rows of indices return rows of values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autodist.graph.propagation.shuffles import in_order_of
 
 
 def gather(ctx: OpContext) -> Fact:
-    """GatherV2: params, indices, axis."""
+    """GatherV2 (params, indices, axis)."""
     if isinstance(ctx.facts[0], Dims) and not ctx.facts[0].is_scalar:
         return _gather_of_dims(ctx, ctx.facts[0])
     axis, rank = ctx.scalar(2), ctx.rank(0)
@@ -57,7 +57,7 @@ def _batch_dims(ctx: OpContext) -> int:
 def _gather_of_dims(ctx: OpContext, dims: Dims) -> Fact:
     indices = ctx.dims(1)
     if indices is None or any(value is None for value in indices.values):
-        return ctx.opaque("which elements of a shape it takes is not known")
+        return ctx.opaque("the selected elements of a shape are not known")
     chosen = [value for value in indices.values if value is not None]
     return Dims(
         tuple(dims.forms[index] for index in chosen),
@@ -72,7 +72,7 @@ def _gather(ctx: OpContext, axis: int, batch_dims: int) -> Fact:
     if isinstance(ctx.facts[1], Positions):
         return _masked(ctx, ctx.facts[1], axis)
     if is_noise(ctx.facts[1]) and not batch_dims:
-        return _at_drawn_places(ctx, axis)
+        return _at_random_positions(ctx, axis)
     forms = ctx.forms(0, 1)
     if isinstance(forms, UnknownFact):
         return forms
@@ -85,10 +85,10 @@ def _gather(ctx: OpContext, axis: int, batch_dims: int) -> Fact:
         return params
     if params.rows is None:
         if not params.is_same:
-            return ctx.opaque("it looks up sums over the batch for each example")
+            return ctx.opaque("it gathers from sums over the batch for each example")
         return with_axis(replace(indices, factors=params.factors), axis + (indices.rows.axis if indices.rows else 0))
     if indices.rows is not None or params.rows.axis == axis:
-        return _by_position(ctx, "it takes rows of the batch by their position in the part")
+        return _by_position(ctx, "it takes rows of the batch by position within the shard")
     return _beside_gathered_axis(ctx, params, axis)
 
 
@@ -98,7 +98,7 @@ def _by_position(ctx: OpContext, why: str) -> UnknownFact:
 
 
 def _gather_special(ctx: OpContext) -> Fact | None:
-    """Along the first axis: of entries, of different ids, of true and sampled classes, of classes that were drawn."""
+    """Gathers along axis 0 from sparse indices, distinct ids, sampled classes or permutations; None for any other."""
     params, indices = ctx.facts[0], ctx.facts[1]
     if isinstance(params, Coordinates) and isinstance(indices, Positions):
         return kept(ctx, indices, params)
@@ -112,12 +112,12 @@ def _gather_special(ctx: OpContext) -> Fact | None:
 
 
 def _fit(left: Rows, right: Rows) -> bool:
-    """Whether rows are the same as far as it is known; two tensors that fit have as many for each example."""
+    """Returns True if rows match as far as known; tensors that match have equal numbers of rows per example."""
     return same_rows(left, right) and (None in (left.per, right.per) or left.per == right.per)
 
 
-def _at_drawn_places(ctx: OpContext, axis: int) -> Fact:
-    """What each replica draws the places of, the same for all its examples: of rows rows, else noise."""
+def _at_random_positions(ctx: OpContext, axis: int) -> Fact:
+    """Gathers at positions that each replica draws for all its examples: rows from rows, else noise."""
     params, places = ctx.form(0), ctx.facts[1]
     if isinstance(params, Form) and params.rows is not None and params.rows.axis != axis:
         return _beside_gathered_axis(ctx, params, axis)
@@ -127,7 +127,7 @@ def _at_drawn_places(ctx: OpContext, axis: int) -> Fact:
 
 
 def where(ctx: OpContext) -> Fact:
-    """Where: the positions at which it holds: of a vector over the examples their numbers, else coordinates."""
+    """The op Where: the positions of True elements; row indices for a vector over the examples, else coordinates."""
     form = ctx.form(0)
     if isinstance(form, UnknownFact) or form.is_same:
         return form
@@ -136,29 +136,29 @@ def where(ctx: OpContext) -> Fact:
         mask = _in_order(ctx) if is_vector else ctx.inputs[0]
         found = Positions(form.rows, elements_of(ctx.scope.same_as(("where", is_vector, mask), ctx.named())))
         return found if is_vector else Coordinates(found)
-    return ctx.opaque("positions in the replica's own part of the batch")
+    return ctx.opaque("it returns positions within the replica's shard of the batch")
 
 
 def _in_order(ctx: OpContext) -> object:
-    """What a vector has the elements of in their order: two that are made alike of one tensor are the same."""
+    """Returns a key for the elements of a vector in order; equal keys mean equal values."""
     tensor = ctx.inputs[0]
     while (node := ctx.scope.producer(tensor)) is not None and node.op in having(Trait.SAME | Trait.RESHAPES):
         tensor = tensor_name(node.input[0])
-    return _made_of(ctx, tensor)
+    return _key_of(ctx, tensor)
 
 
-def _made_of(ctx: OpContext, tensor: str) -> object:
-    """What stands for a mask: a comparison is the same as another one of the same tensors and constants."""
+def _key_of(ctx: OpContext, tensor: str) -> object:
+    """Returns a key for a mask: comparisons of the same tensors and constants have equal keys."""
     node, value = ctx.scope.producer(tensor), ctx.scope.constant(tensor)
     if value is not None and value.size == 1:
         return str(value.dtype), value.item()
     if node is None or node.op not in _COMPARE:
         return tensor
-    return node.op, *(_made_of(ctx, tensor_name(name)) for name in node.input if not name.startswith("^"))
+    return node.op, *(_key_of(ctx, tensor_name(name)) for name in node.input if not name.startswith("^"))
 
 
 def _masked(ctx: OpContext, positions: Positions, axis: int) -> Fact:
-    """The rows at which a mask over the same rows holds."""
+    """Returns the rows selected by a mask over the same rows."""
     params, shape = ctx.form(0), ctx.shape(1)
     if isinstance(params, UnknownFact):
         return UnknownFact(params.reason)
@@ -166,8 +166,8 @@ def _masked(ctx: OpContext, positions: Positions, axis: int) -> Fact:
     if axis == 0 and is_vector and params.base == positions.within:
         return replace(params, base=positions.entries)
     if positions.entries == positions.within:
-        return ctx.opaque("it takes rows by numbers that were counted in other rows")
-    return ctx.opaque("it takes rows by positions that were found in other rows")
+        return ctx.opaque("it takes rows by indices into other rows")
+    return ctx.opaque("it takes rows by a mask over other rows")
 
 
 def _beside_gathered_axis(ctx: OpContext, params: Form, axis: int) -> Fact:
@@ -190,7 +190,7 @@ def _gather_in_batches(ctx: OpContext, params: Form, indices: Form, batch_dims: 
 
 
 def gather_nd(ctx: OpContext) -> Fact:
-    """GatherNd, ResourceGatherNd: the last axis of the indices is one index."""
+    """GatherNd, ResourceGatherNd: the last axis of the indices holds one index."""
     found = element_of_each(ctx) or values_at(ctx)
     if found is not None:
         return found
@@ -203,16 +203,16 @@ def gather_nd(ctx: OpContext) -> Fact:
         return indices
     if params.rows is None and indices.is_same:
         return params
-    return _by_position(ctx, "it takes elements of the batch by their position in the part")
+    return _by_position(ctx, "it takes elements of the batch by position within the shard")
 
 
 def one_hot(ctx: OpContext) -> Fact:
-    """OneHot: a new axis, last by default."""
+    """OneHot: adds an axis, by default as the last one."""
     indices = ctx.form(0)
     if isinstance(indices, UnknownFact):
         return indices
     if any(form_of(fact) != SAME for fact in ctx.facts[1:]):
-        return ctx.opaque("its depth or its values are not the same on all replicas")
+        return ctx.opaque("its depth or its values are not replicated")
     if indices.rows is None or indices.factors:
         return SAME if indices.is_same else ctx.opaque("its indices are sums over the batch")
     axis = ctx.number("axis")
@@ -220,9 +220,9 @@ def one_hot(ctx: OpContext) -> Fact:
 
 
 def table_lookup(ctx: OpContext) -> Fact:
-    """LookupTableFindV2: each key by itself."""
+    """LookupTableFindV2: looks up each key independently."""
     if form_of(ctx.facts[2]) != SAME:
-        return ctx.opaque("what it gives for keys that it does not have depends on the batch")
+        return ctx.opaque("its default value depends on the batch")
     keys = ctx.form(1)
     return keys if isinstance(keys, UnknownFact) or not keys.factors else ctx.opaque("its keys are sums over the batch")
 

@@ -1,4 +1,4 @@
-"""Ops on the last axes of a tensor, for each entry of the axes before them: linear algebra, Fourier transforms."""
+"""Rules for ops on the last axes of a tensor that treat leading axes as a batch: linear algebra, Fourier transforms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 
 
 def of_last_axes(number: int, others: Sequence[int] = ()) -> Rule:
-    """A function of the last `number` axes of the first input and of `others`, whose axes are aligned with its own."""
+    """Returns a rule for functions of the last `number` axes of the first input and of `others`, with aligned axes."""
 
     def apply(ctx: OpContext) -> Fact:
         found = nonlinear(ctx, [0, *others])
@@ -30,7 +30,7 @@ def of_last_axes(number: int, others: Sequence[int] = ()) -> Rule:
 
 
 def linear_in_last_axes(number: int) -> Rule:
-    """A linear function of the last `number` axes of the first input: sums and means of it stay what they are."""
+    """Returns a rule for linear functions of the last `number` axes of the first input, which keep sums and means."""
 
     def apply(ctx: OpContext) -> Fact:
         if not _rest_is_same(ctx, (0,)):
@@ -59,7 +59,7 @@ def solve(ctx: OpContext) -> Fact:
         return nonlinear(ctx)
     rank = max(ctx.rank(0) or 0, ctx.rank(1) or 0)
     if matrix == SAME and isinstance(right, Form) and right.rows and ctx.rank(1) == rank == right.rows.axis + 1:
-        return right  # each column is solved for by itself
+        return right  # columns are independent
     if factors_of(matrix):
         return ctx.opaque("it is not linear in a matrix that is scaled by sums over the batch")
     found = joined_rows(ctx, operands[:2], (0, 1))
@@ -82,7 +82,7 @@ def cross(ctx: OpContext) -> Fact:
 
 
 def set_diagonal(ctx: OpContext) -> Fact:
-    """MatrixSetDiagV3: matrix and diagonal have the same leading axes."""
+    """MatrixSetDiagV3: matrix and diagonal have equal leading axes."""
     forms = ctx.forms(0, 1)
     if isinstance(forms, UnknownFact):
         return forms

@@ -1,4 +1,4 @@
-"""Layers of neural networks and losses of one op: the batch is their first axis."""
+"""Rules for neural network layers and fused losses, whose batch axis is the first."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from autodist.graph.propagation.shuffles import sorted_places
 
 
 def is_same_for_all(fact: Fact) -> bool:
-    """Whether all examples of a part meet the same parameter: one of all replicas, or noise that each draws once."""
+    """Returns True if a parameter is equal for all examples of a shard: replicated, or noise drawn once per replica."""
     return form_of(fact) == SAME or is_noise(fact)
 
 
 def first_axis_by_itself(ctx: OpContext) -> Fact:
-    """Convolutions and pooling: each entry of the first axis by itself, with parameters that are the same."""
+    """Convolutions and pooling: independent along the first axis, with replicated parameters."""
     form = ctx.form(0)
     if isinstance(form, UnknownFact):
         return form if all(form_of(fact) == SAME for fact in ctx.facts[1:]) else UnknownFact(form.reason)
     if not all(map(is_same_for_all, ctx.facts[1:])):
-        return ctx.opaque("its parameters are not the same on all replicas")
+        return ctx.opaque("its parameters are not replicated")
     if form.rows is None:
         return form if form.is_same else ctx.opaque("its input is a sum or mean over the batch")
     linear = linear_operands(ctx.node.op, len(ctx.inputs)) is not None
@@ -34,33 +34,33 @@ def first_axis_by_itself(ctx: OpContext) -> Fact:
 
 
 def transposed_convolution(ctx: OpContext) -> Fact:
-    """Conv2DBackpropInput as a layer: sizes, filter, input."""
+    """Conv2DBackpropInput as a layer (sizes, filter, input)."""
     sizes, value = ctx.dims(0), ctx.form(2)
     if isinstance(value, UnknownFact):
         return UnknownFact(value.reason)
     fits = ctx.facts[1] == SAME and value.rows is not None and value.rows.axis == 0
     if fits and sizes is not None and all(form.is_same for form in sizes.forms[1:]):
         return value
-    return ctx.opaque("its filter or sizes are not the same on all replicas, or the examples not along its first axis")
+    return ctx.opaque("its filter or sizes are not replicated, or the examples are not along its first axis")
 
 
 def along_last_axis(ctx: OpContext) -> Fact | list[Fact]:
-    """Softmax and its like: a function of each row along the last axis."""
+    """Softmax and similar ops: a function of each row along the last axis."""
     form, rank = ctx.form(0), ctx.rank(0)
     if isinstance(form, Form) and form.rows is not None:
         if rank is None or form.rows.axis == rank - 1:
-            return ctx.opaque("it runs along the batch, or its input's rank is not known")
+            return ctx.opaque("it runs along the batch axis, or its input's rank is not known")
         if not all(map(is_same_for_all, ctx.facts[1:])):
-            return ctx.opaque("its parameters are not the same on all replicas")
+            return ctx.opaque("its parameters are not replicated")
     return nonlinear(ctx, [0])
 
 
 def top_k(ctx: OpContext) -> Fact | list[Fact]:
-    """TopK: the largest of each row along the last axis; of a batch, in which order its examples are."""
+    """TopK: the largest elements along the last axis; along the batch axis, a permutation of the examples."""
     form = ctx.form(0)
     places = sorted_places(ctx) if isinstance(form, Form) and form.rows is not None else None
     if places is not None:
-        return [ctx.opaque("it sorts the replica's own part of the batch"), places]
+        return [ctx.opaque("it sorts within the replica's shard of the batch"), places]
     return along_last_axis(ctx)
 
 
@@ -78,7 +78,7 @@ def bias_add(ctx: OpContext) -> Fact:
 
 
 def cross_entropy(ctx: OpContext) -> Fact:
-    """SoftmaxCrossEntropyWithLogits: [examples, classes] twice gives [examples] and their gradients."""
+    """SoftmaxCrossEntropyWithLogits: two inputs of [examples, classes]; returns losses of [examples], and gradients."""
     joined = nonlinear(ctx, [0, 1])
     if isinstance(joined, Form) and joined.rows is not None and joined.rows.axis != 0:
         return ctx.opaque("the examples are not along its first axis")
@@ -86,7 +86,7 @@ def cross_entropy(ctx: OpContext) -> Fact:
 
 
 def sparse_cross_entropy(ctx: OpContext) -> Fact:
-    """SparseSoftmaxCrossEntropyWithLogits, InTopK: [examples, classes] and [examples]."""
+    """SparseSoftmaxCrossEntropyWithLogits, InTopK: inputs of [examples, classes] and [examples]."""
     first, second = ctx.form(0), ctx.form(1)
     if first == SAME and second == SAME:
         return SAME
@@ -106,13 +106,15 @@ def sparse_cross_entropy(ctx: OpContext) -> Fact:
 
 
 def batch_norm(ctx: OpContext) -> Fact | list[Fact]:
-    """FusedBatchNorm: in training, rows that see one another, and statistics of the part.
+    """FusedBatchNorm: in training, examples of a shard interact through the statistics of the shard.
 
-    The second output is the part's mean; the variance and what is reserved for the gradient are no means.
+    The second output is the mean of the shard. The variance and the outputs reserved for the gradient are not means.
     """
     form = ctx.form(0)
     if isinstance(form, UnknownFact) or not all(form_of(fact) == SAME for fact in ctx.facts[1:]):
-        reason = form.reason if isinstance(form, UnknownFact) else ctx.opaque("its parameters are not the same").reason
+        reason = (
+            form.reason if isinstance(form, UnknownFact) else ctx.opaque("its parameters are not replicated").reason
+        )
         keeps = isinstance(form, UnknownFact) and form.recovery is Recovery.BATCH_SHAPED
         return [UnknownFact(reason, Recovery.BATCH_SHAPED if keeps else Recovery.NEVER), *[UnknownFact(reason)] * 5]
     channels = 1 if ctx.text("data_format").startswith("NC") else (ctx.rank(0) or 1) - 1
@@ -122,7 +124,7 @@ def batch_norm(ctx: OpContext) -> Fact | list[Fact]:
         return [form, *[SAME] * 5]
     rows = replace(form, mixed_at=ctx.node.name)
     mean = Form(Base.ADDED, times(form.factors, power(form.rows.count, -1)), form.mixed_at)
-    other = Statistic(ctx.opaque("a variance over the batch, which is no mean of variances").reason)
+    other = Statistic(ctx.opaque("it is a variance over the batch, which is no mean of variances").reason)
     return [rows, mean, *[other] * 4]
 
 

@@ -1,4 +1,4 @@
-"""Positions that are computed: [number of the example, …] made by arithmetic, and used to scatter."""
+"""Coordinates computed by arithmetic on row indices: [row index, …], used to scatter."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _SAME_ELEMENTS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS | Trait.REPEAT
 
 
 def with_numbers(rule: Rule) -> Rule:
-    """A product or sum that may make coordinates of numbers: n[:, None] * [1, 0, 0], and what is added to that."""
+    """Extends a rule for products and sums to coordinates: n[:, None] * [1, 0, 0], and offsets added to them."""
 
     def apply(ctx: OpContext) -> Fact | list[Fact]:
         for index, fact in enumerate(ctx.facts):
-            if isinstance(fact, Positions) and ctx.node.op == "Mul" and _spreads(ctx, index):
+            if isinstance(fact, Positions) and ctx.node.op == "Mul" and _is_column_by_unit_vector(ctx, index):
                 return Coordinates(fact)
             if isinstance(fact, Positions) and ctx.node.op == "Mul" and _are_ones(ctx, fact, 1 - index):
                 return fact
-            if isinstance(fact, Coordinates) and ctx.node.op in having(Trait.ADDITION) and _is_beside(ctx, 1 - index):
+            if isinstance(fact, Coordinates) and ctx.node.op in having(Trait.ADDITION) and _is_offset(ctx, 1 - index):
                 return fact
         return rule(ctx)
 
@@ -28,14 +28,14 @@ def with_numbers(rule: Rule) -> Rule:
 
 
 def _are_ones(ctx: OpContext, positions: Positions, index: int) -> bool:
-    """Whether it multiplies by ones, one for each number, as `tf.meshgrid` does."""
+    """Returns True if the indices are multiplied by a vector of ones, as in `tf.meshgrid`."""
     form = form_of(ctx.facts[index])
     fits = isinstance(form, Form) and not form.factors and form.base == positions.entries
     return fits and ctx.rank(0) == ctx.rank(1) == 1 and ctx.is_filled_with(index, 1)
 
 
-def _spreads(ctx: OpContext, index: int) -> bool:
-    """Whether a column of numbers is multiplied by [1, 0, …]."""
+def _is_column_by_unit_vector(ctx: OpContext, index: int) -> bool:
+    """Returns True if a column of indices is multiplied by [1, 0, …]."""
     shape, factors = ctx.shape(index), ctx.constant(1 - index)
     is_column = shape.rank == 2 and shape[1] == 1
     return (
@@ -43,8 +43,8 @@ def _spreads(ctx: OpContext, index: int) -> bool:
     )
 
 
-def _is_beside(ctx: OpContext, index: int) -> bool:
-    """Whether what is added names places of examples' own, the same for all replicas, and leaves the numbers alone."""
+def _is_offset(ctx: OpContext, index: int) -> bool:
+    """Returns True if the addend holds positions within examples, and zeros in the column of row indices."""
     form = form_of(ctx.facts[index])
     of_examples = isinstance(form, Form) and form.rows is not None and form.rows.axis == 0
     is_known = isinstance(form, Form) and not form.factors and (form == SAME or of_examples)
@@ -52,7 +52,7 @@ def _is_beside(ctx: OpContext, index: int) -> bool:
 
 
 def _begins_with_zero(ctx: OpContext, tensor: str) -> bool:
-    """Whether the first element along a tensor's last axis is zero everywhere."""
+    """Returns True if the first element along a tensor's last axis is always zero."""
     value = ctx.scope.constant(tensor)
     if value is not None:
         return value.ndim > 0 and not np.any(value[..., 0])
@@ -69,7 +69,7 @@ def _begins_with_zero(ctx: OpContext, tensor: str) -> bool:
 
 
 def _keeps_last_axis(ctx: OpContext, op: str, tensor: str, source: str) -> bool:
-    """Whether the last axis is that of the source, neither new nor repeated."""
+    """Returns True if the last axis is that of the source, neither added nor repeated."""
     lengths = [ctx.scope.shape(name) for name in (tensor, source)]
     if op == "ExpandDims":
         node = ctx.scope.producer(tensor)
@@ -79,8 +79,8 @@ def _keeps_last_axis(ctx: OpContext, op: str, tensor: str, source: str) -> bool:
 
 
 def expanded(ctx: OpContext, coordinates: Coordinates) -> Fact:
-    """ExpandDims: another axis between the examples and the positions."""
+    """ExpandDims: adds an axis between the examples and the coordinates."""
     axis, rank = ctx.scalar(1), ctx.rank(0)
     if axis is not None and rank is not None and 1 <= (axis if axis >= 0 else axis + rank + 1) < rank:
         return coordinates
-    return ctx.opaque("it does not leave positions of entries along its last axis")
+    return ctx.opaque("it moves the coordinates away from its last axis")

@@ -1,4 +1,4 @@
-"""Ops that put tensors together and take them apart along an axis."""
+"""Rules for ops that concatenate, stack, split or unstack tensors along an axis."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def _concat(ctx: OpContext, indices: Sequence[int], axis_index: int) -> Fact:
     if any(isinstance(ctx.facts[index], Dims) for index in indices):
         return _dims_of(ctx, indices)
     axis = ctx.scalar(axis_index)
-    special = _put_together(ctx, indices, axis)
+    special = _concat_special(ctx, indices, axis)
     if special is not None:
         return special
     forms = [form_of(ctx.facts[index]) for index in indices]
-    alike = _of_different_numbers(ctx, forms, axis) or _alike(ctx, forms)
+    alike = _concat_counts(ctx, forms, axis) or _common_layout(ctx, forms)
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
     rank = ctx.rank(indices[0])
     if axis is None or rank is None:
-        return ctx.opaque("the axis along which it puts tensors together is not known")
+        return ctx.opaque("the axis along which it concatenates tensors is not known")
     if isinstance(alike.rows.count.of, Elements) and alike.rows.count.of.tensor == ctx.named():
         return alike
     if axis % rank != alike.rows.axis:
-        return _beside(ctx, forms)
+        return _along_other_axis(ctx, forms)
     return _stacked_rows(ctx, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
 
 
-def _put_together(ctx: OpContext, indices: Sequence[int], axis: int | None) -> Fact | None:
-    """Columns of entries' positions; rows with what belongs to no example behind them; None where it is neither."""
+def _concat_special(ctx: OpContext, indices: Sequence[int], axis: int | None) -> Fact | None:
+    """Concatenates columns of sparse indices, or rows followed by rows of no example; None for anything else."""
     if axis in (1, -1) and ctx.rank(indices[0]) == 2:
         return with_columns(ctx, indices)
     if axis in (0, -1) and ctx.rank(indices[0]) == 1 and (found := with_columns(ctx, indices)):
@@ -74,8 +74,8 @@ def _put_together(ctx: OpContext, indices: Sequence[int], axis: int | None) -> F
     return None
 
 
-def _beside(ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact]) -> Fact:
-    """Rows of the same examples, put together along another axis than theirs."""
+def _along_other_axis(ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact]) -> Fact:
+    """Returns rows of the same examples, concatenated along another axis."""
     known = [form for form in forms if isinstance(form, Form) and form.rows]
     mixed = next((form.mixed_at for form in known if form.mixed_at), None)
     found = known[0].rows
@@ -89,19 +89,17 @@ def _beside(ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact]) -> 
 
 
 def _stacked_rows(ctx: OpContext, form: Form, parts: list[Rows]) -> Fact:
-    """All examples of one tensor, then all of another: sums and means stay what they are, the order does not."""
+    """Concatenates along the batch axis: sums and means remain valid, the order of the rows changes."""
     sizes = [part.per for part in parts if part.per is not None]
     if len(sizes) < len(parts):
-        return ctx.opaque("it puts batches behind one another, and how many rows an example has is not known")
+        return ctx.opaque("it concatenates batches, and the number of rows per example is not known")
     order = (BEHIND, *((part.per, part.order) for part in parts))
     assert form.rows is not None
     return replace(form, base=replace(form.rows, per=sum(sizes, Fraction(0)), order=order))
 
 
-def _of_different_numbers(
-    ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact], axis: int | None
-) -> Form | None:
-    """Rows of examples and, behind them, other things that examples have, masked tokens say: they are counted anew."""
+def _concat_counts(ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact], axis: int | None) -> Form | None:
+    """Concatenates rows of examples with rows counted differently, such as masked tokens, under a new count."""
     known = [form for form in forms if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0]
     if axis != 0 or len(known) < len(forms) or len({form.factors for form in known}) != 1:
         return None
@@ -112,8 +110,8 @@ def _of_different_numbers(
     return Form(counted, known[0].factors, next((form.mixed_at for form in known if form.mixed_at), None))
 
 
-def _alike(ctx: OpContext, forms: list[Form | Statistic | UnknownFact]) -> Form | Statistic | UnknownFact:
-    """What all inputs are; their rows may differ in order."""
+def _common_layout(ctx: OpContext, forms: list[Form | Statistic | UnknownFact]) -> Form | Statistic | UnknownFact:
+    """Returns the layout common to all inputs, whose rows may differ in order."""
     first = forms[0]
     for form in forms:
         if isinstance(form, (UnknownFact, Statistic)):
@@ -125,7 +123,7 @@ def _alike(ctx: OpContext, forms: list[Form | Statistic | UnknownFact]) -> Form 
         return replace(first, mixed_at=mixed[0]) if mixed else first
     if not any(form.rows for form in known):
         return add_forms(ctx, known)
-    return ctx.opaque("it puts together what belongs to examples and what does not, or sums of different weights")
+    return ctx.opaque("it combines tensors with and without a batch axis, or sums of different weights")
 
 
 def _without_order(form: Form) -> object:
@@ -135,30 +133,30 @@ def _without_order(form: Form) -> object:
 
 
 def _dims_of(ctx: OpContext, indices: Sequence[int]) -> Fact:
-    """Integers of shapes put together to one vector."""
+    """Concatenates integers of shapes to one vector."""
     dims = [ctx.dims(index) for index in indices]
     if any(entry is None for entry in dims):
         opaque = next((fact for fact in ctx.facts if isinstance(fact, UnknownFact)), None)
-        return UnknownFact(opaque.reason) if opaque else ctx.opaque("it builds a shape from what is not known")
+        return UnknownFact(opaque.reason) if opaque else ctx.opaque("it builds a shape from unknown lengths")
     forms = tuple(form for entry in dims if entry for form in entry.forms)
     return Dims(forms, tuple(value for entry in dims if entry for value in entry.values))
 
 
 def pack(ctx: OpContext) -> Fact:
-    """Pack (stack): a new axis."""
+    """Pack (stack): adds an axis."""
     indices = range(len(ctx.facts))
     if any(isinstance(fact, Dims) for fact in ctx.facts):
         if all(isinstance(fact, (Dims, Form)) and ctx.rank(index) == 0 for index, fact in enumerate(ctx.facts)):
             return _dims_of(ctx, indices)
         if all(form_of(fact) == SAME for fact in ctx.facts):
             return SAME
-        return ctx.opaque("it builds a shape from what is not known")
+        return ctx.opaque("it builds a shape from unknown lengths")
     if isinstance(ctx.facts[0], Positions) and ctx.rank(0) == 1:
         return _columns(ctx, ctx.facts[0])
-    alike = _alike(ctx, [form_of(fact) for fact in ctx.facts])
+    alike = _common_layout(ctx, [form_of(fact) for fact in ctx.facts])
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
-    beside = _beside(ctx, [form_of(fact) for fact in ctx.facts])
+    beside = _along_other_axis(ctx, [form_of(fact) for fact in ctx.facts])
     if not isinstance(beside, Form) or beside.rows is None:
         return beside
     axis, rank = ctx.number("axis"), ctx.rank(0)
@@ -169,15 +167,15 @@ def pack(ctx: OpContext) -> Fact:
 
 
 def _columns(ctx: OpContext, first: Positions) -> Fact:
-    """Numbers of rows, and what else says where entries stand, as rows or as columns of a matrix."""
+    """Stacks row indices and other coordinates as rows or columns of a matrix."""
     columns = first if len(ctx.facts) == 1 else with_columns(ctx, range(len(ctx.facts)))
     if columns is None:
-        return ctx.opaque("it stacks numbers of rows and what does not belong to these rows")
+        return ctx.opaque("it stacks row indices and a tensor of other rows")
     return ByColumn(columns, len(ctx.facts)) if ctx.number("axis") == 0 else columns
 
 
 def unpack(ctx: OpContext) -> Fact | list[Fact]:
-    """Unpack (unstack): drops an axis."""
+    """Unpack (unstack): removes an axis."""
     fact, number = ctx.facts[0], ctx.number("num")
     if isinstance(fact, Dims) and not fact.is_scalar:
         return [Dims((form,), (value,), True) for form, value in zip(fact.forms, fact.values, strict=True)]
@@ -189,17 +187,17 @@ def unpack(ctx: OpContext) -> Fact | list[Fact]:
         return [form] * number
     axis, rank = ctx.number("axis"), ctx.rank(0)
     if rank is None or axis % rank == form.rows.axis:
-        return [ctx.opaque("it takes the batch apart")] * number
+        return [ctx.opaque("it splits the batch axis")] * number
     return [with_axis(form, form.rows.axis - (axis % rank < form.rows.axis))] * number
 
 
 def split(ctx: OpContext) -> Fact | list[Fact]:
-    """Split: axis, value."""
+    """Split (axis, value)."""
     return _split(ctx, 1, 0, ctx.number("num_split"))
 
 
 def split_by_sizes(ctx: OpContext) -> Fact | list[Fact]:
-    """SplitV: value, sizes, axis."""
+    """SplitV (value, sizes, axis)."""
     return _split(ctx, 0, 2, ctx.number("num_split"))
 
 
@@ -216,11 +214,11 @@ def _split(ctx: OpContext, data: int, axis_index: int, number: int) -> Fact | li
         return [form] * number
     axis, rank = ctx.scalar(axis_index), ctx.rank(data)
     if axis is None or rank is None:
-        return [ctx.opaque("the axis along which it takes a tensor apart is not known")] * number
+        return [ctx.opaque("the axis along which it splits a tensor is not known")] * number
     if axis % rank != form.rows.axis:
         return [form] * number
     parts = _unstacked(form, number) if ctx.node.op == "Split" else None
-    apart = ctx.opaque("it takes the batch apart")
+    apart = ctx.opaque("it splits the batch axis")
     sizes = ctx.elements(1) if ctx.node.op == "SplitV" else None
     if any(size not in (None, -1) for size in sizes or ()):
         apart = Chosen(apart.reason)
@@ -228,10 +226,10 @@ def _split(ctx: OpContext, data: int, axis_index: int, number: int) -> Fact | li
 
 
 def _parts_of_dims(ctx: OpContext, dims: Dims) -> list[Fact]:
-    """Integers of a shape, taken apart by sizes of which one may be what is left."""
+    """Splits integers of a shape by sizes; one size may be -1, for the remainder."""
     sizes = ctx.elements(1)
     if sizes is None or None in sizes or sizes.count(-1) > 1:
-        return [ctx.opaque("the parts of a shape that it makes are not known")] * ctx.number("num_split")
+        return [ctx.opaque("the sizes by which it splits a shape are not known")] * ctx.number("num_split")
     known = [size for size in sizes if size is not None]
     left = len(dims.forms) - sum(size for size in known if size != -1)
     ends = list(itertools.accumulate(left if size == -1 else size for size in known))
@@ -239,7 +237,7 @@ def _parts_of_dims(ctx: OpContext, dims: Dims) -> list[Fact]:
 
 
 def _unstacked(form: Form, number: int) -> list[Form] | None:
-    """The parts of what was put behind one another, where they are cut just where they were joined."""
+    """Returns the parts of a concatenation if it is split exactly at the boundaries of its inputs, else None."""
     order = form.rows.order if form.rows else ()
     parts = [part for part in order[1:] if isinstance(part, tuple)]
     if order[:1] != (BEHIND,) or len(parts) != number or len({part[0] for part in parts}) != 1:

@@ -1,4 +1,4 @@
-"""Numbers of examples within a replica's part: they join in no way, but what is taken by them may."""
+"""Row indices within a replica's shard: they cannot be combined themselves, but values gathered by them may be."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autodist.graph.propagation.op_context import OpContext, Rule, op_names, ten
 
 
 def all_rows(ctx: OpContext) -> Positions | None:
-    """What `range(shape(x)[0])` numbers: all rows of x."""
+    """Returns the row indices made by `range(shape(x)[0])`: all rows of x; None for any other range."""
     if not ctx.is_zero(0) or ctx.scalar(2) != 1:
         return None
     within = length(ctx, 1)
@@ -30,12 +30,12 @@ def all_rows(ctx: OpContext) -> Positions | None:
 
 
 def numbers_all(positions: Positions, form: Fact) -> bool:
-    """Whether positions are those of all rows of a tensor whose rows lie along its first axis."""
+    """Returns True if positions cover all rows of a tensor whose rows lie along its first axis."""
     return isinstance(form, Form) and positions.entries == positions.within == form.base
 
 
 def element_of_each(ctx: OpContext) -> Fact | None:
-    """GatherNd of [number of the example, …]: of each example the element that the other columns name."""
+    """GatherNd of [row index, …]: from each example, the element selected by the other columns; None for others."""
     params, columns = ctx.form(0), _columns(ctx, ctx.inputs[1])
     if not columns or not isinstance(params, Form) or not isinstance(columns[0], Positions):
         return None
@@ -49,7 +49,7 @@ def element_of_each(ctx: OpContext) -> Fact | None:
 
 
 def _columns(ctx: OpContext, tensor: str) -> list[Fact]:
-    """What stands in the columns of a matrix that is put together from columns; empty where it is not."""
+    """Returns the facts of the columns of a matrix assembled from columns; empty for any other matrix."""
     node = ctx.scope.producer(tensor)
     if node is None:
         return []
@@ -63,7 +63,7 @@ def _columns(ctx: OpContext, tensor: str) -> list[Fact]:
 
 
 def crop_of_each(ctx: OpContext) -> Fact:
-    """CropAndResize: images, boxes, the number of each box's image."""
+    """CropAndResize (images, boxes, image index of each box)."""
     images, boxes, numbers = ctx.form(0), ctx.form(1), ctx.facts[2]
     for form in (images, boxes):
         if isinstance(form, UnknownFact):
@@ -73,11 +73,11 @@ def crop_of_each(ctx: OpContext) -> Fact:
         alike = (boxes.rows.axis, boxes.rows.count, boxes.rows.order) == (0, numbers.entries.count, ())
         if alike and not boxes.factors and isinstance(images, Form) and not images.factors:
             return replace(images, mixed_at=images.mixed_at or boxes.mixed_at)
-    return ctx.opaque("it crops images that it finds by their position in the part")
+    return ctx.opaque("it selects images by position within the shard")
 
 
 def divide(ctx: OpContext) -> Fact | list[Fact]:
-    """DynamicPartition: the rows of each class, as a mask takes them, or their numbers."""
+    """DynamicPartition: the rows of each class, or their indices, as a mask would select them."""
     numbers, classes, number = ctx.facts[0], ctx.form(1), ctx.number("num_partitions")
     data = Form(numbers.entries) if isinstance(numbers, Positions) else ctx.form(0)
     for form in (data, classes):
@@ -96,14 +96,14 @@ def divide(ctx: OpContext) -> Fact | list[Fact]:
 
 
 def _of_class(ctx: OpContext, number: int, index: int) -> Rows:
-    """The rows of a class, which are the same ones whatever is divided by these classes."""
+    """Returns the rows of a class; they are equal for all tensors partitioned by the same classes."""
     return elements_of(ctx.scope.same_as(("class", ctx.inputs[1], number, index), ctx.named(index)))
 
 
 def put_back(ctx: OpContext) -> Form | None:
-    """DynamicStitch of what was made of the rows of each class, by their numbers: all rows, where they were before."""
+    """DynamicStitch of per-class results by row indices: all rows, in their original order."""
     half = len(ctx.facts) // 2
-    within = _all_that_was_divided(ctx, half)
+    within = _partitioned_rows(ctx, half)
     if within is None:
         return None
     values = [ctx.form(k) for k in range(half, 2 * half)]
@@ -116,8 +116,8 @@ def put_back(ctx: OpContext) -> Form | None:
     return Form(within, forms[0].factors, next((form.mixed_at for form in forms if form.mixed_at), None))
 
 
-def _all_that_was_divided(ctx: OpContext, number: int) -> Rows | None:
-    """The rows whose numbers the first inputs are, each in one of them: all classes of one division, in its order."""
+def _partitioned_rows(ctx: OpContext, number: int) -> Rows | None:
+    """Returns the rows whose indices are the first inputs: all classes of one DynamicPartition, in its order."""
     sources = [_origin(ctx, tensor) for tensor in ctx.inputs[:number]]
     node = ctx.scope.producer(sources[0])
     is_whole = node is not None and node.op == "DynamicPartition" and node.attr["num_partitions"].i == number
@@ -135,37 +135,37 @@ def _origin(ctx: OpContext, tensor: str) -> str:
 
 
 def scatter_beside(ctx: OpContext) -> Fact:
-    """TensorScatterAdd and its like: elements put into rows of examples at places that are the same for all examples.
+    """TensorScatterAdd and similar ops: scatters into rows of examples at positions equal for all examples.
 
-    The indices name places along the first axes; behind these the examples lie, in the tensor and in what is put in.
+    The indices refer to the first axes. The batch axis follows them, in the tensor and in the updates.
     """
     if isinstance(ctx.facts[1], Positions | Coordinates):
-        return _scatter_to_own(ctx, ctx.facts[1])
+        return _scatter_within_examples(ctx, ctx.facts[1])
     forms, indices, rank = ctx.forms(0, 1, 2), ctx.shape(1), ctx.rank(1)
     if isinstance(forms, UnknownFact):
         return forms
-    tensor, places, given = forms
+    tensor, places, updates = forms
     depth = indices[-1] if rank else None
-    if places != SAME or depth is None or rank is None or tensor.rows is None or given.rows is None:
-        return ctx.opaque("it puts elements in places that are not known to be the same for all examples")
-    moved = replace(given.rows, axis=given.rows.axis - (rank - 1) + depth)
-    behind = tensor.rows.axis >= depth and given.rows.axis >= rank - 1
-    if not behind or not same_rows(tensor.rows, moved) or tensor.factors or given.factors:
-        return ctx.opaque("what it puts in does not have the examples along the axis that the tensor has")
-    return replace(tensor, mixed_at=tensor.mixed_at or given.mixed_at)
+    if places != SAME or depth is None or rank is None or tensor.rows is None or updates.rows is None:
+        return ctx.opaque("it scatters to positions that are not known to be equal for all examples")
+    moved = replace(updates.rows, axis=updates.rows.axis - (rank - 1) + depth)
+    behind = tensor.rows.axis >= depth and updates.rows.axis >= rank - 1
+    if not behind or not same_rows(tensor.rows, moved) or tensor.factors or updates.factors:
+        return ctx.opaque("its updates do not have the examples along the axis of the tensor")
+    return replace(tensor, mixed_at=tensor.mixed_at or updates.mixed_at)
 
 
-def _scatter_to_own(ctx: OpContext, places: Positions | Coordinates) -> Fact:
-    """Elements put where a mask over the same rows holds: each into the row of its own example."""
+def _scatter_within_examples(ctx: OpContext, places: Positions | Coordinates) -> Fact:
+    """Scatters updates to the positions of a mask over the same rows: each into its own example's row."""
     forms = ctx.forms(0, 2)
     if isinstance(forms, UnknownFact):
         return forms
-    tensor, given = forms
+    tensor, updates = forms
     positions = places.positions if isinstance(places, Coordinates) else places
-    is_own = tensor.base == positions.within and given.base == positions.entries and ctx.rank(1) == 2
-    if not is_own or tensor.factors or given.factors:
-        return ctx.opaque("it puts elements in rows that it finds by their position in the part")
-    return replace(tensor, mixed_at=tensor.mixed_at or given.mixed_at)
+    is_own = tensor.base == positions.within and updates.base == positions.entries and ctx.rank(1) == 2
+    if not is_own or tensor.factors or updates.factors:
+        return ctx.opaque("it scatters to rows by position within the shard")
+    return replace(tensor, mixed_at=tensor.mixed_at or updates.mixed_at)
 
 
 RULES: dict[str, Rule] = {

@@ -1,4 +1,4 @@
-"""Reductions: over the batch axis they make sums and means, over other axes the rows stay."""
+"""Rules for reductions: over the batch axis they return sums and means, over other axes the rows remain."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def reduce_mean(ctx: OpContext) -> Fact:
 
 
 def reduced(by: ReducedBy | None) -> Rule:
-    """Any, All and their like: over the batch each joins by itself; None: it does not join."""
+    """Returns a rule for Any, All and similar ops. Over the batch, `by` combines the results; None: nothing does."""
     return functools.partial(_reduced, by=by)
 
 
 def extreme(by: ReducedBy) -> Rule:
-    """Max, Min: of equal lengths it is each."""
+    """Returns a rule for Max and Min, which return equal lengths unchanged."""
 
     def apply(ctx: OpContext) -> Fact:
-        counted = _one_length(ctx)
+        counted = _equal_lengths(ctx)
         return _reduced(ctx, by) if counted is None else counted
 
     return apply
@@ -57,7 +57,7 @@ def _reduced(ctx: OpContext, by: ReducedBy | None) -> Fact:
     axes = _axes(ctx)
     if form.factors or axes is None:
         return ctx.opaque(_NO_SUM)
-    return _reduction(ctx, form, by) if form.rows.axis in axes else _kept(ctx, form, axes)
+    return _reduction(ctx, form, by) if form.rows.axis in axes else _keep_rows(ctx, form, axes)
 
 
 def _reduction(ctx: OpContext, form: Form, by: ReducedBy | None) -> Extremum | UnknownFact:
@@ -65,8 +65,8 @@ def _reduction(ctx: OpContext, form: Form, by: ReducedBy | None) -> Extremum | U
     return no_sum if by is None else Extremum(by, no_sum.reason, form.mixed_at)
 
 
-def _one_length(ctx: OpContext) -> Dims | None:
-    """The greatest or smallest of several lengths that are the same number of rows."""
+def _equal_lengths(ctx: OpContext) -> Dims | None:
+    """Returns the maximum or minimum of several equal lengths; None if they may differ."""
     fact = ctx.facts[0]
     if not isinstance(fact, Dims) or not fact.forms:
         return None
@@ -75,7 +75,7 @@ def _one_length(ctx: OpContext) -> Dims | None:
 
 
 def reduce_product(ctx: OpContext) -> Fact:
-    """The product of a shape's elements is a count; other products are like Max."""
+    """Prod: of a shape's elements, a count; of anything else, like Max."""
     fact = ctx.facts[0]
     if not isinstance(fact, Dims) or any(form.base is not Base.SAME for form in fact.forms):
         return _reduced(ctx, ReducedBy.PRODUCT)
@@ -88,7 +88,7 @@ def reduce_product(ctx: OpContext) -> Fact:
 
 
 def half_squared_norm(ctx: OpContext) -> Fact:
-    """L2Loss: a sum over all elements of their squares."""
+    """L2Loss: half the sum of the squares of all elements."""
     form = ctx.form(0)
     if isinstance(form, Form) and form.rows is not None and not form.factors:
         return ctx.additive(Form(mixed_at=form.mixed_at))
@@ -96,7 +96,7 @@ def half_squared_norm(ctx: OpContext) -> Fact:
 
 
 def of_segments(by: ReducedBy) -> Rule:
-    """Greatest, smallest, product of the rows of a segment: as sums of segments, but joined in their own way."""
+    """Returns a rule for UnsortedSegmentMax, Min and Prod: like sums of segments, but combined by `by`."""
 
     def apply(ctx: OpContext) -> Fact:
         found = sum_of_segments(ctx)
@@ -108,8 +108,9 @@ def of_segments(by: ReducedBy) -> Rule:
 
 
 def sum_of_segments(ctx: OpContext) -> Fact:
-    """Rows added up by segment: a row for each example, where segments are examples; else a sum over the batch for each
-    segment, if segments mean the same everywhere.
+    """Segment sums: one row per example if segments are examples, else a sum over the batch for each segment.
+
+    The latter requires segment ids with one meaning on all replicas.
     """
     of_examples = unsorted_segments(ctx)
     if of_examples is not None:
@@ -135,16 +136,16 @@ def _linear_reduction(ctx: OpContext, is_mean: bool) -> Fact:
         return _without_rows(ctx, form, is_linear=True)
     axes = _axes(ctx)
     if axes is None:
-        return ctx.opaque("it is not known which axes it reduces")
+        return ctx.opaque("the reduced axes are not known")
     if form.rows.axis not in axes:
-        return _kept(ctx, form, axes)
+        return _keep_rows(ctx, form, axes)
     factors = times(form.factors, power(form.rows.count, 1), -1) if is_mean else form.factors
     reduced = Form(Base.ADDED, factors, form.mixed_at)
     return ctx.additive(reduced) if ctx.output_shape().rank == 0 else reduced
 
 
 def _without_rows(ctx: OpContext, form: Form | Statistic | UnknownFact, is_linear: bool = False) -> Fact:
-    """Reductions of what has no batch axis: linear ones keep sums, others keep only what is the same."""
+    """Reduces a layout without a batch axis: linear reductions keep sums, others only replicated values."""
     if isinstance(form, UnknownFact):
         return UnknownFact(form.reason)
     if isinstance(form, Statistic):
@@ -152,15 +153,15 @@ def _without_rows(ctx: OpContext, form: Form | Statistic | UnknownFact, is_linea
     if form.is_same:
         return form
     if not is_linear:
-        reason = ctx.opaque("a function of sums or means over the batch that is neither itself").reason
+        reason = ctx.opaque("it is a function of sums or means over the batch that is neither a sum nor a mean").reason
         return Statistic(reason) if form.degree == 0 else UnknownFact(reason)
     if form.base is Base.ADDED and ctx.output_shape().rank == 0:
         return ctx.additive(form)
     return form
 
 
-def _kept(ctx: OpContext, form: Form, axes: set[int]) -> Fact:
-    """Rows after other axes were reduced."""
+def _keep_rows(ctx: OpContext, form: Form, axes: set[int]) -> Fact:
+    """Returns rows after a reduction over other axes."""
     assert isinstance(form.base, Rows)
     if ctx.flag("keep_dims"):
         return form
@@ -168,7 +169,7 @@ def _kept(ctx: OpContext, form: Form, axes: set[int]) -> Fact:
 
 
 def _axes(ctx: OpContext) -> set[int] | None:
-    """The axes that are reduced, counted from 0; None if they are not known."""
+    """Returns the reduced axes, counted from 0; None if they are not known."""
     rank = ctx.rank(0)
     if _is_all_axes(ctx):
         return set(range(rank)) if rank is not None else _every_axis(ctx)
@@ -180,7 +181,7 @@ def _axes(ctx: OpContext) -> set[int] | None:
 
 
 def _is_all_axes(ctx: OpContext) -> bool:
-    """`range(rank(x))`, what TensorFlow writes where the rank is not known when the graph is made."""
+    """Returns True for `range(rank(x))`, which TensorFlow emits if the rank is unknown at graph construction."""
     node = ctx.scope.producer(ctx.inputs[1])
     if node is None or node.op != "Range":
         return False

@@ -1,4 +1,4 @@
-"""Sampled classes, and tensors in which they stand behind the true ones: what `nce_loss` is made of."""
+"""Rules for candidate sampling, as in `nce_loss`: sampled classes, and tensors that append them to the true ones."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 
 
 def sample(ctx: OpContext) -> list[Fact]:
-    """Candidate samplers: classes, how often each true class and each of these classes is to be expected."""
-    drawn: Fact = ctx.opaque("classes that each replica draws for itself", Recovery.ALWAYS)
+    """Candidate samplers: classes, and the expected counts of the true and of the sampled classes."""
+    drawn: Fact = ctx.opaque("it samples classes, which each replica draws for itself", Recovery.ALWAYS)
     expected = _expected(ctx)
     return [drawn, drawn if isinstance(expected, Form) and expected.is_same else expected, drawn]
 
 
 def sample_all(ctx: OpContext) -> list[Fact]:
-    """AllCandidateSampler: every class, one after the other."""
+    """AllCandidateSampler: every class in order."""
     return [SAME, _expected(ctx), SAME]
 
 
 def sample_by_counts(ctx: OpContext) -> list[Fact]:
-    """LearnedUnigramCandidateSampler: classes as often as the replica's own labels had them in the steps before."""
+    """LearnedUnigramCandidateSampler: classes by their frequency in the replica's labels of earlier steps."""
     drawn, expected, _ = sample(ctx)
     if isinstance(expected, Form):
         expected = replace(expected, mixed_at=expected.mixed_at or ctx.node.name)
@@ -47,11 +47,11 @@ def _expected(ctx: OpContext) -> Form | UnknownFact:
 
 
 def accidental_hits(ctx: OpContext) -> list[Fact]:
-    """ComputeAccidentalHits: of each sampled class that is a true one: the example's number, its place, a weight."""
+    """ComputeAccidentalHits: for each sampled class that is a true one, the example's index, its position, a weight."""
     true, sampled = ctx.form(0), ctx.form(1)
     known = isinstance(true, Form) and true.rows is not None and true.rows.axis == 0 and not true.factors
     if not known or not is_same_or_noise(sampled):
-        reason = true.reason if isinstance(true, UnknownFact) else "its true classes are not those of the examples"
+        reason = true.reason if isinstance(true, UnknownFact) else "its true classes do not belong to examples"
         return [ctx.opaque(reason)] * 3
     assert isinstance(true, Form) and true.rows is not None
     hits = elements_of(ctx.named())
@@ -65,7 +65,7 @@ def is_same_or_noise(form: Form | UnknownFact) -> bool:
 
 
 def put_behind(ctx: OpContext, first: int, second: int, axis: int) -> Followed | None:
-    """Rows put together along their axis with what belongs to no example; None where it is something else."""
+    """Concatenates rows of examples and rows of no example along the batch axis; None for anything else."""
     rows, rest = ctx.form(first), ctx.form(second)
     if not isinstance(rows, Form) or rows.rows is None or rows.factors or rows.rows.order or rows.rows.axis != axis:
         return None
@@ -75,7 +75,7 @@ def put_behind(ctx: OpContext, first: int, second: int, axis: int) -> Followed |
 
 
 def of_both(rule: Rule, ctx: OpContext, index: int) -> Fact:
-    """What a rule makes of rows and of what stands behind them, each by itself; it has to leave them on their axis."""
+    """Applies a rule to rows of examples and to the rows after them separately; rows must stay on their axis."""
     followed = ctx.facts[index]
     assert isinstance(followed, Followed)
     first, rest = (rule(_with(ctx, index, part)) for part in (followed.first, followed.rest))
@@ -84,7 +84,7 @@ def of_both(rule: Rule, ctx: OpContext, index: int) -> Fact:
     )  # fmt: skip
     if keeps and isinstance(first, Form) and isinstance(rest, Form | UnknownFact) and is_same_or_noise(rest):
         return Followed(first, rest, followed.length)
-    return ctx.opaque("it does not keep rows of examples apart from what stands behind them")
+    return ctx.opaque("it mixes rows of examples with the rows after them")
 
 
 def _with(ctx: OpContext, index: int, fact: Fact) -> OpContext:
@@ -92,7 +92,7 @@ def _with(ctx: OpContext, index: int, fact: Fact) -> OpContext:
 
 
 def one_part(ctx: OpContext) -> Fact:
-    """Slice, where it takes just the rows, or just what stands behind them."""
+    """Slice that selects exactly the rows of examples, or exactly the rows after them."""
     followed = ctx.facts[0]
     assert isinstance(followed, Followed)
     rank = ctx.rank(0)
@@ -100,15 +100,15 @@ def one_part(ctx: OpContext) -> Fact:
         return ctx.opaque("the rank of its input is not known")
     begin, size = ([length(ctx, index, axis) for axis in range(rank)] for index in (1, 2))
     if begin[1:] == [0] * (rank - 1) and all(found == -1 for found in size[1:]):
-        if begin[0] == 0 and _ends(ctx, 2, followed):
+        if begin[0] == 0 and _is_end(ctx, 2, followed):
             return followed.first
-        if size[0] == -1 and _ends(ctx, 1, followed):
+        if size[0] == -1 and _is_end(ctx, 1, followed):
             return followed.rest
-    return ctx.opaque("it takes other rows than those of examples, or than those behind them")
+    return ctx.opaque("its slice is neither the rows of examples nor the rows after them")
 
 
-def _ends(ctx: OpContext, index: int, followed: Followed) -> bool:
-    """Whether the first element of an input is where the rows end."""
+def _is_end(ctx: OpContext, index: int, followed: Followed) -> bool:
+    """Returns True if the first element of an input is the end of the rows of examples."""
     assert followed.first.rows is not None
     if followed.length is not None and length(ctx, index) == followed.length:
         return True

@@ -1,4 +1,4 @@
-"""Shapes, sizes and what is filled by them: integers of which some count examples."""
+"""Rules for shapes, sizes and fills: integers, some of them counts of examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autodist.graph.propagation.positions import all_rows, put_back
 
 
 def shape(ctx: OpContext) -> Fact:
-    """The lengths of all axes: the batch's counts rows, the others are the same everywhere."""
+    """Shape: the batch axis counts rows, all other lengths are replicated."""
     return _shape_of(ctx, 0)
 
 
@@ -37,18 +37,18 @@ def shapes(ctx: OpContext) -> list[Fact]:
 
 
 def size(ctx: OpContext) -> Fact:
-    """The number of all elements."""
+    """Size: the number of elements."""
     form = form_of(rows_of(ctx.facts[0]))
     known = ctx.shape(0).num_elements()
     if isinstance(form, UnknownFact) and known is None:
-        return ctx.opaque(f"the size of what is not known: {form.reason}")
+        return ctx.opaque(f"it measures the size of an unknown tensor: {form.reason}")
     if isinstance(form, Form) and form.rows is not None:
         return Dims((Form(factors=power(form.rows.count, 1)),), (known,), True)
     return Dims((SAME,), (known,), True)
 
 
 def rank(ctx: OpContext) -> Fact:
-    """The number of axes."""
+    """Rank: the number of axes."""
     return Dims((SAME,), (ctx.rank(0),), True)
 
 
@@ -57,7 +57,7 @@ def _shape_of(ctx: OpContext, index: int) -> Fact:
     known = ctx.shape(index)
     is_open = not known.is_fully_defined()
     if isinstance(form, UnknownFact) and form.recovery is not Recovery.ALWAYS and is_open:
-        return ctx.opaque(f"the shape of what is not known: {form.reason}")
+        return ctx.opaque(f"it measures the shape of an unknown tensor: {form.reason}")
     if known.rank is None:
         return SAME if not isinstance(form, Form) or form.rows is None else ctx.opaque("its input's rank is not known")
     batch = form.rows if isinstance(form, Form) else None
@@ -68,19 +68,19 @@ def _shape_of(ctx: OpContext, index: int) -> Fact:
 
 
 def fill(ctx: OpContext) -> Fact:
-    """Fill: rows where its shape holds the batch."""
+    """Fill: rows if its shape holds the batch."""
     return spread(ctx, ctx.dims(0), form_of(ctx.facts[1]))
 
 
 def empty(ctx: OpContext) -> Fact:
-    """Empty: zeros, where it says that memory is to be set."""
+    """Empty: zeros if `init` is set."""
     if not ctx.flag("init"):
-        return ctx.opaque("it holds whatever was in the memory")
+        return ctx.opaque("its memory is not initialised")
     return spread(ctx, ctx.dims(0), SAME)
 
 
 def broadcast_to(ctx: OpContext) -> Fact:
-    """BroadcastTo: as if it were combined with something of the asked shape."""
+    """BroadcastTo: like broadcasting against a tensor of the requested shape."""
     value = form_of(ctx.facts[0])
     dims = ctx.dims(1)
     if not isinstance(value, Form) or value.rows is None:
@@ -89,21 +89,21 @@ def broadcast_to(ctx: OpContext) -> Fact:
     if dims is None or own_rank is None:
         return ctx.opaque("the shape that it is broadcast to is not known")
     axis = value.rows.axis + len(dims.forms) - own_rank
-    asked = [position for position, form in enumerate(dims.forms) if not form.is_same]
-    if asked not in ([], [axis]):
+    batch_axes = [position for position, form in enumerate(dims.forms) if not form.is_same]
+    if batch_axes not in ([], [axis]):
         return ctx.opaque("it is broadcast along a second axis that depends on the batch")
     return replace(value, base=replace(value.rows, axis=axis))
 
 
 def spread(ctx: OpContext, dims: Dims | None, value: Form | Statistic | UnknownFact) -> Fact:
-    """What has no batch axis, repeated over a shape that may hold one."""
+    """Repeats a value without a batch axis over a shape that may hold one."""
     if isinstance(value, UnknownFact):
         return value
     if dims is None:
-        return ctx.opaque("the shape that it makes is not known")
+        return ctx.opaque("its shape is not known")
     batch = counted_batch(ctx, 1 if ctx.node.op == "BroadcastTo" else 0, dims)
     if batch is None:
-        return value if dims.is_same else _two_batches(ctx)
+        return value if dims.is_same else _unsupported_shape(ctx)
     if isinstance(value, Statistic) or value.base is not Base.SAME:
         return _spread_statistic(ctx, value, batch)
     return Form(batch, value.factors, value.mixed_at)
@@ -117,7 +117,7 @@ def _spread_statistic(ctx: OpContext, value: Form | Statistic, batch: Rows) -> F
 
 
 def lengths_in_turn(ctx: OpContext, index: int) -> Dims | None:
-    """The lengths of several shapes, those of all first axes first: so the gradient of Tile takes repetitions apart."""
+    """Returns the lengths of several shapes, interleaved axis by axis, as in the gradient of Tile; None otherwise."""
     flat = ctx.scope.producer(ctx.inputs[index])
     turned = _read_by(ctx, flat, "Reshape")
     node = _read_by(ctx, turned, "Transpose")
@@ -138,16 +138,16 @@ def lengths_in_turn(ctx: OpContext, index: int) -> Dims | None:
 
 
 def _read_by(ctx: OpContext, node: tf.compat.v1.NodeDef | None, op: str) -> tf.compat.v1.NodeDef | None:
-    """The node that makes what a node of some op reads first."""
+    """Returns the producer of the first input of a node, if that node has this op."""
     return None if node is None or node.op != op else ctx.scope.producer(tensor_name(node.input[0]))
 
 
-def _two_batches(ctx: OpContext) -> UnknownFact:
-    return ctx.opaque("the shape that it makes depends on the batch in another way than by one axis of examples")
+def _unsupported_shape(ctx: OpContext) -> UnknownFact:
+    return ctx.opaque("its shape depends on the batch other than by one axis of examples")
 
 
 def batch_of(dims: Dims) -> Rows | None:
-    """The one axis of a shape that counts rows."""
+    """Returns the one axis of a shape that counts rows; None if there is not exactly one."""
     counted = [(axis, form) for axis, form in enumerate(dims.forms) if not form.is_same]
     if len(counted) != 1 or counted[0][1].base is not Base.SAME:
         return None
@@ -157,10 +157,10 @@ def batch_of(dims: Dims) -> Rows | None:
 
 
 def counted_batch(ctx: OpContext, index: int, dims: Dims) -> Rows | None:
-    """The one axis of an input's shape that counts rows, with how many there are for each example, if that is known.
+    """Returns the one axis of an input's shape that counts rows, with the rows per example if known.
 
-    They stand as the rows whose shape it is, or as these stood before their examples changed places: what is made of
-    a shape is drawn or all alike, and fits any order.
+    The order is that of the measured rows, before any permutation of the examples within their shard. A tensor created
+    from a shape is random or constant, so that any order fits.
     """
     batch = batch_of(dims)
     counted = None if batch is None else length_in_order(ctx, index, batch.axis)
@@ -171,7 +171,7 @@ def counted_batch(ctx: OpContext, index: int, dims: Dims) -> Rows | None:
 
 
 def ones_like(ctx: OpContext) -> Fact:
-    """OnesLike, ZerosLike: the shape matters, the values do not."""
+    """OnesLike, ZerosLike: only the shape of the input matters."""
     form = form_of(ctx.facts[0])
     if isinstance(form, Form) and form.rows is not None:
         return Form(form.rows)
@@ -179,28 +179,28 @@ def ones_like(ctx: OpContext) -> Fact:
 
 
 def stitch(ctx: OpContext) -> Fact:
-    """DynamicStitch of rows, or of integers of shapes: the elements of each vector, put where its indices say."""
+    """DynamicStitch of rows, or of integers of shapes at constant indices."""
     if (rows := put_back(ctx)) is not None:
         return rows
     half = len(ctx.facts) // 2
     indices, dims = [ctx.elements(k) for k in range(half)], [ctx.dims(k) for k in range(half, 2 * half)]
     if any(places is None or None in places for places in indices) or any(entry is None for entry in dims):
-        return ctx.opaque("it puts elements together in places that are not known")
+        return ctx.opaque("its indices are not known")
     found: dict[int, tuple[Form, int | None]] = {}
     for places, entry in zip(indices, dims, strict=True):
         assert places is not None and entry is not None
         if len(places) != len(entry.forms):
-            return ctx.opaque("it puts together more than single integers")
+            return ctx.opaque("it stitches vectors of more than one element")
         for place, form, value in zip(places, entry.forms, entry.values, strict=True):
             assert place is not None
             found[place] = (form, value)
     if sorted(found) != list(range(len(found))):
-        return ctx.opaque("it leaves places open")
+        return ctx.opaque("its indices leave gaps")
     return Dims(tuple(found[k][0] for k in range(len(found))), tuple(found[k][1] for k in range(len(found))))
 
 
 def broadcast_shapes(ctx: OpContext) -> Fact:
-    """BroadcastArgs: the shape that two shapes make when they are broadcast against one another."""
+    """BroadcastArgs: the broadcast shape of two shapes."""
     left, right = ctx.dims(0), ctx.dims(1)
     if left is None or right is None:
         return ctx.opaque("the shapes that it broadcasts are not known")
@@ -211,15 +211,15 @@ def broadcast_shapes(ctx: OpContext) -> Fact:
         if (forms[axis], values[axis]) == (SAME, 1):
             forms[axis], values[axis] = form, value
         elif (form, value) != (SAME, 1) and (form, value) != (forms[axis], values[axis]):
-            return ctx.opaque("it broadcasts shapes whose lengths are not known to fit")
+            return ctx.opaque("it broadcasts shapes that are not known to be compatible")
     return Dims(tuple(forms), tuple(values))
 
 
 def concat_offsets(ctx: OpContext) -> list[Fact]:
-    """ConcatOffset: where each part of a concatenation begins, for the slices that its gradient takes."""
+    """ConcatOffset: the start of each operand in a concatenation; its gradient slices there."""
     axis, dims = ctx.scalar(0), [ctx.dims(k) for k in range(1, len(ctx.facts))]
     if axis is None or any(entry is None for entry in dims):
-        return [ctx.opaque("the lengths that it adds up are not known")] * len(dims)
+        return [ctx.opaque("the lengths that it sums are not known")] * len(dims)
     found: list[Fact] = []
     begin: int | None = 0
     for entry in dims:
@@ -228,7 +228,7 @@ def concat_offsets(ctx: OpContext) -> list[Fact]:
             Dims((SAME,) * len(entry.forms), tuple(begin if k == axis else 0 for k in range(len(entry.forms))))
         )
         if not entry.forms[axis].is_same:
-            behind = ctx.opaque("what follows rows of the batch begins where the replica's part of it ends")
+            behind = ctx.opaque("the operand after rows of the batch begins where the replica's shard of it ends")
             return [*found, *[behind] * (len(dims) - len(found))]
         length = entry.values[axis]
         begin = None if begin is None or length is None else begin + length
@@ -236,7 +236,7 @@ def concat_offsets(ctx: OpContext) -> list[Fact]:
 
 
 def _of_shapes(rule: Rule) -> Rule:
-    """A rule for integers of shapes; what is made of what is the same stays the same, be it a shape or not."""
+    """Extends a rule for integers of shapes: if all inputs are replicated, so is the result."""
 
     def apply(ctx: OpContext) -> Fact | list[Fact]:
         found = rule(ctx)
@@ -247,14 +247,14 @@ def _of_shapes(rule: Rule) -> Rule:
 
 
 def arange(ctx: OpContext) -> Fact:
-    """Range, LinSpace: numbers of positions within the replica's part join in no way."""
+    """Range, LinSpace: row indices within the replica's shard cannot be combined."""
     positions = all_rows(ctx) if ctx.node.op == "Range" else None
     if positions is not None:
         return positions
     dims = [ctx.dims(index) for index in range(len(ctx.facts))]
     if all(entry is not None and entry.is_same for entry in dims):
         return SAME
-    return ctx.opaque("numbers of positions in the batch, which each replica counts for its own part")
+    return ctx.opaque("it counts positions in the batch, which each replica counts for its own shard")
 
 
 RULES: dict[str, Rule] = {

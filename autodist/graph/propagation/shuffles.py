@@ -1,4 +1,4 @@
-"""Examples of a part in an order that the part has for itself: each meets another, as mixup lets them."""
+"""Rules for permutations of examples within a shard, as in mixup: each example meets another of its shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autodist.graph.propagation.op_context import OpContext, Rule
 
 
 def shuffle(ctx: OpContext) -> Fact:
-    """RandomShuffle, StatelessShuffle: along the first axis."""
+    """RandomShuffle, StatelessShuffle: permutes along the first axis."""
     fact = ctx.facts[0]
     if isinstance(fact, Positions) and fact.entries == fact.within:
         return Shuffled(fact.within, ctx.named(), ctx.node.name)
@@ -18,14 +18,14 @@ def shuffle(ctx: OpContext) -> Fact:
     if form == SAME:
         if ctx.node.op in having(Trait.BY_KEY) and are_drawn_alike(ctx):
             return SAME
-        return ctx.opaque("an order that each replica draws for itself", Recovery.ALWAYS)
+        return ctx.opaque("it shuffles into an order that each replica draws for itself", Recovery.ALWAYS)
     if isinstance(form, Form) and form.rows is not None:
         return reordered(form, ctx.named(), ctx.node.name) if form.rows.axis == 0 else form
     return ctx.opaque("it shuffles sums or means over the batch") if isinstance(form, Form) else form
 
 
 def sorted_places(ctx: OpContext) -> Shuffled | None:
-    """What TopK of a vector over the batch numbers, where it takes all of it, as `argsort` lets it."""
+    """Returns the permutation that TopK makes of a whole vector over the batch, as in `argsort`; None for any other."""
     form = ctx.form(0)
     if isinstance(form, Form) and form.rows is not None and ctx.rank(0) == 1 and not form.factors:
         within = form.rows
@@ -34,7 +34,7 @@ def sorted_places(ctx: OpContext) -> Shuffled | None:
 
 
 def in_order_of(ctx: OpContext, order: Shuffled) -> Fact:
-    """Gather by an order: of the numbers of all rows again an order, of the rows themselves rows that meet others."""
+    """Gathers by a permutation: of row indices, a permutation; of rows, permuted rows."""
     params = ctx.facts[0]
     if isinstance(params, Positions) and params.entries == params.within == order.within:
         return order
@@ -42,7 +42,7 @@ def in_order_of(ctx: OpContext, order: Shuffled) -> Fact:
         return Shuffled(order.within, ctx.named(), ctx.node.name)
     if isinstance(params, Form) and params.base == order.within:
         return reordered(params, order.key, order.node)
-    return ctx.opaque("it takes rows by the order of others, or elements that are no rows of the batch")
+    return ctx.opaque("it takes rows by a permutation of other rows, or elements that are not rows of the batch")
 
 
 def inverted(ctx: OpContext) -> Fact:
@@ -50,7 +50,7 @@ def inverted(ctx: OpContext) -> Fact:
     fact = ctx.facts[0]
     if isinstance(fact, Shuffled):
         return Shuffled(fact.within, ctx.named(), ctx.node.name)
-    return ctx.opaque("it inverts an order that is not known")
+    return ctx.opaque("it inverts an unknown permutation")
 
 
 RULES: dict[str, Rule] = {**dict.fromkeys(having(Trait.SHUFFLES), shuffle), "InvertPermutation": inverted}

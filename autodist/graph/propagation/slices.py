@@ -1,4 +1,4 @@
-"""Slices: whole along the batch, or of a shape's elements."""
+"""Rules for slices: of whole batches along other axes, or of a shape's elements."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def strided_slice(ctx: OpContext) -> Fact:
 
 
 def _only_adds_an_axis(ctx: OpContext) -> bool:
-    """Whether it is x[:, None] of a vector."""
+    """Returns True for x[:, None] of a vector."""
     whole = ctx.number("begin_mask") & ctx.number("end_mask") & 1
     return bool(whole) and ctx.number("new_axis_mask") == 2 and not ctx.number("shrink_axis_mask")
 
 
 def _keeps_rows(ctx: OpContext, positions: Positions) -> bool:
-    """Whether it takes columns alone, of which each has all numbers: x[:, 0]."""
+    """Returns True if it selects columns only, each with all row indices: x[:, 0]."""
     found = strided_rows(ctx, Form(positions.entries), positions.entries, 2) if ctx.rank(0) == 2 else None
     return isinstance(found, Form) and found.base == positions.entries and not found.mixed_at
 
@@ -56,20 +56,20 @@ def _keeps_rows(ctx: OpContext, positions: Positions) -> bool:
 def _slice_of_dims(ctx: OpContext, dims: Dims) -> Fact:
     begin, end, stride = (ctx.scalar(index) for index in (1, 2, 3))
     if any(ctx.number(mask) for mask in ("ellipsis_mask", "new_axis_mask")):
-        return ctx.opaque("it slices a shape in a way that is not followed")
+        return ctx.opaque("it slices a shape in an unsupported way")
     from_start, to_end = ctx.number("begin_mask") & 1, ctx.number("end_mask") & 1
     if stride is None or (begin is None and not from_start) or (end is None and not to_end):
-        return ctx.opaque("the part of a shape that it takes is not known")
+        return ctx.opaque("the sliced part of a shape is not known")
     if ctx.number("shrink_axis_mask") & 1:
         if begin is None or not -len(dims.forms) <= begin < len(dims.forms):
-            return ctx.opaque("it takes an element that the shape has not")
+            return ctx.opaque("it takes an element outside the shape")
         return Dims((dims.forms[begin],), (dims.values[begin],), True)
     part = slice(None if from_start else begin, None if to_end else end, stride)
     return Dims(dims.forms[part], dims.values[part])
 
 
 def strided_rows(ctx: OpContext, form: Form, batch: Rows, rank: int | None) -> Fact:
-    """What a strided slice takes of rows along the axis that `batch` names, in a value of that rank."""
+    """Returns the layout of a strided slice of a tensor of this rank; `batch` names its batch axis."""
     length = ctx.shape(1)[0] if ctx.shape(1).rank == 1 else None
     if length is None or rank is None:
         return ctx.opaque("the rank of its input is not known")
@@ -107,24 +107,26 @@ def _whole_axis(ctx: OpContext, form: Form, entry: int, masks: dict[str, int], t
     first = 0 if masks["begin"] & bit else begin.values[entry] if begin is not None else None
     last = None if masks["end"] & bit or end is None else end.values[entry]
     if masks["shrink_axis"] & bit:
-        return _taken(ctx, form.rows, first is not None, 1 if first in (0, -1) else None)
+        return _by_position(ctx, form.rows, first is not None, 1 if first in (0, -1) else None)
     if step is not None and step > 1 and masks["end"] & bit and first is not None and 0 <= first < step:
-        return _taken(ctx, form.rows, False)  # every other row, say, is the same in parts of fitting lengths
+        return _by_position(
+            ctx, form.rows, False
+        )  # x[::2] selects the same rows if the lengths of the shards are multiples of the step
     is_at_start, is_at_end = first == 0, bool(masks["end"] & bit)
     number = last if is_at_start and step == 1 else -first if is_at_end and step == 1 and first else None
-    return _taken(ctx, form.rows, bool(first) or last is not None, number)
+    return _by_position(ctx, form.rows, bool(first) or last is not None, number)
 
 
-def _taken(ctx: OpContext, batch: Rows, by_constants: bool, number: int | None = None) -> UnknownFact:
-    """Rows that are taken by their position.
+def _by_position(ctx: OpContext, batch: Rows, by_constants: bool, number: int | None = None) -> UnknownFact:
+    """Returns the unknown fact for rows selected by position.
 
     Args:
         ctx: the op.
         batch: the rows.
-        by_constants: whether constants name the position.
-        number: of rows that are taken, where these are all of a batch that has no more; else None, or below 1.
+        by_constants: True if the positions are constants.
+        number: the number of selected rows if they are all rows of a batch with no more; else None, or less than 1.
     """
-    found = ctx.opaque("it takes some rows of the batch by their position")
+    found = ctx.opaque("it takes some rows of the batch by position")
     if not by_constants:
         return found
     is_plain = batch.count == EXAMPLES and batch.per and not batch.order and number is not None and number > 0
@@ -132,12 +134,12 @@ def _taken(ctx: OpContext, batch: Rows, by_constants: bool, number: int | None =
 
 
 def slice_(ctx: OpContext) -> Fact:
-    """Slice: begin and size."""
+    """Slice (value, begin, size)."""
     fact = ctx.facts[0]
     begin, size = ctx.integers(1), ctx.integers(2)
     if isinstance(fact, Dims) and not fact.is_scalar:
         if begin is None or size is None or begin[0] is None or size[0] is None:
-            return ctx.opaque("the part of a shape that it takes is not known")
+            return ctx.opaque("the sliced part of a shape is not known")
         part = slice(begin[0], None if size[0] == -1 else begin[0] + size[0])
         return Dims(fact.forms[part], fact.values[part])
     if isinstance(fact, Followed):
@@ -153,7 +155,7 @@ def _slice_rows(ctx: OpContext, form: Form, batch: Rows) -> Fact:
         return form
     first, number = (known[batch.axis] if known is not None else None for known in (begin, size))
     is_named = bool(first) or (number is not None and number != -1)
-    return _taken(ctx, batch, is_named, number if from_start else None)
+    return _by_position(ctx, batch, is_named, number if from_start else None)
 
 
 RULES: dict[str, Rule] = {

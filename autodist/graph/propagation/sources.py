@@ -1,4 +1,4 @@
-"""Where values come from, and the control flow of old graphs."""
+"""Rules for constants, placeholders and variables, and for TF1 control flow."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from autodist.graph.propagation.op_context import OpContext, Rule
 
 
 def same(ctx: OpContext) -> Fact:
-    """Constants, placeholders that do not hold the batch, variables and their handles."""
+    """Constants, placeholders that do not hold the batch, variables and their handles: replicated."""
     return SAME
 
 
 def read_variable(ctx: OpContext) -> Fact:
-    """A variable is the same on all replicas, also after a write of this step: writes are combined."""
+    """Variable reads: replicated, also after a write in the same step, because writes are combined first."""
     return ctx.facts[0] if isinstance(ctx.facts[0], UnknownFact | GeneratorState) else SAME
 
 
 def pass_on(ctx: OpContext) -> Fact:
-    """Enter, LoopCond, RngReadAndSkip: what it is given."""
+    """Enter, LoopCond, RngReadAndSkip: the fact of the first input."""
     return ctx.facts[0]
 
 
 def switch(ctx: OpContext) -> Fact:
-    """Switch: the value, if all replicas take the same side."""
+    """Switch: the fact of the value if all replicas take the same branch."""
     if ctx.form(1) != SAME:
-        return ctx.opaque("which branch is taken depends on the replica's part of the batch")
+        return ctx.opaque("the branch that it takes depends on the replica's shard of the batch")
     return ctx.facts[0]
 
 
 def merge(ctx: OpContext) -> list[Fact]:
-    """Merge: either of its inputs."""
+    """Merge: the common layout of its inputs."""
     total = ctx.facts[0]
     for fact in ctx.facts[1:]:
         total = join(ctx, total, fact)
@@ -39,9 +39,9 @@ def merge(ctx: OpContext) -> list[Fact]:
 
 
 def leave_loop(ctx: OpContext) -> Fact:
-    """Exit: the last turn's value."""
+    """Exit: the value after the last iteration."""
     if names_a_sum(ctx.facts[0]):
-        return ctx.opaque("a sum over the batch that an old while loop makes, which is not followed")
+        return ctx.opaque("it returns a sum over the batch from a TF1 while loop, which is not supported")
     return ctx.facts[0]
 
 
