@@ -100,8 +100,8 @@ class GraphPropagation(Propagation):
 
     def rows_for_each(self, tensor: str) -> int | None:
         form = form_of(self._frame.fact(tensor_name(tensor)))
-        found = form.rows if isinstance(form, Form) and not form.factors else None
-        return None if found is None else found.whole_per
+        result = form.rows if isinstance(form, Form) and not form.factors else None
+        return None if result is None else result.whole_per
 
     def draws_within(self, node: str) -> Mapping[DrawAt, RowsOfDraw | None]:
         self._frame.follow(node)
@@ -245,7 +245,7 @@ class Frame:
     def draws_within(self, node: str) -> dict[DrawAt, RowsOfDraw | None]:
         """Returns the random ops found so far in functions called by a node."""
         within = f"{self.tag}{node}:0>"
-        return {at: found for at, found in self._library.draws.items() if at[0].startswith(within)}
+        return {at: drawn for at, drawn in self._library.draws.items() if at[0].startswith(within)}
 
     def _check_loops(self) -> None:
         """Checks the assumed facts of TF1 loop variables (NextIteration).
@@ -257,16 +257,16 @@ class Frame:
             source = _data_inputs(self._nodes[name])[0]
             if _node_of(source) not in self._facts:
                 self._evaluate(_node_of(source))
-            found, assumed = self._output(*_split(source)), self._loop_facts[name]
+            result, assumed = self._output(*_split(source)), self._loop_facts[name]
             self._checked_loops.add(name)
-            if found != assumed and not isinstance(
+            if result != assumed and not isinstance(
                 assumed, UnknownFact
             ):  # an unknown fact stays valid for every loop value
                 first = isinstance(assumed, Nothing)
                 changes = UnknownFact(
                     f"node '{name}' (NextIteration): the layout of the value changes between iterations of its loop"
                 )
-                self._loop_facts[name] = found if first and not names_a_sum(found) else changes
+                self._loop_facts[name] = result if first and not names_a_sum(result) else changes
                 self._checked_loops.clear()
                 self._facts.clear()
                 return
@@ -274,8 +274,8 @@ class Frame:
     def _output(self, name: str, index: int) -> Fact:
         if name in self._seeded and (seed := self._seeds.get(f"{name}:{index}")) is not None:
             return seed
-        found = self._facts[name]
-        return found[index] if isinstance(found, list) else found
+        result = self._facts[name]
+        return result[index] if isinstance(result, list) else result
 
     def _evaluate(self, root: str) -> None:
         """Evaluates a node and its inputs depth first.
@@ -323,26 +323,26 @@ class Frame:
             return self.call(ctx, node.op, facts, sources)
         if rule is None:
             return ctx.opaque("this op is not in the table of propagation rules", Recovery.BATCH_SHAPED)
-        found = rule(ctx)
-        if self.tag and node.op in having(Trait.BY_KEY) and not isinstance(found, list):
-            self._library.note_draw((self.tag, node.name), ctx, found)
-        return [_named(ctx, fact) for fact in found] if isinstance(found, list) else _named(ctx, found)
+        result = rule(ctx)
+        if self.tag and node.op in having(Trait.BY_KEY) and not isinstance(result, list):
+            self._library.note_draw((self.tag, node.name), ctx, result)
+        return [_named(ctx, fact) for fact in result] if isinstance(result, list) else _named(ctx, result)
 
-    def _all_reduced(self, whole: InStepAllReduce, own: Fact) -> Fact:
+    def _all_reduced(self, all_reduce: InStepAllReduce, reduced: Fact) -> Fact:
         """Returns the fact of an in-step all-reduce, or of the rows gathered by it."""
-        first = whole.of or whole.node
+        first = all_reduce.of or all_reduce.node
         before = self.fact(tensor_name(_data_inputs(self._nodes[first])[0])) if first in self._nodes else None
         if before == SAME:
-            return own
-        mixed_at = own.mixed_at if isinstance(own, Form) else None
-        if whole.how is InStepAllReduceKind.OWN_ROWS:
-            found = before.rows if isinstance(before, Form) else None
+            return reduced
+        mixed_at = reduced.mixed_at if isinstance(reduced, Form) else None
+        if all_reduce.how is InStepAllReduceKind.OWN_ROWS:
+            base = before.rows if isinstance(before, Form) else None
             return (
-                Form(found, mixed_at=mixed_at)
-                if found
+                Form(base, mixed_at=mixed_at)
+                if base
                 else UnknownFact(f"node '{first}' gathers a tensor that has no batch axis")
             )
-        return Form(mixed_at=mixed_at) if isinstance(own, Form) else SAME
+        return Form(mixed_at=mixed_at) if isinstance(reduced, Form) else SAME
 
     def same_as(self, key: object, tensor: str) -> str:
         return self._same.setdefault(key, tensor)

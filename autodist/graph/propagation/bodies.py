@@ -53,13 +53,13 @@ class Body:
 
     @cached_property
     def _graph(self) -> tf.Graph:
-        whole = tf.compat.v1.GraphDef()
-        whole.CopyFrom(self.graph_def)
-        whole.library.CopyFrom(self.library)
-        for node in whole.node:
+        graph_def = tf.compat.v1.GraphDef()
+        graph_def.CopyFrom(self.graph_def)
+        graph_def.library.CopyFrom(self.library)
+        for node in graph_def.node:
             node.attr.pop("_class", None)  # it may colocate with a node of the caller
         with tf.Graph().as_default() as graph:
-            tf.graph_util.import_graph_def(whole, name="")
+            tf.graph_util.import_graph_def(graph_def, name="")
         return graph
 
     def shape(self, tensor: str) -> tf.TensorShape:
@@ -168,9 +168,9 @@ def leave(facts: Sequence[Fact], ctx: OpContext, tag: str) -> list[Fact]:
     """
     names: dict[str, str] = {}
     for index, fact in enumerate(facts):
-        own = _returned_scalar(fact)
-        if own is not None and own.startswith(tag):
-            names.setdefault(own, ctx.named(index))
+        scalar = _returned_scalar(fact)
+        if scalar is not None and scalar.startswith(tag):
+            names.setdefault(scalar, ctx.named(index))
     return [_translate(fact, names, ctx, tag) for fact in facts]
 
 

@@ -38,8 +38,8 @@ def _bound(ctx: OpContext, index: int) -> Rows | None:
     fact = ctx.facts[index]
     if not isinstance(fact, Dims) or not fact.is_scalar or fact.forms[0].is_same:
         return None
-    found = length(ctx, index)
-    return found if isinstance(found, Rows) and found.per is not None else None
+    bound = length(ctx, index)
+    return bound if isinstance(bound, Rows) and bound.per is not None else None
 
 
 def _initial(ctx: OpContext, index: int, within: Rows) -> Fact:
@@ -86,16 +86,16 @@ def _after_loop(ctx: OpContext, index: int, fact: Fact) -> Fact:
 def in_turn(ctx: OpContext, is_stateless: bool) -> Fact | None:
     """Returns the layout of an op on the iteration number or the iteration's example; None if it takes neither.
 
-    The result of a stateless op that draws no numbers belongs to the same example as its input.
+    The loop_values of a stateless op that draws no numbers belongs to the same example as its input.
     """
-    found = [fact for fact in ctx.facts if isinstance(fact, InTurn)]
+    loop_values = [fact for fact in ctx.facts if isinstance(fact, InTurn)]
     lists = [fact for fact in ctx.facts if isinstance(fact, ListOf)]
-    if not found or (lists and ctx.node.op in having(Trait.LIST)):
+    if not loop_values or (lists and ctx.node.op in having(Trait.LIST)):
         return None
     if ctx.node.op in having(Trait.SAME):
         return ctx.facts[0]
-    within, roles = found[0].within, {fact.role for fact in found}
-    if any(fact.within != within for fact in found) or lists:
+    within, roles = loop_values[0].within, {fact.role for fact in loop_values}
+    if any(fact.within != within for fact in loop_values) or lists:
         return ctx.opaque("it combines examples of two batches, or an example and a list")
     if _selects_example(ctx, within):
         return InTurn(Role.EXAMPLE, within, ctx.facts[0].mixed_at if isinstance(ctx.facts[0], Form) else None)
@@ -105,7 +105,7 @@ def in_turn(ctx: OpContext, is_stateless: bool) -> Fact | None:
         return UnknownFact(opaque.reason)
     if roles == {Role.EXAMPLE} and all(form == SAME for form in others):
         if is_stateless or ctx.node.op in having(Trait.READ):
-            return InTurn(Role.EXAMPLE, within, next((f.mixed_at for f in found if f.mixed_at), None))
+            return InTurn(Role.EXAMPLE, within, next((f.mixed_at for f in loop_values if f.mixed_at), None))
         return ctx.opaque("it draws random numbers or keeps a state while it iterates over the examples")
     return _from_counter(ctx, within, [fact.role if isinstance(fact, InTurn) else None for fact in ctx.facts])
 

@@ -125,8 +125,8 @@ def _guarded_quotient(ctx: OpContext) -> Fact | None:
     if not guard.is_zero(1):
         return None
     divisor = ctx.scope.fact(guard.inputs[0])
-    kept, other = _GUARDS[condition.op]
-    value = operands_of(ctx, (kept,))[0]
+    selected, other = _GUARDS[condition.op]
+    value = operands_of(ctx, (selected,))[0]
     if not isinstance(divisor, Form) or not isinstance(value, Form) or value.base is not Base.SAME:
         return None
     factor = additive_over(divisor.factors, NONE) if divisor.base is Base.SAME else None

@@ -30,24 +30,24 @@ def joined_rows(ctx: OpContext, operands: Sequence[Operand], indices: Sequence[i
         unknown = ctx.inputs[indices[ranks.index(None)]]
         return ctx.opaque(f"the rank of its input '{unknown}' is not known; set that tensor's shape")
     rank = max(value or 0 for value in ranks)
-    found: Rows | None = None
+    result: Rows | None = None
     mixed_at: str | None = None
     for operand, operand_rank in zip(operands, ranks, strict=True):
         if not isinstance(operand, Form) or operand.rows is None:
             continue
         base = operand.rows
         aligned = base if operand_rank is None else replace(base, axis=base.axis + rank - operand_rank)
-        paired = (aligned, None) if found is None else in_one_order(found, aligned)
+        paired = (aligned, None) if result is None else in_one_order(result, aligned)
         if paired is None:
             return ctx.opaque("its inputs have their examples along different axes or in different orders")
-        found, mixed_at = paired[0], mixed_at or operand.mixed_at or paired[1]
-    assert found is not None
+        result, mixed_at = paired[0], mixed_at or operand.mixed_at or paired[1]
+    assert result is not None
     for operand, operand_rank, index in zip(operands, ranks, indices, strict=True):
-        issue = _check_broadcast(ctx, operand, index, found.axis - (rank - (operand_rank or 0)), operand_rank == rank)
+        issue = _check_broadcast(ctx, operand, index, result.axis - (rank - (operand_rank or 0)), operand_rank == rank)
         if isinstance(issue, UnknownFact):
             return issue
         mixed_at = mixed_at or issue
-    return Form(found, mixed_at=mixed_at)
+    return Form(result, mixed_at=mixed_at)
 
 
 def same_rows(left: Rows, right: Rows) -> bool:

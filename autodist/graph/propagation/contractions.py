@@ -95,10 +95,10 @@ def _noise_as_replicated(operands: list[Operand]) -> list[Operand]:
 
 def _in_one_order(labelled: list[_Labelled]) -> tuple[list[_Labelled], str | None]:
     """Returns both operands' rows in their common order, and the node that paired different examples, if any."""
-    found = [rows for rows, _ in labelled if rows is not None]
-    if len(found) < 2:
+    both = [rows for rows, _ in labelled if rows is not None]
+    if len(both) < 2:
         return labelled, None
-    paired = in_one_order(found[0], replace(found[1], axis=found[0].axis))
+    paired = in_one_order(both[0], replace(both[1], axis=both[0].axis))
     if paired is None or paired[1] is None:
         return labelled, None
     order = paired[0].order
@@ -107,13 +107,13 @@ def _in_one_order(labelled: list[_Labelled]) -> tuple[list[_Labelled], str | Non
 
 def _batch_label(labelled: list[_Labelled]) -> tuple[Rows, object] | None:
     """Returns the single label of the batch axis; None if operands disagree on it or an operand without rows has it."""
-    found = [(rows, labels[rows.axis]) for rows, labels in labelled if rows is not None]
-    if not found or len({label for _, label in found}) != 1:
+    sharded = [(rows, labels[rows.axis]) for rows, labels in labelled if rows is not None]
+    if not sharded or len({label for _, label in sharded}) != 1:
         return None
-    rows, label = found[0]
-    if any((other.count, other.order) != (rows.count, rows.order) for other, _ in found):
+    rows, label = sharded[0]
+    if any((other.count, other.order) != (rows.count, rows.order) for other, _ in sharded):
         return None
-    if any(label in labels for own, labels in labelled if own is None):
+    if any(label in labels for base, labels in labelled if base is None):
         return None
     if any(labels.count(label) > 1 for _, labels in labelled):
         return None

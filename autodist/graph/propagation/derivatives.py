@@ -94,12 +94,12 @@ def slice_gradient(ctx: OpContext) -> Fact:
     batch = batch_of(dims) if dims is not None else None
     if dims is None or batch is None or gradient.rows is None or batch.count != gradient.rows.count:
         return nonlinear(ctx) if gradient.rows is None else ctx.opaque("the shape of its value is not known")
-    whole = with_axis(gradient, batch.axis)
-    assert whole.rows is not None
-    taken = strided_rows(ctx, whole, whole.rows, len(dims.forms))
+    unsliced = with_axis(gradient, batch.axis)
+    assert unsliced.rows is not None
+    taken = strided_rows(ctx, unsliced, unsliced.rows, len(dims.forms))
     if isinstance(taken, Form) and taken.rows != gradient.rows:
         return ctx.opaque("its gradient does not have the examples along the same axis as the slice")
-    return whole if isinstance(taken, Form) else taken
+    return unsliced if isinstance(taken, Form) else taken
 
 
 def normalised_gradient(ctx: OpContext) -> list[Fact]:
@@ -127,37 +127,37 @@ def broadcast_axes(ctx: OpContext) -> list[Fact]:
     return [_axes_of(ctx, left, right), _axes_of(ctx, right, left)]
 
 
-def _axes_of(ctx: OpContext, own: Dims, other: Dims) -> Fact:
-    axes = _repeated(own, other)
+def _axes_of(ctx: OpContext, dims: Dims, other: Dims) -> Fact:
+    axes = _repeated(dims, other)
     if axes is None:
         return ctx.opaque("the broadcast axes depend on lengths that are not known")
     return Dims((SAME,) * len(axes), tuple(axes))
 
 
-def _repeated(own: Dims, other: Dims) -> list[int] | None:
-    """Returns the axes of the common shape along which `own` was broadcast; None if unknown."""
-    rank = max(len(own.forms), len(other.forms))
+def _repeated(dims: Dims, other: Dims) -> list[int] | None:
+    """Returns the axes of the common shape along which `dims` was broadcast; None if unknown."""
+    rank = max(len(dims.forms), len(other.forms))
     axes: list[int] = []
     for axis in range(rank):
-        at, there = axis - rank + len(own.forms), axis - rank + len(other.forms)
+        at, there = axis - rank + len(dims.forms), axis - rank + len(other.forms)
         if at < 0:
             axes.append(axis)
         elif there >= 0:
-            repeated = _is_repeated(own, at, other, there)
+            repeated = _is_repeated(dims, at, other, there)
             if repeated is None:
                 return None
             axes += [axis] if repeated else []
     return axes
 
 
-def _is_repeated(own: Dims, at: int, other: Dims, there: int) -> bool | None:
+def _is_repeated(dims: Dims, at: int, other: Dims, there: int) -> bool | None:
     if other.forms[there] == SAME and other.values[there] == 1:
         return False
-    if own.forms[at] == SAME and own.values[at] is not None:
-        if own.values[at] != 1:
+    if dims.forms[at] == SAME and dims.values[at] is not None:
+        if dims.values[at] != 1:
             return False
         return None if other.forms[there] == SAME and other.values[there] is None else True
-    return False if own.forms[at] != SAME and own.forms[at] == other.forms[there] else None
+    return False if dims.forms[at] != SAME and dims.forms[at] == other.forms[there] else None
 
 
 RULES: dict[str, Rule] = {

@@ -49,19 +49,19 @@ def numbers(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
     """Extends a rule that moves elements to indices of distinct ids or of rows, which move like rows."""
 
     def apply(ctx: OpContext) -> Fact:
-        results = ctx.facts[0]
-        if not isinstance(results, Numbers | Numbered):
+        indices = ctx.facts[0]
+        if not isinstance(indices, Numbers | Numbered):
             return rule(ctx)
-        moved = rule(replace(ctx, facts=[results.rows, *ctx.facts[1:]]))
+        moved = rule(replace(ctx, facts=[indices.rows, *ctx.facts[1:]]))
         if not isinstance(moved, Form):
             return moved
-        if isinstance(results, Numbers):
-            return Numbers(results.of, moved)
+        if isinstance(indices, Numbers):
+            return Numbers(indices.of, moved)
         is_vector = ctx.output_shape().rank == 1 and moved.rows is not None and not moved.rows.order
         return (
-            Positions(results.within, moved.rows, results.covers)
+            Positions(indices.within, moved.rows, indices.covers)
             if is_vector and moved.rows
-            else replace(results, rows=moved)
+            else replace(indices, rows=moved)
         )
 
     return apply

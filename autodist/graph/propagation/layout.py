@@ -54,8 +54,8 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: Sequence[int] = (
     def apply(ctx: OpContext) -> Fact:
         if isinstance(ctx.facts[0], Coordinates) and ctx.node.op == "ExpandDims":
             return expanded(ctx, ctx.facts[0])
-        if ctx.node.op in having(Trait.RESHAPES) and (kept := _unchanged_by_reshape(ctx)) is not None:
-            return kept
+        if ctx.node.op in having(Trait.RESHAPES) and (unchanged := _unchanged_by_reshape(ctx)) is not None:
+            return unchanged
         form = form_of(ctx.facts[0])
         if isinstance(form, (UnknownFact, Statistic)):
             return form
@@ -132,9 +132,9 @@ def reshape(ctx: OpContext) -> Fact:
     if isinstance(ctx.facts[0], ByColumn):
         is_matrix = ctx.output_shape().rank == 2 and ctx.output_shape()[0] == ctx.facts[0].number
         return ctx.facts[0] if is_matrix else ctx.opaque("it splits the index matrix of a sparse tensor")
-    kept = _unchanged_by_reshape(ctx)
-    if kept is not None:
-        return kept
+    unchanged = _unchanged_by_reshape(ctx)
+    if unchanged is not None:
+        return unchanged
     form = form_of(ctx.facts[0])
     if isinstance(form, (UnknownFact, Statistic)):
         return form
@@ -189,10 +189,10 @@ def _with_count_of(ctx: OpContext, batch: Rows, dims: Dims, before: tf.TensorSha
 
     Therefore element k of both vectors belong together in each shard exactly if they do on one device.
     """
-    found = length_in_order(ctx, 1) if before.rank == len(dims.forms) == 1 and not batch.order else None
-    if not isinstance(found, Rows) or found.order or found.per is None or found.count == batch.count:
+    result = length_in_order(ctx, 1) if before.rank == len(dims.forms) == 1 and not batch.order else None
+    if not isinstance(result, Rows) or result.order or result.per is None or result.count == batch.count:
         return None
-    return found
+    return result
 
 
 def _split_repetitions(ctx: OpContext, batch: Rows, dims: Dims, before: tf.TensorShape) -> Rows | None:

@@ -32,8 +32,8 @@ def length_in_order(ctx: OpContext, index: int, element: int = 0) -> Length:
     return _length(ctx.scope, ctx.inputs[index], element, _MAX_DEPTH)
 
 
-def _unordered(found: Length) -> Length:
-    return replace(found, order=()) if isinstance(found, Rows) else found
+def _unordered(measured: Length) -> Length:
+    return replace(measured, order=()) if isinstance(measured, Rows) else measured
 
 
 def is_length_of(ctx: OpContext, index: int, rows: Rows, element: int = 0) -> bool:
@@ -71,8 +71,8 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
     if node.op == "ConcatOffset":
         axis = scope.constant(sources[0])
         return 0 if axis is not None and 0 <= int(axis) != element else None
-    found = _source(scope, node, sources, element)
-    return None if found is None else _length(scope, *found, depth - 1)
+    result = _source(scope, node, sources, element)
+    return None if result is None else _length(scope, *result, depth - 1)
 
 
 def _both(scope: Scope, sources: list[str], element: int, depth: int) -> tuple[Length, Length]:
@@ -163,14 +163,14 @@ def _concat_operand(scope: Scope, parts: list[str], element: int, axis: np.ndarr
     if axis is None or any(shape.rank is None for shape in shapes):
         return None
     if int(axis) % (shapes[0].rank or 1) == 0:
-        found = _locate([shape.num_elements() for shape in shapes], element)
-        return None if found is None else (parts[found[0]], found[1])
+        result = _locate([shape.num_elements() for shape in shapes], element)
+        return None if result is None else (parts[result[0]], result[1])
     widths = [shape[1] for shape in shapes if shape.rank == 2 and shape[1] is not None]
     if len(widths) < len(parts) or not sum(widths):
         return None
     row, place = divmod(element, sum(widths))
-    found = _locate(widths, place)
-    return None if found is None else (parts[found[0]], row * widths[found[0]] + found[1])
+    result = _locate(widths, place)
+    return None if result is None else (parts[result[0]], row * widths[result[0]] + result[1])
 
 
 def _locate(lengths: Sequence[int | None], element: int) -> tuple[int, int] | None:

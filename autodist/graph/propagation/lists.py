@@ -40,14 +40,14 @@ def from_tensor(ctx: OpContext) -> Fact:
 
 
 def get_item(ctx: OpContext) -> Fact:
-    found = ctx.facts[0]
-    if not isinstance(found, ListOf):
-        return found if isinstance(found, UnknownFact) else ctx.opaque("it reads from a tensor that is not a list")
-    if isinstance(found.element, InTurn):
-        return found.element if ctx.facts[1] == InTurn(Role.TURN, found.element.within) else ctx.opaque(_BY_POSITION)
+    items = ctx.facts[0]
+    if not isinstance(items, ListOf):
+        return items if isinstance(items, UnknownFact) else ctx.opaque("it reads from a tensor that is not a list")
+    if isinstance(items.element, InTurn):
+        return items.element if ctx.facts[1] == InTurn(Role.TURN, items.element.within) else ctx.opaque(_BY_POSITION)
     if form_of(ctx.facts[1]) != SAME:
         return ctx.opaque("the index that it reads depends on the batch")
-    return SAME if found.element is None else found.element
+    return SAME if items.element is None else items.element
 
 
 def set_item(ctx: OpContext) -> Fact:
@@ -70,33 +70,33 @@ def push_back(ctx: OpContext) -> Fact:
 
 
 def _with_item(ctx: OpContext, item: Fact, at_same_place: bool) -> Fact:
-    found = ctx.facts[0]
-    if not isinstance(found, ListOf):
-        return found if isinstance(found, UnknownFact) else ctx.opaque("it writes to a tensor that is not a list")
+    items = ctx.facts[0]
+    if not isinstance(items, ListOf):
+        return items if isinstance(items, UnknownFact) else ctx.opaque("it writes to a tensor that is not a list")
     if not at_same_place:
         return ctx.opaque("the index that it writes depends on the batch")
-    return join(ctx, found, ListOf(item if isinstance(item, ListOf | InTurn) else form_of(item)))
+    return join(ctx, items, ListOf(item if isinstance(item, ListOf | InTurn) else form_of(item)))
 
 
 def stack(ctx: OpContext) -> Fact:
     """TensorListStack: the list becomes the first axis."""
-    found = ctx.facts[0]
-    if not isinstance(found, ListOf):
-        return found if isinstance(found, UnknownFact) else ctx.opaque("it stacks a tensor that is not a list")
-    if isinstance(found.element, InTurn):
-        is_example = found.element.role is Role.EXAMPLE
-        return Form(found.element.within, mixed_at=found.element.mixed_at) if is_example else ctx.opaque(_BY_POSITION)
-    element = SAME if found.element is None else form_of(found.element)
+    items = ctx.facts[0]
+    if not isinstance(items, ListOf):
+        return items if isinstance(items, UnknownFact) else ctx.opaque("it stacks a tensor that is not a list")
+    if isinstance(items.element, InTurn):
+        is_example = items.element.role is Role.EXAMPLE
+        return Form(items.element.within, mixed_at=items.element.mixed_at) if is_example else ctx.opaque(_BY_POSITION)
+    element = SAME if items.element is None else form_of(items.element)
     if isinstance(element, (UnknownFact, Statistic)) or not isinstance(element.base, Rows):
         return element
     return with_axis(element, element.base.axis + 1)
 
 
 def length(ctx: OpContext) -> Fact:
-    found = ctx.facts[0]
-    if isinstance(found, ListOf) and isinstance(found.element, InTurn):
-        return Dims((Form(factors=power(found.element.within.count, 1)),), (None,), True)
-    if isinstance(found, ListOf) and found.element is not None:
+    items = ctx.facts[0]
+    if isinstance(items, ListOf) and isinstance(items.element, InTurn):
+        return Dims((Form(factors=power(items.element.within.count, 1)),), (None,), True)
+    if isinstance(items, ListOf) and items.element is not None:
         return SAME
     return ctx.opaque("it returns the length of an unknown list")
 

@@ -67,8 +67,8 @@ def _gather_of_dims(ctx: OpContext, dims: Dims) -> Fact:
 
 
 def _gather(ctx: OpContext, axis: int, batch_dims: int) -> Fact:
-    if axis == 0 and not batch_dims and (found := _gather_special(ctx)) is not None:
-        return found
+    if axis == 0 and not batch_dims and (result := _gather_special(ctx)) is not None:
+        return result
     if isinstance(ctx.facts[1], Positions):
         return _masked(ctx, ctx.facts[1], axis)
     if is_noise(ctx.facts[1]) and not batch_dims:
@@ -93,8 +93,8 @@ def _gather(ctx: OpContext, axis: int, batch_dims: int) -> Fact:
 
 
 def _by_position(ctx: OpContext, why: str) -> UnknownFact:
-    found = ctx.opaque(why)
-    return found if ctx.constant(1) is None else Chosen(found.reason)
+    unknown = ctx.opaque(why)
+    return unknown if ctx.constant(1) is None else Chosen(unknown.reason)
 
 
 def _gather_special(ctx: OpContext) -> Fact | None:
@@ -134,8 +134,8 @@ def where(ctx: OpContext) -> Fact:
     if form.rows is not None and form.rows.axis == 0 and not form.factors and not form.rows.order:
         is_vector = ctx.rank(0) == 1
         mask = _in_order(ctx) if is_vector else ctx.inputs[0]
-        found = Positions(form.rows, elements_of(ctx.scope.same_as(("where", is_vector, mask), ctx.named())))
-        return found if is_vector else Coordinates(found)
+        result = Positions(form.rows, elements_of(ctx.scope.same_as(("where", is_vector, mask), ctx.named())))
+        return result if is_vector else Coordinates(result)
     return ctx.opaque("it returns positions within the replica's shard of the batch")
 
 
@@ -191,9 +191,9 @@ def _gather_in_batches(ctx: OpContext, params: Form, indices: Form, batch_dims: 
 
 def gather_nd(ctx: OpContext) -> Fact:
     """GatherNd, ResourceGatherNd: the last axis of the indices holds one index."""
-    found = element_of_each(ctx) or values_at(ctx)
-    if found is not None:
-        return found
+    result = element_of_each(ctx) or values_at(ctx)
+    if result is not None:
+        return result
     forms, rank = ctx.forms(0, 1), ctx.rank(1)
     if isinstance(forms, UnknownFact):
         return forms

@@ -17,14 +17,14 @@ def of_last_axes(number: int, others: Sequence[int] = ()) -> Rule:
     """Returns a rule for functions of the last `number` axes of the first input and of `others`, with aligned axes."""
 
     def apply(ctx: OpContext) -> Fact:
-        found = nonlinear(ctx, [0, *others])
-        if not isinstance(found, Form) or found.rows is None:
-            return found
+        result = nonlinear(ctx, [0, *others])
+        if not isinstance(result, Form) or result.rows is None:
+            return result
         ranks = [ctx.rank(index) for index in (0, *others)]
         rank = max(value or 0 for value in ranks)
-        if None in ranks or found.rows.axis >= rank - number:
+        if None in ranks or result.rows.axis >= rank - number:
             return ctx.opaque(f"the examples lie along one of its last {number} axes, or its input's rank is not known")
-        return found if _rest_is_same(ctx, (0, *others)) else ctx.opaque("its parameters differ between replicas")
+        return result if _rest_is_same(ctx, (0, *others)) else ctx.opaque("its parameters differ between replicas")
 
     return apply
 
@@ -62,12 +62,12 @@ def solve(ctx: OpContext) -> Fact:
         return right  # columns are independent
     if factors_of(matrix):
         return ctx.opaque("it is not linear in a matrix that is scaled by sums over the batch")
-    found = joined_rows(ctx, operands[:2], (0, 1))
-    if isinstance(found, UnknownFact) or found.rows is None:
-        return found
-    if found.rows.axis >= rank - 2:
+    result = joined_rows(ctx, operands[:2], (0, 1))
+    if isinstance(result, UnknownFact) or result.rows is None:
+        return result
+    if result.rows.axis >= rank - 2:
         return ctx.opaque("the examples lie along a matrix's rows or columns")
-    return replace(found, factors=factors_of(right))
+    return replace(result, factors=factors_of(right))
 
 
 def cross(ctx: OpContext) -> Fact:
@@ -75,10 +75,12 @@ def cross(ctx: OpContext) -> Fact:
     operands = operands_of(ctx)
     if not has_rows(operands):
         return nonlinear(ctx)
-    found = joined_rows(ctx, operands, (0, 1))
-    if isinstance(found, UnknownFact) or found.rows is None or found.rows.axis == (ctx.rank(0) or 0) - 1:
-        return found if isinstance(found, UnknownFact) else ctx.opaque("the examples lie along the axis of its vectors")
-    return replace(found, factors=times(factors_of(operands[0]), factors_of(operands[1])))
+    result = joined_rows(ctx, operands, (0, 1))
+    if isinstance(result, UnknownFact) or result.rows is None or result.rows.axis == (ctx.rank(0) or 0) - 1:
+        return (
+            result if isinstance(result, UnknownFact) else ctx.opaque("the examples lie along the axis of its vectors")
+        )
+    return replace(result, factors=times(factors_of(operands[0]), factors_of(operands[1])))
 
 
 def set_diagonal(ctx: OpContext) -> Fact:

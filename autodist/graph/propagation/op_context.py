@@ -70,13 +70,13 @@ class OpContext:
 
     def forms(self, *indices: int) -> list[Form] | UnknownFact:
         """Returns the facts of several inputs as forms, or the first unknown one."""
-        found = []
+        forms = []
         for index in indices:
             form = self.form(index)
             if isinstance(form, UnknownFact):
                 return UnknownFact(form.reason)
-            found.append(form)
-        return found
+            forms.append(form)
+        return forms
 
     def shape(self, index: int) -> tf.TensorShape:
         return self.scope.shape(self.inputs[index])

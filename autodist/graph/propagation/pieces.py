@@ -67,8 +67,8 @@ def _concat_special(ctx: OpContext, indices: Sequence[int], axis: int | None) ->
     """Concatenates columns of sparse indices, or rows followed by rows of no example; None for anything else."""
     if axis in (1, -1) and ctx.rank(indices[0]) == 2:
         return with_columns(ctx, indices)
-    if axis in (0, -1) and ctx.rank(indices[0]) == 1 and (found := with_columns(ctx, indices)):
-        return ByColumn(found, len(indices))
+    if axis in (0, -1) and ctx.rank(indices[0]) == 1 and (result := with_columns(ctx, indices)):
+        return ByColumn(result, len(indices))
     if axis is not None and len(indices) == 2 and (rank := ctx.rank(indices[0])):
         return put_behind(ctx, indices[0], indices[1], axis % rank)
     return None
@@ -78,14 +78,14 @@ def _along_other_axis(ctx: OpContext, forms: Sequence[Form | Statistic | Unknown
     """Returns rows of the same examples, concatenated along another axis."""
     known = [form for form in forms if isinstance(form, Form) and form.rows]
     mixed = next((form.mixed_at for form in known if form.mixed_at), None)
-    found = known[0].rows
-    assert found is not None
+    base = known[0].rows
+    assert base is not None
     for form in known[1:]:
-        paired = in_one_order(found, form.rows) if form.rows is not None else None
+        paired = in_one_order(base, form.rows) if form.rows is not None else None
         if paired is None:
             return ctx.opaque("its inputs have their examples in different orders")
-        found, mixed = paired[0], mixed or paired[1]
-    return replace(known[0], base=found, mixed_at=mixed)
+        base, mixed = paired[0], mixed or paired[1]
+    return replace(known[0], base=base, mixed_at=mixed)
 
 
 def _stacked_rows(ctx: OpContext, form: Form, parts: list[Rows]) -> Fact:

@@ -99,10 +99,10 @@ def of_segments(by: ReducedBy) -> Rule:
     """Returns a rule for UnsortedSegmentMax, Min and Prod: like sums of segments, but combined by `by`."""
 
     def apply(ctx: OpContext) -> Fact:
-        found = sum_of_segments(ctx)
-        if not isinstance(found, Form) or found.base is not Base.ADDED:
-            return found
-        return ctx.opaque(_NO_SUM) if found.factors else _reduction(ctx, found, by)
+        result = sum_of_segments(ctx)
+        if not isinstance(result, Form) or result.base is not Base.ADDED:
+            return result
+        return ctx.opaque(_NO_SUM) if result.factors else _reduction(ctx, result, by)
 
     return apply
 

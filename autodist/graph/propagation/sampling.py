@@ -99,7 +99,7 @@ def one_part(ctx: OpContext) -> Fact:
     if rank is None:
         return ctx.opaque("the rank of its input is not known")
     begin, size = ([length(ctx, index, axis) for axis in range(rank)] for index in (1, 2))
-    if begin[1:] == [0] * (rank - 1) and all(found == -1 for found in size[1:]):
+    if begin[1:] == [0] * (rank - 1) and all(end == -1 for end in size[1:]):
         if begin[0] == 0 and _is_end(ctx, 2, followed):
             return followed.first
         if size[0] == -1 and _is_end(ctx, 1, followed):

@@ -186,17 +186,17 @@ def stitch(ctx: OpContext) -> Fact:
     indices, dims = [ctx.elements(k) for k in range(half)], [ctx.dims(k) for k in range(half, 2 * half)]
     if any(places is None or None in places for places in indices) or any(entry is None for entry in dims):
         return ctx.opaque("its indices are not known")
-    found: dict[int, tuple[Form, int | None]] = {}
+    result: dict[int, tuple[Form, int | None]] = {}
     for places, entry in zip(indices, dims, strict=True):
         assert places is not None and entry is not None
         if len(places) != len(entry.forms):
             return ctx.opaque("it stitches vectors of more than one element")
         for place, form, value in zip(places, entry.forms, entry.values, strict=True):
             assert place is not None
-            found[place] = (form, value)
-    if sorted(found) != list(range(len(found))):
+            result[place] = (form, value)
+    if sorted(result) != list(range(len(result))):
         return ctx.opaque("its indices leave gaps")
-    return Dims(tuple(found[k][0] for k in range(len(found))), tuple(found[k][1] for k in range(len(found))))
+    return Dims(tuple(result[k][0] for k in range(len(result))), tuple(result[k][1] for k in range(len(result))))
 
 
 def broadcast_shapes(ctx: OpContext) -> Fact:
@@ -220,28 +220,28 @@ def concat_offsets(ctx: OpContext) -> list[Fact]:
     axis, dims = ctx.scalar(0), [ctx.dims(k) for k in range(1, len(ctx.facts))]
     if axis is None or any(entry is None for entry in dims):
         return [ctx.opaque("the lengths that it sums are not known")] * len(dims)
-    found: list[Fact] = []
+    result: list[Fact] = []
     begin: int | None = 0
     for entry in dims:
         assert entry is not None
-        found.append(
+        result.append(
             Dims((SAME,) * len(entry.forms), tuple(begin if k == axis else 0 for k in range(len(entry.forms))))
         )
         if not entry.forms[axis].is_same:
             behind = ctx.opaque("the operand after rows of the batch begins where the replica's shard of it ends")
-            return [*found, *[behind] * (len(dims) - len(found))]
+            return [*result, *[behind] * (len(dims) - len(result))]
         length = entry.values[axis]
         begin = None if begin is None or length is None else begin + length
-    return found
+    return result
 
 
 def _of_shapes(rule: Rule) -> Rule:
     """Extends a rule for integers of shapes: if all inputs are replicated, so is the result."""
 
     def apply(ctx: OpContext) -> Fact | list[Fact]:
-        found = rule(ctx)
+        result = rule(ctx)
         are_same = all(form_of(fact) == SAME for fact in ctx.facts)
-        return SAME if are_same and isinstance(found, UnknownFact) else found
+        return SAME if are_same and isinstance(result, UnknownFact) else result
 
     return apply
 

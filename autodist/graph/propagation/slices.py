@@ -35,22 +35,22 @@ def strided_slice(ctx: OpContext) -> Fact:
         return fact
     if isinstance(fact, Coordinates):
         return column(ctx, fact)
-    found = moving(lambda ctx, form, batch: strided_rows(ctx, form, batch, ctx.rank(0)), drawn=(1, 2))(ctx)
+    result = moving(lambda ctx, form, batch: strided_rows(ctx, form, batch, ctx.rank(0)), drawn=(1, 2))(ctx)
     drops_axes = bool(ctx.number("shrink_axis_mask"))
-    is_plain = isinstance(found, UnknownFact) and not isinstance(found, Chosen)
-    return UnknownFact(found.reason) if isinstance(found, UnknownFact) and is_plain and drops_axes else found
+    is_plain = isinstance(result, UnknownFact) and not isinstance(result, Chosen)
+    return UnknownFact(result.reason) if isinstance(result, UnknownFact) and is_plain and drops_axes else result
 
 
 def _only_adds_an_axis(ctx: OpContext) -> bool:
     """Returns True for x[:, None] of a vector."""
-    whole = ctx.number("begin_mask") & ctx.number("end_mask") & 1
-    return bool(whole) and ctx.number("new_axis_mask") == 2 and not ctx.number("shrink_axis_mask")
+    takes_all = ctx.number("begin_mask") & ctx.number("end_mask") & 1
+    return bool(takes_all) and ctx.number("new_axis_mask") == 2 and not ctx.number("shrink_axis_mask")
 
 
 def _keeps_rows(ctx: OpContext, positions: Positions) -> bool:
     """Returns True if it selects columns only, each with all row indices: x[:, 0]."""
-    found = strided_rows(ctx, Form(positions.entries), positions.entries, 2) if ctx.rank(0) == 2 else None
-    return isinstance(found, Form) and found.base == positions.entries and not found.mixed_at
+    result = strided_rows(ctx, Form(positions.entries), positions.entries, 2) if ctx.rank(0) == 2 else None
+    return isinstance(result, Form) and result.base == positions.entries and not result.mixed_at
 
 
 def _slice_of_dims(ctx: OpContext, dims: Dims) -> Fact:
@@ -97,8 +97,8 @@ def _whole_axis(ctx: OpContext, form: Form, entry: int, masks: dict[str, int], t
     bit = 1 << entry
     starts = bool(masks["begin"] & bit) or (begin is not None and begin.values[entry] == 0)
     assert form.rows is not None
-    whole = end is not None and end.forms[entry] == count_of(form.rows) and form.rows.per == 1
-    ends = bool(masks["end"] & bit) or whole
+    ends_at_count = end is not None and end.forms[entry] == count_of(form.rows) and form.rows.per == 1
+    ends = bool(masks["end"] & bit) or ends_at_count
     step = stride.values[entry] if stride is not None and not masks["shrink_axis"] & bit else None
     if starts and ends and step == 1:
         return with_axis(form, target)
@@ -126,11 +126,11 @@ def _by_position(ctx: OpContext, batch: Rows, by_constants: bool, number: int | 
         by_constants: True if the positions are constants.
         number: the number of selected rows if they are all rows of a batch with no more; else None, or less than 1.
     """
-    found = ctx.opaque("it takes some rows of the batch by position")
+    unknown = ctx.opaque("it takes some rows of the batch by position")
     if not by_constants:
-        return found
+        return unknown
     is_plain = batch.count == EXAMPLES and batch.per and not batch.order and number is not None and number > 0
-    return Chosen(found.reason, whole_up_to=int(number / batch.per) if is_plain and number and batch.per else None)
+    return Chosen(unknown.reason, whole_up_to=int(number / batch.per) if is_plain and number and batch.per else None)
 
 
 def slice_(ctx: OpContext) -> Fact:
