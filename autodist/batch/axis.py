@@ -1,4 +1,4 @@
-"""The axis along which the script says that an input of a step is split over the replicas."""
+"""Batch axis: the axis along which an input of a step is split over the replicas, as the script declares it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autodist.errors import CaptureError
 
 
 def is_array(value: Any) -> bool:
-    """Whether an argument is given to each step anew; all else is part of it."""
+    """Returns True if an argument is fed to each step; other arguments are part of the step."""
     return isinstance(value, np.ndarray | np.generic | tf.Tensor)
 
 
@@ -20,10 +20,10 @@ _KERAS_PARTS = ("x", "y", "sample_weight")
 
 
 def require_mapping(batch_axis: Any, keys: str) -> dict[Any, Any]:
-    """What is given as `batch_axis`, copied; an empty mapping for None.
+    """Returns a copy of the argument `batch_axis`; an empty mapping for None.
 
     Raises:
-        CaptureError: it is no mapping.
+        CaptureError: it is not a mapping.
     """
     if batch_axis is None:
         return {}
@@ -33,10 +33,10 @@ def require_mapping(batch_axis: Any, keys: str) -> dict[Any, Any]:
 
 
 def require_axis(axis: Any, name: str) -> int | None:
-    """An axis as a whole number, or None where every replica gets the whole.
+    """Returns an axis as an integer, or None if every replica gets the complete input.
 
     Raises:
-        CaptureError: it is something else; `True` and `1.0` are, too.
+        CaptureError: it is something else, including `True` and `1.0`.
     """
     if axis is None:
         return None
@@ -46,13 +46,13 @@ def require_axis(axis: Any, name: str) -> int | None:
         return int(axis.__index__())
     except (AttributeError, TypeError):
         raise CaptureError(
-            f"batch_axis of {name} is {axis!r}, a {type(axis).__name__}; it may be a whole number (negative ones count "
-            "from the last axis), or None, where every replica is to get the whole."
+            f"batch_axis of {name} is {axis!r}, a {type(axis).__name__}; it must be an integer (negative ones count "
+            "from the last axis), or None if every replica is to get all of it."
         ) from None
 
 
 def keras_name(_: str, path: Sequence[Any]) -> str:
-    """What a leaf of a batch of `fit` is called, by its place in what `train_step` is given.
+    """Returns the name of a leaf of a batch of `fit`, from its path in the argument of `train_step`.
 
     >>> keras_name("data", (0, "image")), keras_name("data", (1,)), keras_name("data", ())
     ('x/image', 'y', 'x')
@@ -63,19 +63,19 @@ def keras_name(_: str, path: Sequence[Any]) -> str:
 
 
 def name_by_path(parameter: str, path: Sequence[Any]) -> str:
-    """What a leaf of an argument is called, by its place in it: `data/image`, `pair/0`."""
+    """Returns the name of a leaf of an argument, from its path: `data/image`, `pair/0`."""
     return "/".join(map(str, (parameter, *path)))
 
 
 def said_of(batch_axis: Mapping[str, int | None], name: str) -> str | None:
-    """The key of `batch_axis` that holds for a leaf: its name or, shorter, that of what it is part of."""
+    """Returns the key of `batch_axis` that applies to a leaf: its name, or the longest prefix of it."""
     parts = name.split("/")
     names = ("/".join(parts[:k]) for k in range(len(parts), 0, -1))
     return next((key for key in names if key in batch_axis), None)
 
 
 def axis_within(axis: int, rank: int, name: str) -> int:
-    """The axis counted from 0.
+    """Returns the axis counted from 0.
 
     Args:
         axis: of the input; as in NumPy, negative ones count from the last.
@@ -89,6 +89,6 @@ def axis_within(axis: int, rank: int, name: str) -> int:
         return axis % rank
     allowed = f"{name} has {rank} {'axis' if rank == 1 else 'axes'}, {-rank} to {rank - 1}" if rank else ""
     raise CaptureError(
-        f"batch_axis of {name} is {axis}, and {allowed or f'{name} is a scalar, which has no axes'}; give the axis "
-        "along which its examples lie, or None, where every replica is to get the whole."
+        f"batch_axis of {name} is {axis}, but {allowed or f'{name} is a scalar, which has no axes'}; set it to the "
+        "axis of its examples, or to None if every replica is to get all of it."
     )

@@ -1,4 +1,4 @@
-"""Batches: how many examples there are, and which of them are whose."""
+"""Batches: the number of examples and their split among workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Share:
 
     Attributes:
         start: index of the first.
-        size: how many.
+        size: number of examples.
     """
 
     start: int
@@ -31,12 +31,12 @@ class Share:
 
 
 def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
-    """The share of a worker: the parts of its replicas, one behind the other; empty where it has no replicas.
+    """Returns the share of a worker: the parts of its replicas in order; empty if it has no replicas.
 
     Args:
-        examples: in the global batch.
-        replicas: for each replica, the index of its worker, in rising order.
-        worker: whose share is asked for.
+        examples: number of examples in the global batch.
+        replicas: for each replica, the index of its worker, in ascending order.
+        worker: index of the worker.
 
     >>> [share_of(5, [0, 0, 1, 1], w) for w in (0, 1)]
     [Share(start=0, size=3), Share(start=3, size=2)]
@@ -49,13 +49,14 @@ def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
 
 
 def rows_to_read(replicas: Sequence[int], worker: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """The rows of a global batch that a worker has to read: the index of the first, and how many, as tensors.
+    """Returns a function that computes the rows of a global batch that a worker must read.
 
-    They are its share or, where that is empty, one row that does not count, as for `take`.
+    The function maps the number of examples to (index of the first row, number of rows), as tensors. They are the
+    worker's share or, if that is empty, one row that is ignored, as for `take`.
 
     Args:
-        replicas: for each replica, the index of its worker, in rising order.
-        worker: whose rows are asked for.
+        replicas: for each replica, the index of its worker, in ascending order.
+        worker: index of the worker.
     """
     first, last = _parts_of(replicas, worker)
 
@@ -69,41 +70,41 @@ def rows_to_read(replicas: Sequence[int], worker: int) -> Callable[[tf.Tensor], 
 
 
 def _parts_of(replicas: Sequence[int], worker: int) -> tuple[int, int]:
-    """The first part of a worker, and the one behind its last."""
+    """Returns the first part of a worker and the one after its last."""
     mine = [k for k, w in enumerate(replicas) if w == worker]
     return (mine[0], mine[-1] + 1) if mine else (0, 0)
 
 
 def _start_of(part: int, examples: Any, parts: int, least: Callable[[Any, int], Any] = min) -> Any:
-    """The first example of a part; the first parts have one more than the others, where they cannot be even."""
+    """Returns the first example of a part; if they do not divide evenly, the first parts have one more."""
     return examples // parts * part + least(examples % parts, part)
 
 
 def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:
-    """How many examples a batch has.
+    """Returns the number of examples of a batch.
 
     Args:
-        split: name, array and batch axis of what is split.
+        split: name, array and batch axis of each split input.
 
     Raises:
         UnevenBatchError: if two inputs disagree.
     """
     counts = [(name, np.shape(value)[axis]) for name, value, axis in split]
     if len({count for _, count in counts}) > 1:
-        told = ", ".join(f"{name} has {count}" for name, count in counts)
+        counts_text = ", ".join(f"{name} has {count}" for name, count in counts)
         raise UnevenBatchError(
-            f"the inputs of a step have different numbers of examples along their batch axes: {told}. Where an input "
-            "is not one row an example, say so with batch_axis (None: every replica gets the whole)."
+            f"the inputs of a step have different numbers of examples along their batch axes: {counts_text}. If an "
+            "input does not have one row per example, set its batch_axis (None: every replica gets all of it)."
         )
     return counts[0][1] if counts else 0
 
 
 def group_rows(counts: Sequence[int], known: Sequence[int] | None = None) -> tuple[int, ...]:
-    """The group of each input: inputs of one group have equally many rows, and the first is in group 0.
+    """Returns the group of each input: inputs of one group have equally many rows, and the first is in group 0.
 
     Args:
         counts: of rows, by input.
-        known: what was found for an earlier batch; what was apart there stays apart, where the numbers agree by chance.
+        known: groups of an earlier batch; inputs in different groups stay apart even if their numbers agree by chance.
 
     >>> group_rows([24, 8, 8])
     (0, 1, 1)
@@ -119,24 +120,24 @@ def require_rows_for_all(split: Sequence[tuple[str, int]], groups: Sequence[int]
     """Passes a batch whose inputs have one number of rows, or each at least one row for every replica.
 
     Args:
-        split: name and number of rows of what is split.
-        groups: of each, as `group_rows` numbers them.
-        replicas: over which they are split.
+        split: name and number of rows of each split input.
+        groups: of each, as numbered by `group_rows`.
+        replicas: number of replicas.
 
     Raises:
-        UnevenBatchError: a replica would have rows of some inputs alone.
+        UnevenBatchError: a replica would have rows of some inputs only.
     """
     few = next((name for name, rows in split if rows < replicas), None)
     if any(groups) and few is not None:
         raise UnevenBatchError(
             f"the inputs of a step have different numbers of rows along their batch axes: {told_rows(split)}. Each is "
-            f"split by its own, and {replicas} replicas need a row of each, at least, which {few} does not have. Feed "
-            "more, or say so with batch_axis (None: every replica gets the whole)."
+            f"split separately, and each of {replicas} replicas needs at least one row, but {few} has too few. Feed "
+            "more rows, or set its batch_axis (None: every replica gets all of it)."
         )
 
 
 def told_rows(split: Sequence[tuple[str, int]]) -> str:
-    """The numbers of rows in words."""
+    """Returns the numbers of rows as text."""
     return ", ".join(f"{name} has {rows}" for name, rows in split)
 
 
@@ -144,22 +145,22 @@ def require_examples(are_there: bool) -> None:
     """Passes if a batch has examples.
 
     Raises:
-        EmptyBatchError: it has none, so that there is nothing to take a mean of.
+        EmptyBatchError: it has none, so no mean exists.
     """
     if not are_there:
-        raise EmptyBatchError("a global batch has no examples at all; leave such batches out of the dataset.")
+        raise EmptyBatchError("a global batch has no examples at all; remove such batches from the dataset.")
 
 
 def require_even(even: EvenParts | None, mine: int | None, whole: int | None = None) -> None:
-    """Passes unless this worker can tell that replicas get different numbers of examples, and they must not.
+    """Passes unless this worker detects an uneven batch in a step that needs an even one.
 
     Args:
-        even: why they have to.
-        mine: how many examples this worker has, where it is known.
-        whole: how many all have, where it is known.
+        even: the reason why it must be even.
+        mine: number of examples of this worker, if known.
+        whole: number of examples of all workers, if known.
 
     Raises:
-        UnevenBatchError: they do not.
+        UnevenBatchError: replicas have different numbers of examples.
     """
     if even is None:
         return
@@ -175,37 +176,36 @@ def require_even(even: EvenParts | None, mine: int | None, whole: int | None = N
 
 
 def tell_of_empty_micro_batches(examples: int, micro_batches: int) -> None:
-    """Says that a pipeline, whose stages wait for each micro-batch, has more of them than the batch has examples."""
+    """Warns that a pipeline has more micro-batches than the batch has examples: its stages wait for each of them."""
     if 0 < examples < micro_batches:
         log.warning(
-            "a batch of %d examples goes through the pipeline in %d micro-batches, of which %d are empty, and take as "
-            "long as one of a single example. Feed more, or take fewer micro_batches.",
+            "a batch of %d examples is split into %d micro-batches for the pipeline: %d of them are empty, but take "
+            "as long as one with a single example. Feed more examples, or set fewer micro_batches.",
             examples, micro_batches, micro_batches - examples, extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
 
 def uneven(even: EvenParts, fault: str, among: int) -> UnevenBatchError:
-    """The text of the error for replicas with different numbers of examples, where all need equally many.
+    """Returns the error for replicas with different numbers of examples in a step that needs equal ones.
 
     Args:
-        even: why they do.
-        fault: which numbers they have.
-        among: how many replicas there are.
+        even: the reason why they must be equal.
+        fault: the numbers, as text.
+        among: number of replicas.
     """
     at = f" ({even.line})" if even.line else ""
     return UnevenBatchError(
-        f"{fault}, and it is not known how {even.target}{at}, which is differentiated, depends on the batch "
-        f"({even.reason}). It is taken for a mean over examples, which joins only where all have equally many. Train "
-        f"on batches of a multiple of {among} examples, the last one too (another batch_size, fewer examples, or "
-        "drop_remainder=True where the data set makes batches), of which each worker has as many for each of its "
-        "replicas; or write the loss as arithmetic on means and sums over the batch; or, where it compares examples, "
-        "let it see those of all replicas: tf.distribute.get_replica_context().all_gather(rows, axis=0); or train with "
-        "one replica."
+        f"{fault}, and it is not known how the differentiated {even.target}{at} depends on the batch ({even.reason}). "
+        "It is treated as a mean over examples, which requires equal numbers on all replicas. Train on batches of a "
+        f"multiple of {among} examples, including the last one (another batch_size, fewer examples, or "
+        "drop_remainder=True in the data set), with equally many for each replica on every worker. Or write the loss "
+        "as arithmetic on means and sums over the batch. Or, if it compares examples, gather those of all replicas "
+        "with tf.distribute.get_replica_context().all_gather(rows, axis=0). Or train with one replica."
     )
 
 
 def rows_of(value: Any, axis: int, share: Share) -> np.ndarray:
-    """A worker's rows, of which there may be none."""
+    """Returns a worker's rows, possibly none."""
     array = np.asarray(value)
     if share.size == array.shape[axis]:
         return array
@@ -213,14 +213,14 @@ def rows_of(value: Any, axis: int, share: Share) -> np.ndarray:
 
 
 def take(value: Any, axis: int, share: Share) -> np.ndarray:
-    """A worker's rows; where it has none, one row that does not count."""
+    """Returns a worker's rows; one row that is ignored if it has none."""
     array = np.asarray(value)
     one = Share(min(share.start, max(array.shape[axis] - 1, 0)), 1)
     return rows_of(array, axis, share if share.size else one)
 
 
 def with_a_row(value: Any, axis: int) -> np.ndarray:
-    """An array with a row of zeros where it has none, for ops that do not bear empty batches."""
+    """Returns an array with a row of zeros if it has none, for ops that do not support empty batches."""
     array = np.asarray(value)
     if array.shape[axis]:
         return array
@@ -230,7 +230,7 @@ def with_a_row(value: Any, axis: int) -> np.ndarray:
 
 
 def length_of(value: Any) -> int | None:
-    """How many rows a tensor or array has, sparse and ragged ones too; None of what has none."""
+    """Returns the number of rows of a tensor or array, also sparse or ragged; None for a scalar."""
     if isinstance(value, tf.SparseTensor):
         return int(value.dense_shape[0])
     if isinstance(value, tf.RaggedTensor):
@@ -239,7 +239,7 @@ def length_of(value: Any) -> int | None:
 
 
 def slice_rows(value: Any, share: Share) -> Any:
-    """Some rows of a tensor or array, sparse and ragged ones too."""
+    """Returns some rows of a tensor or array, also sparse or ragged."""
     if isinstance(value, tf.SparseTensor):
         others = value.dense_shape.numpy().tolist()[1:]
         return tf.sparse.slice(value, [share.start, *(0 for _ in others)], [share.size, *others])

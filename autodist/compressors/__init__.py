@@ -1,8 +1,8 @@
-"""Compressors: what travels in place of a dense gradient that is all-reduced, each with all that belongs to it.
+"""Compressors: encodings of a dense gradient for its all-reduce.
 
-A compressor is one class in one file: its name and options, what it costs, and its arithmetic. Strategies and kernels
-know the base class alone and find the others by name, so that a user's own is no other than ours. They stand below
-both: what the kernels do for a compressor they hand it as a `Reduction`.
+A compressor is one class in one file: its name, options, cost and arithmetic. Strategies and kernels use the base class
+only and look up subclasses by name, so a user's compressor is equal to a built-in one. This package is below both in
+the import order: kernels pass a `Reduction` to the compressor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports ours when one is asked for: strategies without compressors need no TensorFlow."""
+    """Imports the built-in compressors on first use: strategies without compressors need no TensorFlow."""
     ours = import_lazily("autodist.compressors.ours")
     if name not in ours.__all__:
         raise AttributeError(f"module 'autodist.compressors' has no attribute {name!r}")

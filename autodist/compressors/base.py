@@ -1,4 +1,4 @@
-"""Compressor: what travels in place of a dense gradient that is all-reduced. Each is one class, in one file."""
+"""Compressor: base class of the encodings of a dense gradient for its all-reduce."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 Kind = strategy_pb2.Compressor.Kind
 
 OURS = frozenset(Kind.keys()) - {"NAMED"}
-"""Those for which a strategy has fields of their own."""
+"""Kinds with fields of their own in the strategy message."""
 
 Made = TypeVar("Made", bound="Compressor")
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """What is known of a dense gradient before a step runs.
+    """Properties of a dense gradient that are known before a step runs.
 
     Attributes:
         shape: length of each axis.
@@ -46,7 +46,7 @@ class Dense:
 
     @classmethod
     def of(cls, gradient: Gradient) -> Dense:
-        """What is known of a gradient that is being added up."""
+        """Returns the properties of a gradient under reduction."""
         return cls(tuple(gradient.shape.as_list()), gradient.dtype.size)
 
     @property
@@ -60,7 +60,7 @@ class Dense:
 
 @dataclasses.dataclass(frozen=True)
 class Compressor(ABC):
-    """Base of the compressors; a user's own is a frozen dataclass that derives from it.
+    """Base of the compressors; a user's compressor is a frozen dataclass derived from it.
 
         @register_compressor("SIGNS")
         @dataclass(frozen=True)
@@ -76,88 +76,92 @@ class Compressor(ABC):
                 summed = reduction.ordered_sum([tf.cast(signs, reduction.dtype) for (signs,) in parts])
                 return reduction.unpack(self.size * summed)
 
-    Then `compressor: SIGNS` finds it, and `{kind: SIGNS, size: 0.01}`; without the decorator, module and class do
-    (`my_package.Signs`). Every worker runs the script, and so knows it.
+    Options select it by name: `compressor: SIGNS` or `{kind: SIGNS, size: 0.01}`; without the decorator, by module and
+    class (`my_package.Signs`). Every worker runs the script and therefore has the class.
 
-    Options are the fields: their names are the keys in the YAML, their types say what is allowed. What a compressor
-    remembers from step to step it asks `reduction.memory` for; itself it keeps nothing.
+    The fields are the options: their names are the keys in the YAML, their types define the allowed values. State
+    between steps belongs in `reduction.memory`, never in the object.
 
     Raises:
-        StrategyError: when it is made with an option of a type or value that is not allowed.
+        StrategyError: an option has a type or value that is not allowed.
     """
 
     shorthand: ClassVar[str] = "kind"
-    """The YAML may give this alone in place of a mapping: `compressor: FLOAT16`."""
+    """Option that the YAML may give alone in place of a mapping: `compressor: FLOAT16`."""
 
     goes_to_all: ClassVar[bool] = False
-    """Whether each worker sends what it has to all others, as where that cannot be added up: W-1 times its bytes in
-    place of 2·(W-1)/W times."""
+    """True if each worker sends its data to all others, because it cannot be summed: (W-1) times its bytes.
+
+    A ring or an owner would send 2·(W-1)/W times its bytes.
+    """
 
     goes_by_teams: ClassVar[bool] = False
-    """Whether it travels by `all_to_all` and `add_by_owners` alone, which teams of workers pass on where there are any;
-    what `send` sends goes straight to whom it is for."""
+    """True if it uses `all_to_all` and `add_by_owners` only, which go through subgroups of workers if there are any.
+
+    `send` always sends directly to the recipient.
+    """
 
     def __post_init__(self) -> None:
         check_options(self)
 
     @abstractmethod
     def bytes_of(self, gradient: Dense) -> int:
-        """Bytes of what stands for a gradient. A gradient of which these are no fewer travels as it is."""
+        """Returns the bytes of the encoded gradient. If they are not fewer than its own, it is sent uncompressed."""
 
     @abstractmethod
     def add_up(self, reduction: Reduction) -> list[tf.Tensor]:
-        """What the workers' shares of some gradients add up to: one tensor for each of `reduction.gradients`.
+        """Returns the sums of the workers' shares: one tensor for each of `reduction.gradients`.
 
-        It is called once on every worker, to build a part of the step's graph. Every worker has to end with the same
-        bits: a sum that several of them need is made by one and sent, or made by each of the same parts in the order
-        of the workers, in the gradient's own type. A worker without replicas (`reduction.computes` is false) has no
-        share, sends nothing and remembers nothing; it only learns the sums.
+        It is called once on every worker, to build a part of the step's graph. Every worker must obtain the same bits.
+        Either one worker computes a sum and sends it, or each adds the same parts in the order of the workers, in the
+        dtype of the gradient. A worker without replicas (`reduction.computes` is false) has no share, sends nothing and
+        stores no state; it only receives the sums.
         """
 
     @property
     def kind(self) -> str:
-        """By which a strategy names it."""
+        """Name in a strategy."""
         return _COMPRESSORS.name_of(type(self))
 
     @property
     def text(self) -> str:
-        """For people: "POWER_SGD rank 4 with error feedback"."""
+        """Description for people: "POWER_SGD rank 4 with error feedback"."""
         options = self._options()
         is_fed_back = options.pop("error_feedback", False)
-        told = "".join(f" {name} {value}" for name, value in options.items())
-        return f"{self.kind}{told}" + (" with error feedback" if is_fed_back else "")
+        described = "".join(f" {name} {value}" for name, value in options.items())
+        return f"{self.kind}{described}" + (" with error feedback" if is_fed_back else "")
 
     def require_error_feedback(self, error_feedback: bool) -> None:
-        """Passes if error feedback was not switched off; for those that need it.
+        """Passes if error feedback is on; for compressors that need it.
 
         Raises:
-            StrategyError: it was.
+            StrategyError: it is off.
         """
         if not error_feedback:
             raise StrategyError(
-                f"error_feedback is False, and {self.kind} does not converge without it, since the same part of the "
+                f"error_feedback is False, but {self.kind} does not converge without it, because the same part of the "
                 "gradient would be lost in every step; remove it."
             )
 
     def misfit(self, variable: str, is_sparse: bool, dtype: str, is_floating: bool) -> str | None:
-        """Why the gradient of a variable cannot be compressed at all, with the mend; None if it can."""
+        """Returns why the gradient of a variable cannot be compressed, and the fix; None if it can."""
         about = f"{variable} has the compressor {self.text}"
         if is_sparse:
             return (
-                f"{about}, and its gradient is sparse: rows and their indices travel, which no compressor takes. Give "
+                f"{about}, but its gradient is sparse: no compressor supports rows and their indices. Give "
                 "it the compressor NONE with a pattern under `variables`, or let Parallax give it to a parameter "
                 "server."
             )
         if not is_floating:
-            return f"{about}, and its elements are {dtype}, no floating-point type; take the compressor NONE."
+            return f"{about}, but its dtype {dtype} is not floating-point; use the compressor NONE."
         return None
 
     def saves_bytes(self, gradient: Dense) -> bool:
-        """Whether less travels than without it."""
+        """Returns True if fewer bytes are sent than without it."""
         return self.bytes_of(gradient) < gradient.byte_size
 
     def bytes_sent(self, gradient: Dense, workers: int) -> Fraction:
-        """Bytes that each of so many workers sends for a gradient, on average."""
+        """Returns the bytes that each of `workers` workers sends for a gradient, on average."""
         saves = self.saves_bytes(gradient)
         if saves and self.goes_to_all:
             return Fraction(self.bytes_of(gradient) * (workers - 1))
@@ -165,14 +169,14 @@ class Compressor(ABC):
         return Fraction(2 * size * (workers - 1), workers)
 
     def to_message(self) -> strategy_pb2.Compressor:
-        """What a strategy says of it."""
+        """Returns its message in a strategy."""
         if self.kind in OURS:
             return strategy_pb2.Compressor(kind=self.kind, **self._options())
         return strategy_pb2.Compressor(kind="NAMED", name=self.kind, options=json.dumps(self._options()))
 
     @staticmethod
     def from_message(message: strategy_pb2.Compressor) -> Compressor:
-        """What a strategy asks for.
+        """Returns the compressor of a strategy message.
 
         Raises:
             StrategyError: no compressor has this name, or these options.
@@ -181,7 +185,7 @@ class Compressor(ABC):
 
     @staticmethod
     def named(kind: str, place: Place | None = None) -> type[Compressor]:
-        """The class that `kind` names in an option: a registered name, or module and class.
+        """Returns the class that `kind` names in an option: a registered name, or module and class.
 
         Raises:
             StrategyError: there is none.
@@ -190,59 +194,61 @@ class Compressor(ABC):
 
     @staticmethod
     def in_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns options, as a YAML has them, with the current name in place of one of AutoDist 2021."""
+        """Returns options, as in a YAML, with a name of AutoDist 2021 replaced by the current one."""
         return in_current_names(options)
 
     def _options(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
-@functools.cache  # thousands of variables say the same
-def _read(said: bytes) -> Compressor:
-    message = strategy_pb2.Compressor.FromString(said)
+@functools.cache  # thousands of variables have equal messages
+def _read(serialized: bytes) -> Compressor:
+    message = strategy_pb2.Compressor.FromString(serialized)
     if message.kind not in Kind.values():
-        known = listed(Kind.keys())
-        raise StrategyError(f"a compressor of kind {message.kind} does not exist; take one of {known}.")
+        register = listed(Kind.keys())
+        raise StrategyError(f"a compressor of kind {message.kind} does not exist; use one of {register}.")
     kind = Kind.Name(message.kind)
     name = message.name if kind == "NAMED" else kind
-    made: Compressor = make_nested(f"the compressor {name}", Compressor, {"kind": name, **_told(message, name)})
+    made: Compressor = make_nested(f"the compressor {name}", Compressor, {"kind": name, **_options_of(message, name)})
     return made
 
 
-def _told(message: strategy_pb2.Compressor, name: str) -> dict[str, Any]:
-    """The options that a message tells."""
+def _options_of(message: strategy_pb2.Compressor, name: str) -> dict[str, Any]:
+    """Returns the options in a message."""
     if name in OURS:
         return {option: getattr(message, option) for option in option_types(Compressor.named(name))}
     try:
-        told: dict[str, Any] = json.loads(message.options or "{}")
+        described: dict[str, Any] = json.loads(message.options or "{}")
     except ValueError as error:
-        raise StrategyError(f"the options {message.options!r} of the compressor {name} are no JSON: {error}.") from None
-    return told
+        raise StrategyError(
+            f"the options {message.options!r} of the compressor {name} are not JSON: {error}."
+        ) from None
+    return described
 
 
 def register_compressor(name: str) -> Callable[[type[Made]], type[Made]]:
-    """Makes a compressor known by a name; a decorator, for a user's own as well.
+    """Registers a compressor under a name; a decorator, also for a user's compressors.
 
     Raises:
-        StrategyError: when it is no compressor, or another class has the name already.
+        StrategyError: it is not a compressor, or another class has the name already.
     """
 
-    def known(compressor: type[Made]) -> type[Made]:
-        _read.cache_clear()  # a notebook may bring a class again
+    def register(compressor: type[Made]) -> type[Made]:
+        _read.cache_clear()  # a notebook may define the class again
         return _COMPRESSORS.register(compressor, name)
 
-    return known
+    return register
 
 
 def registered_compressors() -> tuple[str, ...]:
-    """Names of all registered compressors, sorted."""
+    """Returns the names of all registered compressors, sorted."""
     return _COMPRESSORS.names()
 
 
 def _fault(found: Any) -> str | None:
     if isinstance(found, type) and issubclass(found, Compressor) and dataclasses.is_dataclass(found):
         return None
-    kind = "class that is none" if isinstance(found, type) else type(found).__name__
+    kind = "class that is not one" if isinstance(found, type) else type(found).__name__
     return f"a {kind}; a compressor is a frozen dataclass that derives from autodist.compressors.Compressor."
 
 
@@ -265,7 +271,7 @@ OLDER_NAMES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def in_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a compressor's options with its current name in place of an older one, which is logged once."""
+    """Returns a compressor's options with an older name replaced by the current one; logs each older name once."""
     kind = options.get("kind")
     if not isinstance(kind, str) or kind not in OLDER_NAMES:
         return dict(options)

@@ -1,4 +1,4 @@
-"""Our compressors. They do arithmetic, so that TensorFlow is imported with them, and they only where one is named."""
+"""Built-in compressors, imported on first use, because they import TensorFlow."""
 
 from autodist.tf_compat.importing import importing_tensorflow
 

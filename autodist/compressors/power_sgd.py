@@ -1,4 +1,4 @@
-"""PowerSGD: a gradient travels as the product of two thin matrices."""
+"""PowerSGD: sends a gradient as the product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_RANK = 4
 """Vogels et al. (below) reach the accuracy of plain SGD with 2 to 4."""
 
 LEAST_BYTES = tf.float32.size
-"""Of an element of the matrices, which are float32 where the gradient is shorter."""
+"""Smallest element of the matrices, which are float32 if the gradient's dtype is shorter."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class _Matrix:
     """A gradient as a matrix.
 
     Attributes:
-        gradient: what is taken for one.
-        value: this worker's share of it and what it still owes (n × m).
-        residual: what it owes.
+        gradient: the gradient.
+        value: this worker's share of it plus the residual (n × m).
+        residual: the part that was not sent yet.
         right: the right factor of the last step (m × rank), the same on all workers.
     """
 
@@ -40,23 +40,23 @@ class _Matrix:
 @register_compressor("POWER_SGD")
 @dataclass(frozen=True)
 class PowerSGD(Compressor):
-    """The best approximation of low rank that one step of power iteration finds, from the one of the last step.
+    """Low-rank approximation by one step of power iteration, starting from the factors of the last step.
 
-        P = orthogonal basis of Σ M·Q        Q' = Σ Mᵀ·P        the gradient is taken for P·Q'ᵀ
+        P = orthogonal basis of Σ M·Q        Q' = Σ Mᵀ·P        the gradient is approximated by P·Q'ᵀ
 
-    M is a worker's share of the gradient, with what it still owes: M - P·(Mᵀ·P)ᵀ of the step before. Both sums are made
-    by one worker, the matrix's owner; it makes P orthogonal and sends that, so that no two workers can find different
-    bases. The matrices of a bucket are dealt out to owners by size, and travel to each as one vector. An n × m gradient
-    makes the workers send 2·(W-1) · rank·(n+m) elements in all, 2·(W-1)/W · rank·(n+m) each on average.
+    M is a worker's share of the gradient plus its residual: M - P·(Mᵀ·P)ᵀ of the step before. One worker, the owner of
+    the matrix, computes both sums. It orthogonalizes P and sends it, so that all workers have the same basis. The
+    matrices of a bucket are assigned to owners by size and sent to each as one vector. For an n × m gradient the
+    workers send 2·(W-1) · rank·(n+m) elements in total, 2·(W-1)/W · rank·(n+m) each on average.
 
-    A gradient of more than two axes is the matrix [all axes but the last, the last]. Vectors, and matrices with no more
-    than rank·(n+m) elements, are left alone. Types of 16 bits are computed, and travel, as float32.
+    A gradient of more than two axes is the matrix [all axes but the last, the last]. Vectors, and matrices of at most
+    rank·(n+m) elements, are sent uncompressed. 16-bit gradients are computed and sent as float32.
 
     Source: T. Vogels, S. P. Karimireddy and M. Jaggi, "PowerSGD", NeurIPS 2019.
 
     Attributes:
         rank: columns of P and Q.
-        error_feedback: whether what is lost is added later; it has to be.
+        error_feedback: True to add the lost part to the next gradient; required.
     """
 
     rank: Annotated[int, Field(ge=1, lt=2**31)] = DEFAULT_RANK
@@ -90,7 +90,7 @@ class PowerSGD(Compressor):
         ]
 
     def _factors(self, reduction: Reduction, owners: Sequence[int]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Both factors of each matrix, as all workers have them."""
+        """Returns both factors of each matrix, equal on all workers."""
         matrices = [self._matrix(reduction, gradient) for gradient in reduction.gradients]
         sketches = [m.value @ m.right.value for m in matrices]
         left = _add_up_by_owner(reduction, "left", owners, sketches, _orthonormal)
@@ -98,13 +98,13 @@ class PowerSGD(Compressor):
         right = _add_up_by_owner(reduction, "right", owners, own_right, tf.identity)
         for matrix, p, q, whole in zip(matrices, left, own_right, right, strict=True):
             reduction.remember(matrix.residual, matrix.value - tf.matmul(p, q, transpose_b=True))
-            # A column of zeros would stay so for ever: a gradient that is zero for once must not end in one.
+            # A column of zeros would remain zero: keep the old column if a gradient is zero in one step.
             is_used = tf.reduce_any(tf.not_equal(whole, 0), axis=0, keepdims=True)
             reduction.remember(matrix.right, tf.where(is_used, whole, matrix.right.value))
         return left, right
 
     def _specs(self, gradients: Sequence[Gradient], what: str) -> list[tf.TensorSpec]:
-        """What one factor of each matrix looks like."""
+        """Returns the specs of one factor of each matrix."""
         return [
             tf.TensorSpec([_sides(gradient)[what == "right"], self.rank], _carrier(gradient)) for gradient in gradients
         ]
@@ -118,24 +118,24 @@ class PowerSGD(Compressor):
 
 
 def first_right(gradient: Gradient, rank: int, number: int) -> tf.Tensor:
-    """The right factor that the first step begins with: random, the same on all workers and in every run.
+    """Returns the right factor for the first step: random, the same on all workers and in every run.
 
     Args:
-        gradient: of which it is a factor.
+        gradient: the gradient of the factor.
         rank: columns.
-        number: of 64 bits, the same everywhere and another one for another gradient.
+        number: 64 bits, the same everywhere and different for each gradient.
     """
     seed = [number >> 36, number >> 8 & 0xFFFFFFF]
     return tf.random.stateless_normal([_sides(gradient)[1], rank], seed, dtype=_carrier(gradient))
 
 
 def deal_out(sizes: Sequence[int], workers: Sequence[int], first: int) -> list[int]:
-    """An owner for each of several things, so that their sizes are dealt out evenly.
+    """Assigns an owner to each item so that the sizes are balanced.
 
     Args:
-        sizes: of the things.
+        sizes: of the items.
         workers: the owners to choose from.
-        first: any number; it tells who is served first among equals.
+        first: any number; breaks ties between workers.
     """
     start = first % len(workers)
     loads = dict.fromkeys((*workers[start:], *workers[:start]), 0)
@@ -147,13 +147,13 @@ def deal_out(sizes: Sequence[int], workers: Sequence[int], first: int) -> list[i
 
 
 def _sides(gradient: Gradient) -> tuple[int, int]:
-    """Rows and columns of a gradient as a matrix."""
+    """Returns the numbers of rows and columns of a gradient as a matrix."""
     *rows, columns = gradient.shape.as_list()
     return int(tf.TensorShape(rows).num_elements()), columns
 
 
 def _carrier(gradient: Gradient) -> tf.DType:
-    """The type in which it is computed."""
+    """Returns the dtype of the computation."""
     return tf.float32 if gradient.dtype.size < tf.float32.size else gradient.dtype
 
 
@@ -168,30 +168,30 @@ def _add_up_by_owner(
     parts: Sequence[tf.Tensor | tf.TensorSpec],
     then: Callable[[tf.Tensor], tf.Tensor],
 ) -> list[tf.Tensor]:
-    """`then` of the sum of each part over the workers, made by the part's owner and told to all."""
+    """Returns `then` of the sum of each part over the workers, computed by the part's owner and sent to all."""
     places = {owner: [k for k, one in enumerate(owners) if one == owner] for owner in sorted(set(owners))}
 
     def made_of(summed: tf.Tensor) -> tf.Tensor:
-        return _flat([then(one) for one in _apart(summed, [parts[k] for k in places[reduction.worker]])])
+        return _flat([then(one) for one in _split(summed, [parts[k] for k in places[reduction.worker]])])
 
     vectors = {owner: _flat([parts[k] for k in found]) for owner, found in places.items()}
     summed = reduction.add_by_owners(vectors, then=made_of, name=f"{what}_")
     by_place = {
         k: value
         for owner, found in places.items()
-        for k, value in zip(found, _apart(summed[owner].whole, [parts[k] for k in found]), strict=True)
+        for k, value in zip(found, _split(summed[owner].whole, [parts[k] for k in found]), strict=True)
     }
     return [by_place[k] for k in range(len(parts))]
 
 
 def _flat(parts: Sequence[tf.Tensor | tf.TensorSpec]) -> tf.Tensor | tf.TensorSpec:
-    """Matrices as one vector; what it looks like, if only that is known of them."""
+    """Concatenates matrices to one vector; returns its spec if the parts are specs."""
     if isinstance(parts[0], tf.TensorSpec):
         return tf.TensorSpec([sum(_elements(part) for part in parts)], parts[0].dtype)
     return tf.concat([tf.reshape(part, [_elements(part)]) for part in parts], 0)
 
 
-def _apart(vector: tf.Tensor, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
+def _split(vector: tf.Tensor, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
     pieces = tf.split(vector, [_elements(part) for part in like])
     return [tf.reshape(piece, part.shape) for piece, part in zip(pieces, like, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Reduction: what a compressor is given to add gradients up with; the kernels make it."""
+"""Reduction: the operations that kernels provide to a compressor to sum gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Gradient(Protocol):
-    """One dense gradient that is being added up."""
+    """One dense gradient under reduction."""
 
     @property
     def dtype(self) -> tf.DType: ...
@@ -22,33 +22,33 @@ class Gradient(Protocol):
 
 
 class Memory(Protocol):
-    """One variable, which this worker keeps from step to step."""
+    """A variable in which this worker keeps state between steps."""
 
     @property
     def value(self) -> tf.Tensor:
-        """What it holds when the step begins; shape and dtype are those of its `initial`."""
+        """Its value at the start of the step, with the shape and dtype of its `initial`."""
 
 
 class Code(Protocol):
-    """Makes of a vector what travels to another worker, and back."""
+    """Encodes a vector for another worker, and decodes it."""
 
     def encode(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors that travel in place of a vector of rank 1."""
+        """Returns the tensors to send in place of a vector of rank 1."""
 
     def decode(self, sent: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-        """The vector of rank 1 and type `dtype` that the reader makes of what `encode` gave."""
+        """Returns the vector of rank 1 and dtype `dtype` that the recipient decodes from the result of `encode`."""
 
     def specs(self, length: int, dtype: tf.DType) -> list[tf.TensorSpec]:
-        """Shapes, fully known, and dtypes of what `encode` gives for a vector of `length` elements."""
+        """Returns the specs, with fully known shapes, of the result of `encode` for a vector of `length` elements."""
 
 
 @dataclass(frozen=True)
 class Summed:
-    """A vector that an owner has added up.
+    """A vector that an owner has summed.
 
     Attributes:
-        whole: the sum as it was decoded, a vector with the same bits on all workers.
-        lost: what encoding took from this worker's part, a vector of the same length; None where it has sent nothing.
+        whole: the sum after decoding, a vector with the same bits on all workers.
+        lost: the encoding error of this worker's contribution, a vector of the same length; None if it sent nothing.
     """
 
     whole: tf.Tensor
@@ -56,12 +56,12 @@ class Summed:
 
 
 class Reduction(Protocol):
-    """Some gradients of one type that are added up over the workers, as one worker does it.
+    """The sum of some gradients of one dtype over the workers, from the view of one worker.
 
-    A worker's *share* is what it adds to the joint gradient: its weighted sum, divided by the weight of all workers. So
-    shares need only be added. A worker without examples has a share of zeros; what a worker still owes from earlier
-    steps counts the same in every step, however many examples that has; and no gradient leaves the range of a short
-    type because it was multiplied by a number of examples.
+    A worker's *share* is its contribution to the joint gradient: its weighted sum, divided by the weight of all
+    workers. Shares therefore only need to be added. A worker without examples has a share of zeros. A residual from
+    earlier steps counts the same in every step, whatever its number of examples. No gradient leaves the range of a
+    short dtype by multiplication with a number of examples.
     """
 
     @property
@@ -77,15 +77,15 @@ class Reduction(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many workers there are, those without a share included."""
+        """Number of workers, including those without a share."""
 
     @property
     def computing(self) -> Sequence[int]:
-        """Indices of the workers that have a share, in their order."""
+        """Indices of the workers that have a share, in order."""
 
     @property
     def computes(self) -> bool:
-        """Whether this worker has a share."""
+        """True if this worker has a share."""
 
     @property
     def owners(self) -> Sequence[int]:
@@ -93,43 +93,43 @@ class Reduction(Protocol):
 
     @property
     def number(self) -> int:
-        """Made of what the gradients are, the same on all workers and in every run."""
+        """A number derived from the gradients, the same on all workers and in every run."""
 
     def number_of(self, gradient: Gradient) -> int:
-        """As `number`, for one gradient."""
+        """Returns the equivalent of `number` for one gradient."""
 
     # -- values
 
     def share_of(self, gradient: Gradient, dtype: tf.DType | None = None) -> tf.Tensor:
-        """This worker's share of one gradient, of the gradient's shape, in its own dtype by default."""
+        """Returns this worker's share of one gradient, in the gradient's shape and, by default, its dtype."""
 
     def pack(self) -> tf.Tensor:
-        """This worker's share of all gradients, end to end as one vector; zeros between them align each."""
+        """Returns this worker's share of all gradients as one vector; zeros between them align each."""
 
     def cut(self, count: int) -> list[int]:
-        """Lengths of `count` pieces, some maybe 0, that together make up the vector of `pack`."""
+        """Returns the lengths of `count` pieces of the vector of `pack`; some may be 0."""
 
     def unpack(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        """The reverse of `pack`: a tensor of each gradient's shape, in the order of `gradients`."""
+        """Reverses `pack`: returns a tensor of each gradient's shape, in the order of `gradients`."""
 
     def ordered_sum(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The sum of tensors of one shape, added in their order, so that its bits are the same everywhere."""
+        """Returns the sum of tensors of one shape, added in order, so that its bits are the same everywhere."""
 
-    # -- between the workers: what is sent has a name, the same on both sides
+    # -- between the workers: both sides use the same name for a message
 
     def send(self, to: int, what: str, tensors: Sequence[tf.Tensor]) -> None:
-        """Sends tensors to a worker, which has to receive them."""
+        """Sends tensors to a worker, which must receive them."""
 
     def receive(self, source: int, what: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
-        """What a worker sends here by `send`; `like` gives the dtypes and shapes that come."""
+        """Returns the tensors that a worker sends here by `send`, with the dtypes and shapes of `like`."""
 
     def parts(self, what: str, mine: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        """What each of `computing` sends here by `send`, in their order; `mine` stands in this worker's place."""
+        """Returns the tensors that each of `computing` sends here by `send`, in order; `mine` is this worker's own."""
 
     def all_to_all(self, what: str, mine: Sequence[tf.Tensor | tf.TensorSpec]) -> list[list[tf.Tensor]]:
-        """What each of `computing` sends to all, in their order, this worker's `mine` among them.
+        """Returns the tensors that each of `computing` sends to all, in order, including this worker's `mine`.
 
-        A worker without a share gives specs of what comes in place of tensors.
+        A worker without a share passes specs of the incoming tensors.
         """
 
     def add_by_owners(
@@ -139,29 +139,29 @@ class Reduction(Protocol):
         then: Callable[[tf.Tensor], tf.Tensor] | None = None,
         name: str = "",
     ) -> dict[int, Summed]:
-        """The sums of vectors that each have an owner, who adds them up and tells all.
+        """Returns the sums of vectors with owners; each owner sums its vector and broadcasts the result.
 
-        On many workers they are added up within teams first, so that a worker has to do with few others; whoever uses
-        `send` has to do with all of them.
+        With many workers, subgroups sum first, so that a worker communicates with few others; `send` communicates with
+        all of them.
 
         Args:
-            vectors: by owner, which is one of `owners`, this worker's part, of rank 1; a worker without a share gives
-                specs.
-            code: encodes them on every hop; None: they travel as they are.
-            then: called by the owner with the sum, gives a vector of the same length that is told in its place.
-            name: tells calls apart that are made for the same gradients.
+            vectors: maps owners, which are in `owners`, to this worker's contribution of rank 1; a worker without a
+                share passes specs.
+            code: encodes them on every hop; None: they are sent unencoded.
+            then: called by the owner with the sum; returns a vector of the same length that is broadcast instead.
+            name: distinguishes calls for the same gradients.
         """
 
-    # -- from step to step
+    # -- state between steps
 
     def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> Memory:
-        """A variable that this worker keeps from step to step; a checkpoint has it, too.
+        """Returns a variable that this worker keeps between steps; it is saved in checkpoints.
 
         Args:
-            what: names it among those of the same gradient.
+            what: name among the variables of the same gradient.
             initial: its value before the first step.
-            gradient: whose it is; None: all gradients'.
+            gradient: the gradient that it belongs to; None: all gradients.
         """
 
     def remember(self, memory: Memory, value: tf.Tensor) -> None:
-        """Lets a memory hold `value` in the next step, unless this one comes to nothing since a sum is not finite."""
+        """Assigns `value` to a memory for the next step, unless this step is dropped because a sum is not finite."""

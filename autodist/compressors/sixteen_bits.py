@@ -1,4 +1,4 @@
-"""Float16 and BFloat16: gradients travel in 16 bits."""
+"""Float16 and BFloat16: send gradients in 16 bits."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from autodist.compressors.base import Compressor, Dense, register_compressor
 from autodist.compressors.reduction import Reduction, Summed
 
 _TOP = 2.0**15
-"""What the largest element becomes in float16, whose largest value is 65504."""
+"""The largest element after scaling for float16, whose largest value is 65504."""
 
 _SMALLEST = 1e-30
-"""A largest element below this becomes less than `_TOP`: its quotient would leave the range of float32."""
+"""If the largest element is below this, it becomes less than `_TOP`: its quotient would leave the range of float32."""
 
 
 @dataclass(frozen=True)
 class _SixteenBits(Compressor):
-    """As many hops as without it, all in 16 bits: each worker sends 2·(W-1)/W · 2 bytes for an element.
+    """Sends 16-bit elements on all hops of an all-reduce: each worker sends 2·(W-1)/W · 2 bytes for an element.
 
-    With error feedback, what rounding took from a step's gradient is added to that of the next, by whoever rounded:
-    each worker for the pieces that it sends, a seat for its team's sums, a piece's owner for the sum that it hands on.
-    Together that is one vector on each worker, as long as the gradients.
+    With error feedback, each rounding error is added to the gradient of the next step by the worker that rounded. A
+    worker does so for the pieces that it sends, a rank for the sums of its subgroup, an owner for the sum that it
+    broadcasts. Together that is one vector on each worker, as long as the gradients.
 
     Sources: F. Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; S. P. Karimireddy et al., "Error
-    feedback fixes SignSGD", ICML 2019; of both hops, H. Tang et al., "DoubleSqueeze", ICML 2019.
+    feedback fixes SignSGD", ICML 2019; for both hops, H. Tang et al., "DoubleSqueeze", ICML 2019.
 
     Attributes:
-        error_feedback: whether what is lost is added later.
+        error_feedback: True to add the lost part to the next gradient.
     """
 
     error_feedback: bool = False
@@ -38,7 +38,7 @@ class _SixteenBits(Compressor):
     goes_by_teams: ClassVar[bool] = True
 
     short: ClassVar[tf.DType]
-    """In what gradients travel."""
+    """The dtype in which gradients are sent."""
 
     def bytes_of(self, gradient: Dense) -> int:
         return self.short.size * gradient.elements
@@ -47,8 +47,8 @@ class _SixteenBits(Compressor):
         owners = reduction.owners
         lengths = reduction.cut(len(owners))
         if not reduction.computes:
-            looks = [tf.TensorSpec([length], reduction.dtype) for length in lengths]
-            made = self._add_up_pieces(reduction, dict(zip(owners, looks, strict=True)))
+            specs = [tf.TensorSpec([length], reduction.dtype) for length in lengths]
+            made = self._add_up_pieces(reduction, dict(zip(owners, specs, strict=True)))
             return reduction.unpack(tf.concat([piece.whole for piece in made], 0))
         flat = reduction.pack()
         memory = reduction.memory("residual", tf.zeros_like(flat)) if self.error_feedback else None
@@ -60,7 +60,7 @@ class _SixteenBits(Compressor):
         return reduction.unpack(tf.concat([piece.whole for piece in made], 0))
 
     def _add_up_pieces(self, reduction: Reduction, pieces: Mapping[int, tf.Tensor | tf.TensorSpec]) -> list[Summed]:
-        """The sum of each owner's piece, and what this worker took from it; of some there may be nothing."""
+        """Returns the sum of each owner's piece and this worker's encoding error; pieces may be empty."""
         made = reduction.add_by_owners({owner: piece for owner, piece in pieces.items() if piece.shape[0]}, self)
         return [made.get(owner) or _nothing(piece.dtype) for owner, piece in pieces.items()]
 
@@ -80,7 +80,7 @@ class _SixteenBits(Compressor):
 
 
 def _nothing(dtype: tf.DType) -> Summed:
-    """Of a piece without elements."""
+    """Returns the sum of an empty piece."""
     return Summed(tf.zeros([0], dtype), tf.zeros([0], dtype))
 
 
@@ -89,8 +89,8 @@ def _nothing(dtype: tf.DType) -> Summed:
 class Float16(_SixteenBits):
     """11 bits of precision and a narrow range.
 
-    Each piece is divided by a unit that its largest magnitude gives and that travels with it, so that no gradient is
-    too large and few are too small.
+    Each piece is divided by a scale derived from its largest magnitude, which is sent with it: no gradient overflows
+    and few underflow.
     """
 
     short: ClassVar[tf.DType] = tf.float16

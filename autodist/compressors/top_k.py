@@ -1,4 +1,4 @@
-"""TopK: of each gradient, only the elements of largest magnitude travel."""
+"""TopK: sends only the elements of largest magnitude of each gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autodist.compressors.base import Compressor, Dense, register_compressor
 from autodist.compressors.reduction import Gradient, Reduction
 
 INDEX = tf.int32
-"""The type of an element's place within its gradient."""
+"""Dtype of an element's position in its gradient."""
 
 
 DEFAULT_FRACTION = 0.01
@@ -23,17 +23,17 @@ DEFAULT_FRACTION = 0.01
 @register_compressor("TOP_K")
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """Each worker sends its k largest elements and their places to all: (W-1) · k · (element's bytes + 4) bytes.
+    """Each worker sends its k largest elements and their positions to all: (W-1) · k · (element's bytes + 4) bytes.
 
-    The places differ from worker to worker, so that the sum has up to W·k elements and is not made smaller a second
-    time; that pays for few workers or a small fraction. What a worker does not send it adds to its next gradient.
+    The positions differ between workers, so the sum has up to W·k elements and is not compressed again; this pays off
+    for few workers or a small fraction. A worker adds the elements that it did not send to its next gradient.
 
     Sources: S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Y. Lin et al.,
     "Deep Gradient Compression", ICLR 2018.
 
     Attributes:
         fraction: k as a share of a gradient's elements, above 0 and at most 1, rounded up.
-        error_feedback: whether what is lost is added later; it has to be.
+        error_feedback: True to add the lost part to the next gradient; required.
     """
 
     fraction: Annotated[float, Field(gt=0, le=1)] = DEFAULT_FRACTION
@@ -54,7 +54,7 @@ class TopK(Compressor):
         return self._count(gradient.elements) * (gradient.element_bytes + INDEX.size)
 
     def _count(self, elements: int) -> int:
-        """How many elements of a gradient travel."""
+        """Returns the number of elements of a gradient to send."""
         return math.ceil(self.fraction * elements)
 
     def add_up(self, reduction: Reduction) -> list[tf.Tensor]:
@@ -65,19 +65,19 @@ class TopK(Compressor):
         return [_scattered(gradient, found) for gradient, *found in zip(gradients, *by_worker, strict=True)]
 
     def _own(self, reduction: Reduction, count: int) -> list[tf.Tensor]:
-        """What this worker sends; only what it looks like, where it sends nothing."""
+        """Returns the tensors that this worker sends; their specs if it sends nothing."""
         if not reduction.computes:
             return [tf.TensorSpec([count], reduction.dtype), tf.TensorSpec([count], INDEX)]
         largest = [self._largest(reduction, gradient) for gradient in reduction.gradients]
         return [tf.concat([one[at] for one in largest], 0) for at in (0, 1)]
 
     def _largest(self, reduction: Reduction, gradient: Gradient) -> tuple[tf.Tensor, tf.Tensor]:
-        """Values and places of what travels; the rest is remembered."""
+        """Returns values and positions of the elements to send; stores the others as the residual."""
         count = self._count(gradient.shape.num_elements())
         flat = tf.reshape(reduction.share_of(gradient), [gradient.shape.num_elements()])
         memory = reduction.memory("residual", tf.zeros_like(flat), gradient)
         flat += memory.value
-        # What is not a number comes first, or the other workers would never learn of it.
+        # NaNs rank highest, or they would never reach the other workers.
         magnitude = tf.where(tf.math.is_nan(flat), tf.constant(math.inf, flat.dtype), tf.abs(flat))
         places = tf.math.top_k(magnitude, count, sorted=False, index_type=INDEX).indices
         rest = tf.tensor_scatter_nd_update(flat, places[:, tf.newaxis], tf.zeros([count], flat.dtype))
@@ -86,7 +86,7 @@ class TopK(Compressor):
 
 
 def _scattered(gradient: Gradient, found: list[tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
-    """The sum of what the workers sent of a gradient, with zeros in between."""
-    # A segment's values are added one by one in their order, which is that of the workers.
+    """Returns the sum of the workers' elements of a gradient, with zeros elsewhere."""
+    # A segment's values are added one by one in order, which is that of the workers.
     values, places = (tf.concat([one[at] for one in found], 0) for at in (0, 1))
     return tf.reshape(tf.math.unsorted_segment_sum(values, places, gradient.shape.num_elements()), gradient.shape)

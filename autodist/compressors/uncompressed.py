@@ -1,4 +1,4 @@
-"""Uncompressed: gradients travel as they are."""
+"""Uncompressed: sends gradients unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @register_compressor("NONE")
 @dataclass(frozen=True)
 class Uncompressed(Compressor):
-    """Nothing is made smaller, and nothing lost. It stands where a builder's compressor is to be taken away."""
+    """Lossless and without savings; overrides the compressor of a builder."""
 
     goes_by_teams: ClassVar[bool] = True
 
@@ -23,7 +23,7 @@ class Uncompressed(Compressor):
         return gradient.byte_size
 
     def add_up(self, reduction: Reduction) -> list[tf.Tensor]:
-        raise NotImplementedError("what saves no bytes adds nothing up: the gradients travel without a compressor")
+        raise NotImplementedError("Uncompressed sums nothing: the gradients are sent without a compressor")
 
 
 NO_COMPRESSOR = Uncompressed()

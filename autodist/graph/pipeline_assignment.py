@@ -92,9 +92,9 @@ class Assignment:
         if len(calls) > 1 or max(self.stages.level, default=1) > 1:
             self.refuse(
                 "builder",
-                f"the step differentiates {len(calls)} times ({listed(call.targets[0] for call in calls)}), and a "
-                "pipeline goes forward and back once a step. Take the gradients of the sum of the losses in one call, "
-                "train with a step for each loss, or take a strategy without pipeline stages, AllReduce say.",
+                f"the step differentiates {len(calls)} times ({listed(call.targets[0] for call in calls)}), but a "
+                "pipeline runs forward and backward once per step. Compute the gradients of the sum of the losses in "
+                "one call, train with a step for each loss, or use a strategy without pipeline stages, e.g. AllReduce.",
             )
         seeds = [name for call in calls for name in (call.seed, *(term.seed for term in call.terms))]
         return reach([s for s in seeds if s in self.graph_index.nodes], self.graph_index.consumers.__getitem__)
@@ -158,20 +158,20 @@ class Assignment:
         mark = self.mark_of(name)
         if mark is None:
             return max(stage, self._stage_of_lists.get(self._lists.get(name, frozenset()), 0))
-        made = f"{name} ({self.graph_index.nodes[name].op}) is made in ad.stage({mark})"
+        made = f"{name} ({self.graph_index.nodes[name].op}) is created in ad.stage({mark})"
         if mark >= self.count:
             self.refuse(
                 "stages",
-                f"{made}, and the pipeline has {self.count} stages, of which the last is stage {self.count - 1}. Give "
-                "it to one of these, or take as many stages, and workers.",
+                f"{made}, but the pipeline has {self.count} stages, up to stage {self.count - 1}. Create it in one of "
+                "these, or use more stages and workers.",
             )
         if mark < stage:
             later = next(s for s in given if self.found[s].stage == stage)
             of = f" ({listed(map(self._named, sorted(self.made_of[later])))})" if later in self.made_of else ""
             self.refuse(
                 "stages",
-                f"{made}, and needs {later}{of} of stage {stage}: the way from stage to stage goes back there. Make "
-                f"it in ad.stage({stage}) or a later one, or what it needs in an earlier one.",
+                f"{made}, but needs {later}{of} of stage {stage}: data would flow back to an earlier stage. Create it "
+                f"in ad.stage({stage}) or a later one, or its input in an earlier one.",
             )
         return mark
 
@@ -195,8 +195,8 @@ class Assignment:
             self.refuse(
                 "stages",
                 f"{name} ({self.graph_index.nodes[name].op}) uses {listed(map(self._named, found.values()))}, which "
-                f"are in different pipeline stages ({listed(map(str, sorted(found)))}): one operation is not cut. Put "
-                "these variables into one stage.",
+                f"are in different pipeline stages ({listed(map(str, sorted(found)))}): one operation cannot be split. "
+                "Put these variables into one stage.",
             )
         return max(found.items(), default=None)
 
@@ -236,16 +236,16 @@ class Assignment:
 
     def _is_made_elsewhere(self, handle: str, name: str, mark: int) -> str:
         return (
-            f"{name} ({self.graph_index.nodes[name].op}) is made in ad.stage({mark}), and uses {self._named(handle)}, "
-            f"which is in pipeline stage {self.stage_of[handle]}. Make both in one stage."
+            f"{name} ({self.graph_index.nodes[name].op}) is created in ad.stage({mark}), but uses "
+            f"{self._named(handle)}, which is in pipeline stage {self.stage_of[handle]}. Create both in one stage."
         )
 
     def _goes_back(self, handle: str, name: str, later: str) -> str:
         stage = self.found[later].stage
         return (
-            f"{self._named(handle)} is in pipeline stage {self.stage_of[handle]}, and what is computed with it, {name} "
-            f"({self.graph_index.nodes[name].op}), needs {later} of stage {stage}: the way from stage to stage goes "
-            f"back there. Put {self._named(handle)} into stage {stage} or a later one, or what comes before it into an "
+            f"{self._named(handle)} is in pipeline stage {self.stage_of[handle]}, but its reader {name} "
+            f"({self.graph_index.nodes[name].op}) needs {later} of stage {stage}: data would flow back to an earlier "
+            f"stage. Put {self._named(handle)} into stage {stage} or a later one, or the inputs of {name} into an "
             "earlier one."
         )
 

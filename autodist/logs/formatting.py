@@ -1,4 +1,4 @@
-"""Numbers in messages and tables, as one reads them."""
+"""Formatting of numbers, names and errors in messages and tables."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import difflib
 import re
 from collections.abc import Iterable
 
-import tensorflow as tf
-
 _MOST_DIGITS = 999.5
 
 
 def counted(number: int, thing: str) -> str:
-    """A number of things.
+    """Returns a number with a noun in singular or plural.
 
     >>> counted(1, "replica"), counted(2, "replica"), counted(2, "micro-batch")
     ('1 replica', '2 replicas', '2 micro-batches')
@@ -22,7 +20,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def readable_bytes(count: int) -> str:
-    """A number of bytes with three digits that count, in powers of 1000.
+    """Returns a number of bytes with three significant digits, in powers of 1000.
 
     >>> readable_bytes(1536), readable_bytes(40_000_000)
     ('1.54 kB', '40.0 MB')
@@ -31,7 +29,7 @@ def readable_bytes(count: int) -> str:
 
 
 def readable_flops(count: int | None) -> str:
-    """FLOPs with three digits that count.
+    """Returns FLOPs with three significant digits.
 
     >>> readable_flops(1_234_567), readable_flops(12), readable_flops(None)
     ('1.23 M', '12', 'not known')
@@ -51,25 +49,27 @@ def _scaled(count: int, units: tuple[str, ...]) -> str:
     return f"{size:.{decimals}f} {unit}"
 
 
-# Around what has failed, TensorFlow tells of the operation: where it runs and, with our own code, where it was made.
+# TensorFlow surrounds an error with lines on the operation: its device and, with our code in it, its traceback.
 _ABOUT_THE_OPERATION = re.compile(
     r'\W*$|Graph execution error:|Detected at node |File "|Node: \'|<stack traces unavailable>|\[\[|Hint: '
     r"|(?:[A-Z_]+: )?From /job:|Additional GRPC error |:UNKNOWN:|\d+ (?:root|successful|derived) "
 )
-_BESIDE = re.compile(r"^\{\{function_node .*?\}\} | \[Op:\w+\].*$")
+_OP_DETAILS = re.compile(r"^\{\{function_node .*?\}\} | \[Op:\w+\].*$")
 
 
 def words_of(error: BaseException) -> str:
-    """What an error says; one of TensorFlow's without its tracebacks, in a line."""
+    """Returns the message of an error; of TensorFlow's errors without tracebacks, on one line."""
+    import tensorflow as tf
+
     if not isinstance(error, tf.errors.OpError):
         return str(error)
     lines = [line.strip() for line in str(error.message).splitlines()]
-    told = [_BESIDE.sub("", line) for line in lines if not _ABOUT_THE_OPERATION.match(line)]
-    return "; ".join(dict.fromkeys(told)) or str(error.message)
+    kept = [_OP_DETAILS.sub("", line) for line in lines if not _ABOUT_THE_OPERATION.match(line)]
+    return "; ".join(dict.fromkeys(kept)) or str(error.message)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The question whether a known name was meant, with a blank before it, or nothing when none is near.
+    """Returns the question "Did you mean …?" with a leading space, or "" if no known name is similar.
 
     >>> did_you_mean("AllReduc", ["AllReduce", "PS"])
     ' Did you mean AllReduce?'
@@ -82,12 +82,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """The three names most like a word, best first, however unlike."""
+    """Returns the three names most similar to a word, best first, even if they are dissimilar."""
     return difflib.get_close_matches(word, list(known), n=3, cutoff=0.0)
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names with commas between, or "none".
+    """Returns names separated by commas, or "none".
 
     >>> listed(["a", "b"])
     'a, b'

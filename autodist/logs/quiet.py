@@ -1,4 +1,4 @@
-"""Standard error without what TensorFlow's C++ code writes to it in every run."""
+"""Filter of standard error that removes lines that TensorFlow's C++ code writes in every run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ log = logging.getLogger("autodist")
 
 _STDERR = 2
 _END_LIMIT = 2.0
-"""Seconds for the filter to pass on what was written; it lives on while a process that was forked meanwhile writes."""
+"""Seconds that the filter has to finish its output; it runs on as long as a forked process still writes."""
 
 _open = threading.Lock()
 
 
 @contextmanager
 def quiet_tensorflow(when: bool = True) -> Iterator[None]:
-    """Leaves out of this process's standard error what TensorFlow says in every run, while the context is open.
+    """Removes lines that TensorFlow logs in every run from this process's standard error, within the context.
 
-    Lines are known by their exact forms (`tensorflow_log.says_nothing`), and `AUTODIST_LOG_LEVEL=DEBUG` shows all. They
-    go through a process of its own, so that what TensorFlow says right before it aborts this one is seen.
+    Lines are matched by their exact forms (`tensorflow_log.says_nothing`); `AUTODIST_LOG_LEVEL=DEBUG` shows all. The
+    filter is a separate process, so that TensorFlow's last lines before it aborts this process are shown.
 
     Args:
-        when: whether anything is to be left out.
+        when: True to filter.
     """
     if not when or _is_debugging() or not _open.acquire(blocking=False):
         yield
@@ -47,13 +47,13 @@ def quiet_tensorflow(when: bool = True) -> Iterator[None]:
 
 
 def _is_debugging() -> bool:
-    """Also before the log is set up."""
+    """Also works before the log is set up."""
     return log.isEnabledFor(logging.DEBUG) or os.environ.get(LEVEL_VARIABLE, "").upper() == "DEBUG"
 
 
 @contextmanager
 def _filtered() -> Iterator[None]:
-    # Where standard error was closed when Python began, another file may have got its number since.
+    # If standard error was closed when Python started, another file may have its number.
     plain = None if sys.__stderr__ is None else _copy_of_stderr()
     if plain is None:
         yield
@@ -64,11 +64,11 @@ def _filtered() -> Iterator[None]:
         yield
         return
     end = functools.partial(_end, plain, child, os.getpid())
-    # Ctrl-C may come between any two lines of this, and its traceback then goes through the filter, too. All of it is
-    # to be told by the time this process ends.
+    # Ctrl-C may interrupt any line below, and its traceback also goes through the filter, which must have written all
+    # of it when this process exits.
     atexit.register(end)
     try:
-        assert child.stdin is not None, "it was asked for"
+        assert child.stdin is not None, "requested above"
         os.dup2(child.stdin.fileno(), _STDERR)
         child.stdin.close()
         yield
@@ -89,23 +89,23 @@ def _copy_of_stderr() -> int | None:
 
 def _start_filter() -> subprocess.Popen[bytes] | None:
     command = [sys.executable, "-I", "-S", tensorflow_log.__file__]
-    # Ctrl-C goes to all processes of the terminal, and this one may come to it before it has a session of its own. It
-    # ends with what it reads, and is born deaf to what ends others.
+    # Ctrl-C goes to all processes of the terminal and may reach this one before it has a session of its own. It exits
+    # at the end of its input and starts with the other signals blocked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
-        log.debug("what TensorFlow says at its start is shown: %s cannot be started (%s)", sys.executable, error)
+        log.debug("TensorFlow's startup messages are shown, because %s cannot be started (%s)", sys.executable, error)
         return None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(plain: int, child: subprocess.Popen[bytes], process: int) -> None:
-    """Gives a process its standard error back, and returns when the filter has passed on all; may be called again."""
+    """Restores standard error of a process and waits until the filter has written everything; may be called twice."""
     if os.getpid() != process:
-        return  # forked from it meanwhile: it ends by itself
+        return  # a process forked meanwhile: it exits with its input
     _flush_python()
     os.dup2(plain, _STDERR)
     if child.stdin is not None:
@@ -115,7 +115,7 @@ def _end(plain: int, child: subprocess.Popen[bytes], process: int) -> None:
 
 
 def _flush_python() -> None:
-    """What Python has written by now goes the same way as what was written before it."""
+    """Flushes Python's buffered standard error in the same direction as earlier output."""
     if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it, its disk is full, it is closed
+        with contextlib.suppress(OSError, ValueError):  # no reader, disk full, or closed
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What TensorFlow logs by itself while it starts and ends a session, and what is told apart from it."""
+"""Classification of the lines that TensorFlow logs when it starts and ends a session."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import re
 import select
 
-# Its C++ code begins a line with the level, the date (zeros before its log is set up), the time and the thread;
-# releases before 2.20 with the date, the time and the level.
+# TensorFlow's C++ code starts a line with the level, the date (zeros before its log is set up), the time and the
+# thread; releases before 2.20 with the date, the time and the level.
 _PREFIX = (
     r"(?:[IWEF]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWEF] )"
     r"(?:[\w.-]+/)*(?P<file>[\w.-]+):\d+\] (?P<message>.*)"
@@ -20,8 +20,8 @@ _OF_NO_FILE = (
     r"compiler flags\.",
 )
 
-# By the file that logs them. That CUDA cannot start is told only where there is no driver (303) or no GPU (100): then
-# nobody asked for one, or AutoDist says which is missing.
+# By the file that logs them. A failed start of CUDA is hidden only without a driver (303) or a GPU (100): then nobody
+# requested one, or AutoDist reports the cause.
 _BY_FILE = {
     "port.cc": r"oneDNN custom operations are on\. You may see slightly different numerical results due to .*",
     "cudart_stub.cc": r"Could not find cuda drivers on your machine, GPU will not be used\.",
@@ -37,10 +37,10 @@ _BY_FILE = {
     "coordination_service.cc": r"Initializing CoordinationService",
     "local_rendezvous.cc": r"Local rendezvous is aborting with status: (?:OUT_OF_RANGE: End of sequence|ABORTED: "
     r"Cleanup \d+|CANCELLED: ).*",
-    # An attribute that TensorFlow's server adds to the op, and that its own runtime does not know.
+    # An attribute that TensorFlow's server adds to the op and its own runtime does not know.
     "node_def_util.cc": r"NodeDef mentions attribute keep_dims which is not in the op definition: "
     r"Op<name=Arg(?:Max|Min);.* Unknown attributes will be ignored\. NodeDef: .*",
-    # The check of types that oneDNN supports, made for each fusion of a graph in float64.
+    # The check of dtypes that oneDNN supports, for each fusion of a graph in float64.
     "util.cc": r"Not handling type DT_\w+",
     "service.cc": r"XLA service 0x\w+ initialized for platform Host .*|  StreamExecutor device \(\d+\): Host, .*",
     "profiler_session.cc": r"Profiler session (?:initializing|started|collecting data|tear down)\.",
@@ -52,14 +52,14 @@ _MESSAGES = {file: re.compile(message) for file, message in _BY_FILE.items()}
 
 
 def is_log_line(line: str) -> bool:
-    """Whether TensorFlow's own log wrote this line, or the one that announces it."""
+    """Returns True if TensorFlow's own log wrote this line, or the line that announces the log."""
     return _LINE.fullmatch(line) is not None or _STANDS_ALONE.fullmatch(line) is not None
 
 
 def says_nothing(line: str) -> bool:
-    """Whether this is a line which TensorFlow logs in every run and that tells its reader nothing.
+    """Returns True for a line without information, which TensorFlow logs in every run.
 
-    Only exact forms are known; what is not, is no such line.
+    Only exact forms match.
     """
     line = line.rstrip()
     if _STANDS_ALONE.fullmatch(line):
@@ -77,10 +77,10 @@ _OF_CANCELLED = re.compile(
 
 
 def tells_of_no_failure(line: str) -> bool:
-    """Whether this is a line of TensorFlow's C++ log that has no part in why a process ended.
+    """Returns True for a line of TensorFlow's C++ log that cannot explain why a process ended.
 
-    Those that inform have none, nor those that follow where waiting for another worker was given up. What warns of
-    something else, or is not known, may be the reason.
+    These are informational lines and lines about a cancelled wait for another worker. Other or unknown warnings may be
+    the reason.
     """
     line = line.rstrip()
     found = _LINE.fullmatch(line)
@@ -88,14 +88,14 @@ def tells_of_no_failure(line: str) -> bool:
     return informs or says_nothing(line) or _OF_CANCELLED.fullmatch(line) is not None
 
 
-# What a line that may be left out begins with; anything else is passed on at once, a progress bar that has no line end.
+# Start of a line that may be removed; other output passes at once, such as a progress bar without a line end.
 _MAY_BE = re.compile(r"$|[IWEF](?:$|\d)|\d|WARNING: All|To enable")
-_PATIENCE = 0.2
+_LINE_TIMEOUT = 0.2
 """Seconds to wait for the rest of a line."""
 
 
 def pass_on(source: int, target: int) -> None:
-    """Copies what comes until its end, without the lines that say nothing.
+    """Copies input until its end, without the lines that carry no information.
 
     Args:
         source: file descriptor to read from.
@@ -103,7 +103,7 @@ def pass_on(source: int, target: int) -> None:
     """
     held = b""
     while True:
-        if held and not select.select([source], [], [], _PATIENCE)[0]:
+        if held and not select.select([source], [], [], _LINE_TIMEOUT)[0]:
             _write(target, held)
             held = b""
         more = os.read(source, 1 << 16)
@@ -119,10 +119,10 @@ def pass_on(source: int, target: int) -> None:
 def _write(target: int, content: bytes) -> None:
     try:
         while content:
-            select.select([], [target], [])  # whoever started the process may have made its output non-blocking
+            select.select([], [target], [])  # the parent process may have made its output non-blocking
             content = content[os.write(target, content[: select.PIPE_BUF]) :]
     except OSError:
-        return  # nobody reads it, or its disk is full: what comes next is still taken, or whoever writes it would fail
+        return  # no reader, or disk full: reading goes on, or the writers would fail
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What AutoDist tells the user while it runs: its log, shown on the terminal where the script sets up no logging."""
+"""AutoDist's log, shown on the terminal if the script does not configure logging."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TextIO
 from autodist.errors import AutoDistError
 
 LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
-"""Environment variable: DEBUG, INFO (what the chief shows by default), WARNING (what other workers show) or ERROR."""
+"""Environment variable: DEBUG, INFO (default on the chief), WARNING (default on other workers) or ERROR."""
 
 ALIKE_EVERYWHERE = {"alike_everywhere": True}
-"""`extra` of a message that every worker has to tell of the step that all have captured alike; the chief shows it."""
+"""`extra` of a message that is equal on all workers, because they captured the same step; only the chief shows it."""
 
 
 def log_to_the_terminal(is_chief: bool) -> None:
-    """Shows the log on standard error, unless the script has set up logging itself.
+    """Shows the log on standard error, unless the script has configured logging.
 
     Raises:
-        AutoDistError: the environment asks for a level that there is not.
+        AutoDistError: the environment variable is not a level.
     """
     logger = logging.getLogger("autodist")
     if logger.handlers or logging.getLogger().handlers:
@@ -28,8 +28,8 @@ def log_to_the_terminal(is_chief: bool) -> None:
     level = os.environ.get(LEVEL_VARIABLE, "").upper() or ("INFO" if is_chief else "WARNING")
     if level not in logging.getLevelNamesMapping():
         raise AutoDistError(
-            f"the environment variable {LEVEL_VARIABLE} is {level}, which is no level; allowed: DEBUG, INFO, WARNING, "
-            "ERROR"
+            f"the environment variable {LEVEL_VARIABLE} is {level}, which is not a level; allowed: DEBUG, INFO, "
+            "WARNING, ERROR"
         )
     handler = _Terminal()
     handler.setFormatter(logging.Formatter("autodist: %(message)s"))
@@ -41,13 +41,13 @@ def log_to_the_terminal(is_chief: bool) -> None:
 
 
 def is_shown_on_the_terminal(level: int) -> bool:
-    """Whether a message of this level goes to the terminal, and not to where the script sends its log."""
+    """Returns True if messages of this level go to the terminal, not to the script's own log."""
     logger = logging.getLogger("autodist")
     return logger.isEnabledFor(level) and any(isinstance(handler, _Terminal) for handler in logger.handlers)
 
 
 class _Terminal(logging.StreamHandler[TextIO]):
-    """Writes to what is standard error when something is said: a notebook or a progress display may have changed it."""
+    """Writes to the current standard error: a notebook or a progress display may have replaced it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -1,4 +1,4 @@
-"""Builders' options: told from a class's fields or constructor, and checked against their types."""
+"""Options of builders: derived from a class's fields or constructor, and checked against their types."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autodist.errors import Place, StrategyError
 
 
 class OptionError(StrategyError):
-    """A value of one option cannot be used.
+    """Error: the value of an option is not usable.
 
     Args:
         option: its name.
-        problem: the value, the reason and the mend.
+        problem: the value, the reason and the fix.
     """
 
     def __init__(self, option: str, problem: str) -> None:
@@ -29,19 +29,19 @@ class OptionError(StrategyError):
 
 
 def option_types(maker: type) -> dict[str, Any]:
-    """Name and type of each option that a class takes; Any where its constructor names no type."""
+    """Returns name and type of each option of a class; Any if its constructor has no annotation."""
     hints = _hints(maker if dataclasses.is_dataclass(maker) else inspect.getattr_static(maker, "__init__"))
     return {parameter.name: hints.get(parameter.name, Any) for parameter in _named_parameters(maker)}
 
 
 def takes_any_option(maker: type) -> bool:
-    """Whether a class's constructor ends in **options."""
+    """Returns True if a class's constructor ends in **options."""
     parameters = inspect.signature(maker).parameters.values()
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def missing_options(maker: type, given: Mapping[str, Any]) -> list[str]:
-    """Options that a class needs and that are not given."""
+    """Returns the options that a class requires and `given` lacks."""
     return [
         parameter.name
         for parameter in _named_parameters(maker)
@@ -50,10 +50,10 @@ def missing_options(maker: type, given: Mapping[str, Any]) -> list[str]:
 
 
 def option_from_yaml(name: str, hint: Any, value: Any) -> Any:
-    """An option's value as the class wants it: a list from YAML becomes a tuple where a tuple is asked for.
+    """Converts an option's value from YAML to its type: a list becomes a tuple if the type is one.
 
     Raises:
-        StrategyError: when type or value is not allowed; the message says what is.
+        StrategyError: type or value is not allowed; the message lists the allowed ones.
     """
     adapter = _adapter(hint)
     if adapter is None:
@@ -65,7 +65,7 @@ def option_from_yaml(name: str, hint: Any, value: Any) -> Any:
 
 
 def nested_options(hint: Any) -> type | None:
-    """The dataclass that an option's type is, or has among its alternatives: a mapping in YAML stands for one."""
+    """Returns the dataclass in an option's type, alone or in a union; a mapping in YAML stands for one."""
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     alternatives = typing.get_args(hint) if is_union else (hint,)
     return next((kind for kind in alternatives if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
@@ -74,11 +74,11 @@ def nested_options(hint: Any) -> type | None:
 def check_options(builder: Any) -> None:
     """Checks the fields of a dataclass against their types.
 
-    What stands in a YAML for an option (`"FLOAT16"` or a mapping for a compressor, a list) may be given in Python too,
-    and becomes what the field's type says.
+    The YAML form of an option (`"FLOAT16"` or a mapping for a compressor, a list) is allowed in Python too and is
+    converted to the field's type.
 
     Raises:
-        StrategyError: when type or value of a field is not allowed; the message says what is.
+        StrategyError: type or value of a field is not allowed; the message lists the allowed ones.
     """
     hints = _hints(type(builder))
     for field in dataclasses.fields(builder):
@@ -87,7 +87,7 @@ def check_options(builder: Any) -> None:
         if adapter is None:
             continue
         value = _as_in_yaml(field.name, hint, getattr(builder, field.name))
-        object.__setattr__(builder, field.name, value)  # it is frozen, and not made yet
+        object.__setattr__(builder, field.name, value)  # it is frozen and under construction
         try:
             adapter.validate_python(value, strict=True)
         except ValidationError as error:
@@ -95,7 +95,7 @@ def check_options(builder: Any) -> None:
 
 
 def _as_in_yaml(name: str, hint: Any, value: Any) -> Any:
-    """An option's value, made of what a YAML may say in its place."""
+    """Converts an option's value from its YAML form, if it has one."""
     nested = nested_options(hint)
     if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
         value = {nested.shorthand: value}
@@ -105,11 +105,11 @@ def _as_in_yaml(name: str, hint: Any, value: Any) -> Any:
 
 
 def make_nested(name: str, nested: type, options: Mapping[str, Any]) -> Any:
-    """What a mapping stands for as the value of an option.
+    """Returns the object that a mapping stands for as the value of an option.
 
     Args:
         name: of the option.
-        nested: the dataclass that its type is; see `own_class`.
+        nested: the dataclass of its type; see `own_class`.
         options: the mapping.
 
     Raises:
@@ -119,9 +119,9 @@ def make_nested(name: str, nested: type, options: Mapping[str, Any]) -> Any:
     known, needed = option_types(maker), missing_options(maker, options)
     unknown = [key for key in options if key not in known]
     if unknown or needed:
-        problem = f"{unknown[0]} is none of them" if unknown else f"{needed[0]} is missing"
+        problem = f"{unknown[0]} is not one of them" if unknown else f"{needed[0]} is missing"
         raise StrategyError(
-            f"{name} is {dict(options)!r}, and its options are {', '.join(known) or 'none'}: {problem}."
+            f"{name} is {dict(options)!r}, but its options are {', '.join(known) or 'none'}: {problem}."
         )
     try:
         return maker(**options)
@@ -132,13 +132,13 @@ def make_nested(name: str, nested: type, options: Mapping[str, Any]) -> Any:
 def own_class(
     name: str, nested: type, options: Mapping[str, Any], place: Place | None = None
 ) -> tuple[type, Mapping[str, Any]]:
-    """The class that a mapping asks for, and what it says to that.
+    """Returns the class that a mapping names, and the other options.
 
-    A class with a method `named` is the base of several, of which the mapping names one under the base's `shorthand`.
+    A class with a method `named` is the base of several; the mapping names one of them under the base's `shorthand`.
     Its method `in_current_names` replaces deprecated names first.
 
     Raises:
-        StrategyError: it names none.
+        StrategyError: the name is missing.
     """
     if not (hasattr(nested, "named") and hasattr(nested, "shorthand") and hasattr(nested, "in_current_names")):
         return nested, options
@@ -156,7 +156,7 @@ def _named_parameters(maker: type) -> list[inspect.Parameter]:
 
 
 def _hints(source: Any) -> dict[str, Any]:
-    """The annotations of a class or function; none if one names what is imported for type checkers only."""
+    """Returns the annotations of a class or function; none if one is imported for type checkers only."""
     try:
         return typing.get_type_hints(source, include_extras=True)
     except NameError:
@@ -164,7 +164,7 @@ def _hints(source: Any) -> dict[str, Any]:
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any] | None:
-    """What checks a type; None for a type that says nothing of its values, which its builder checks itself."""
+    """Returns the validator of a type; None for a type without one, whose values its builder checks."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return TypeAdapter(Annotated[hint, InstanceOf()])
     try:

@@ -1,4 +1,4 @@
-"""Registry: classes by name: our own, those that a script registers, and those in a user's module."""
+"""Registry: classes by name: built-in, registered by a script, or in a user's module."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Class = TypeVar("Class", bound=type)
 
 
 class Registry:
-    """What of one sort a YAML can name.
+    """The classes of one sort that a YAML can name.
 
     Args:
-        sort: what the classes are, in a word for messages ("builder").
-        example: module and class of a user's own, for messages.
-        fault: what is wrong with something that is taken for such a class; None if nothing is.
-        load: registers those of ours that are not registered before they are asked for.
+        sort: the sort, one word for messages ("builder").
+        example: module and class of a user's class, for messages.
+        fault: returns why an object is not such a class; None if it is.
+        load: registers the built-in classes that are registered on demand.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class Registry:
         self._known: dict[str, type] = {}
 
     def register(self, found: Class, name: str | None = None) -> Class:
-        """Makes a class known by a name, its own by default.
+        """Registers a class under a name, by default its own.
 
         Raises:
-            StrategyError: when it is none of this sort, or another class has the name already.
+            StrategyError: it is not of this sort, or another class has the name already.
         """
         self._require(found, getattr(found, "__qualname__", repr(found)), None)
         name = name or found.__name__
         if not found.__module__.startswith(_OURS):
-            self._load()  # or a name of ours could be taken
+            self._load()  # otherwise a built-in name could be taken
         known = self._known.setdefault(name, found)
-        # A module that is reloaded, as in a notebook, brings the same class again, which is no clash.
+        # A reloaded module, as in a notebook, defines the same class again; that is not a conflict.
         if known is not found and (known.__module__, known.__qualname__) != (found.__module__, found.__qualname__):
             raise StrategyError(
                 f"A {self._sort} named {name} is registered already, from {known.__module__}; "
@@ -52,24 +52,24 @@ class Registry:
         return found
 
     def names(self) -> tuple[str, ...]:
-        """All registered names, sorted."""
+        """Returns all registered names, sorted."""
         self._load()
         return tuple(sorted(self._known))
 
     def name_of(self, found: type) -> str:
-        """By which `find` finds a class: the name that it is registered by, else module and class."""
+        """Returns the name by which `find` finds a class: its registered name, or module and class."""
         registered = next((name for name, known in self._known.items() if known is found), None)
         return registered or f"{found.__module__}.{found.__qualname__}"
 
     def find(self, name: str, place: Place | None = None) -> type:
-        """The class that a name stands for.
+        """Returns the class of a name.
 
         Args:
             name: a registered name, or module and class ("my_package.MyBuilder").
-            place: where the name stands, for messages.
+            place: position of the name, for messages.
 
         Raises:
-            StrategyError: when there is no such class, module or attribute, or it is none of this sort.
+            StrategyError: there is no such class, module or attribute, or it is not of this sort.
         """
         if name not in self._known:
             self._load()
@@ -78,8 +78,8 @@ class Registry:
         module_name, _, attribute = name.rpartition(".")
         if not module_name or not all(part.isidentifier() for part in name.split(".")):
             raise StrategyError(
-                f"There is no {self._sort} named {name}.{did_you_mean(name, self._known)} Known are "
-                f"{listed(self.names())}; name your own with its module, as in {self._example}.",
+                f"There is no {self._sort} named {name}.{did_you_mean(name, self._known)} Known names are "
+                f"{listed(self.names())}; name a class of yours with its module, as in {self._example}.",
                 place,
             )
         return self._require(_attribute(self._module(module_name, place), attribute, place), name, place)
@@ -87,30 +87,30 @@ class Registry:
     def _require(self, found: Any, name: str, place: Place | None) -> type:
         fault = self._fault(found)
         if fault is not None:
-            raise StrategyError(f"{name} is no {self._sort} but {fault}", place)
+            raise StrategyError(f"{name} is not a {self._sort} but {fault}", place)
         return found
 
     def _module(self, name: str, place: Place | None) -> Any:
-        told = f"The {self._sort}'s module {name} cannot be imported"
+        failure = f"The {self._sort}'s module {name} cannot be imported"
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise StrategyError(f"{told}: {error}.", place) from error
+                raise StrategyError(f"{failure}: {error}.", place) from error
             raise StrategyError(
-                f"There is no module {error.name}. It must stand beside the script or be installed.", place
+                f"There is no module {error.name}. It must be in the folder of the script or be installed.", place
             ) from error
         except ImportError as error:
-            raise StrategyError(f"{told}: {error}.", place) from error
-        except Exception as error:  # whatever a user's own module does
+            raise StrategyError(f"{failure}: {error}.", place) from error
+        except Exception as error:  # any error in a user's module
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = "" if isinstance(error, SyntaxError) else f" ({frame.filename}:{frame.lineno})"
-            raise StrategyError(f"{told}: {type(error).__name__}: {error}{where}. Correct it.", place) from error
+            raise StrategyError(f"{failure}: {type(error).__name__}: {error}{where}. Correct it.", place) from error
 
 
 def _attribute(module: Any, name: str, place: Place | None) -> Any:
     if hasattr(module, name):
         return getattr(module, name)
     classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-    hint = did_you_mean(name, classes) or f" The nearest classes there are {listed(nearest(name, classes))}."
+    hint = did_you_mean(name, classes) or f" The most similar classes there are {listed(nearest(name, classes))}."
     raise StrategyError(f"The module {module.__name__} has no {name}.{hint}", place)

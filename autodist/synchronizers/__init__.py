@@ -1,7 +1,7 @@
-"""Synchronizers: how one variable, or one shard, is kept and its gradient combined; each kind with all that is its own.
+"""Synchronizers: placement of one variable or shard and reduction of its gradient.
 
-A kind is one class in one file: what the strategy's message says of it, what is refused, what it costs, how it is told,
-and who holds the variable. Strategies and kernels read messages through these alone.
+A kind is one class in one file: its strategy message, its checks, its cost, its description and the owner of the
+variable. Strategies and kernels read messages through these classes only.
 """
 
 from autodist.synchronizers.all_reduce import COLLECTIVES, HIERARCHICAL, AllReduce

@@ -1,4 +1,4 @@
-"""AllReduce: the gradient is summed over all replicas; every worker holds the variable and applies the same update."""
+"""AllReduce: sums the gradient over all replicas; every worker holds the variable and applies the same update."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from autodist.synchronizers.traffic import INDEX_BYTES, Piece, Sent
 Spec = strategy_pb2.AllReduce.Spec
 
 HIERARCHICAL = "HIERARCHICAL"
-"""Within teams of workers first, then between teams."""
+"""First within subgroups of workers, then between subgroups."""
 
 COLLECTIVES = ("RING", "NCCL")
-"""TensorFlow's own, which stand by themselves and send all to the next worker."""
+"""TensorFlow's own algorithms, which use no subgroups and send everything to the next worker."""
 
 
 @dataclass(frozen=True)
 class AllReduce(Synchronizer):
-    """The messages' AllReduce.
+    """All-reduce of a gradient, as in the strategy message.
 
     Attributes:
-        spec: how the sum travels between workers.
-        group: gradients of equal group are packed into buckets together.
-        compressor: what travels in place of a dense gradient.
+        spec: the algorithm.
+        group: gradients of equal group are fused into buckets together.
+        compressor: encodes dense gradients.
     """
 
     spec: str = "AUTO"
@@ -45,7 +45,7 @@ class AllReduce(Synchronizer):
         if message.spec not in Spec.values():
             raise OptionError(
                 "all_reduce_spec",
-                f"is to be reduced by spec {message.spec}, which does not exist; take one of {listed(Spec.keys())}.",
+                f"has the all-reduce spec {message.spec}, which does not exist; use one of {listed(Spec.keys())}.",
             )
         try:
             compressor = Compressor.from_message(message.compressor)
@@ -84,7 +84,7 @@ class AllReduce(Synchronizer):
         return f"AllReduce {self.spec}{lossy}"
 
     def dense_bytes(self, piece: Piece) -> int:
-        """Of what stands for a dense gradient."""
+        """Returns the bytes of an encoded dense gradient."""
         dense = Dense(piece.shape, piece.element_bytes)
         return self.compressor.bytes_of(dense) if self.compressor.saves_bytes(dense) else piece.byte_size
 

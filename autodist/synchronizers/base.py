@@ -1,4 +1,4 @@
-"""Synchronizer: how one variable, or one shard, is kept and its gradient combined."""
+"""Synchronizer: placement of one variable or shard and reduction of its gradient."""
 
 from __future__ import annotations
 
@@ -15,102 +15,103 @@ from autodist.synchronizers.traffic import Piece, Sent
 
 @dataclass(frozen=True)
 class Synchronizer(ABC):
-    """Base of the kinds; the fields are what the strategy says of it."""
+    """Base of the kinds; its fields are those of the strategy message."""
 
     field: ClassVar[str]
-    """Of the messages that have a synchronizer, the one that holds this kind."""
+    """The field of a strategy's node or shard that holds this kind."""
 
     message: ClassVar[type[Message]]
-    """That type of message."""
+    """The type of the message in that field."""
 
     @classmethod
     @abstractmethod
     def from_message(cls, message: Any) -> Synchronizer:
-        """What a message of this kind says.
+        """Returns the synchronizer of a message of this kind.
 
         Raises:
-            OptionError: it says what no synchronizer of this kind can be; the problem goes on after a variable's name.
+            OptionError: the message is not valid; the problem is the end of a sentence that starts with a variable's
+                name.
         """
 
     @abstractmethod
     def to_message(self) -> Message:
-        """What a strategy says of it."""
+        """Returns its message in a strategy."""
 
-    # -- who holds the variable
+    # -- placement
 
     @property
     def variable_placement(self) -> VariablePlacement | None:
-        """How one worker keeps the variable for all; None: every worker has it."""
+        """Placement of the variable on one worker; None: every worker holds it."""
         return None
 
     @property
     def has_proxy(self) -> bool:
-        """Whether every worker keeps a copy of what its keeper has, which its replicas read."""
+        """True if every worker holds a cached copy of the owner's value, which its replicas read."""
         return False
 
     @property
     def owner(self) -> int | None:
-        """Index of the worker that alone holds the variable; None: every worker does."""
+        """Index of the only worker that holds the variable; None: every worker does."""
         return None
 
-    # -- what is refused
+    # -- checks
 
     def misfit(self, piece: Piece) -> str | None:
-        """Why it is not for the gradient of a variable, with the mend; None if it is."""
+        """Returns why it does not suit the gradient of a variable, and the fix; None if it does."""
         return None
 
     @property
     def inexact(self) -> str | None:
-        """Why the training is not that of one device, after a variable's name; None if it is."""
+        """Why training differs from that of one device, to follow a variable's name; None if it does not."""
         return None
 
-    # -- how it is told and counted
+    # -- description and cost
 
     @property
     @abstractmethod
     def way(self) -> str:
-        """How the gradient crosses workers, in a word; two of them may not suit each other."""
+        """The algorithm that reduces the gradient across workers, in one word; two algorithms may be incompatible."""
 
     @property
     def goes_by_teams(self) -> bool:
-        """Whether teams of workers, where there are any, add it up first or pass it on."""
+        """True if it is summed within, or passed through, subgroups of workers if there are any."""
         return False
 
     @property
     def goes_to_all(self) -> bool:
-        """Whether each worker's part of a dense gradient goes to all others, since it cannot be added up on its way."""
+        """True if each worker's dense gradient goes to all others, because it cannot be summed on its way."""
         return False
 
     @property
     @abstractmethod
     def text(self) -> str:
-        """For people, but for the group."""
+        """Description for people, without the group."""
 
     @property
     def group(self) -> int | None:
-        """Gradients of equal group are combined together; None: each is by itself."""
+        """Gradients of equal group are reduced together; None: each is reduced separately."""
         return None
 
     def without_group(self) -> Synchronizer:
-        """The same, whatever else it is combined with."""
+        """Returns the same synchronizer without its group."""
         return self
 
     @abstractmethod
     def add_traffic(self, piece: Piece, share: int, step: Sent, row: Sent) -> None:
-        """Adds what each worker sends for one piece.
+        """Adds the bytes that each worker sends for one piece.
 
         Args:
-            piece: what is synchronised.
-            share: how many of the parts of a row of the whole variable (see `Sent`) lie in the piece.
-            step: bytes of a step, however many rows it touches.
-            row: bytes of one row that every worker touches, besides.
+            piece: the variable or shard.
+            share: number of units of a row of the complete variable (`parts` of `Sent`) that lie in the piece.
+            step: bytes of a step, whatever the number of rows that it touches.
+            row: additional bytes for one row that every worker touches.
         """
 
     @abstractmethod
     def targets(self, worker: int, computing: Sequence[int]) -> list[int]:
-        """The workers to which one sends, equally much to each.
+        """Returns the workers to which one sends, equally much to each.
 
         Args:
-            worker: the one that sends.
-            computing: those that have replicas, in their order.
+            worker: the sender.
+            computing: the workers that have replicas, in order.
         """

@@ -15,13 +15,13 @@ from autodist.synchronizers.traffic import INDEX_BYTES, Piece, Sent
 
 @dataclass(frozen=True)
 class ParameterServer(Synchronizer):
-    """The messages' ParameterServer.
+    """Parameter server for a variable, as in the strategy message.
 
     Attributes:
         owner: index of the worker that owns the variable.
-        asynchronous: whether each worker's gradient is applied as it comes.
-        staleness: how many steps a worker may be ahead of the slowest.
-        local_proxy: whether every worker keeps a copy that its replicas read, refreshed once a step.
+        asynchronous: True to apply each worker's gradient as it arrives.
+        staleness: the number of steps that a worker may be ahead of the slowest.
+        local_proxy: True if every worker holds a cached copy that its replicas read, refreshed once a step.
     """
 
     owner: int = 0
@@ -37,7 +37,7 @@ class ParameterServer(Synchronizer):
         if message.staleness < 0:
             raise OptionError(
                 "staleness",
-                f"has staleness {message.staleness}, and a worker cannot be fewer than 0 steps ahead; take 0 or more.",
+                f"has staleness {message.staleness}, but a worker cannot be fewer than 0 steps ahead; use 0 or more.",
             )
         return cls(message.owner, message.asynchronous, message.staleness, message.local_proxy)
 

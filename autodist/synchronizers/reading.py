@@ -1,4 +1,4 @@
-"""What the nodes of a strategy say: the one place where messages are asked which synchronizer they have."""
+"""Access to the synchronizers of strategy nodes; the only module that reads them from messages."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from autodist.synchronizers.base import Synchronizer
 from autodist.synchronizers.parameter_server import ParameterServer
 
 Part = strategy_pb2.VariableNode | strategy_pb2.Shard
-"""What has a synchronizer: a whole variable's node, or a shard."""
+"""A message with a synchronizer: the node of an unpartitioned variable, or a shard."""
 
 KINDS: dict[str, type[Synchronizer]] = {kind.field: kind for kind in (AllReduce, ParameterServer)}
 
 
 def has_synchronizer(part: Part) -> bool:
-    """Whether a message says by what it is synchronised."""
+    """Returns True if a message has a synchronizer."""
     return part.WhichOneof("synchronizer") is not None
 
 
 def field_of(message: type) -> str:
-    """The field of a node, or a shard, that holds a type of message."""
+    """Returns the field of a node or shard that holds a type of message."""
     return _FIELDS[message]
 
 
@@ -34,10 +34,11 @@ _FIELDS: dict[type, str] = {kind.message: field for field, kind in KINDS.items()
 
 
 def synchronizer_of(part: Part) -> Synchronizer:
-    """By what one message is synchronised.
+    """Returns the synchronizer of one message.
 
     Raises:
-        StrategyError: by nothing, or by what cannot be; the problem goes on after a variable's name.
+        StrategyError: it is missing or invalid; the problem is the end of a sentence that starts with a variable's
+            name.
     """
     field = part.WhichOneof("synchronizer")
     if field is None:
@@ -45,50 +46,50 @@ def synchronizer_of(part: Part) -> Synchronizer:
         raise StrategyError(f"has a {what} without a synchronizer; set {' or '.join(KINDS)}.")
     message = getattr(part, field)
     if field == AllReduce.field and message.compressor.kind == strategy_pb2.Compressor.NAMED:
-        return KINDS[field].from_message(message)  # a script may give the name to another class
+        return KINDS[field].from_message(message)  # a script may register another class under the name
     return _read(field, message.SerializeToString())
 
 
 def set_synchronizer(part: Part, synchronizer: Synchronizer) -> None:
-    """Lets a message say by what it is synchronised."""
-    getattr(part, synchronizer.field).CopyFrom(_said(synchronizer))
+    """Sets the synchronizer of a message."""
+    getattr(part, synchronizer.field).CopyFrom(_message_of(synchronizer))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _said(synchronizer: Synchronizer) -> Message:
+def _message_of(synchronizer: Synchronizer) -> Message:
     return synchronizer.to_message()
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _read(field: str, said: bytes) -> Synchronizer:
-    """A plan for hundreds of workers has hundreds of thousands of shards, which say few different things."""
+def _read(field: str, serialized: bytes) -> Synchronizer:
+    """Parses a message; cached: plans for hundreds of workers have hundreds of thousands of mostly equal shards."""
     kind = KINDS[field]
-    return kind.from_message(kind.message.FromString(said))
+    return kind.from_message(kind.message.FromString(serialized))
 
 
 def cut_of(node: strategy_pb2.VariableNode) -> Partitioning | None:
-    """How a node's variable is cut; None if it is whole."""
+    """Returns the partitioning of a node's variable; None if it is not partitioned."""
     return Partitioning(node.partition.axis, tuple(node.partition.sizes)) if node.HasField("partition") else None
 
 
 def synchronizers_of(node: strategy_pb2.VariableNode) -> tuple[Synchronizer, ...]:
-    """By what a node's variable is synchronised, or each of its shards in their order."""
+    """Returns the synchronizer of a node's variable, or those of its shards in order."""
     return tuple(synchronizer_of(part) for part in parts_of(node))
 
 
 def parts_of(node: strategy_pb2.VariableNode) -> Sequence[Part]:
-    """What of a node has a synchronizer: itself, or each of its shards."""
+    """Returns the messages of a node that have a synchronizer: itself, or each of its shards."""
     return node.shards or (node,)
 
 
 def named_synchronizers(node: strategy_pb2.VariableNode) -> Iterator[tuple[str, Synchronizer]]:
-    """The name of the variable with its synchronizer, or that of each of its shards."""
+    """Yields the name and synchronizer of the variable, or of each of its shards."""
     names = [shard_name(node.variable, k) for k in range(len(node.shards))] or [node.variable]
     yield from zip(names, synchronizers_of(node), strict=True)
 
 
 def all_synchronizers(strategy: strategy_pb2.Strategy) -> Iterator[tuple[str, Synchronizer]]:
-    """All of a strategy, each with the name of its variable."""
+    """Yields all synchronizers of a strategy, each with the name of its variable."""
     for node in strategy.nodes:
         for synchronizer in synchronizers_of(node):
             yield node.variable, synchronizer

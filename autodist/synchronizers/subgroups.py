@@ -1,4 +1,4 @@
-"""Teams: workers that add up among themselves before what they have is added to that of other teams."""
+"""Subgroups: workers that sum among themselves before their sum is added to those of other subgroups."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Subgroups:
-    """Who adds up with whom, where sums are made within each team first and then between teams.
+    """Communication pattern of hierarchical sums: within each subgroup first, then between subgroups.
 
-    In each team the first members have a *seat*: as many as the smallest team has members. What teams make goes from
-    seat to equal seat; members without a seat, and workers that only learn sums, are told by the seats in turn. So a
-    worker has to do with its own team and about one worker of each other team: with √W teams of √W workers 2·(√W-1)
-    workers, in place of W-1.
+    The first members of each subgroup have a *rank*; the number of ranks is the size of the smallest subgroup. Subgroup
+    sums are exchanged between equal ranks. Members without a rank, and workers that only receive sums, are served by
+    the ranks in turn. A worker therefore communicates with its own subgroup and about one worker of each other
+    subgroup: for √W subgroups of √W workers with 2·(√W-1) workers instead of W-1.
 
     Attributes:
-        members: of each team, the workers that compute, in their order.
-        learners: of each team, the workers that do not compute and are told what all see.
+        members: for each subgroup, the workers that compute, in order.
+        learners: for each subgroup, the workers that do not compute and only receive results.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -27,10 +27,10 @@ class Subgroups:
 
     @classmethod
     def of(cls, teams: Sequence[int], computing: Sequence[int]) -> Subgroups | None:
-        """The teams of a run; None if there are none, or only one in which anybody computes.
+        """Returns the subgroups of a run; None if there are none, or only one has workers that compute.
 
         Args:
-            teams: the team of each worker.
+            teams: the subgroup of each worker.
             computing: the workers that have replicas.
         """
         numbers = sorted({teams[worker] for worker in computing}) if teams else []
@@ -45,42 +45,42 @@ class Subgroups:
 
     @property
     def seats(self) -> int:
-        """In each team."""
+        """The number of ranks in each subgroup."""
         return min(map(len, self.members))
 
     @cached_property
     def most_called(self) -> int:
-        """How many other workers a worker's step runs something on, at most: those that it tells something."""
+        """The largest number of other workers that a worker's step runs ops on: those that it sends to."""
         told = [-(-len(self.everyone(team)) // self.seats) for team in range(len(self.members))]
         own = [len(self.everyone(team)) - 1 for team in range(len(self.members))]
-        return max(mine + sum(told) - told[team] for team, mine in enumerate(own))
+        return max(others + sum(told) - told[team] for team, others in enumerate(own))
 
     def team_of(self, worker: int) -> int:
         return self._places[worker][0]
 
     def everyone(self, team: int) -> tuple[int, ...]:
-        """All of a team; those that compute come first, and so those that have a seat."""
+        """Returns all workers of a subgroup; those that compute, and so those with a rank, come first."""
         return self.members[team] + self.learners[team]
 
     def seat_of(self, worker: int) -> int | None:
-        """The seat of a worker in its team, if it has one."""
+        """Returns the rank of a worker in its subgroup; None if it has none."""
         position = self._places[worker][1]
         return position if position < self.seats else None
 
     def sender(self, team: int, to: int) -> int:
-        """Who of a team tells a worker of another team what all of the team know."""
+        """Returns the member that sends the subgroup's results to a worker of another subgroup."""
         return self.members[team][self._places[to][1] % self.seats]
 
     def across(self, seat: int) -> tuple[int, ...]:
-        """The workers that have a seat of one number, by team."""
+        """Returns the workers of one rank, by subgroup."""
         return tuple(members[seat] for members in self.members)
 
     def shares(self, worker: int, is_gathered: bool) -> dict[int, int]:
-        """By other worker, in what proportion a worker sends it what it sends.
+        """Maps each other worker to the share of a worker's traffic that goes to it.
 
         Args:
             worker: one that computes.
-            is_gathered: whether what each has goes to all, as rows do, and is not added up in pieces on its way.
+            is_gathered: True if each worker's data goes to all, like rows, and is not summed in pieces on its way.
         """
         team, seat = self.team_of(worker), self.seat_of(worker)
         found: Counter[int] = Counter()
@@ -98,7 +98,7 @@ class Subgroups:
 
     @cached_property
     def _places(self) -> dict[int, tuple[int, int]]:
-        """By worker, its team and its position there."""
+        """Maps each worker to its subgroup and its position there."""
         return {
             worker: (team, position)
             for team in range(len(self.members))

@@ -6,11 +6,11 @@ from fractions import Fraction
 from typing import Protocol
 
 INDEX_BYTES = 8
-"""Of a row's index in a sparse gradient (int64; TensorFlow has int32 too, where it is half)."""
+"""Bytes of a row's index in a sparse gradient (int64; int32, which TensorFlow supports too, takes half)."""
 
 
 class Piece(Protocol):
-    """A variable that has a gradient, or a shard of one."""
+    """A variable with a gradient, or a shard of one."""
 
     @property
     def name(self) -> str: ...
@@ -38,14 +38,14 @@ class Piece(Protocol):
 
 
 class Sent:
-    """A sum of bytes by worker: what each that computes sends alike, and by how much owners differ.
+    """A sum of bytes by worker: a common value for workers with replicas, and the differences of owners.
 
-    So adding a piece costs the same on thousands of workers as on two.
+    Adding a piece therefore costs the same for thousands of workers as for two.
 
     Args:
         computing: the workers that have replicas.
-        parts: what is added are so many times the bytes that are meant: thousands of shards add up to a row in whole
-            numbers, where fractions would cost ten times as much.
+        parts: all added values are multiples of bytes by this factor: thousands of shards then add up to a row in
+            integers, while fractions would cost ten times as much.
     """
 
     def __init__(self, computing: frozenset[int], parts: int = 1) -> None:
@@ -55,20 +55,20 @@ class Sent:
         self._owners: dict[int, Fraction | int] = {}
 
     def add(self, each: Fraction | int, owner: int | None = None, owner_sends: Fraction | int = 0) -> None:
-        """Adds what each worker with replicas sends, and the owner in its place."""
+        """Adds the bytes that each worker with replicas sends, and those of the owner in its place."""
         self._each += each
         if owner is not None:
             differs = owner_sends - (each if owner in self.computing else 0)
             self._owners[owner] = self._owners.get(owner, 0) + differs
 
     def add_times(self, other: Sent, count: int) -> None:
-        """Adds so many times what another sum of the same workers and parts has."""
+        """Adds `count` times another sum for the same workers and parts."""
         self._each += other._each * count
         for owner, differs in other._owners.items():
             self._owners[owner] = self._owners.get(owner, 0) + differs * count
 
     def whole(self) -> Sent:
-        """The same in whole bytes of each worker, which is what the workers send of one variable."""
+        """Returns the sum rounded to integer bytes for each worker: the traffic of one variable."""
         found = Sent(self.computing)
         found._each = self._rounded(self._each)
         for owner, differs in self._owners.items():
@@ -85,7 +85,7 @@ class Sent:
         return tuple(sent)
 
     def __bool__(self) -> bool:
-        """Whether a worker sends anything."""
+        """Returns True if any worker sends anything."""
         others = len(self.computing - self._owners.keys())
         owners = (differs + (self._each if owner in self.computing else 0) for owner, differs in self._owners.items())
         return bool(self._each and others) or any(owners)

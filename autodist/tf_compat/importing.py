@@ -1,4 +1,4 @@
-"""How this package imports TensorFlow, where the script has not done so yet."""
+"""Import of TensorFlow by this package, if the script has not imported it yet."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autodist.logs.quiet import quiet_tensorflow
 
 @contextmanager
 def importing_tensorflow() -> Iterator[None]:
-    """What is imported within says nothing of what TensorFlow says in every run, and is not searched for garbage.
+    """Hides TensorFlow's usual messages and disables garbage collection during an import.
 
-    The collector would go through all that the import has made by then, again and again, and find next to nothing: a
-    sixth of the import's processor time. Where TensorFlow has been imported before, all is as it was.
+    The collector would repeatedly scan all objects of the import and find almost nothing: a sixth of the import's
+    processor time. Has no effect if TensorFlow is already imported.
     """
     if "tensorflow" in sys.modules:
         yield
@@ -37,8 +37,8 @@ def import_lazily(name: str) -> ModuleType:
     """Imports a module of this package from within the `__getattr__` of another module.
 
     Raises:
-        ImportError: the module raised an AttributeError, which Python takes there for a name that does not exist:
-            `from autodist import AutoDist` would fail without the cause.
+        ImportError: the module raised an AttributeError, which Python would treat as a missing name: `from autodist
+            import AutoDist` would fail without the cause.
     """
     try:
         return importlib.import_module(name)

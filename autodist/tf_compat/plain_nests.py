@@ -1,4 +1,4 @@
-"""Nests of lists, tuples and dictionaries: what `tf.nest` does with any nest, for these alone and faster."""
+"""Nests of lists, tuples and dictionaries: the functions of `tf.nest`, faster, for these types only."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class NotPlainError(Exception):
-    """A nest with other structures in it, or leaves that are not told apart by a hash."""
+    """Error: a nest contains other structures, or leaves without a hash."""
 
 
 def form_of(nest: Any, form_of_leaf: Callable[[Any], Hashable]) -> Hashable:
-    """The structure of a nest, and what is said of each of its leaves, which are looked at in the order of `tf.nest`.
+    """Returns the structure of a nest with `form_of_leaf` of each leaf, visited in the order of `tf.nest`.
 
     Raises:
         NotPlainError: from `form_of_leaf`, or keys of a dictionary have no order.
@@ -25,7 +25,7 @@ def form_of(nest: Any, form_of_leaf: Callable[[Any], Hashable]) -> Hashable:
 
 
 def filled(nest: Any, leaves: Iterator[Any]) -> Any:
-    """A nest of the same structure with other leaves, in the order of `form_of`."""
+    """Returns a nest of the same structure with other leaves, in the order of `form_of`."""
     kind = type(nest)
     if kind is tuple or kind is list:
         return kind([filled(one, leaves) for one in nest])
@@ -36,7 +36,7 @@ def filled(nest: Any, leaves: Iterator[Any]) -> Any:
 
 
 def numbered(nest: Any) -> Any:
-    """A nest whose dictionaries have numbers for keys, where their own have no order; `tf.nest` takes it then."""
+    """Returns a nest with numbers as keys of dictionaries whose keys have no order, as `tf.nest` requires."""
     kind = type(nest)
     if kind is tuple or kind is list:
         return kind([numbered(one) for one in nest])
@@ -46,7 +46,7 @@ def numbered(nest: Any) -> Any:
 
 
 def named_as(nest: Any, found: Any) -> Any:
-    """What was made of `numbered(nest)` with the keys of `nest`."""
+    """Returns the result for `numbered(nest)` with the keys of `nest`."""
     kind = type(nest)
     if kind is tuple or kind is list:
         return kind([named_as(*pair) for pair in zip(nest, found, strict=True)])
@@ -56,7 +56,7 @@ def named_as(nest: Any, found: Any) -> Any:
 
 
 def _numbers(mapping: dict[Any, Any]) -> list[Any]:
-    """A dictionary's keys, one after the other, or numbers in their places."""
+    """Returns a dictionary's keys in order of insertion, or numbers in their place."""
     try:
         _in_order(mapping)
     except NotPlainError:

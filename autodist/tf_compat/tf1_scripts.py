@@ -1,4 +1,4 @@
-"""Branches and loops as TensorFlow 2 makes them, whatever a script of TensorFlow 1 has asked for."""
+"""TensorFlow 2 control flow and shapes inside a TensorFlow 1 script."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def newer_control_flow() -> Iterator[None]:
-    """While it is open, `tf.cond` and `tf.while_loop` make one node each, with functions for what they may run.
+    """Within the context, `tf.cond` and `tf.while_loop` create one node each, with functions for their bodies.
 
-    `tf.compat.v1.disable_v2_behavior()`, with which most scripts of TensorFlow 1 begin, makes them many nodes of the
-    graph itself. They compute the same; but what a node computes that does not run in a step is not known of those,
-    nor what may wait for it. The script finds it as it was when this ends.
+    `tf.compat.v1.disable_v2_behavior()`, with which most TensorFlow 1 scripts start, makes them create many nodes in
+    the graph. The results are equal, but values of branches that do not run, and their control dependencies, would be
+    unknown. The script's setting is restored at the end.
     """
     is_other = not tf.compat.v1.control_flow_v2_enabled()
     if is_other:
@@ -30,15 +30,15 @@ def newer_control_flow() -> Iterator[None]:
 _lock = threading.Lock()
 _ANY = tf.TensorShape([1])
 _inside: list[None] = []
-"""One for each thread that is inside, where the script has switched such shapes off."""
+"""One entry for each thread inside, if the script has disabled such shapes."""
 
 
 @contextlib.contextmanager
 def plain_shapes() -> Iterator[None]:
-    """While it is open, `shape[k]` is a number or None, as TensorFlow 2 has it.
+    """Within the context, `shape[k]` is an integer or None, as in TensorFlow 2.
 
-    `tf.compat.v1.disable_v2_behavior()`, with which most scripts of TensorFlow 1 begin, makes it a `Dimension`, which
-    is never None. The script finds it so when this ends, since it may ask for `x.shape[1].value`.
+    `tf.compat.v1.disable_v2_behavior()`, with which most TensorFlow 1 scripts start, makes it a `Dimension`, which is
+    never None. The setting is restored at the end, since the script may read `x.shape[1].value`.
     """
     with _lock:
         is_other = bool(_inside) or type(_ANY[0]) is not int

@@ -1,4 +1,4 @@
-"""How far the recorded steps of two runs lie apart."""
+"""Differences between the recorded steps of two runs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from numpy.typing import NDArray
 from autodist.verify.recording import OUTPUTS
 
 Values = Mapping[str, NDArray[Any]]
-"""By kind and name, what one step has left."""
+"""The values after one step, by kind and name."""
 
 FLOAT64_LIMIT = 1e-9
-"""The promise in float64."""
+"""The promised limit in float64."""
 
 FLOORS = 10
-"""The promise in other precisions, in rounding floors."""
+"""The promised limit in other precisions, in rounding floors."""
 
 LAST_BIT = float(np.finfo(np.float32).eps)
-"""What rounding leaves at least, where few steps happen to show none."""
+"""Lower bound of the rounding floor, since few steps may show none."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one value lies apart in the two runs.
+    """Largest difference of one value between the two runs.
 
     Attributes:
         name: kind and name of the value.
-        largest: relative difference of any step.
-        at: the step that has it, from 1.
+        largest: the largest relative difference in any step.
+        at: the step with that difference, from 1.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two runs, compared.
+    """Result of comparing two runs.
 
     Attributes:
-        steps: that both have.
-        differences: of each value that both have in one shape, in their order.
-        left_out: names of values that the runs have in different shapes, as rows of a part of the batch.
-        first: of those that are past the limit, the first in the first step that has one; None: there is none.
+        steps: number of steps that both have.
+        differences: of each value that both have in one shape, in order.
+        left_out: names of values with different shapes, such as rows of a part of the batch.
+        first: the first value beyond its limit in the first such step; None: there is none.
     """
 
     steps: int
@@ -60,13 +60,13 @@ class Compared:
 
 
 def compare(reference: Path, other: Path, limit: float, limits: Mapping[str, float] = MappingProxyType({})) -> Compared:
-    """Compares what two runs have recorded, step by step.
+    """Compares the recorded values of two runs, step by step.
 
     Args:
         reference: folder of the run that counts as right.
         other: folder of the other.
-        limit: the largest relative difference that is no failure.
-        limits: the same for single values, by kind and name.
+        limit: the largest accepted relative difference.
+        limits: limits of individual values, by kind and name.
     """
     largest: dict[str, Difference] = {}
     left_out: dict[str, None] = {}
@@ -78,7 +78,7 @@ def compare(reference: Path, other: Path, limit: float, limits: Mapping[str, flo
             if name not in found or found[name].shape != value.shape:
                 left_out[name] = None
                 continue
-            difference = Difference(name, _apart(value, found[name]), step)
+            difference = Difference(name, _difference(value, found[name]), step)
             if name not in largest or not difference.largest <= largest[name].largest:
                 largest[name] = difference
             if first is None and not difference.largest <= limits.get(name, limit):
@@ -87,7 +87,7 @@ def compare(reference: Path, other: Path, limit: float, limits: Mapping[str, flo
 
 
 def names_of_numbers(folder: Path) -> frozenset[str]:
-    """Names of the outputs of a run that are single numbers, as a loss is."""
+    """Returns the names of the scalar outputs of a run, such as a loss."""
     if steps_of(folder) == 0:
         return frozenset()
     with np.load(folder / "0.npz") as values:
@@ -95,7 +95,7 @@ def names_of_numbers(folder: Path) -> frozenset[str]:
 
 
 def steps_of(folder: Path) -> int:
-    """How many steps a run has recorded."""
+    """Returns the number of steps that a run has recorded."""
     return len(list(folder.glob("*.npz")))
 
 
@@ -103,22 +103,22 @@ def kind_of(name: str) -> str:
     return name.partition(" ")[0]
 
 
-def _apart(expected: NDArray[Any], found: NDArray[Any]) -> float:
-    """Their relative difference; none where both have the same, be it infinite or no number."""
+def _difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    """Returns the relative difference; 0 if both are equal, even if infinite or NaN."""
     if np.array_equal(expected, found, equal_nan=True):
         return 0.0
     return relative_difference(expected, found)
 
 
 def _both(reference: Path, other: Path) -> Iterator[tuple[int, Values, Values]]:
-    """The steps that both runs have, from 1, one after the other: a model may be large."""
+    """Yields the steps that both runs have, from 1, one at a time, since a model may be large."""
     for step in range(min(steps_of(reference), steps_of(other))):
         with np.load(reference / f"{step}.npz") as one, np.load(other / f"{step}.npz") as two:
             yield step + 1, dict(one), dict(two)
 
 
 def relative_difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
-    """The largest |expected - found| divided by the largest |expected|; infinite if a value of either is not finite.
+    """Returns the largest |expected - found| divided by the largest |expected|; inf if any value is not finite.
 
     >>> relative_difference(np.array([1.0, 4.0]), np.array([1.0, 5.0]))
     0.25

@@ -1,7 +1,7 @@
-"""What `autodist verify` has a script's process record: variables and outputs after each of some steps.
+"""Recorder of `autodist verify`: saves variables and outputs after each step in the script's process.
 
-The process is told by its environment, so that the other workers, which are started like the first, do the same steps
-in the same precision.
+It is configured by the environment, so that the other workers, started like the first, run the same steps in the same
+precision.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from autodist.synchronizers import all_synchronizers
 from autodist.verify.recording import ERROR, NOTES, OUTPUTS, SLOTS, STATE, VARIABLE, VARIABLES, Recording
 
 SEED = 1
-"""Of all that a script draws without a seed of its own, so that its runs draw the same."""
+"""Seed of all random numbers that the script does not seed, so that its runs are equal."""
 
 
 @functools.cache
 def recorder() -> Recorder | None:
-    """What records in this process; None: nothing does."""
-    told = os.environ.get(VARIABLE)
-    return None if told is None else Recorder(Recording(**json.loads(told)))
+    """Returns the recorder of this process; None if it does not record."""
+    setting = os.environ.get(VARIABLE)
+    return None if setting is None else Recorder(Recording(**json.loads(setting)))
 
 
 class Recorder:
-    """Records the steps of the script that this process runs.
+    """Records the steps that the script runs in this process.
 
     Args:
-        recording: what to record.
+        recording: the values to record.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -60,12 +60,12 @@ class Recorder:
 
     @property
     def is_reference(self) -> bool:
-        """Whether the step runs as it was captured, on one device."""
+        """True if the step runs as captured, on one device."""
         return self._recording.is_reference
 
     @property
     def permutes(self) -> bool:
-        """Whether the examples of each batch are given in another order than the script's."""
+        """True if the examples of each batch are permuted."""
         return self._recording.permutation is not None
 
     def begin(self) -> None:
@@ -78,35 +78,35 @@ class Recorder:
         sys.excepthook = functools.partial(self._note_error, sys.excepthook)
 
     def kernels(self, kernels: Sequence[Kernel]) -> Sequence[Kernel]:
-        """Those that rewrite a step: the reference runs as it was captured."""
+        """Returns the kernels that rewrite a step; the reference runs the captured step."""
         return LOCAL_KERNELS if self._recording.is_reference and kernels is KERNELS else kernels
 
     def require_exact(self, strategy: strategy_pb2.Strategy) -> None:
-        """Passes a strategy under which the training is that of one device.
+        """Passes a strategy under which training equals that of one device.
 
         Raises:
-            StrategyError: it is meant to be another.
+            StrategyError: the strategy changes the training.
         """
         for variable, synchronizer in all_synchronizers(strategy):
             if synchronizer.inexact is not None:
                 raise StrategyError(
-                    f"{variable} {synchronizer.inexact}, so its training is not that of one device, and there is "
-                    "nothing to verify. Verify the strategy with `sync: true`, `staleness: 0` and no compressor."
+                    f"{variable} {synchronizer.inexact}, so its training differs from that of one device, and there "
+                    "is nothing to verify. Verify the strategy with `sync: true`, `staleness: 0` and no compressor."
                 )
         if strategy.pipeline.stages:
             self._stages, self._micro_batches = len(strategy.pipeline.stages), len(strategy.graph_config.replicas)
 
     def in_order(self, values: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
-        """What is given to a step that trains, with the examples of each array in the order that was asked for.
+        """Returns the inputs of a training step, with the examples of each array permuted if requested.
 
         Args:
             values: arrays and tensors.
-            axes: of each, the axis of its examples; None: it has none.
+            axes: the batch axis of each; None: it has none.
         """
         if self._recording.permutation is None:
             return list(values)
         if not all(axis is None or isinstance(v, np.ndarray | tf.Tensor) for v, axis in zip(values, axes, strict=True)):
-            self._is_permuted = False  # sparse ones
+            self._is_permuted = False  # sparse inputs
             return list(values)
         if any(map(np.ndim, values)) and all(axis is None for axis in axes):
             self._is_permuted = False
@@ -120,13 +120,13 @@ class Recorder:
     def after_step(
         self, item: Step, worker: int, values: Callable[[], Mapping[str, Any]], outputs: Callable[[], Any]
     ) -> None:
-        """Records a step that trains, and ends the script with the last one.
+        """Records a training step; exits the script after the last one.
 
         Args:
-            item: the step as it was captured.
-            worker: index of this one.
-            values: gives those of the step's variables, by name.
-            outputs: gives what the step has returned.
+            item: the captured step.
+            worker: index of this worker.
+            values: returns the values of the step's variables, by name.
+            outputs: returns the outputs of the step.
         """
         if self._steps < self._recording.steps:
             if worker == 0:
@@ -176,25 +176,25 @@ class Recorder:
     ) -> None:
         frames = [frame for frame in traceback.extract_tb(trace) if "autodist" not in Path(frame.filename).parts]
         where = f" ({frames[0].filename}:{frames[0].lineno})" if frames and not isinstance(error, AutoDistError) else ""
-        told = str(error) if isinstance(error, AutoDistError) else f"{kind.__name__}: {error}{where}"
-        (self._folder / ERROR).write_text(json.dumps(told), encoding="utf-8")
+        setting = str(error) if isinstance(error, AutoDistError) else f"{kind.__name__}: {error}{where}"
+        (self._folder / ERROR).write_text(json.dumps(setting), encoding="utf-8")
         otherwise(kind, error, trace)
 
 
 def _permuted(array: np.ndarray, axis: int, draws: np.random.Generator) -> np.ndarray:
-    """The array with its examples in another order; arrays of one length get the same one of equal `draws`."""
+    """Returns the array with permuted examples; equal `draws` give arrays of one length the same order."""
     return np.take(array, draws.permutation(array.shape[axis]), axis)
 
 
 def _trained_by(item: Step) -> set[str]:
-    """The nodes of a step's training: of a session's graph, none of those that make initial values."""
+    """Returns the nodes of a step's training; in a session's graph, without those of initial values."""
     gradients = [node_of(t) for gradient in item.gradients for t in gradient.tensors]
     updates = reach(gradients, item.graph_index.consumers.__getitem__)
     return reach(updates, item.graph_index.data.__getitem__)
 
 
 def is_in_float64(item: Step) -> bool:
-    """Whether all trained variables of a step are."""
+    """Returns True if all trained variables of a step are float64."""
     return all(item.by_name[gradient.variable].dtype == tf.float64 for gradient in item.gradients)
 
 
@@ -203,7 +203,7 @@ def _named(outputs: Any) -> list[tuple[str, Any]]:
 
 
 def _as_numbers(value: Any) -> np.ndarray | None:
-    """An array that NumPy can write and subtract; None of what is none."""
+    """Converts a value to an array that NumPy can write and subtract; returns None if that is impossible."""
     if not isinstance(value, tf.Tensor | np.ndarray | np.generic | int | float):
         return None
     array = np.asarray(value)

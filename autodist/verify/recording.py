@@ -1,4 +1,4 @@
-"""What `autodist verify` tells a script's process to record, and where that leaves it; known without TensorFlow."""
+"""Settings by which `autodist verify` makes a script's process record values; needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import dataclasses
 import json
 
 VARIABLE = "AUTODIST_RECORD"
-"""Environment variable that says what to record, as JSON."""
+"""Environment variable with the settings, as JSON."""
 
 NOTES, ERROR = "notes.json", "error.json"
-"""Files beside those of the steps: what is known of the step, and by what the script ended badly."""
+"""Files next to those of the steps: notes on the step, and the error that ended the script."""
 
 VARIABLES, SLOTS, STATE, OUTPUTS = "variable", "slot", "state", "output"
-"""What a value is, as it stands before its name."""
+"""Kinds of values, which precede their names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What to record.
+    """Settings of a recorded run.
 
     Attributes:
-        folder: where to; the first worker alone writes there.
-        steps: that train; after so many the script is ended.
-        in_float64: whether Keras makes everything in float64 that the script gives no type.
-        is_reference: whether the step runs as it was captured, on one device.
-        permutation: seed of the order in which the examples of each batch are given; None: as the script has them.
+        folder: target folder; only the first worker writes there.
+        steps: number of training steps, after which the script exits.
+        in_float64: True if float64 is Keras's default dtype.
+        is_reference: True if the step runs as captured, on one device.
+        permutation: seed of the order of the examples of each batch; None: the script's order.
     """
 
     folder: str
@@ -34,5 +34,5 @@ class Recording:
     permutation: int | None = None
 
     def environment(self) -> dict[str, str]:
-        """What the script's process finds in its environment."""
+        """Returns the environment variables for the script's process."""
         return {VARIABLE: json.dumps(dataclasses.asdict(self)), "PYTHONHASHSEED": "0"}

@@ -1,4 +1,4 @@
-"""How far one device differs from itself when the examples of each batch are permuted, and what is rounding alone."""
+"""Rounding floors: differences between runs of one device whose examples are permuted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from autodist.verify.compare import FLOORS, LAST_BIT, compare, kind_of, names_of
 from autodist.verify.recording import OUTPUTS, VARIABLES
 
 ALONE = 1e-2
-"""A relative difference of this size is rounding alone, in other precisions than float64."""
+"""Relative difference from which a value is pure rounding error, in precisions other than float64."""
 
 
 class NoFloorError(Exception):
-    """How far rounding goes could not be measured; the message says why."""
+    """Error: the rounding floor could not be measured, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Rounding:
 
     Attributes:
         floors: by kind and name, the largest relative difference in any step of any permuted run.
-        numbers: names of outputs that are single numbers, which no order of the examples may change.
-        alone: of the floors, those of values that are rounding alone. The bias of a transformer's keys is one: its
-            gradient is zero but for rounding, and Adam divides it by its own size.
+        numbers: names of scalar outputs, which no order of the examples may change.
+        alone: the floors of values that are pure rounding error. The bias of a transformer's keys is one: its gradient
+            is zero except for rounding, and Adam divides it by its own magnitude.
     """
 
     floors: Mapping[str, float]
@@ -40,7 +40,7 @@ class Rounding:
         Args:
             reference: folder of the run in the script's own order.
             permuted: folders of runs with other orders.
-            within: the relative difference from which on a value is rounding alone, unless the order matters.
+            within: the relative difference from which a value is pure rounding error, unless the order matters.
 
         Raises:
             NoFloorError: the order of the examples matters to the step.
@@ -56,13 +56,13 @@ class Rounding:
 
     @property
     def floor(self) -> float:
-        """The largest floor of a variable, slot or state that is not rounding alone."""
+        """The largest floor of a variable, slot or state that is not pure rounding error."""
         rest = [floor for name, floor in self.floors.items() if kind_of(name) != OUTPUTS and name not in self.alone]
         return max(rest, default=0.0)
 
     @property
     def limits(self) -> dict[str, float]:
-        """By name, the largest relative difference that rounding explains, of what is rounding alone."""
+        """The largest relative difference that rounding explains, by name, for values that are pure rounding error."""
         return {name: FLOORS * floor for name, floor in self.alone.items() if math.isfinite(floor)}
 
     def _require_unordered(self, within: float) -> None:
@@ -77,7 +77,7 @@ class Rounding:
 
 
 def limit_of(floor: float) -> float:
-    """The relative difference that is promised where one device differs from itself by `floor`."""
+    """Returns the promised relative difference if one device differs from itself by `floor`."""
     return max(FLOORS * floor, LAST_BIT)
 
 

@@ -52,10 +52,10 @@ def test_axes_of_a_function_are_counted_as_numpy_does(axis):
 @pytest.mark.parametrize(
     "axis, words",
     [
-        (2, "batch_axis of x of step is 2, and x of step has 2 axes, -2 to 1; give the axis"),
-        (-3, "batch_axis of x of step is -3, and x of step has 2 axes"),
-        (True, "batch_axis of x of step is True, a bool; it may be a whole number"),
-        ("first", "batch_axis of x of step is 'first', a str; it may be a whole number"),
+        (2, "batch_axis of x of step is 2, but x of step has 2 axes, -2 to 1; set it to the axis"),
+        (-3, "batch_axis of x of step is -3, but x of step has 2 axes"),
+        (True, "batch_axis of x of step is True, a bool; it must be an integer"),
+        ("first", "batch_axis of x of step is 'first', a str; it must be an integer"),
         (1.0, "batch_axis of x of step is 1.0, a float"),
     ],
 )
@@ -66,7 +66,7 @@ def test_axes_that_an_argument_does_not_have_are_refused(axis, words):
 
 def test_an_axis_of_a_scalar_is_refused():
     with pytest.raises(
-        CaptureError, match="batch_axis of x of step is 0, and x of step is a scalar, which has no axes"
+        CaptureError, match="batch_axis of x of step is 0, but x of step is a scalar, which has no axes"
     ):
         stepped({"x": 0}, np.float64(1))
 
@@ -113,7 +113,7 @@ def test_axes_of_a_placeholder_are_counted_as_numpy_does(axis, shape):
 @pytest.mark.parametrize(
     "batch_axis, words",
     [
-        ({"x": 2}, "batch_axis of x:0 is 2, and x:0 has 2 axes"),
+        ({"x": 2}, "batch_axis of x:0 is 2, but x:0 has 2 axes"),
         ({"x": True}, "batch_axis of x:0 is True, a bool"),
         ({"y": 0}, "batch_axis names 'y', which is no tensor of the session's graph"),
         ({3: 0}, "batch_axis names 3, which is no tensor"),
@@ -129,5 +129,5 @@ def test_an_axis_of_an_unknown_rank_is_refused_where_it_is_fed():
     with graph(None) as (ad, x, _, loss, train):
         session = ad.create_distributed_session(batch_axis={x: 2})
         session.run(v1.global_variables_initializer())
-        with pytest.raises(CaptureError, match="batch_axis of x:0 is 2, and x:0 has 2 axes"):
+        with pytest.raises(CaptureError, match="batch_axis of x:0 is 2, but x:0 has 2 axes"):
             session.run([loss, train], {x: X})

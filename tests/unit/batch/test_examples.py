@@ -89,7 +89,7 @@ def test_what_was_apart_stays_apart():
 def test_each_replica_needs_rows_of_all_that_is_apart():
     require_rows_for_all([("x", 1), ("y", 1)], (0, 0), 4)
     require_rows_for_all([("x", 24), ("y", 4)], (0, 1), 4)
-    with pytest.raises(UnevenBatchError, match="x has 24, y has 3.*4 replicas need a row of each, at least, which y"):
+    with pytest.raises(UnevenBatchError, match="x has 24, y has 3.*each of 4 replicas needs at least one row, but y"):
         require_rows_for_all([("x", 24), ("y", 3)], (0, 1), 4)
 
 

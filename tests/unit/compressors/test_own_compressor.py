@@ -74,8 +74,11 @@ def test_it_is_named_as_ours_are(given, meant):
             "no compressor named FIXED_POINTS. Did you mean FIXED_POINT[?].*my_package.MyCompressor",
         ),
         (f"{MODULE}.Nothing", f"The module {MODULE} has no Nothing"),
-        (f"{MODULE}.tf", f"{MODULE}.tf is no compressor but a module; a compressor is a frozen dataclass that"),
-        (f"{MODULE}.Dense", "Dense is no compressor but a class that is none; a compressor is a frozen dataclass"),
+        (f"{MODULE}.tf", f"{MODULE}.tf is not a compressor but a module; a compressor is a frozen dataclass that"),
+        (
+            f"{MODULE}.Dense",
+            "Dense is not a compressor but a class that is not one; a compressor is a frozen dataclass",
+        ),
         ({"kind": "FIXED_POINT", "step": 2}, "compressor has no option step. Did you mean steps[?]"),
         ({"kind": "FIXED_POINT", "steps": "many"}, "steps is 'many', which is not allowed"),
     ],
@@ -97,9 +100,9 @@ def test_another_compressor_cannot_take_a_name_that_is_taken():
 
 def test_a_message_that_cannot_be_read_is_refused():
     message = strategy_pb2.Compressor(kind="NAMED", name="FIXED_POINT", options="{")
-    with pytest.raises(StrategyError, match="the options '{' of the compressor FIXED_POINT are no JSON"):
+    with pytest.raises(StrategyError, match="the options '{' of the compressor FIXED_POINT are not JSON"):
         Compressor.from_message(message)
-    with pytest.raises(StrategyError, match="the compressor FIXED_POINT is .*: step is none of them"):
+    with pytest.raises(StrategyError, match="the compressor FIXED_POINT is .*: step is not one of them"):
         Compressor.from_message(strategy_pb2.Compressor(kind="NAMED", name="FIXED_POINT", options='{"step": 1}'))
 
 
@@ -119,4 +122,4 @@ def test_it_is_checked_counted_and_shown():
 
 def test_it_takes_no_rows_as_ours_take_none():
     problem = FixedPoint().misfit("v", True, "float32", True)
-    assert problem and problem.startswith("v has the compressor FIXED_POINT steps 64, and its gradient is sparse")
+    assert problem and problem.startswith("v has the compressor FIXED_POINT steps 64, but its gradient is sparse")

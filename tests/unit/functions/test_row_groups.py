@@ -59,7 +59,7 @@ def test_a_step_trains_as_on_one_device(caplog):
     [
         (
             (8, 1),
-            r"x has 8, z has 1, y has 1\. Each is split by its own, and 2 replicas need a row of each.*z does not",
+            r"x has 8, z has 1, y has 1\. Each is split separately, and each of 2 replicas needs .*z has too few",
         ),
         (
             (8, 7, 6),

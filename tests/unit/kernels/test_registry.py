@@ -210,13 +210,13 @@ class Needs(Silent):
 @pytest.mark.parametrize(
     "found, fault",
     [
-        (lambda item, context: item, "is no kernel but a function; a kernel is a frozen dataclass"),
-        (dict, "dict is no kernel but a class that is none; a kernel"),
+        (lambda item, context: item, "is not a kernel but a function; a kernel is a frozen dataclass"),
+        (dict, "dict is not a kernel but a class that is none; a kernel"),
         (NoDataclass, "a class that is no dataclass"),
         (WithoutApply, "a class that is without apply"),
         (Unnamed, "named None; give it a class variable"),
         (Needs, "one that cannot be made without factor; give each field a default"),
-        (Silent(), "is no kernel but a Silent"),
+        (Silent(), "is not a kernel but a Silent"),
     ],
 )
 def test_what_is_no_kernel_is_refused_with_the_reason(found, fault):

@@ -93,7 +93,7 @@ with quiet_tensorflow():
 # as it has ended.
 INTERRUPTED = """
 import itertools, signal, sys
-from autodist import quiet
+from autodist.logs import quiet
 
 def interrupt_at(count):
     def trace(frame, event, argument):

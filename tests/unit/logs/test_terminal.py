@@ -36,7 +36,9 @@ def test_the_environment_names_a_level_or_is_refused(
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setenv(LEVEL_VARIABLE, said)
     if level is None:
-        with pytest.raises(AutoDistError, match="AUTODIST_LOG_LEVEL is LOUD, which is no level; allowed: DEBUG, INFO"):
+        with pytest.raises(
+            AutoDistError, match="AUTODIST_LOG_LEVEL is LOUD, which is not a level; allowed: DEBUG, INFO"
+        ):
             log_to_the_terminal(is_chief=True)
     else:
         log_to_the_terminal(is_chief=True)

@@ -43,7 +43,7 @@ def weighs_by_all(x, a, b, c):
 @pytest.mark.parametrize(
     ("loss_of", "line", "told"),
     [
-        (goes_back, 7, "c is in pipeline stage 0, and what is computed with it"),
+        (goes_back, 7, "c is in pipeline stage 0, but its reader"),
         (gathers, 4, "reduces or gathers over all examples"),
         (weighs_by_all, 6, "micro-batches wait for each other"),
     ],

@@ -45,7 +45,7 @@ def test_arrays_with_different_numbers_of_rows_are_dealt_out_each_by_its_own() -
 
 
 def test_a_replica_needs_rows_of_each() -> None:
-    with pytest.raises(UnevenBatchError, match="array 0 has 5, array 1 has 2.*3 replicas need a row of each.*array 1"):
+    with pytest.raises(UnevenBatchError, match="array 0 has 5, array 1 has 2.*each of 3 replicas needs.*array 1"):
         parts([(tf.ragged.constant(ROWS), np.zeros((2, 2)))])
 
 

@@ -87,7 +87,7 @@ def test_an_owner_out_of_range_is_refused_with_the_workers(check, owner):
 
 def test_a_negative_staleness_is_refused(check):
     server = strategy_pb2.ParameterServer(owner=0, staleness=-1)
-    with pytest.raises(StrategyError, match="b has staleness -1, .*; take 0 or more"):
+    with pytest.raises(StrategyError, match="b has staleness -1, .*; use 0 or more"):
         check(all_reduce_node("a"), whole_node("b", server))
 
 
@@ -98,7 +98,7 @@ def test_a_node_without_synchronizer_is_refused(check):
 
 def test_a_spec_that_does_not_exist_is_refused(check):
     unknown = strategy_pb2.VariableNode(variable="b", all_reduce=strategy_pb2.AllReduce(spec=99))
-    with pytest.raises(StrategyError, match=r"b is to be reduced by spec 99.*take one of AUTO, SHUFFLE, RING, NCCL"):
+    with pytest.raises(StrategyError, match=r"b has the all-reduce spec 99.*use one of AUTO, SHUFFLE, RING, NCCL"):
         check(all_reduce_node("a"), unknown)
 
 
@@ -225,14 +225,14 @@ def test_a_compressor_of_a_dense_gradient_passes(check, compressor):
             {"kind": "TOP_K", "error_feedback": True, "fraction": 1.5},
             "TOP_K: fraction is 1.5, which",
         ),
-        ({"kind": "TOP_K", "fraction": 0.5}, "TOP_K: error_feedback is False, and TOP_K does not converge without"),
+        ({"kind": "TOP_K", "fraction": 0.5}, "TOP_K: error_feedback is False, but TOP_K does not converge without"),
         (
             {"kind": "POWER_SGD", "rank": 1},
-            "and POWER_SGD does not converge without",
+            "but POWER_SGD does not converge without",
         ),
         (
             {"kind": 9},
-            "compressor of kind 9 does not exist; take one of NONE, FLOAT16, BFLOAT16, POW",
+            "compressor of kind 9 does not exist; use one of NONE, FLOAT16, BFLOAT16, POW",
         ),
     ],
 )
@@ -245,14 +245,14 @@ def test_a_compressor_of_a_sparse_gradient_is_refused_also_for_one_shard(step, c
     planned, machines = step({"table": (8, 4)}, sparse=["table"]), cluster()
     lossy = all_reduce_synchronizer(compressor=Float16())
     for node in (whole_node("table", lossy), partitioned_node("table", Partitioning(0, (4, 4)), [*served(0), lossy])):
-        with pytest.raises(StrategyError, match="table has the compressor FLOAT16, and its gradient is sparse.*NONE"):
+        with pytest.raises(StrategyError, match="table has the compressor FLOAT16, but its gradient is sparse.*NONE"):
             check_strategy(make_strategy("Mine", machines, synced_variables(planned), [node]), planned, machines)
 
 
 def test_a_compressor_of_integers_is_refused(step, cluster):
     planned, machines = step({"counts": (8,)}, integers=["counts"]), cluster()
     strategy = AllReduce(compressor=TopK()).build(planned, machines)
-    with pytest.raises(StrategyError, match="counts has the compressor TOP_K 1 % .*elements are int32, no floating"):
+    with pytest.raises(StrategyError, match="counts has the compressor TOP_K 1 % .*dtype int32 is not floating"):
         check_strategy(strategy, planned, machines)
 
 

@@ -43,7 +43,7 @@ PATTERN = 'strategy.variables["dense/.*"]'
         ("builder: Parallax\n  all_reduce_spec: RING", 4, "strategy.all_reduce_spec",
          "dense/kernel is reduced by RING and embedding by PS: .*Take all_reduce_spec SHUFFLE in place of RING"),
         ("builder: AllReduce\n  compressor: FLOAT16", 4, "strategy.compressor",
-         "embedding has the compressor FLOAT16, and its gradient is sparse"),
+         "embedding has the compressor FLOAT16, but its gradient is sparse"),
         ("builder: AllReduce\n  all_reduce_spec: NCCL", 4, "strategy.all_reduce_spec", "NCCL, which needs a GPU"),
         ("builder: AllReduce\n  variables:\n    dense/.*:\n      synchronizer: PS\n      owner: worker9", 5, PATTERN,
          "owner is 'worker9', and there is no such worker; the workers are 0"),

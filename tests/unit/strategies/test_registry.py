@@ -82,7 +82,9 @@ def test_a_users_class_is_imported(user_module):
 
 
 def test_a_module_that_does_not_exist_is_named():
-    with pytest.raises(StrategyError, match=r"no module not_there_at_all. It must stand beside the script") as caught:
+    with pytest.raises(
+        StrategyError, match=r"no module not_there_at_all. It must be in the folder of the script"
+    ) as caught:
         find_builder("not_there_at_all.MyBuilder", PLACE)
     assert caught.value.place == PLACE
 
@@ -104,7 +106,7 @@ def test_an_attribute_that_does_not_exist_is_refused_with_the_nearest(user_modul
 
 def test_what_is_no_builder_is_refused_with_what_is(user_module):
     user_module("third_of_mine", "class Plain: ...\ndef function(): ...\n")
-    with pytest.raises(StrategyError, match=r"third_of_mine.Plain is no builder but a class without a method build"):
+    with pytest.raises(StrategyError, match=r"third_of_mine.Plain is not a builder but a class without a method build"):
         find_builder("third_of_mine.Plain", PLACE)
-    with pytest.raises(StrategyError, match=r"third_of_mine.function is no builder but a function"):
+    with pytest.raises(StrategyError, match=r"third_of_mine.function is not a builder but a function"):
         find_builder("third_of_mine.function", PLACE)

@@ -57,8 +57,8 @@ def test_a_message_without_one_is_refused(part, said):
 @pytest.mark.parametrize(
     ("message", "option", "said"),
     [
-        (strategy_pb2.AllReduce(spec=9), "all_reduce_spec", "is to be reduced by spec 9, which does not exist"),
-        (strategy_pb2.ParameterServer(staleness=-1), "staleness", "has staleness -1, and a worker cannot be fewer"),
+        (strategy_pb2.AllReduce(spec=9), "all_reduce_spec", "has the all-reduce spec 9, which does not exist"),
+        (strategy_pb2.ParameterServer(staleness=-1), "staleness", "has staleness -1, but a worker cannot be fewer"),
         (
             strategy_pb2.AllReduce(compressor=strategy_pb2.Compressor(kind="TOP_K", fraction=2)),
             "compressor",

@@ -74,12 +74,12 @@ def test_only_gradients_are_compressed():
         (
             FLOAT16,
             join(is_sparse=True),
-            "v has the compressor FLOAT16, and its gradient is sparse: .* no compressor takes",
+            "v has the compressor FLOAT16, but its gradient is sparse: no compressor supports",
         ),
         (
             TOP_K,
             join(dtype=tf.complex64),
-            "v has the compressor TOP_K 10 % .*, and its elements are complex64, no floating-point type",
+            "v has the compressor TOP_K 10 % .*, but its dtype complex64 is not floating-point",
         ),
         (Message(kind="POWER_SGD", error_feedback=True), join(), "rank is 0, which is not allowed: .* equal to 1"),
         (Message(kind="TOP_K", error_feedback=True), join(), "fraction is 0.0, which is not .* greater than 0"),

@@ -57,8 +57,8 @@ def test_a_way_that_goes_back_is_refused_by_the_node():
     with pytest.raises(StrategyError) as caught:
         rewrite_for_both(step, {"v0": 0, "v1": 1, "v2": 0})
     told = str(caught.value)
-    assert "v2 is in pipeline stage 0, and what is computed with it, last (MatMul), needs matmul_1 of stage 1" in told
-    assert "goes back" in told
+    assert "v2 is in pipeline stage 0, but its reader last (MatMul) needs matmul_1 of stage 1" in told
+    assert "data would flow back" in told
 
 
 def test_a_table_that_rows_of_a_later_stage_are_gathered_from_is_refused():
@@ -70,7 +70,7 @@ def test_a_table_that_rows_of_a_later_stage_are_gathered_from_is_refused():
         ),
         [a, table],
     )
-    with pytest.raises(StrategyError, match="goes back"):
+    with pytest.raises(StrategyError, match="data would flow back"):
         rewrite_for_both(step, {"v0": 1, "v1": 0})
 
 
@@ -101,7 +101,7 @@ def test_one_operation_on_variables_of_two_stages_is_refused():
     def loss_of(x):
         return tf.reduce_mean(tf.while_loop(lambda k, _: k < 2, lambda k, h: (k + 1, tf.tanh(h @ a) @ b), (0, x))[1])
 
-    with pytest.raises(StrategyError, match="v0.*v1.*different pipeline stages|goes back"):
+    with pytest.raises(StrategyError, match="v0.*v1.*different pipeline stages|data would flow back"):
         rewrite_for_both(trained(loss_of, [a, b]), {"v0": 0, "v1": 1})
 
 
@@ -143,10 +143,10 @@ def test_what_is_made_in_a_stage_is_computed_there_with_the_same_bits():
 @pytest.mark.parametrize(
     ("marks", "stage_of", "told"),
     [
-        ((1, 0), {"v0": 1, "v1": 1}, r"is made in ad.stage\(0\), and needs .* of stage 1: the way .* goes back there"),
-        ((0, 2), {"v0": 0, "v1": 1}, r"is made in ad.stage\(2\), and the pipeline has 2 stages"),
-        ((1, 1), {"v0": 0, "v1": 1}, r"is made in ad.stage\(1\), and uses v0, which is in pipeline stage 0"),
-        ((0, 0), {"v0": 0, "v1": 1}, r"is made in ad.stage\(0\), and needs .* \(v1\) of stage 1"),
+        ((1, 0), {"v0": 1, "v1": 1}, r"is created in ad.stage\(0\), but needs .* of stage 1: data would flow back"),
+        ((0, 2), {"v0": 0, "v1": 1}, r"is created in ad.stage\(2\), but the pipeline has 2 stages"),
+        ((1, 1), {"v0": 0, "v1": 1}, r"is created in ad.stage\(1\), but uses v0, which is in pipeline stage 0"),
+        ((0, 0), {"v0": 0, "v1": 1}, r"is created in ad.stage\(0\), but needs .* \(v1\) of stage 1"),
     ],
 )
 def test_what_is_made_in_a_stage_where_it_cannot_be_is_refused(marks, stage_of, told):
