@@ -1,4 +1,4 @@
-"""Kernels: the graph-to-graph passes that carry out a strategy, one a file; `pipeline.py` has their order."""
+"""Kernels: graph-to-graph passes that apply a strategy, one per file. `pipeline.py` lists them in order."""
 
 from autodist.kernels.base import Context, Fetching, Kernel, run_pipeline
 from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite

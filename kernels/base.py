@@ -1,4 +1,4 @@
-"""Kernel: a graph-to-graph pass, and what it may know of the run."""
+"""The base class of kernels (graph-to-graph passes) and the context of the run that they can read."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from autodist.synchronizers import Subgroups
 
 
 class Fetching(enum.Enum):
-    """Which workers fetch the outputs of a step, and over whose replicas means, sums and the like are joined."""
+    """The workers that fetch the outputs of a step, and the replicas over which these are reduced."""
 
     BY_ALL = enum.auto()
-    """All workers fetch the same outputs, joined over all workers: functions, Keras, runs of a session made alike."""
+    """All workers fetch the same outputs, reduced over all workers: functions, Keras, identical session runs."""
 
     BY_EACH = enum.auto()
-    """Workers may fetch different outputs, joined over each worker's own replicas: other runs of a session."""
+    """Workers may fetch different outputs, reduced over each worker's replicas only: all other session runs."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """For whom the graph is rewritten: one worker of a run.
+    """The worker for which a graph is rewritten, and the strategy.
 
     Attributes:
-        strategy: the plan, the same on all workers.
-        worker: index of the worker whose graph this is.
-        fetching: which workers fetch what the step returns.
+        strategy: the same on all workers.
+        worker: index of the worker that runs the rewritten graph.
+        fetching: the workers that fetch the outputs of the step.
     """
 
     strategy: strategy_pb2.Strategy
@@ -47,12 +47,12 @@ class Context:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """What the strategy says of each variable and shard."""
+        """The strategy, resolved for each variable and shard."""
         return Plan(self.strategy)
 
     @property
     def joins_outputs(self) -> bool:
-        """Whether all workers fetch the same outputs, so that these are joined over all workers."""
+        """True if all workers fetch the same outputs, so that outputs are reduced over all workers."""
         return self.fetching is Fetching.BY_ALL
 
     @property
@@ -61,31 +61,31 @@ class Context:
 
     @functools.cached_property
     def workers(self) -> int:
-        """How many workers there are, those without replicas included."""
+        """The number of workers, including those without replicas."""
         return self.strategy.graph_config.workers or 1 + max(r.worker for r in self.replicas)
 
     @functools.cached_property
     def computing(self) -> tuple[int, ...]:
-        """The workers that have replicas; the others own variables, and see what all see."""
+        """The workers that have replicas. The others only own variables."""
         return tuple(sorted({r.worker for r in self.replicas}))
 
     @functools.cached_property
     def teams(self) -> Subgroups | None:
-        """The teams that add up by themselves first; None: all workers add up together."""
+        """The subgroups within which values are reduced first; None if all workers reduce in one group."""
         return Subgroups.of(self.strategy.graph_config.teams, self.computing)
 
     def adds_in_teams(self, join: PendingReduction) -> bool:
-        """Whether a join is added up within teams first."""
+        """Returns True if a pending reduction is reduced within subgroups first."""
         return self.teams is not None and self.plan.in_teams(join)
 
     @property
     def computes(self) -> bool:
-        """Whether this worker has replicas."""
+        """True if this worker has replicas."""
         return bool(self.local_replicas)
 
     @property
     def all_compute(self) -> bool:
-        """Whether no worker is without replicas."""
+        """True if every worker has replicas."""
         return len(self.computing) == self.workers
 
     @functools.cached_property
@@ -97,27 +97,26 @@ class Context:
     def copied_replicas(self) -> tuple[int, ...]:
         """Global indices of the replicas that this worker's graph holds.
 
-        Where it has none, the first stands in, so that the graph has on all workers the same shape until what it
-        computes is left out (`LeaveOutCompute`).
+        A worker without replicas holds the first one: its graph has the same structure as on other workers until
+        `LeaveOutCompute` removes the compute part.
         """
         return self.local_replicas or (0,)
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one replica in all and no other worker, so that nothing is to be combined."""
+        """True if there is a single replica and no other worker, so that nothing is reduced."""
         return len(self.replicas) == 1 and self.workers == 1
 
     @property
     def has_one_kind_of_processor(self) -> bool:
-        """Whether all workers are known to compute the same bits, whatever code is made for their processors."""
+        """True if all workers are known to compute bit-identical results, whatever code their processors run."""
         return self.workers == 1 or self.strategy.graph_config.one_machine
 
     @functools.cached_property
     def of_replicas(self) -> Context:
-        """The context in which the step is replicated: for a pipeline, as if there were one worker.
+        """The context in which the step is replicated: for a pipeline, that of a single worker.
 
-        The micro-batches of a pipeline count as replicas of one worker, until `PlaceStages` deals out who computes
-        what.
+        The micro-batches of a pipeline count as replicas of one worker until `PlaceStages` assigns nodes to workers.
         """
         alone = strategy_pb2.Strategy()
         alone.CopyFrom(self.strategy)
@@ -125,51 +124,51 @@ class Context:
         return Context(alone, 0)
 
     def goes_through_stages(self, item: Step) -> bool:
-        """Whether a step goes through the stages of a pipeline, if there is one: whatever trains or takes a batch."""
+        """Returns True if there is a pipeline and the step runs in its stages: the step trains or takes a batch."""
         takes_a_batch = any(axis is not None for axis in item.inputs.values())
         return bool(self.plan.stages) and (bool(item.gradients) or takes_a_batch)
 
     @functools.cached_property
     def seat(self) -> tuple[int, int]:
-        """This worker's pipeline stage, and its place among those of the stage."""
+        """This worker's pipeline stage, and its rank among the workers of that stage."""
         return next(
             (stage, workers.index(self.worker))
             for stage, workers in enumerate(self.plan.seats) if self.worker in workers
         )  # fmt: skip
 
     def near(self, owner: int) -> int:
-        """The worker that has for this one what `owner` owns: of several that hold the same, that of its pipeline."""
+        """Returns the worker of this worker's pipeline that holds the variables of `owner`; without one, `owner`."""
         stage_group = self.plan.stage_group.get(owner)
         return (owner, *stage_group)[self.seat[1]] if stage_group else owner
 
     def task(self, worker: int) -> str:
-        """The TensorFlow device prefix of a worker."""
+        """Returns the TensorFlow device prefix of a worker."""
         return task_of(worker, self.workers)
 
     def cpu(self, worker: int) -> str:
-        """The CPU of a worker."""
+        """Returns the CPU of a worker."""
         return cpu_of(worker, self.workers)
 
     def home(self, worker: int, dtype: tf.DType) -> str:
-        """The device on which a worker keeps a variable."""
+        """Returns the device on which a worker stores a variable."""
         return home_of(worker, self.workers, self.first_device(worker), dtype)
 
     def first_device(self, worker: int) -> str:
-        """The device of a worker's first replica; its CPU, where it has none."""
+        """Returns the device of a worker's first replica, or its CPU if it has none."""
         return self._first_devices.get(worker, "cpu:0")
 
     @functools.cached_property
     def _first_devices(self) -> dict[int, str]:
-        found = {one.worker: one.device for stage in self.strategy.pipeline.stages for one in (stage, *stage.beside)}
+        devices = {one.worker: one.device for stage in self.strategy.pipeline.stages for one in (stage, *stage.beside)}
         for replica in self.replicas:
-            found.setdefault(replica.worker, replica.device)
-        return found
+            devices.setdefault(replica.worker, replica.device)
+        return devices
 
 
 class Kernel(ABC):
-    """A pass: valid graph in, valid graph out, the input untouched.
+    """A pass from a valid graph to a valid graph, which does not modify its input.
 
-    A kernel is a frozen dataclass whose options are its fields.
+    A kernel is a frozen dataclass; its fields are its options.
     """
 
     name: ClassVar[str]
@@ -179,8 +178,8 @@ class Kernel(ABC):
         """Returns the rewritten step.
 
         Raises:
-            StrategyError: if the strategy asks for what this kernel cannot do.
-            RewriteError: if the step cannot be rewritten without changing what is trained.
+            StrategyError: the strategy requires something that this kernel does not support.
+            RewriteError: the step cannot be rewritten without changing the training result.
         """
 
 
@@ -188,8 +187,8 @@ def _required(made: object) -> Step:
     if isinstance(made, Step):
         return made
     raise RewriteError(
-        f"apply returned {made!r} and no step: let it return the one that it is given, or what to_item() of a "
-        "StepEditor gives"
+        f"apply returned {made!r} and no step: return the step that it received, or the result of to_item() of a "
+        "StepEditor"
     )
 
 
@@ -199,8 +198,7 @@ Watcher = Callable[[str, Step], None]
 def run_pipeline(kernels: Sequence[Kernel], item: Step, context: Context, watch: Watcher | None = None) -> Step:
     """Applies the kernels in order; `watch(name, item)` is called with the captured step and after each kernel.
 
-    An error gets notes of the kernel that it comes from, and of the lines of the script that made the nodes which it
-    names.
+    An exception gets notes with the kernel that raised it and the script lines that created the nodes named in it.
     """
     if watch:
         watch("captured", item)

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic on tables: which operands of a node have a row for each of the table's."""
+"""Elementwise arithmetic on tables: finds the operands of a node that have one row per row of the table."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from autodist.graph.step_editor import StepEditor
 
 @dataclass(frozen=True)
 class Operands:
-    """The inputs of an elementwise op whose output has a row for each of a table's.
+    """The inputs of an elementwise op whose output has one row per row of a table.
 
     Attributes:
-        tables: positions of the inputs that have a row for each of the table's, too.
-        has_single_row: whether another input has the table's rank and one row, so that it cannot be taken along to
-            a value of lower rank.
+        tables: positions of the inputs that also have one row per row of the table.
+        has_single_row: True if another input has the table's rank and a single row; such an input does not broadcast
+            to a value of lower rank.
     """
 
     tables: tuple[int, ...]
@@ -28,7 +28,7 @@ class Operands:
 
 
 def operands_of(editor: StepEditor, node: NodeDef) -> Operands | None:
-    """Tells a node's operands apart; None if it is not known to be elementwise along the rows."""
+    """Classifies a node's operands; returns None if the node is not known to be elementwise along the rows."""
     if node.op not in having(Trait.ELEMENTWISE):
         return None
     inputs = [i for i in node.input if not is_control(i)]
@@ -53,7 +53,7 @@ def operands_of(editor: StepEditor, node: NodeDef) -> Operands | None:
 
 
 def is_copy_of_variable(editor: GraphEditor, name: str) -> bool:
-    """Whether a tensor is a read of a variable, or passes one on."""
+    """Returns True if a tensor is a read of a variable, possibly through Identity nodes."""
     node = editor[node_of(name)]
     while node.op == "Identity":
         node = editor[node_of(node.input[0])]
@@ -61,6 +61,6 @@ def is_copy_of_variable(editor: GraphEditor, name: str) -> bool:
 
 
 def constant(editor: GraphEditor, name: str) -> np.ndarray | None:
-    """The array that a tensor always is, if it is a constant."""
+    """Returns the value of a constant tensor, or None if the tensor is not a constant."""
     node = editor[node_of(name)]
     return tf.make_ndarray(node.attr["value"].tensor) if node.op == "Const" else None

@@ -1,4 +1,4 @@
-"""The order of the kernels, and what watches them."""
+"""The order of the kernels, and the debugging output of their application."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ from autodist.kernels.rows.tell_table_writes import TellTableWrites
 log = logging.getLogger("autodist")
 
 DUMP_VARIABLE = "AUTODIST_DUMP"
-"""Environment variable that names a folder; the graph after each kernel is written there, for TensorBoard."""
+"""Environment variable that names a folder; the graph after each kernel is written to it, for TensorBoard."""
 
 KERNELS: tuple[Kernel, ...] = (
     InlineBranches(),  # first, since no other kernel looks into branches
-    SplitBundles(),  # before gradients are told from updates
-    SettleLosses(),  # what capture has put in to take losses apart goes before anyone looks at the arithmetic around it
+    SplitBundles(),  # before gradients and updates are told apart
+    SettleLosses(),  # removes the nodes that capture inserted to decompose losses, before arithmetic is analysed
     SettleSums(),
-    WholeCotangents(),  # decides which tensor is a gradient, before anyone follows what leads to one
+    WholeCotangents(),  # decides which tensor is a gradient, before the nodes that lead to gradients are traversed
     RewriteRows(),
-    TellTableWrites(),  # after it, when it is known which tables are needed whole
-    ChooseRowJoins(),  # while the captured batch can still be followed
+    TellTableWrites(),  # after it, once it is known which tables are needed in full
+    ChooseRowJoins(),  # while tensors can still be traced back to the captured batch
     AssignOwners(),
     PartitionVariables(),
-    AddRowsInOrder(),  # where rows are written, before the scatter goes to a parameter server
+    AddRowsInOrder(),  # applies to writes of rows, before the scatter moves to a parameter server
     AdvanceAlike(),
     AssignStages(),
-    Replicate(),  # makes the joins that the kernels below replace; a pipeline's step has none between workers,
-    PlaceStages(),  # since it is replicated as that of one worker, and dealt out to the workers here
+    Replicate(),  # creates the pending reductions that later kernels replace. A pipeline's step has none between
+    PlaceStages(),  # workers: it is replicated as a step of one worker, and its nodes are assigned to workers here
     SetPace(),
     ReadProxies(),
     MergeRows(),  # before rows are sent
@@ -83,21 +83,21 @@ KERNELS: tuple[Kernel, ...] = (
     Prune(),
     ReadFarVariables(),
     PlaceOnDevices(),
-    CompileStep(),  # makes functions, into which no kernel looks, and so comes last; those of XLA before
+    CompileStep(),  # creates functions, which no kernel looks into, and so comes last; XLA functions come first
     CompileUpdates(),
-    CallUnits(),  # those that micro-batches share
+    CallUnits(),  # the units that micro-batches share
 )
-"""The kernels of a step in their order, with the reason for a place where another one would be wrong."""
+"""The kernels of a step in order. A comment explains a position if another one would be wrong."""
 
 
 @dataclass
 class Watch:
-    """Dumps the step after each kernel where the environment asks for it, and logs how long each took.
+    """Logs the duration of each kernel, and dumps the step after it if `AUTODIST_DUMP` is set.
 
     Attributes:
         name: of the step.
-        worker: whose step it is.
-        folder: where to; None: nowhere.
+        worker: the worker that runs the step.
+        folder: the output folder; None: no dump.
     """
 
     name: str
@@ -123,9 +123,9 @@ class Watch:
         self._captured = self._captured or item
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "step.txt").write_text(text_of_notes(item) + text_of_step(item, self._captured), encoding="utf-8")
-        with tf.Graph().as_default():  # the writer refuses to be made in eager mode
+        with tf.Graph().as_default():  # FileWriter cannot be constructed in eager mode
             writer = tf.compat.v1.summary.FileWriter(str(folder))
-            # `add_graph` takes a graph as a message too, and warns of it each time.
+            # `add_graph` also accepts a GraphDef, but warns on each call.
             writer.add_event(tf.compat.v1.Event(graph_def=item.graph_def.SerializeToString()))
             writer.close()
 
@@ -138,10 +138,10 @@ SETTING_KERNELS: tuple[Kernel, ...] = (
     ReadFarVariables(),
     PlaceOnDevices(),
 )
-"""For runs that only set variables."""
+"""Kernels for runs that only set variables."""
 
 LOCAL_KERNELS: tuple[Kernel, ...] = (Prune(), PlaceOnDevices())
-"""For runs that concern this worker alone, as those of its iterators do."""
+"""Kernels for runs that only concern this worker, such as those of its iterators."""
 
 
 def rewrite(
@@ -151,12 +151,12 @@ def rewrite(
     kernels: Sequence[Kernel] = KERNELS,
     also: Watcher | None = None,
 ) -> Step:
-    """The step as one worker runs it; kernels of the script's own (`register_kernel`) stand among `kernels`.
+    """Returns the step as one worker runs it; kernels added by `register_kernel` run among `kernels`.
 
-    `also` is told of the step after each kernel, too.
+    `also` is called with the step after each kernel, too.
 
     Raises:
-        StrategyError, RewriteError: if it cannot be rewritten as the strategy says.
+        StrategyError, RewriteError: the step cannot be rewritten according to the strategy.
     """
     with _garbage_collection_paused():
         return run_pipeline(with_own(kernels), item, context, _watched(Watch(name, context.worker), also))
@@ -173,7 +173,9 @@ def _watched(watch: Watcher, also: Watcher | None) -> Watcher:
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """A rewrite makes many small objects and no cycles; collecting between them took a third of its time."""
+    """Pauses the garbage collector: a rewrite creates many small objects and no cycles, and collection took a third
+    of its time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

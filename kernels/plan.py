@@ -1,4 +1,4 @@
-"""Plan: what a strategy says, resolved once."""
+"""Plan: a strategy, resolved per variable."""
 
 from __future__ import annotations
 
@@ -14,73 +14,72 @@ from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, cut_of,
 
 
 class Plan:
-    """Answers about a strategy, by variable or shard and by join; kernels read it and no message.
+    """Answers queries about a strategy by variable, shard and pending reduction. Kernels read it, not the proto.
 
     Args:
-        strategy: checked and without AUTO.
+        strategy: validated and without AUTO.
 
     Attributes:
-        cuts: of the variables that are cut.
-        seats: for each pipeline stage its workers, one of each pipeline; none where every replica computes all of the
-            model.
-        schedule: the order in which a pipeline takes up the micro-batches.
-        recomputes: whether a pipeline stage goes forward anew before it goes back.
+        cuts: the partitionings of the partitioned variables.
+        seats: for each pipeline stage its workers, one per pipeline; empty if every replica computes the whole model.
+        schedule: the order in which a pipeline processes the micro-batches.
+        recomputes: True if a pipeline stage recomputes its forward pass before the backward pass.
     """
 
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
-        self._pieces = {node.variable: dict(named_synchronizers(node)) for node in strategy.nodes}
-        self._said = {name: said for pieces in self._pieces.values() for name, said in pieces.items()}
-        found = {node.variable: cut_of(node) for node in strategy.nodes}
-        self.cuts = {variable: cut for variable, cut in found.items() if cut is not None}
+        self._shards = {node.variable: dict(named_synchronizers(node)) for node in strategy.nodes}
+        self._synchronizers = {name: one for shards in self._shards.values() for name, one in shards.items()}
+        cuts = {node.variable: cut_of(node) for node in strategy.nodes}
+        self.cuts = {variable: cut for variable, cut in cuts.items() if cut is not None}
         self.seats = tuple((one.worker, *(b.worker for b in one.beside)) for one in strategy.pipeline.stages)
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
         self.recomputes = strategy.pipeline.recompute
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The worker of each pipeline stage; where there are several, the first, which stands for them as an owner."""
+        """The worker of each pipeline stage; with several pipelines, the first one, which counts as the owner."""
         return tuple(workers[0] for workers in self.seats)
 
     @property
     def pipelines(self) -> int:
-        """How many pipelines stand side by side, each over its part of the batch."""
+        """The number of parallel pipelines. Each processes its part of the batch."""
         return len(self.seats[0]) if self.seats else 1
 
     @cached_property
     def stage_group(self) -> dict[int, tuple[int, ...]]:
-        """For each owner the other workers of its pipeline stage, which hold the same variables."""
+        """For each owner, the other workers of its pipeline stage, which hold the same variables."""
         return {workers[0]: workers[1:] for workers in self.seats if len(workers) > 1}
 
     @property
     def variables(self) -> Collection[str]:
-        """The names of all variables that are synchronised, in the strategy's order."""
-        return self._pieces.keys()
+        """The names of all synchronised variables, in the strategy's order."""
+        return self._shards.keys()
 
     def owners_of(self, variable: str) -> dict[str, int]:
-        """The owner of a variable, or of each of its shards, where one worker alone holds it."""
-        return {name: said.owner for name, said in self._pieces[variable].items() if said.owner is not None}
+        """Returns the owner of a variable, or of each of its shards, if a single worker holds it."""
+        return {name: one.owner for name, one in self._shards[variable].items() if one.owner is not None}
 
     @cached_property
     def collective(self) -> str | None:
-        """The collective that all variables use, if there is one: then nothing may travel in another way beside it."""
-        return next((said.way for said in self._said.values() if said.way in COLLECTIVES), None)
+        """The collective that all variables use, if any. No other transport may then be used at the same time."""
+        return next((one.way for one in self._synchronizers.values() if one.way in COLLECTIVES), None)
 
     def owner(self, variable: str) -> int | None:
-        """The worker that owns a variable, None if every worker has it."""
-        return self._said[variable].owner if variable in self._said else None
+        """Returns the worker that owns a variable, or None if every worker has it."""
+        return self._synchronizers[variable].owner if variable in self._synchronizers else None
 
     def variable_placement(self, variable: str) -> VariablePlacement | None:
-        """How a variable is kept that one worker owns."""
-        return self._said[variable].variable_placement if variable in self._said else None
+        """Returns the placement of a variable that one worker owns."""
+        return self._synchronizers[variable].variable_placement if variable in self._synchronizers else None
 
     def has_proxy(self, variable: str) -> bool:
-        """Whether every worker keeps a copy of an owned variable that its replicas read."""
-        return variable in self._said and self._said[variable].has_proxy
+        """Returns True if every worker caches a copy of an owned variable for its replicas to read."""
+        return variable in self._synchronizers and self._synchronizers[variable].has_proxy
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether every variable that has a gradient is updated by each worker's gradient alone."""
-        variable_placements = [said.variable_placement for said in self._said.values()]
+        """True if every trained variable is updated with each worker's gradient separately."""
+        variable_placements = [one.variable_placement for one in self._synchronizers.values()]
         return bool(variable_placements) and all(
             k is not None and k.pace is SyncMode.ASYNCHRONOUS for k in variable_placements
         )
@@ -92,15 +91,17 @@ class Plan:
         return self.collective is None and self.owner_of(join) is None
 
     def in_teams(self, join: PendingReduction) -> bool:
-        """Whether a join is added up within teams first, where there are teams; a join for no variable always is."""
-        said = self._said.get(join.variable) if join.kind is PendingReductionKind.GRADIENT and join.variable else None
-        return not isinstance(said, AllReduce) or said.way == HIERARCHICAL
+        """Returns True if a value is reduced within subgroups first, if there are any; True without a variable."""
+        has_one = join.kind is PendingReductionKind.GRADIENT and join.variable
+        synchronizer = self._synchronizers.get(join.variable) if has_one else None
+        return not isinstance(synchronizer, AllReduce) or synchronizer.way == HIERARCHICAL
 
     def group(self, join: PendingReduction) -> Hashable:
-        """Joins of one group may share a bucket."""
-        return None if join.variable is None else self._said[join.variable].group
+        """Returns the group of a pending reduction. Reductions of one group may share a bucket."""
+        return None if join.variable is None else self._synchronizers[join.variable].group
 
     def compressor(self, join: PendingReduction) -> Compressor:
-        """What makes a gradient smaller before it travels, if anything is to."""
-        said = self._said.get(join.variable) if join.kind is PendingReductionKind.GRADIENT and join.variable else None
-        return said.compressor if isinstance(said, AllReduce) else NO_COMPRESSOR
+        """Returns the compressor that is applied to a gradient before it is sent, if any."""
+        has_one = join.kind is PendingReductionKind.GRADIENT and join.variable
+        synchronizer = self._synchronizers.get(join.variable) if has_one else None
+        return synchronizer.compressor if isinstance(synchronizer, AllReduce) else NO_COMPRESSOR

@@ -1,4 +1,4 @@
-"""Kernels of a script's own, and behind which of ours they stand."""
+"""The registry of user-defined kernels and their positions in the pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
-    """Puts a kernel of a script's own into the pipeline that rewrites steps; a decorator.
+    """Adds a user-defined kernel to the pipeline that rewrites steps; a decorator.
 
         @register_kernel(after="prune")
         @dataclass(frozen=True)
@@ -31,59 +31,59 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
                 log.info("worker %d multiplies %d times", context.worker, len(item.wiring.of_op("MatMul")))
                 return item
 
-    It rewrites each step that is made from then on, training or evaluation, on every worker; what only sets variables
-    it does not see. `apply` is given the step and for which worker it is rewritten, leaves both as they are and returns
-    the step or another one: `autodist.graph.step_editor.StepEditor(item)` has the verbs, its `to_item()` the result.
-    What a step has depends on the phase. Before `replicate` it is the captured step, which has to stay the same on all
-    workers, and what is added is copied for each replica where it depends on the batch. From `replicate` on it is one
-    worker's, with a copy of the compute part for each of its replicas and joins between them and the update (`joins`,
-    `stages`), which `reduce-by-shuffle` and its like replace by communication; from `place-on-devices` on each
-    new node needs a device.
+    The kernel rewrites each step built from then on, for training or evaluation, on every worker. Steps that only set
+    variables are left out. `apply` receives the step and the context of the worker, must not modify them, and returns
+    the same step or a new one: edit it with `autodist.graph.step_editor.StepEditor(item)` and return its `to_item()`.
+    The contents of the step depend on the position. Before `replicate` it is the captured step: the kernel must produce
+    the same result on all workers, and added nodes are copied for each replica if they depend on the batch. From
+    `replicate` on it is the step of one worker: a copy of the compute part for each of its replicas, with pending
+    reductions between them and the update (`joins`, `stages`). `reduce-by-shuffle` and similar kernels replace these
+    reductions by communication. From `place-on-devices` on each new node needs a device.
 
-    Kernels behind the same one stand in the order in which they are registered. Every worker runs the script and has to
-    register the same, with the same options. `AUTODIST_DUMP` writes and verifies the step after it as after ours.
+    Kernels registered after the same kernel run in order of registration. Every worker runs the script and must
+    register the same kernels with the same options. `AUTODIST_DUMP` also writes and verifies the step after them.
 
     Args:
-        after: the name of the kernel behind which it stands, one of ours (`autodist.kernels.KERNELS`) or of the
-            script's own that is registered already.
+        after: the name of the kernel after which this one runs: a built-in one (`autodist.kernels.KERNELS`) or a
+            user-defined one that is already registered.
 
     Raises:
-        StrategyError: `after` names no kernel, what is registered is none, or another kernel has its name.
+        StrategyError: `after` names no kernel, the decorated object is not a kernel, or its name is taken.
     """
 
-    def known(kernel: KernelClass) -> KernelClass:
+    def register(kernel: KernelClass) -> KernelClass:
         name: Any = getattr(kernel, "name", None)
         names = _KERNELS.names()
         if after not in names or (name in _own and name in _chain(after)):
             raise StrategyError(
-                f"The kernel {name} is to stand after {after}, and there is none of that name before it."
+                f"The kernel {name} is to run after {after}, but no kernel of that name is registered before it."
                 f"{did_you_mean(after, names)} There are {listed(names)}."
             )
         _KERNELS.register(kernel, name)
         _own[kernel.name] = (after, kernel())
         return kernel
 
-    return known
+    return register
 
 
 def with_own(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """The kernels, each followed by the script's own that stand behind it; as they are if they replicate no step."""
+    """Returns the kernels, each followed by its user-defined kernels; unchanged if they do not replicate the step."""
     if not any(kernel.name == "replicate" for kernel in kernels):
         return tuple(kernels)
     return tuple(one for kernel in kernels for one in (kernel, *_behind(kernel.name)))
 
 
 def own_kernels() -> tuple[str, ...]:
-    """The script's own kernels, each with its options and behind which it stands, as workers compare them."""
+    """Returns the user-defined kernels with their options and positions, for comparison between workers."""
     return tuple(f"{name} after {after}: {kernel!r}" for name, (after, kernel) in _own.items())
 
 
 _own: dict[str, tuple[str, Kernel]] = {}
-"""By name, behind which kernel it stands, in the order in which they were registered."""
+"""By name, the kernel after which it runs, and the kernel; in order of registration."""
 
 
 def _chain(name: str) -> Iterator[str]:
-    """A kernel's name, and the names of those that it directly and indirectly stands behind."""
+    """Yields a kernel's name, and the names of those after which it directly or indirectly runs."""
     yield name
     if name in _own:
         yield from _chain(_own[name][0])

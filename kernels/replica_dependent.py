@@ -1,6 +1,6 @@
-"""Which nodes differ between replicas: those that a batch, a gradient's weight or a random draw reaches.
+"""Finds the nodes that differ between replicas: a batch, a gradient's weight or a random draw reaches them.
 
-They reach by data, and through variables: what a replica has written is its own, until the whole is known.
+Values flow through data inputs and through variables: a variable written by a replica differs until it is reduced.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 
 
 def sources_of(item: Step, seeds: Iterable[str], draws: Iterable[str]) -> list[str]:
-    """The nodes whose outputs differ between replicas by themselves.
+    """Returns the nodes at which differences between replicas originate.
 
     Args:
         item: the captured step.
-        seeds: of gradients, of which each replica has its own.
-        draws: nodes that take numbers from a generator's state, of which each replica draws its own.
+        seeds: cotangents that gradients start from; each replica has its own.
+        draws: nodes that draw from a generator's state; each replica draws its own numbers.
     """
     batch = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
     return [*batch, *(seed for seed in seeds if seed in item.graph_index.nodes), *draws]
 
 
 def sources_of_replicas(item: Step, graph_index: GraphIndex) -> list[str]:
-    """The nodes of a replicated step whose outputs differ between replicas by themselves; `wiring`: of its graph."""
+    """Returns the nodes of a replicated step at which differences between replicas originate."""
     counts = (EXAMPLES, ALL_EXAMPLES)
     named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name in counts}
     named |= {call.seed for call in item.gradient_calls}
@@ -38,12 +38,12 @@ def sources_of_replicas(item: Step, graph_index: GraphIndex) -> list[str]:
 
 
 def find_replica_dependent(item: Step, sources: Iterable[str], stages: Stages) -> frozenset[str]:
-    """Names of the nodes that every replica needs a copy of.
+    """Returns the names of the nodes that need one copy per replica.
 
     Args:
         item: the captured step.
         sources: names of nodes whose outputs differ between replicas.
-        stages: what of the step runs once, whatever reaches it.
+        stages: the stages of the step; `stages.once` run once, whatever reaches them.
     """
     found = _reached(item.graph_index, set(sources), stages.once)
     while late := find_late_reads(stages, found) - found:
@@ -52,7 +52,7 @@ def find_replica_dependent(item: Step, sources: Iterable[str], stages: Stages) -
 
 
 def find_late_reads(stages: Stages, varying: Collection[str]) -> set[str]:
-    """What reads, within the compute part, a variable that has been written there before, and differs since."""
+    """Returns the reads, within the compute part, of variables written there before with replica-dependent values."""
     written = {w for w in stages.state_writes if w in varying}
     handles = {handle for w in written for handle in stages.effects[w].writes}
     return {
@@ -64,9 +64,9 @@ def find_late_reads(stages: Stages, varying: Collection[str]) -> set[str]:
 
 
 def after_loops(graph_index: GraphIndex, names: Iterable[str]) -> list[str]:
-    """What to wait for in the place of nodes, some of which stand in v1 loops: nothing outside waits for one inside.
+    """Replaces nodes inside v1 loops by the exits of those loops, for use as control inputs.
 
-    What leaves a loop stands for all that is in it.
+    A node outside a loop cannot wait for a node inside; the exit of a loop represents all nodes in it.
     """
     if not graph_index.having(Trait.ENTER):
         return list(names)
@@ -89,9 +89,9 @@ def _reached(graph_index: GraphIndex, sources: set[str], outside: Collection[str
     while more - found:
         found |= more
         for name in graph_index.order:
-            before = (
+            before = (  # a node inside a conditional or loop may not run on all replicas
                 graph_index.sources[name] if name in inside else graph_index.data[name]
-            )  # which may not run for all
+            )
             if not found.isdisjoint(before) and name not in outside:
                 found.add(name)
         more = _whole_loops(graph_index, found, outside) | _shared_stacks(graph_index, found)
@@ -99,7 +99,7 @@ def _reached(graph_index: GraphIndex, sources: set[str], outside: Collection[str
 
 
 def _whole_loops(graph_index: GraphIndex, varying: set[str], outside: Collection[str]) -> set[str]:
-    """All nodes of the v1 loops that hold a varying node: a loop is copied whole or not at all."""
+    """Returns all nodes of the v1 loops that hold a replica-dependent node: loops are copied whole or not at all."""
     if not graph_index.having(Trait.ENTER):
         return set()
     frames = _frames(graph_index)
@@ -108,7 +108,7 @@ def _whole_loops(graph_index: GraphIndex, varying: set[str], outside: Collection
 
 
 def _shared_stacks(graph_index: GraphIndex, varying: set[str]) -> set[str]:
-    """Stacks and arrays of TensorFlow 1 that a varying node writes or reads: each replica has its own."""
+    """Returns TensorFlow 1 stacks and arrays that replica-dependent nodes use: each replica has its own."""
     return {
         node.name
         for node in graph_index.having(Trait.STACK)
@@ -117,7 +117,7 @@ def _shared_stacks(graph_index: GraphIndex, varying: set[str]) -> set[str]:
 
 
 def _frames(graph_index: GraphIndex) -> dict[str, str]:
-    """The outermost v1 loop that each node stands in, by the name of its frame."""
+    """Returns, for each node in a v1 loop, the frame name of its outermost loop."""
     inside: dict[str, tuple[str, ...]] = {}
     for name in graph_index.order:
         node = graph_index.nodes[name]

@@ -1,4 +1,4 @@
-"""Sums whose bits do not depend on the run."""
+"""Sums whose bits do not vary between runs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from autodist.graph.parts import ReduceOp, RowJoin
 
 
 def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of tensors of one shape, added in their order.
+    """Returns the sum of tensors of one shape, added in order.
 
-    `tf.add_n` begins with whichever input's memory it may use again, and a chain of additions is made an `add_n` by
-    TensorFlow's optimizer: from three terms on, both differ in their last bits from worker to worker and from run to
-    run.
+    `tf.add_n` starts with any input whose buffer it can reuse, and TensorFlow's optimizer turns a chain of additions
+    into an `add_n`. From three terms on, both differ in the last bits between workers and between runs.
     """
     if len(parts) == 1:
         return parts[0]
-    if len(parts) == 2:  # their order does not matter
+    if len(parts) == 2:  # addition of two terms is commutative
         return tf.raw_ops.AddV2(x=parts[0], y=parts[1])
     return tf.reduce_sum(tf.stack(parts), 0)
 
 
 def sum_of_sums(parts: Sequence[tf.Tensor], groups: int) -> tf.Tensor:
-    """The sum of tensors of one shape, of which those of each group are added first: as many follow one another."""
+    """Returns the sum of tensors of one shape; each of `groups` equal runs of consecutive tensors is added first."""
     size = len(parts) // groups
     return ordered_sum([ordered_sum(parts[start : start + size]) for start in range(0, len(parts), size)])
 
 
 def merged(parts: Sequence[tf.Tensor], how: ReduceOp) -> tf.Tensor:
-    """What tensors of one shape become: their sum in their order, or the largest, smallest or product by element."""
+    """Returns the sum of tensors of one shape, added in order, or their elementwise maximum, minimum or product."""
     if how is ReduceOp.ADD:
         return ordered_sum(parts)
     if len(parts) == 1:
@@ -44,14 +43,14 @@ def merged(parts: Sequence[tf.Tensor], how: ReduceOp) -> tf.Tensor:
 
 
 def together(parts: Iterable[Sequence[tf.Tensor]], how: ReduceOp = ReduceOp.ADD) -> list[tf.Tensor]:
-    """What parts, each of a value and the weight of it if there is one, become: one such part."""
+    """Reduces parts, each a value and optionally its weight, to one such part."""
     parts = list(parts)
     weight = [ordered_sum([p[1] for p in parts])] if len(parts[0]) > 1 else []
     return [merged([p[0] for p in parts], how), *weight]
 
 
 def mean_of(parts: Iterable[Sequence[tf.Tensor]], how: ReduceOp = ReduceOp.ADD) -> tf.Tensor:
-    """The sum of the parts' values, divided by the sum of their weights if they have any; or how else they merge."""
+    """Returns the parts' sum divided by the sum of their weights, if they have any; `how` selects another reduction."""
     parts = list(parts)
     total = merged([p[0] for p in parts], how)
     if len(parts[0]) == 1:
@@ -60,7 +59,7 @@ def mean_of(parts: Iterable[Sequence[tf.Tensor]], how: ReduceOp = ReduceOp.ADD) 
 
 
 def nothing_like(value: tf.Tensor, how: ReduceOp) -> tf.Tensor:
-    """Of the shape of `value`, what changes nothing that it is merged with: the part of who has no examples."""
+    """Returns the identity element of a reduction, in the shape of `value`: the part of a replica without examples."""
     if how is ReduceOp.ADD:
         return tf.zeros_like(value)
     if how is ReduceOp.PRODUCT:
@@ -72,16 +71,15 @@ def nothing_like(value: tf.Tensor, how: ReduceOp) -> tf.Tensor:
 
 
 def rows_of_examples(ids: tf.Tensor, values: tf.Tensor, size: tf.Tensor, aligned: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Indices and values of the rows that a replica adds to a sparse gradient.
+    """Returns the indices and values of the rows that a replica contributes to a sparse gradient.
 
-    A replica without examples computes on a row that stands in for them, so it keeps only the rows that all replicas
-    have.
+    A replica without examples computes on a placeholder row, so it keeps only the rows that all replicas have.
 
     Args:
-        ids: as the replica made them.
-        values: as the replica made them.
+        ids: row indices, as the replica computed them.
+        values: rows, as the replica computed them.
         size: number of examples of the replica.
-        aligned: how many of the last rows are aligned.
+        aligned: number of trailing rows that are aligned.
     """
     zero, one = tf.constant([0]), tf.constant([1])
     start = tf.where(size > 0, zero, tf.size(ids) - aligned if aligned else tf.size(ids))
@@ -94,13 +92,13 @@ def rows_of_examples(ids: tf.Tensor, values: tf.Tensor, size: tf.Tensor, aligned
 def rows_together(
     how: RowJoin, aligned: int, ids: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Indices and values of several parts of a sparse gradient as those of one.
+    """Joins the indices and values of several parts of a sparse gradient.
 
     Args:
-        how: they are joined.
-        aligned: how many of the last rows are aligned, if only these are.
-        ids: of each part.
-        values: of each part.
+        how: how to join the parts.
+        aligned: number of trailing rows that are aligned, if only these are.
+        ids: row indices of each part.
+        values: rows of each part.
     """
     if len(ids) == 1:
         return ids[0], values[0]

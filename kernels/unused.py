@@ -1,4 +1,4 @@
-"""Nodes that a rewrite left without a reader."""
+"""Removes nodes without a reader after a rewrite."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
 
 _FED = having(Trait.FED) - {"PlaceholderWithDefault"}
-"""What a run may give a value, though nobody reads it; the default of the others would be computed for nobody."""
+"""Ops that a run may feed even if nothing reads them; the default of `PlaceholderWithDefault` would be wasted work."""
 
 
 def remove_unused(editor: GraphEditor, named: Set[str], names: Iterable[str]) -> None:
-    """Removes those of the nodes `names`, and of what leads to them, that compute for nobody and are not `named`.
+    """Removes those of the nodes `names` and their ancestors that have no reader and are not `named`.
 
-    Left in the graph they would keep alive, until it is pruned, the reads that they take from, and for what waits for
-    these reads even beyond that.
+    If left in the graph, they would keep the variable reads they consume alive until pruning, and these reads would
+    delay the operations that wait for them even after it.
     """
     editor.remove_unread(names, lambda node: node.name in named or node.op in _FED or not is_stateless(node.op))

@@ -1,1 +1,1 @@
-"""What is left is pruned, placed on devices and compiled."""
+"""Prunes, places and compiles the rewritten step."""

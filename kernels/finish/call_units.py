@@ -1,4 +1,4 @@
-"""CallUnits: what a stage of a pipeline computes for a micro-batch is a call of a function that all of them share."""
+"""CallUnits: replaces the computation of a pipeline stage per micro-batch by calls of one shared function."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.called_function import CalledFunction, put_call, shared_function
 
 _BY_ITSELF = having(Trait.FED | Trait.CALL | Trait.BRANCH | Trait.LOOP)
-"""One node each already, which TensorFlow may take apart in its own way."""
+"""Ops that already are a single node, and that TensorFlow may inline in its own way."""
 
 
 @dataclass(frozen=True)
 class CallUnits(Kernel):
-    """Micro-batches call what a pipeline stage computes for each in one direction, in the place of a copy for each.
+    """Replaces the copies of a pipeline stage's computation, one per micro-batch and direction, by function calls.
 
         x1 → f1 → g1 → send,  x2 → f2 → g2 → send      becomes      x1 → call(f, g) → send,  x2 → call(f, g) → send
 
-    So the graph that a worker imports, and TensorFlow optimizes before its first run, has each stage once in it,
-    however many micro-batches there are. Between the calls stays what has a state (variables and what reads them,
-    queues, random draws), control flow, and lists of tensors: a stage that has such nodes in its middle is several
-    functions. What is computed anew is one by itself, since it waits for no gradient.
+    The graph that a worker imports, and that TensorFlow optimizes before its first run, then holds each stage once,
+    whatever the number of micro-batches. Stateful nodes (variables and their readers, queues, random draws), control
+    flow, and lists of tensors stay between the calls. A stage with such nodes in its middle becomes several functions.
+    Recomputation is a separate function, since it waits for no gradient.
 
-    A call begins when all its arguments are there, and gives its results all at once. That adds no waiting between
-    workers: the order in which they take up their units was found for whole units.
+    A call starts once all its arguments are available, and returns all results at once. This adds no waiting between
+    workers: the execution order was determined for whole units.
 
     Attributes:
-        min_calls: a function that would be called less often is none; copies of so few are cheap.
-        min_nodes: nor is one of fewer nodes.
+        min_calls: the minimum number of calls of a function; fewer copies are cheap.
+        min_nodes: the minimum number of nodes of a function.
     """
 
     min_calls: int = 4
@@ -55,7 +55,7 @@ class CallUnits(Kernel):
 
 
 def _find_parts(item: Step) -> Subgraphs:
-    """What can be called of each unit, in pieces where something stands in its middle that cannot."""
+    """Splits each unit into parts that can be called, separated by nodes that cannot."""
     graph_index = item.graph_index
     constants = frozenset(node.name for node in graph_index.of_op("Const") if not graph_index.sources[node.name])
     perhaps_dead = find_perhaps_dead(graph_index)
@@ -68,7 +68,7 @@ def _find_parts(item: Step) -> Subgraphs:
 
 
 def _unit_of(item: Step, name: str) -> Hashable | None:
-    """What a node is computed in, if it is in a unit, and by which device."""
+    """Returns the unit and the device that compute a node; None if it is in no unit."""
     copies = item.replication.copies if item.replication else {}
     if name not in copies:
         return None
@@ -85,7 +85,7 @@ def _can_be_called(item: Step, name: str) -> bool:
 
 
 def _function(part: Subgraph) -> CalledFunction:
-    """Of a part; in it nodes are called as they were captured, so that those of all micro-batches are the same."""
+    """Returns the function of a part; its nodes have their captured names, so that all micro-batches share it."""
     item = part.step
     nodes = [item.graph_index.nodes[name] for name in (*part.copies, *part.nodes)]
     return shared_function(nodes, part.gives, lambda _, name: item.replica_of(name)[1])
@@ -94,7 +94,7 @@ def _function(part: Subgraph) -> CalledFunction:
 def _with_calls(item: Step, parts: Subgraphs, shared: dict[Hashable, CalledFunction]) -> Step:
     editor = StepEditor(item)
     called: dict[str, str] = {}
-    """For what was a tensor of a part, what the call in its place gives."""
+    """By tensor of a part, the output of the call that replaces it."""
     for k, key in enumerate(key for key in parts.order if key in shared):
         name = f"autodist/unit/{k}"
         put_call(editor, name, parts[key].nodes, shared[key].on(called))

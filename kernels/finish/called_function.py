@@ -1,4 +1,4 @@
-"""Functions, and their calls in the place of the nodes that they are made of."""
+"""Functions made of nodes, and calls that replace these nodes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from autodist.graph.step_editor import StepEditor
 from autodist.kernels.communicate.buckets import digest
 
 Short = Callable[[int, str], str]
-"""What a node is called in a function, by its position and its name."""
+"""Returns the name of a node in a function from its position and its name in the graph."""
 
 
 @dataclass(frozen=True)
 class CalledFunction:
-    """What to call, and on what.
+    """A function, and the tensors of one call.
 
     Attributes:
-        definition: a FunctionDef; nodes that do the same have the same one, and differ in their arguments.
+        definition: a FunctionDef; equal nodes have the same one, with different arguments.
         arguments: inputs of the call.
-        results: the tensors that stand for the outputs of the call.
+        results: the tensors that the outputs of the call replace.
     """
 
     definition: Any
@@ -36,20 +36,20 @@ class CalledFunction:
     def name(self) -> str:
         return str(self.definition.signature.name)
 
-    def on(self, instead: Mapping[str, str]) -> CalledFunction:
-        """The function, called on other tensors in the place of some of its arguments."""
-        return replace(self, arguments=tuple(instead.get(name, name) for name in self.arguments))
+    def on(self, replacements: Mapping[str, str]) -> CalledFunction:
+        """Returns the function with some of its arguments replaced."""
+        return replace(self, arguments=tuple(replacements.get(name, name) for name in self.arguments))
 
 
 def compiled_function(
     nodes: Sequence[NodeDef], results: Sequence[str] = (), short: Short = "node_{0}".format
 ) -> CalledFunction:
-    """Makes a function of nodes, for XLA to compile; what writes variables among them runs whenever it is called.
+    """Creates a function of nodes for XLA to compile; its writes of variables run on each call.
 
     Args:
-        nodes: each after what it needs of the others. What they read of other nodes becomes arguments.
-        results: tensors of theirs that it returns.
-        short: what a node is called in it; nodes that do the same should be called the same.
+        nodes: in topological order. Tensors of other nodes that they read become arguments.
+        results: their tensors that the function returns.
+        short: returns the name of a node in the function; equal nodes should have equal names.
     """
     made = _made_of(nodes, results, short)
     made.definition.signature.is_stateful = True
@@ -58,7 +58,7 @@ def compiled_function(
 
 
 def shared_function(nodes: Sequence[NodeDef], results: Sequence[str], short: Short) -> CalledFunction:
-    """Makes a function of nodes without a state; arguments as of `compiled_function`."""
+    """Creates a function of stateless nodes; arguments as of `compiled_function`."""
     return _made_of(nodes, results, short).to_call("autodist_shared", results)
 
 
@@ -67,7 +67,7 @@ def _made_of(nodes: Sequence[NodeDef], results: Sequence[str], short: Short) -> 
     for node in nodes:
         made.add(node)
     for name in results:
-        made.give(name)
+        made.add_result(name)
     return made
 
 
@@ -107,14 +107,14 @@ class _Function:
             self.definition.signature.input_arg.add(name=self.arguments[spelling], type=kind)
         return self.arguments[spelling]
 
-    def give(self, name: str) -> None:
+    def add_result(self, name: str) -> None:
         output, kind = self.inside[as_input(name)]
         result = f"result_{len(self.definition.ret)}"
         self.definition.signature.output_arg.add(name=result, type=kind)
         self.definition.ret[result] = output
 
     def to_call(self, prefix: str, results: Sequence[str]) -> CalledFunction:
-        """The function, named by what it does; TensorFlow leaves it a function."""
+        """Returns the function, named by a digest of its content; `_noinline` keeps TensorFlow from inlining it."""
         self.definition.attr["_noinline"].b = True
         content = self.definition.SerializeToString(deterministic=True)
         self.definition.signature.name = f"{prefix}_{digest(content.hex())}"
@@ -122,32 +122,32 @@ class _Function:
 
 
 def put_call(editor: StepEditor, name: str, region: Sequence[str], function: CalledFunction) -> None:
-    """Puts a call of a function, made of the nodes `region`, in their place.
+    """Replaces the nodes `region` by a call of the function made of them.
 
-    The call waits for all that one of them waited for, and what waited for one of them waits for the call.
+    The call has all their control inputs, and nodes that waited for one of them wait for the call.
     """
     inside = frozenset(region)
     if function.name not in {known.signature.name for known in editor.library.function}:
         editor.library.function.append(function.definition)
     before = [i for member in region for i in editor[member].input if is_control(i) and node_of(i) not in inside]
     call = editor.add(call_node(name, editor[region[-1]].device, function, before))
-    given = {as_input(result): f"{call}:{k}" for k, result in enumerate(function.results)}
+    outputs = {as_input(result): f"{call}:{k}" for k, result in enumerate(function.results)}
     for result in function.results:
-        editor.replace_output(result, given[as_input(result)])
+        editor.replace_output(result, outputs[as_input(result)])
     for reader in dict.fromkeys(c for member in region for c in editor.consumers(member) if c not in inside):
-        editor.set_inputs(reader, [_given_instead(i, inside, given, call) for i in editor[reader].input])
+        editor.set_inputs(reader, [_replaced(i, inside, outputs, call) for i in editor[reader].input])
     editor.replace_targets(dict.fromkeys(region, (call,)))
     editor.remove(reversed(region))
 
 
-def _given_instead(spelling: str, inside: Collection[str], given: Mapping[str, str], call: str) -> str:
+def _replaced(spelling: str, inside: Collection[str], outputs: Mapping[str, str], call: str) -> str:
     if is_control(spelling):
         return f"^{call}" if node_of(spelling) in inside else spelling
-    return given.get(as_input(spelling), spelling)
+    return outputs.get(as_input(spelling), spelling)
 
 
 def call_node(name: str, device: str, function: CalledFunction, before: Iterable[str]) -> NodeDef:
-    """The node that calls a function, once the nodes `before`, spelled as control inputs, have run."""
+    """Returns a node that calls a function after the nodes `before`, given as control inputs."""
     signature = function.definition.signature
     node = NodeDef(
         name=name, op="StatefulPartitionedCall" if signature.is_stateful else "PartitionedCall", device=device
@@ -171,4 +171,4 @@ def _optimized_before() -> bytes:
 
 
 _OPTIMIZED_BEFORE = _optimized_before()
-"""A session's own optimizer goes through functions as well, where it is on; a call would have them optimized anew."""
+"""The session's optimizer, if enabled, also optimizes functions; without this, each call would repeat that."""

@@ -1,4 +1,4 @@
-"""What XLA can compile and may contain, node by node."""
+"""Decides, per node, if XLA can compile it and if it may be part of a compiled function."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_in
 from autodist.graph.ops import Trait, having, writes_rows
 
 _DRAWS = Trait.SEEDED | Trait.GENERATOR
-"""XLA would not go by the state, or the seeds: a seed would no longer tell what is drawn."""
+"""XLA ignores the generator state and the seeds: a seed would no longer determine the numbers."""
 
 _CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 _NEVER_WAITS = having(_DRAWS | Trait.TELLS | Trait.LOOKS | Trait.QUERY) | {"VarHandleOp"}
 
 NOT_IN_XLA = "_autodist_not_in_xla"
-"""An attribute of functions in which a shape comes of what is fed, where XLA wants to know it when it compiles."""
+"""An attribute of functions with a shape that depends on fed values, while XLA needs it at compile time."""
 
 _STRING = tf.string.as_datatype_enum
-"""XLA has none."""
+"""XLA does not support strings."""
 
 
 @functools.cache
 def _known() -> frozenset[str]:
-    """Ops that XLA can compile on CPUs and GPUs and that may stand in a function of ours."""
+    """Returns the ops that XLA can compile on CPUs and GPUs and that compiled functions may contain."""
     every = frozenset(pywrap_xla_ops.get_cpu_kernel_names()) & frozenset(pywrap_xla_ops.get_gpu_kernel_names())
     rows = {op for op in every if writes_rows(op)}
     lists = {op for op in every if op.startswith(("Stack", "TensorArray", "_"))}
@@ -34,12 +34,12 @@ def _known() -> frozenset[str]:
 
 
 class Compilable:
-    """Answers for one graph.
+    """Decides, for the nodes of one graph, if XLA can compile them.
 
     Args:
         graph_def: the graph, for the functions that its nodes call.
-        allows_loops: whether what loops take and give besides plain tensors may stand in what is compiled: variables,
-            and lists of tensors.
+        allows_loops: True if compiled loops may have variables and lists of tensors as inputs and outputs, in addition
+            to plain tensors.
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef, allows_loops: bool) -> None:
@@ -50,14 +50,14 @@ class Compilable:
         self._waits: dict[str, bool] = {}
 
     def can_compile(self, node: NodeDef) -> bool:
-        """Whether XLA can compile a node, given that what it has of resources are handles of variables."""
+        """Returns True if XLA can compile a node, provided that its resource inputs are handles of variables."""
         if node.op not in _known():
             return False
         if node.op in _CALLS:
             bodies = all(map(self._is_compilable_body, called_by(node)))
             return bodies and self._refused_of_loops.isdisjoint((*types_of_inputs(node), *types_of_outputs(node)))
-        given = (self._refused | {RESOURCE}).isdisjoint(types_of_outputs(node))
-        return given and self._refused.isdisjoint(types_of_inputs(node))
+        outputs = (self._refused | {RESOURCE}).isdisjoint(types_of_outputs(node))
+        return outputs and self._refused.isdisjoint(types_of_inputs(node))
 
     def _is_compilable_body(self, name: str) -> bool:
         if name not in self._answers:
@@ -71,7 +71,7 @@ class Compilable:
         return self._answers[name]
 
     def may_wait(self, node: NodeDef) -> bool:
-        """Whether a node may wait for something that is no node of this graph: what another worker sends, say."""
+        """Returns True if a node may wait for an event outside this graph, such as a message from another worker."""
         if node.op in _NEVER_WAITS or _touches_a_variable(node.op):
             return False
         bodies = called_by(node)
@@ -94,6 +94,6 @@ def _touches_a_variable(op: str) -> bool:
 
 
 def called_by(node: NodeDef) -> list[str]:
-    """The functions that a node names in its attributes."""
+    """Returns the names of the functions in a node's attributes."""
     found = [value.func.name for value in node.attr.values() if value.HasField("func")]
     return found + [f.name for value in node.attr.values() for f in value.list.func]

@@ -1,4 +1,4 @@
-"""CompileStep: what the script asks to compile becomes functions of XLA."""
+"""CompileStep: compiles the parts of a step marked with `jit_compile` as XLA functions."""
 
 from __future__ import annotations
 
@@ -28,53 +28,53 @@ _NEEDS_NO_COMPILER = having(Trait.SOURCE | Trait.FED | Trait.QUERY)
 
 @dataclass(frozen=True)
 class CompileStep(Kernel):
-    """Where the script asks for `jit_compile`, a replica's compute part is one function of XLA, and so is the update.
+    """Turns each replica's compute part, and the update, into one XLA function if the script sets `jit_compile`.
 
-    Each takes in what XLA can compile of the captured nodes that wait for the same communication. The rest stays
-    between the functions: what the kernels made (joins, sends, queues), rows of variables, shapes that depend on data,
-    random draws from seeds that XLA does not know, assertions, Python functions, and the loops of nested functions,
-    which TensorFlow builds as XLA wants them under a whole step alone. `tf.function(jit_compile=True)` refuses such
-    ops; here they run as without XLA, and the log names them once.
+    Each function holds the captured nodes that XLA can compile and that wait for the same communication. The rest stays
+    between the functions: nodes that kernels created (reductions, sends, queues), rows of variables, data-dependent
+    shapes, random draws from seeds that XLA ignores, assertions, Python functions, and the loops of nested functions,
+    which TensorFlow only builds for XLA if the whole step is compiled. `tf.function(jit_compile=True)` rejects such
+    ops; here they run without XLA and are logged once.
 
-    A function begins when all its arguments are there and gives its results all at once: gradients are sent after the
-    whole backward pass, not during it.
+    A function starts once all its arguments are available and returns all results at once: gradients are sent after
+    the whole backward pass, not during it.
 
         x → f → g → send,  receive → h → write      becomes      x → call(f, g) → send,  receive → call(h, write)
 
-    Workers that make the same update side by side stay alike in every bit: that update is compiled only where all have
-    the same code for it, on one machine and if no worker owns variables besides. What a replica computes is compiled
-    in any case, since its gradients are summed in one order for all.
+    Workers that compute the same update in parallel must stay bit-identical. That update is compiled only if all use
+    the same code for it: on one machine, and if no worker owns variables. The compute part is always compiled, since
+    gradients are summed in the same order everywhere.
 
     Attributes:
-        min_work: nodes with fewer than so many that compute something are left as they are, but for convolutions.
+        min_work: the minimum number of computing nodes in a function; regions with convolutions need no minimum.
     """
 
     min_work: int = 2
     name: ClassVar[str] = "compile-step"
 
     def apply(self, item: Step, context: Context) -> Step:
-        asked = _asked_of(item)
-        if not any(map(asked, item.graph_index.nodes)):
+        is_marked = _marked_in(item)
+        if not any(map(is_marked, item.graph_index.nodes)):
             return item
         item = _with_free_constants(item)
         regions = [
-            part for part in find_regions(item, context, asked).values()
+            part for part in find_regions(item, context, is_marked).values()
             if work_in(item.graph_index, part.nodes) >= self.min_work or may_need_compiler(item.graph_index, part.nodes)
         ]  # fmt: skip
-        _tell_what_is_left(item, context, asked)
+        _log_uncompiled(item, context, is_marked)
         if not regions:
             return item
         return Prune().apply(_with_calls(item, regions), context)
 
 
 def _with_free_constants(item: Step) -> Step:
-    """Each region has constants of its own, which stand for nothing that has to be waited for."""
+    """Removes control inputs of constants: each region has its own copies, which need not wait."""
     editor = StepEditor(item)
     freed = free_constants(editor, item.graph_index, {*map(node_of, item.outputs), *item.targets})
     return editor.to_item() if freed else item
 
 
-def _asked_of(item: Step) -> Callable[[str], bool]:
+def _marked_in(item: Step) -> Callable[[str], bool]:
     return (lambda _: True) if item.jit_compile else is_in_jit_scope
 
 
@@ -91,14 +91,14 @@ def _with_calls(item: Step, regions: Iterable[Subgraph]) -> Step:
     return editor.to_item()
 
 
-def _tell_what_is_left(item: Step, context: Context, asked: Callable[[str], bool]) -> None:
-    """Names the ops that run without XLA although it is asked for; the chief tells it once for a step."""
+def _log_uncompiled(item: Step, context: Context, is_marked: Callable[[str], bool]) -> None:
+    """Logs the ops marked for XLA that run without it, on the chief and once per step."""
     part_of, compilable = PartOf(item), Compilable(item.graph_def, allows_loops=item.jit_compile)
     left = Counter(
         node.op for name, node in item.graph_index.nodes.items()
-        if node.op not in _NEEDS_NO_COMPILER and asked(name) and part_of(name) is not None
+        if node.op not in _NEEDS_NO_COMPILER and is_marked(name) and part_of(name) is not None
         and not item.replica_of(name)[0] and not compilable.can_compile(node)
     )  # fmt: skip
     if left and context.worker == 0:
-        told = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(left.items()))
-        log.info("jit_compile: these ops of the step run without XLA: %s.", told)
+        ops = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(left.items()))
+        log.info("jit_compile: these ops of the step run without XLA: %s.", ops)

@@ -1,4 +1,4 @@
-"""CompileUpdates: the arithmetic that updates a large variable becomes one pass over memory."""
+"""CompileUpdates: fuses the arithmetic that updates a large variable into one pass over memory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from autodist.kernels.finish.called_function import compiled_function, put_call
 
 @dataclass(frozen=True)
 class CompileUpdates(Kernel):
-    """Lets XLA compile the update of each large variable that is on a CPU.
+    """Compiles the update of each large variable on a CPU with XLA.
 
-    An optimizer's update is some dozen elementwise ops, each of which takes a variable's worth of memory in and out;
-    compiled together they read each operand once and write each variable once. Adam on 16 MB of weights takes 4.4 ms in
-    place of 8.5, on two cores.
+    An optimizer's update consists of some dozen elementwise ops, each of which reads and writes as much memory as the
+    variable has. Compiled, they read each operand once and write each variable once. Adam on 16 MB of weights takes
+    4.4 ms instead of 8.5 ms, on two cores.
 
-    Not so where workers on several machines make the same update side by side: what XLA compiles depends on the
-    processor (whether it multiplies and adds in one rounding), and workers on unlike ones would drift apart in their
-    last bits.
+    Updates that workers on several machines compute in parallel are left out: XLA's code depends on the processor (for
+    example on fused multiply-add), and workers with different processors would diverge in their last bits.
 
     Attributes:
-        min_bytes: of a variable. Smaller ones stay in a processor's cache from one op to the next, and XLA itself takes
-            some 50 MB of a worker's memory.
+        min_bytes: minimum size of a variable. Smaller ones stay in a processor's cache between ops, and XLA itself
+            takes some 50 MB of a worker's memory.
     """
 
     min_bytes: int = 16 << 20
@@ -62,30 +61,30 @@ class CompileUpdates(Kernel):
 
 
 def _compile(editor: StepEditor, region: Sequence[str]) -> None:
-    """Puts a call of a function in the place of the nodes `region`."""
+    """Replaces the nodes `region` by a function call."""
     function = compiled_function([editor[name] for name in region])
     put_call(editor, f"autodist/compiled/{region[-1]}", region, function)
 
 
 _TYPES = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, tf.bool))
-"""XLA may keep the values between two ops of a smaller type in a larger one."""
+"""XLA may keep intermediate values of smaller dtypes in a larger dtype."""
 
 
 def find_regions(item: Step, handles: Collection[str], kept: Collection[str]) -> list[list[str]]:
-    """Nodes that can be replaced by one, all regions at the same time, each after what it needs of the others.
+    """Finds regions of nodes that can each be replaced by one node at the same time, in topological order.
 
-    Nothing else reads what they compute; the last one is a write, to which all lead. What is no more than a write is no
-    region.
+    No other node reads the values computed in a region. Its last node is a write, and all others are ancestors of it. A
+    write without other nodes is not a region.
 
     Args:
         item: the step.
         handles: of the variables.
-        kept: nodes that are in no region.
+        kept: nodes that belong to no region.
     """
     search = _Search(item.graph_index, frozenset(handles), frozenset(kept))
     writes = [node.name for node in item.graph_index.having(Trait.ASSIGNMENT) if search.is_write(node)]
     found = {write: search.region_of(write) for write in writes}
-    # The write of a slot stands in the region of the weight that is computed from it, too.
+    # The write of a slot is also in the region of the weight that is computed from it.
     largest = sorted((write for write in found if len(found[write]) > 1), key=lambda write: -len(found[write]))
     while True:
         regions: dict[str, str] = {}
@@ -94,7 +93,7 @@ def find_regions(item: Step, handles: Collection[str], kept: Collection[str]) ->
                 regions.update(dict.fromkeys(found[write], write))
         try:
             split(item, regions.get, copied=())
-        except PartsError as error:  # what leads out of one of them comes back
+        except PartsError as error:  # a path leaves one of the regions and returns to it
             largest.remove(max(error.keys, key=largest.index))
         else:
             return [search.in_order(found[write], write) for write in dict.fromkeys(regions.values())]
@@ -110,7 +109,7 @@ class _Search:
         return node.op in having(Trait.ASSIGNMENT) and node.input[0] in self.handles
 
     def region_of(self, write: str) -> set[str]:
-        """A write, with all that leads to it and may stand where it stands."""
+        """Returns a write with its ancestors that can move to its position."""
         region = {write}
         while found := {name for name in self._before(region) if self._belongs(name, region, write)}:
             region |= found
@@ -137,7 +136,7 @@ class _Search:
         return bytes(self.graph_index.nodes[write.input[0]].attr["shape"].shape.SerializeToString())
 
     def in_order(self, region: Collection[str], write: str) -> list[str]:
-        """The nodes of a region, which all lead to `write`; in the same order where they do the same."""
+        """Returns the nodes of a region in topological order, ending in `write`; equal regions have equal orders."""
         ordered: dict[str, None] = {}
         left = set(region)
 

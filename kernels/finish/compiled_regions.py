@@ -1,4 +1,4 @@
-"""Regions of a step that XLA can make one function of each: what a replica computes, and what updates variables."""
+"""Finds regions of a step that XLA can compile as one function each: the compute part of a replica, and updates."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from autodist.kernels.base import Context
 from autodist.kernels.finish.compilable import Compilable
 
 Key = tuple[Hashable, ...]
-"""What the nodes of one region have in common."""
+"""The common properties of the nodes of one region."""
 
 COMPUTE, SHARED, UPDATE = "compute", "shared", "update"
-"""The parts of a step: what each replica computes, what is computed once for all of them, and the update."""
+"""The parts of a step: the computation of each replica, the computation that replicas share, and the update."""
 
 
 @dataclass(frozen=True)
 class PartOf:
-    """Tells of a node which part of the step it belongs to, so that parts may run side by side; None: kernels made it.
+    """Maps a node to the part of the step that it belongs to; None if a kernel created it. Parts may run in parallel.
 
     Args:
         item: the step, replicated or not.
@@ -39,19 +39,19 @@ class PartOf:
         if replication is None:
             return ("step",)
         stages = replication.stages
-        replica, own = self.item.replica_of(name)
-        if own not in stages.order:
+        replica, captured = self.item.replica_of(name)
+        if captured not in stages.order:
             return None
-        level = stages.level_of(own)
-        if own in stages.once:
+        level = stages.level_of(captured)
+        if captured in stages.once:
             return (UPDATE, level)
-        return (COMPUTE, replica, level) if own in replication.copies else (SHARED, level)
+        return (COMPUTE, replica, level) if captured in replication.copies else (SHARED, level)
 
 
 def _copied(item: Step) -> frozenset[str]:
-    """What each region that reads it has a copy of: constants, and empty lists that replicas share.
+    """Returns the nodes that are copied to each region that reads them: constants, and empty lists shared by replicas.
 
-    Not a constant that a kernel made: it may differ from replica to replica, and they are to share their functions.
+    Constants created by kernels are not copied: they may differ between replicas, which should share their functions.
     """
     part_of, graph_index = PartOf(item), item.graph_index
     constants = (
@@ -62,17 +62,17 @@ def _copied(item: Step) -> frozenset[str]:
 
 
 def find_regions(item: Step, context: Context, asked: Callable[[str], bool]) -> Subgraphs:
-    """The parts of a step that can be replaced by one node each, all at the same time.
+    """Finds the parts of a step that can be replaced by one node each, all at the same time.
 
-    The nodes of each stand on one device of this worker, are run by the same runs, and wait for the same communication:
-    no two workers can come to wait for each other, and what arrives later holds nothing back.
+    The nodes of a region are on one device of this worker, belong to the same runs, and wait for the same
+    communication. So no two workers can wait for each other, and a late message does not delay independent work.
 
     Args:
         item: the step, with devices.
-        context: whose graph it is.
-        asked: whether XLA is asked for what a node computes.
+        context: the worker that runs the graph.
+        asked: returns True if a node is marked for XLA.
     """
-    # Only under a whole step that asks for XLA does TensorFlow build loops, and their gradients, as XLA wants them.
+    # TensorFlow builds loops and their gradients for XLA only if the whole step is marked for XLA.
     parts = _find_parts(item, context, asked, allows_loops=item.jit_compile)
     if item.jit_compile and _parts_of_loops_leave(item.graph_index, parts):
         return _find_parts(item, context, asked, allows_loops=False)
@@ -85,7 +85,7 @@ def _find_parts(item: Step, context: Context, asked: Callable[[str], bool], allo
 
 
 def _parts_of_loops_leave(graph_index: GraphIndex, parts: Subgraphs) -> bool:
-    """Whether a list of tensors, or a handle that a loop gives, comes into a region or leaves it."""
+    """Returns True if a list of tensors, or a handle that a loop outputs, enters or leaves a region."""
     passing = (name for part in parts.values() for name in (*part.takes, *part.gives))
     return any(
         type_of(graph_index, name) in (RESOURCE, VARIANT) and graph_index.nodes[node_of(name)].op != "VarHandleOp"
@@ -112,10 +112,10 @@ class _Search:
         self._waits, self._runs = self._find_waits(), self._find_runs()
 
     def _made_by_all(self) -> set[str]:
-        """What leads to writes that several workers make side by side, unless all have the same code for it.
+        """Returns ancestors of writes that several workers compute in parallel, unless all use the same code for it.
 
-        XLA's code depends on the processor, and on what else stands in a function: where one worker also updates what
-        it owns, or another computes nothing, they would drift apart in their last bits.
+        XLA's code depends on the processor and on the rest of the function. If one worker also updates variables that
+        it owns, or another computes nothing, workers would diverge in their last bits.
         """
         context, owners = self.context, self.item.owners
         is_owned = {name: owner != EVERY_WORKER for name, owner in owners.items()}
@@ -128,18 +128,18 @@ class _Search:
         return {name for name in found if (self.part_of(name) or ("",))[0] != COMPUTE}
 
     def keys(self) -> dict[str, Key]:
-        """Of the nodes that may stand in a region."""
+        """Returns the keys of the nodes that may be in a region."""
         found: dict[str, Key] = {}
         for name in reversed(self.graph_index.order):
-            key = self._own_key(name)
-            # A read gives a variable without a copy, which a function of XLA that returns it cannot.
+            key = self._key_of(name)
+            # A read outputs a variable's buffer without a copy, which an XLA function that returns it cannot do.
             if key is not None and (key[0] == SHARED or self.graph_index.nodes[name].op == "ReadVariableOp"):
                 key = self._key_of_readers(name, key, found)
             if key is not None:
                 found[name] = key
         return found
 
-    def _own_key(self, name: str) -> Key | None:
+    def _key_of(self, name: str) -> Key | None:
         part = self.part_of(name)
         if part is None or not self.asked(name) or not self._is_free(name):
             return None
@@ -153,25 +153,25 @@ class _Search:
             and name not in self._perhaps_dead
             and node.device.startswith(self.context.task(self.context.worker))
             and self._compilable.can_compile(node)
-            and self._has_handles_beside_it(name)
+            and self._has_local_handles(name)
         )
 
-    def _has_handles_beside_it(self, name: str) -> bool:
-        """Whether what a node has of variables comes from their handles, or from a loop's, on its device."""
+    def _has_local_handles(self, name: str) -> bool:
+        """Returns True if a node's resource inputs are variable handles, or come from a loop, on its device."""
         node = self.graph_index.nodes[name]
         sources = zip(self.graph_index.data[name], types_of_inputs(node), strict=True)
         handles = [self.graph_index.nodes[source] for source, kind in sources if kind == RESOURCE]
         return all((h.op == "VarHandleOp" or h.op in having(Trait.LOOP)) and h.device == node.device for h in handles)
 
     def _key_of_readers(self, name: str, own: Key, found: Mapping[str, Key]) -> Key | None:
-        """The region of all that read a node, if it is one and could take it; what many read stays by itself."""
+        """Returns the common key of a node's readers if it fits the node; None if there are several keys."""
         readers = {found.get(consumer) for consumer in self.graph_index.consumers[name]}
         reader = next(iter(readers)) if len(readers) == 1 else None
         is_alike = reader is not None and (reader[-3], reader[-1]) == (own[-3], own[-1])
         return reader if is_alike and name not in self._returned else None
 
     def _find_waits(self) -> dict[str, int]:
-        """For each node, as a set of bits, what it needs that may wait for other workers."""
+        """Returns, for each node, a bit set of its ancestors that may wait for other workers."""
         found: dict[str, int] = {}
         count = 0
         for name in self.graph_index.order:
@@ -185,25 +185,25 @@ class _Search:
         return found
 
     def _find_runs(self) -> dict[str, int]:
-        """For each node, as a set of bits, the runs that need it: the step, and what runs beside it."""
+        """Returns, for each node, a bit set of the runs that need it: the step, and background programs."""
         found: dict[str, int] = {}
-        beside = (self.item.served, self.item.flush_targets, self.item.initializers.values())
-        for k, roots in enumerate((self._returned, *beside)):
+        background = (self.item.served, self.item.flush_targets, self.item.initializers.values())
+        for k, roots in enumerate((self._returned, *background)):
             for name in reach(roots, self.graph_index.sources.__getitem__):
                 found[name] = found.get(name, 0) | 1 << k
         return found
 
 
 def may_need_compiler(graph_index: GraphIndex, region: Iterable[str]) -> bool:
-    """Whether a region has ops that XLA does in cases in which TensorFlow has no kernel for a CPU.
+    """Returns True if a region has ops for which TensorFlow may lack a CPU kernel, while XLA supports them.
 
-    Keras asks to compile convolutions in three dimensions for that alone: those in groups, and channels first.
+    Keras compiles three-dimensional convolutions for that reason alone: grouped ones, and those with channels first.
     """
     return any(graph_index.nodes[name].op in _CONVOLUTIONS for name in region)
 
 
 def work_in(graph_index: GraphIndex, region: Iterable[str]) -> int:
-    """How many nodes of a region compute something."""
+    """Returns the number of computing nodes in a region."""
     return sum(graph_index.nodes[name].op not in _NO_WORK for name in region)
 
 

@@ -1,4 +1,4 @@
-"""Leave out compute: a worker without replicas runs what runs once, and nothing that a batch reaches."""
+"""LeaveOutCompute: removes the nodes that depend on a batch from the graph of a worker without replicas."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from autodist.kernels.replica_dependent import sources_of_replicas
 
 @dataclass(frozen=True)
 class LeaveOutCompute(Kernel):
-    """On a worker without replicas, nothing runs that a batch, a random draw or a gradient of its own reaches.
+    """Removes all nodes that depend on a batch, a random draw or a gradient seed on a worker without replicas.
 
-    By now the sums of the other workers' parts have taken the place of its own. What waited for a node that is left
-    out waits for what that node waited for.
+    At this point the sums of the other workers' parts have replaced its own part. Nodes that waited for a removed node
+    inherit its control inputs.
 
         x → f → update,  g (received) → update'       becomes       g (received) → update'
     """
@@ -46,19 +46,19 @@ class LeaveOutCompute(Kernel):
 
 
 def _reached(editor: GraphEditor, sources: Iterable[str]) -> set[str]:
-    """The sources, and all that they reach by data."""
-    return reach(sources, lambda name: [c for c in editor.consumers(name) if name in _given(editor, c)])
+    """Returns the sources and all their descendants through data."""
+    return reach(sources, lambda name: [c for c in editor.consumers(name) if name in _data_sources(editor, c)])
 
 
 def _needed(editor: GraphEditor, roots: Iterable[str], computed: Set[str]) -> set[str]:
-    """The roots and all that they need, but for what they only wait for if that is in `computed`."""
+    """Returns the roots and all their ancestors, except those in `computed` that are only control inputs."""
 
     def waits(name: str) -> list[str]:
         return [node_of(i) for i in editor[name].input if is_control(i) and node_of(i) not in computed]
 
-    return reach(roots, lambda name: [*_given(editor, name), *waits(name)])
+    return reach(roots, lambda name: [*_data_sources(editor, name), *waits(name)])
 
 
-def _given(editor: GraphEditor, name: str) -> list[str]:
-    """The nodes that a node has data from."""
+def _data_sources(editor: GraphEditor, name: str) -> list[str]:
+    """Returns the nodes whose outputs are a node's data inputs."""
     return [node_of(i) for i in editor[name].input if not is_control(i)]

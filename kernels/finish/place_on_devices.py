@@ -1,4 +1,4 @@
-"""Place on devices: what no earlier kernel placed stands on this worker."""
+"""PlaceOnDevices: places the nodes that earlier kernels left without a worker on this worker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from autodist.kernels.base import Context, Kernel
 
 @dataclass(frozen=True)
 class PlaceOnDevices(Kernel):
-    """Gives every node a device of a worker: a replica's on its own device, all else on the worker's first device.
+    """Assigns a device to every node: a replica's nodes to its device, all others to the worker's first device.
 
-    What takes a variable's handle stands where the variable is kept. Colocation classes, which say the same thing less
-    plainly, are taken away.
+    Nodes that use a variable's handle are placed with the variable. Colocation classes become redundant and are
+    removed.
     """
 
     name: ClassVar[str] = "place-on-devices"
@@ -35,33 +35,33 @@ class PlaceOnDevices(Kernel):
             if key not in known:
                 known[key] = _device(*key, context)
             node.device = known[key]
-            # A class that names a node on another worker would move this one there, whatever its own device says.
+            # A class that names a node on another worker would override the device.
             node.attr.pop("_class", None)
         _stay_with_variables(item, nodes, context)
         return replace(item, graph_def=placed)
 
 
-def _device(asked: str, replica_device: str, context: Context) -> str:
-    spec = tf.DeviceSpec.from_string(asked)
+def _device(captured: str, replica_device: str, context: Context) -> str:
+    spec = tf.DeviceSpec.from_string(captured)
     if spec.job is not None:
-        return asked
+        return captured
     if spec.device_type == "CPU":
         return context.cpu(context.worker)
     return device_of(context.worker, context.workers, replica_device)
 
 
 def _stay_with_variables(item: Step, nodes: Mapping[str, NodeDef], context: Context) -> None:
-    mine = context.task(context.worker)
-    homes = {}
+    this_task = context.task(context.worker)
+    devices = {}
     for handle in item.graph_index.of_op("VarHandleOp"):
         node = nodes[handle.name]
-        if node.device.startswith(mine):
+        if node.device.startswith(this_task):
             node.device = context.home(context.worker, tf.as_dtype(node.attr["dtype"].type))
-        homes[handle.name] = node.device
-    for name in {consumer for handle in homes for consumer in item.graph_index.consumers[handle]}:
-        taken = next((i for i in nodes[name].input if i in homes), None)
-        if taken is not None:
-            nodes[name].device = homes[taken]
+        devices[handle.name] = node.device
+    for name in {consumer for handle in devices for consumer in item.graph_index.consumers[handle]}:
+        handle_input = next((i for i in nodes[name].input if i in devices), None)
+        if handle_input is not None:
+            nodes[name].device = devices[handle_input]
 
 
 def _replica_device(item: Step, name: str, devices: list[str]) -> str:

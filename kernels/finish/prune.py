@@ -1,4 +1,4 @@
-"""Prune: what nothing needs is removed."""
+"""Prune: removes unneeded nodes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from autodist.kernels.base import Context, Kernel
 
 @dataclass(frozen=True)
 class Prune(Kernel):
-    """Keeps what outputs, targets, inputs, and what runs beside the step need."""
+    """Keeps the nodes that outputs, targets, inputs and background programs need."""
 
     name: ClassVar[str] = "prune"
 
     def apply(self, item: Step, context: Context) -> Step:
         returned = [*map(node_of, item.outputs), *item.targets]
-        beside = [*item.initializers.values(), *item.served, *item.flush_targets]
+        background = [*item.initializers.values(), *item.served, *item.flush_targets]
         handles = [v.handle for v in item.variables if v.handle in item.graph_index.nodes]
-        needed = reach([*returned, *beside, *map(node_of, item.inputs), *handles], item.graph_index.sources.__getitem__)
+        roots = [*returned, *background, *map(node_of, item.inputs), *handles]
+        needed = reach(roots, item.graph_index.sources.__getitem__)
         if len(needed) == len(item.graph_index.nodes):
             return item
         kept = item.graph_index.only(needed)

@@ -1,1 +1,1 @@
-"""The compute part once for each replica, and what joins what the replicas make."""
+"""Replicates the compute part, and reduces the values that the replicas compute."""

@@ -1,4 +1,4 @@
-"""Each replica draws other random numbers, while the stored state of every generator stays alike everywhere."""
+"""Draws different random numbers on each replica, and keeps the stored generator states equal on all workers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
 
 STRIDE = 1_000_003
-"""Distance between the seeds of neighbouring replicas; a prime, so that it does not fall in with other strides."""
+"""Distance between the seeds of neighbouring replicas; a prime, so that it does not coincide with other strides."""
 
 _DRAWS = having(Trait.READ) | {"RngReadAndSkip"}
-"""What hands out a generator's state: Keras reads it, `tf.random.Generator` reads and advances it in one."""
+"""Ops that output a generator's state: Keras reads it, `tf.random.Generator` reads and advances it in one op."""
 
 
 @dataclass(frozen=True)
 class AdvanceAlike(Kernel):
-    """A `tf.random.Generator` advances by the same amount on every worker, whatever part of the batch is there.
+    """Advances each `tf.random.Generator` by the same amount on every worker, whatever its part of the batch.
 
-    It would advance by how many numbers are drawn, and the stored states of workers with parts of unequal size would
-    drift apart. Here it advances past what all replicas draw.
+    Without this kernel, a generator advances by the count of numbers drawn, and the stored states of workers with parts
+    of unequal size diverge. With it, a generator advances past the draws of all replicas.
     """
 
     name: ClassVar[str] = "advance-alike"
@@ -47,8 +47,8 @@ class AdvanceAlike(Kernel):
 
 
 def reads_to_offset(editor: GraphEditor, item: Step) -> list[tuple[str, str]]:
-    """Inputs (consumer, tensor) that draw from a generator's state, without those that advance the state."""
-    found = []
+    """Returns inputs (consumer, tensor) that draw from a generator's state, except those that advance the state."""
+    reads = []
     for variable in item.variables:
         if not variable.is_seed:
             continue
@@ -57,12 +57,12 @@ def reads_to_offset(editor: GraphEditor, item: Step) -> list[tuple[str, str]]:
         advancing = editor.ancestors(writes, control=False) | set(writes)
         for read in touching:
             if editor[read].op in _DRAWS:
-                found += [
+                reads += [
                     (consumer, tensor(read))
                     for consumer in sorted(editor.consumers(read))
                     if consumer not in advancing and _takes(editor, consumer, read)
                 ]
-    return found
+    return reads
 
 
 def _takes(editor: GraphEditor, consumer: str, source: str) -> bool:
@@ -71,11 +71,11 @@ def _takes(editor: GraphEditor, consumer: str, source: str) -> bool:
 
 @dataclass(frozen=True)
 class AddedToDraws:
-    """What was put before random draws, so that each replica draws for its own examples.
+    """Nodes added before random draws, so that each replica draws numbers for its own examples.
 
     Attributes:
-        indices: names of constants that are then multiplied by the replica's index.
-        nodes: all that was added, with the draw that it is for.
+        indices: names of constants to be multiplied by the replica's index.
+        nodes: all added nodes, each with the draw that it serves.
     """
 
     indices: tuple[str, ...] = ()
@@ -86,12 +86,12 @@ class AddedToDraws:
 
 
 def draw_apart(editor: GraphEditor, item: Step, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
-    """Adds to each read of a state or a seed a constant that is then multiplied by the replica's index.
+    """Adds a constant to each read of a state or seed; it is multiplied by the replica's index later.
 
     Args:
         editor: of the step.
         item: the captured step.
-        reads: what draws, and the tensor by which it does.
+        reads: pairs of the drawing node and the tensor that it draws from.
     """
     indices: list[str] = []
     nodes: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Growth: how a tensor of unknown kind grows with the batch, as far as its ops show it.
+"""Batch degree: the power of the batch size with which a tensor of unknown kind grows, derived from its ops.
 
-Whether what replicas make of their parts is to be averaged or added up does not ask for more than that: a loss stays
-as large when every example is there twice, a sum over rows becomes twice as large.
+It decides if the parts of the replicas are averaged or summed. If each example occurs twice, a loss keeps its value and
+a sum over rows doubles.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _DEEPEST = 50
 
 
 class BatchDegree:
-    """Answers for the tensors of one captured step.
+    """Computes the batch degree of the tensors of one captured step.
 
     Args:
         item: the step.
-        flows: how its tensors depend on the batch.
+        flows: the dependence of its tensors on the batch.
     """
 
     def __init__(self, item: Step, flows: Propagation) -> None:
         self._item, self._flows = item, flows
 
     def of(self, name: str, depth: int = 0) -> int | None:
-        """The power of the number of examples with which a tensor grows: 0 for an average, 1 for a sum.
+        """Returns the power of the number of examples with which a tensor grows: 0 for an average, 1 for a sum.
 
         Args:
             name: of the tensor.
-            depth: how many ops were followed so far.
+            depth: number of ops followed so far.
 
         Returns:
-            None where the ops do not show it.
+            None if the ops do not determine it.
         """
         kind = self._flows.kind(name)
         if not isinstance(kind, Unknown):
@@ -74,12 +74,12 @@ class BatchDegree:
         return self._otherwise(name, inputs, depth)
 
     def _alike(self, operands: list[str], depth: int) -> int | None:
-        """What is added or chosen from grows alike; a constant beside it, a smallest divisor say, tells nothing."""
-        found = {self.of(i, depth) for i in operands if self._item.graph_index.nodes[node_of(i)].op != "Const"}
-        return next(iter(found)) if len(found) == 1 else None
+        """Returns the common degree of the operands; constants, such as a smallest divisor, are ignored."""
+        degrees = {self.of(i, depth) for i in operands if self._item.graph_index.nodes[node_of(i)].op != "Const"}
+        return next(iter(degrees)) if len(degrees) == 1 else None
 
     def _otherwise(self, name: str, inputs: list[str], depth: int) -> int | None:
-        """Whatever leaves the batch's axis open makes rows; what has none to reduce keeps averages averages."""
+        """Returns 0 for rows (the batch axis stays open) and for ops on averages that reduce no open axis."""
         if self._open_axes(name):
             return 0
         if any(self._open_axes(i) != 0 for i in inputs):
@@ -97,22 +97,22 @@ class BatchDegree:
         return bool(shape.rank) and shape[axis] is None
 
     def _axes_reduced(self, inputs: list[str]) -> int | None:
-        """How many open axes a reduction takes away."""
+        """Returns the number of open axes that a reduction removes."""
         shape, axes = self._item.spec_of(inputs[0]).shape, self._constant(inputs[1])
         if shape.rank is None:
             return None
-        if axes is None:  # `range(rank(x))`, say: all of them
+        if axes is None:  # for example `range(rank(x))`: all of them
             return self._open_axes(inputs[0])
         return sum(shape[axis % shape.rank] is None for axis in axes) if shape.rank else 0
 
     def _length(self, inputs: list[str]) -> int | None:
-        """Of one element of a shape."""
+        """Returns the degree of one element of a shape."""
         source = self._item.graph_index.nodes[node_of(inputs[0])]
-        places = self._constant(inputs[1])
-        if source.op != "Shape" or places is None or len(places) != 1:
+        indices = self._constant(inputs[1])
+        if source.op != "Shape" or indices is None or len(indices) != 1:
             return None
         shape = self._item.spec_of(tensor(source.input[0])).shape
-        return int(shape[places[0]] is None) if shape.rank else None
+        return int(shape[indices[0]] is None) if shape.rank else None
 
     def _product_of_lengths(self, name: str, depth: int) -> int | None:
         source = self._item.graph_index.nodes[node_of(name)]

@@ -1,4 +1,4 @@
-"""What is drawn for each example by a seed that all replicas share: one device's numbers, or each replica's own."""
+"""Draws one row per example from a shared seed: the numbers of a single device, or different ones per replica."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from autodist.kernels.replicate.split_batch import first_example
 
 @dataclass(frozen=True)
 class AlikeDraw:
-    """A node that would draw the same numbers on each replica, for examples that are not the same.
+    """A node that would draw the same numbers on each replica, for different examples.
 
     Attributes:
         node: its name.
-        seed: the tensor by which it draws.
-        axis: along which it draws for one example after the other, where what it draws for the whole batch is known.
-        per: how many rows for each example, likewise.
+        seed: the tensor that seeds the draw.
+        axis: the axis along which it draws example by example, if its draw for the whole batch is known.
+        per: number of rows per example, if that is known.
     """
 
     node: str
@@ -37,7 +37,7 @@ class AlikeDraw:
 
 
 def find_alike_draws(item: Step, flows: Propagation, varying: Set[str]) -> Iterator[AlikeDraw]:
-    """The draws by a seed that all replicas share, of those nodes that every replica has a copy of."""
+    """Yields the draws from a seed shared by all replicas, among the nodes that are copied for every replica."""
     for node in item.graph_index.having(Trait.BY_KEY):
         inputs = [tensor(name) for name in node.input if not is_control(name)]
         first, *_ = called = input_names(node.op)
@@ -53,24 +53,24 @@ def find_alike_draws(item: Step, flows: Propagation, varying: Set[str]) -> Itera
 
 
 def all_examples(item: Step, context: Context) -> str | None:
-    """The tensor with the number of examples of all replicas; None: each worker knows its own alone."""
+    """Returns the tensor with the number of examples of all replicas; None if each worker only knows its own."""
     if item.is_global:
         return ALL_EXAMPLES
     return EXAMPLES if context.workers == 1 else None
 
 
 def first_and_all(f: SubgraphBuilder, index: tf.Tensor, examples: str, replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The first example of a replica, and the number of all.
+    """Returns the first example of a replica, and the number of all examples.
 
     Args:
-        f: where they are computed.
+        f: the subgraph to build in.
         index: of the replica, shape [1].
         examples: the tensor with the number of examples of all replicas.
-        replicas: how many there are.
+        replicas: number of replicas.
     """
     count = f.input(examples, tf.int64, [])
     first = first_example(index, count // replicas, count % replicas)
-    return tf.minimum(first, tf.maximum(count - 1, 0)), count  # where it has no examples, a row that does not count
+    return tf.minimum(first, tf.maximum(count - 1, 0)), count  # a replica without examples uses a row of weight 0
 
 
 def rows_of_whole(
@@ -82,11 +82,11 @@ def rows_of_whole(
     first: tf.Tensor,
     count: tf.Tensor,
 ) -> tf.Tensor:
-    """Draws for the whole batch and takes the rows of one replica.
+    """Draws for the whole batch and slices the rows of one replica.
 
     Args:
-        f: where it is done.
-        node: that draws for one replica.
+        f: the subgraph to build in.
+        node: the node that draws for one replica.
         inputs: of the node, its shape first.
         dtype: of the numbers.
         rows: the axis of the examples, and the number of rows of each.
@@ -105,16 +105,16 @@ def rows_of_whole(
 def draw_for_all(
     editor: GraphEditor, item: Step, draws: Sequence[AlikeDraw], examples: str, replicas: int
 ) -> AddedToDraws:
-    """Lets nodes draw for the whole batch and take the rows of their own replica, which are those of one device.
+    """Makes nodes draw for the whole batch and slice the rows of their replica, so that they equal those of one device.
 
-    The node becomes what passes on its rows; what draws stands behind it, and is copied for each replica with it.
+    The node becomes an identity of its rows. The new drawing node is copied for each replica with it.
 
     Args:
         editor: of the step.
         item: the captured step.
         draws: the nodes.
         examples: the tensor with the number of examples of all replicas.
-        replicas: how many there are.
+        replicas: number of replicas.
     """
     indices: list[str] = []
     nodes: dict[str, str] = {}

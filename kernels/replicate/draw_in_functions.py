@@ -1,4 +1,4 @@
-"""What functions of loops and branches draw for each example by a seed that all replicas share."""
+"""Random draws in functions of loops and branches, one row per example from a seed that all replicas share."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Draws = Mapping[DrawAt, RowsOfDraw | None]
 def draw_in_functions(
     editor: GraphEditor, item: Step, flows: Propagation, varying: Set[str], examples: str | None, replicas: int
 ) -> AddedToDraws:
-    """Lets functions draw for the whole batch and take the rows of their own replica, which are those of one device.
+    """Makes functions draw for the whole batch and slice the rows of their replica, equal to those of one device.
 
-    Functions are shared by all replicas, so they get an argument more that says which part of the batch is whose. Where
-    the whole batch is not known, or how many rows belong to an example, each replica draws by another seed.
+    All replicas share the functions, so the functions get another argument with the replica's part of the batch. If the
+    whole batch or the number of rows per example is unknown, each replica draws from a different seed.
 
     Args:
         editor: of the step.
         item: the captured step.
-        flows: how its tensors depend on the batch.
-        varying: the nodes that every replica has a copy of.
-        examples: the tensor with the number of examples of all replicas; None: each worker knows its own alone.
-        replicas: how many there are.
+        flows: the dependence of its tensors on the batch.
+        varying: the nodes that are copied for every replica.
+        examples: the tensor with the number of examples of all replicas; None: each worker only knows its own.
+        replicas: number of replicas.
     """
     indices: list[str] = []
     nodes: dict[str, str] = {}
@@ -64,12 +64,12 @@ def draw_in_functions(
 
 @dataclass(frozen=True)
 class _Functions:
-    """Functions that take which part of the batch is whose: the first example, the number of all, what to add to seeds.
+    """Functions with another argument: the first example, the number of all examples and the offset of seeds.
 
     Attributes:
         editor: of the graph that calls them.
-        draws: what they draw.
-        knows_all: whether the whole batch is known.
+        draws: the draws in them.
+        knows_all: True if the whole batch is known.
     """
 
     editor: GraphEditor
@@ -77,7 +77,7 @@ class _Functions:
     knows_all: bool
 
     def extend(self, node: NodeDef, path: str, part: str) -> None:
-        """Lets a node hand `part` to the functions that it calls; `path` leads to them."""
+        """Makes a node pass `part` to the functions that it calls; `path` leads to them."""
         is_loop = node.op in _LOOPS
         for key, value in node.attr.items():
             for called in [value.func] if value.HasField("func") else value.list.func:
@@ -113,19 +113,19 @@ class _Functions:
         return str(definition.signature.name)
 
     def _draw(self, node: NodeDef, rows: RowsOfDraw | None) -> None:
-        """Lets a node of a function call what draws in its place."""
+        """Replaces a drawing node of a function by a call of the function that draws for this replica."""
         data = [i for i in node.input if not is_control(i)]
         instead = _for_all(node, rows) if rows is not None and self.knows_all else _apart(node)
         if instead.name not in {function.signature.name for function in self.editor.library.function}:
             self.editor.library.function.append(instead.definition)
         call = call_node(node.name, node.device, instead, filter(is_control, node.input))
-        given = {_PART: _PART, **{f"input_{k}": name for k, name in enumerate(data)}}
-        call.input[:] = [i if is_control(i) else given[i] for i in call.input]
+        inputs = {_PART: _PART, **{f"input_{k}": name for k, name in enumerate(data)}}
+        call.input[:] = [i if is_control(i) else inputs[i] for i in call.input]
         node.CopyFrom(call)
 
 
 def _for_all(node: NodeDef, rows: RowsOfDraw) -> CalledFunction:
-    """The function that draws for the whole batch and takes the rows of a part."""
+    """Builds the function that draws for the whole batch and slices the rows of a part."""
     editor, inputs = _with_inputs(node)
     [dtype] = map(tf.as_dtype, types_of_outputs(node))
     with subgraph(editor, "draw", _specs(node).__getitem__) as f:
@@ -137,7 +137,7 @@ def _for_all(node: NodeDef, rows: RowsOfDraw) -> CalledFunction:
 
 
 def _apart(node: NodeDef) -> CalledFunction:
-    """The function that draws by another seed for each replica."""
+    """Builds the function that draws from a different seed on each replica."""
     editor, inputs = _with_inputs(node)
     at = next(k for k, name in enumerate(input_names(node.op)) if name in ("seed", "key"))
     with subgraph(editor, "draw", _specs(node).__getitem__) as f:
@@ -152,7 +152,7 @@ def _specs(node: NodeDef) -> dict[str, tf.TensorSpec]:
 
 
 def _with_inputs(node: NodeDef) -> tuple[GraphEditor, Sequence[str]]:
-    """A graph of what a function takes, and the names of a node's inputs there."""
+    """Returns a graph with placeholders for a function's arguments, and the names of a node's inputs in it."""
     definition = tf.compat.v1.GraphDef()
     definition.node.add(name=_PART, op="Placeholder").attr["dtype"].type = tf.int64.as_datatype_enum
     names = []

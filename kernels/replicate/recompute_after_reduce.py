@@ -1,4 +1,4 @@
-"""Made of: the tensors from which a value is computed once more when they have been joined over the replicas."""
+"""Recomputes a value from tensors that have been reduced over the replicas."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from autodist.graph.step import Step
 
 @dataclass(frozen=True)
 class RecomputedValue:
-    """What a tensor is made of, besides what all replicas share.
+    """The computation of a tensor, from tensors that differ between replicas.
 
     Attributes:
         wholes: tensors whose value for the whole batch is known.
-        between: the nodes that make the tensor of them.
+        between: the nodes that compute the tensor from them.
     """
 
     wholes: tuple[str, ...]
@@ -28,13 +28,13 @@ class RecomputedValue:
 def find_recomputed(
     item: Step, name: str, kind_of: Callable[[str], Kind], is_whole: Callable[[str, Kind], bool | None]
 ) -> RecomputedValue | None:
-    """What a captured tensor is made of; None if the whole of some of it is not known.
+    """Returns the computation of a captured tensor; None if an input's value for the whole batch is not known.
 
     Args:
         item: the captured step.
         name: of the tensor, of unknown kind itself.
-        kind_of: how each tensor depends on the batch.
-        is_whole: whether the whole of a tensor of a kind is known; None: that depends on what it is made of.
+        kind_of: returns the dependence of a tensor on the batch.
+        is_whole: returns True if a tensor's value for the whole batch is known; None: that depends on its inputs.
     """
     wholes: dict[str, None] = {}
     between: dict[str, None] = {node_of(name): None}
@@ -62,14 +62,14 @@ def find_recomputed(
 
 
 def make_again(editor: GraphEditor, label: str, name: str, made_of: RecomputedValue, joined: Mapping[str, str]) -> str:
-    """Computes a captured tensor once more, of what stands for its wholes; returns the new one.
+    """Recomputes a captured tensor from the reduced values of its inputs; returns the new tensor.
 
     Args:
         editor: of the replicated step.
-        label: for the names of what is made.
+        label: for the names of the new nodes.
         name: of the captured tensor.
-        made_of: what it is made of.
-        joined: for each of the wholes, the tensor that is read in its place.
+        made_of: its computation.
+        joined: for each of its `wholes`, the tensor that replaces it.
     """
     clones = editor.clone(made_of.between, f"autodist/{label}/", lambda i: joined.get(tensor(i), i))
     return tensor(name).replace(node_of(name), clones[node_of(name)], 1)

@@ -1,4 +1,4 @@
-"""Replicate: a copy of the compute part for each replica of this worker, joined where the rest of the step reads it."""
+"""Replicate: copies the compute part for each replica of this worker, and reduces the values read outside it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _SEEDED = having(Trait.SEEDED)
 
 @dataclass(frozen=True)
 class Replicate(Kernel):
-    """Clones what differs between replicas, splits the batch, and sums over the local replicas.
+    """Copies the nodes that differ between replicas, splits the batch, and sums over the local replicas.
 
-    The first local replica is the captured graph itself; another one's nodes stand under `autodist/replica_k/`, where k
-    is the position among this worker's replicas. What no batch, weight or random draw reaches is computed once for all.
-    What has to be combined with other workers is noted in its `Replication`.
+    The first local replica is the captured graph itself. The nodes of another one are named `autodist/replica_k/…`; k
+    is its position among this worker's replicas. Nodes that depend on no batch, weight or random draw run once.
+    Reductions over other workers are recorded in the step's `Replication`.
 
         x → f → g → update      becomes      x[:n] → f → g   ┐
                                              x[n:] → f'→ g'  ┴ add → update
@@ -125,11 +125,11 @@ class _Replication:
         return _with_settled_depths(made)
 
     def _free_constants(self) -> None:
-        """Constants wait for nothing, or replicas that share one would wait for each other."""
+        """Removes control inputs of constants: otherwise, replicas that share one would wait for each other."""
         free_constants(self.editor, self.item.graph_index, {*map(node_of, self.item.outputs), *self.item.targets})
 
     def _draw_for_own_examples(self, states: list[tuple[str, str]], varying: set[str]) -> AddedToDraws:
-        """Lets random draws be other ones on each replica, or those of its examples on one device."""
+        """Makes random draws differ between replicas, or equal those of one device for the replica's examples."""
         alike = list(find_alike_draws(self.item, self.flows, varying))
         examples = all_examples(self.item, self.context)
         whole = [draw for draw in alike if draw.axis is not None and examples is not None]
@@ -142,7 +142,7 @@ class _Replication:
         return added | draw_for_all(self.editor, self.item, whole, examples, replicas)
 
     def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
-        """For each local replica what its copies are called; the first one's keep their names."""
+        """Returns, for each local replica, the names of its copies; the first replica keeps the captured names."""
         names = [name for name in self.editor.names if name in varying]
         count = len(self.context.copied_replicas)
         return [{name: name for name in names}] + [
@@ -160,10 +160,10 @@ class _Replication:
                     self.editor[copy].attr["seed2"].i = seed % 2**31
 
     def _order_after_all(self, clones: list[dict[str, str]]) -> None:
-        """What was ordered after a node that has copies is ordered after each of them."""
+        """Orders nodes after all copies of a node, if they were ordered after the captured node."""
         copied = clones[0]
-        mine = set().union(*(renamed.values() for renamed in clones))
-        for name in {consumer for source in copied for consumer in self.editor.consumers(source)} - mine:
+        copies = set().union(*(renamed.values() for renamed in clones))
+        for name in {consumer for source in copied for consumer in self.editor.consumers(source)} - copies:
             more = [
                 renamed[node_of(i)]
                 for i in self.editor[name].input
@@ -174,7 +174,7 @@ class _Replication:
                 self.editor.add_control(name, more)
 
     def _run_all(self, clones: list[dict[str, str]]) -> None:
-        """What the captured step runs, every replica does."""
+        """Adds the copies of the captured step's targets to the targets."""
         for name in self.editor.targets:
             if name in clones[0]:
                 self.editor.replace_target(name, [renamed[name] for renamed in clones])
@@ -188,5 +188,5 @@ def _with_settled_depths(item: Step) -> Step:
 
 
 def _origins_of_copies(origin_of: Origins, copies: Mapping[str, tuple[int, str]]) -> Origins:
-    """A copy is made where the captured node was."""
+    """Returns the origin of the captured node for each of its copies."""
     return lambda name: origin_of(copies[name][1] if name in copies else name)

@@ -1,4 +1,4 @@
-"""The batch that is fed to a worker is split over its replicas, each of which sees rows that follow one another."""
+"""Splits the batch that is fed to a worker over its replicas, each of which gets consecutive rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Clones = Sequence[Mapping[str, str]]
 
 
 def split_batch(editor: GraphEditor, item: Step, clones: Clones) -> ReplicaWeights:
-    """Gives every local replica its part of each batch input; the first `examples % replicas` parts are one longer."""
+    """Slices each batch input per local replica; the first `examples % replicas` parts have one more example."""
 
     def named(name: str, k: int) -> str:
         node = node_of(name)
@@ -51,7 +51,7 @@ def split_batch(editor: GraphEditor, item: Step, clones: Clones) -> ReplicaWeigh
 
 
 def _count_rows(editor: GraphEditor, item: Step, name: str) -> str:
-    """How many rows of an input this worker is fed."""
+    """Returns the number of rows of an input that this worker is fed."""
     spec, axis = item.spec_of(name), item.inputs[name]
     with subgraph(editor, f"rows/{node_of(name)}") as f:
         count = tf.shape(f.input(name, spec.dtype, spec.shape), out_type=tf.int64)[axis]
@@ -61,7 +61,7 @@ def _count_rows(editor: GraphEditor, item: Step, name: str) -> str:
 def _slice_inputs(
     editor: GraphEditor, item: Step, axes: Mapping[str, int], clones: Clones, counted: str, label: str
 ) -> tuple[str, ...]:
-    """Cuts inputs of as many rows as `counted` says; returns how many each replica has."""
+    """Slices inputs of `counted` rows each; returns the number of rows of each replica."""
     count = len(clones)
     captured = clones[0]
     consumers = {name: [c for c in editor.consumers(node_of(name)) if c in captured] for name in axes}
@@ -75,9 +75,9 @@ def _slice_inputs(
     return tuple(sizes)
 
 
-@functools.lru_cache(maxsize=64)  # a step that evaluates has the batches of one that trains
+@functools.lru_cache(maxsize=64)  # an evaluation step has the same batches as a training step
 def _cutting(count: int, inputs: tuple[tuple[tf.DType, tf.TensorShape, int], ...]) -> Template:
-    """Of the number of examples and the inputs, how many each replica has and, input by input, the rows of each."""
+    """Maps the number of examples and the inputs to the size of each replica's part and, per input, the parts."""
 
     def build(examples: tf.Tensor, *wholes: tf.Tensor) -> list[tf.Tensor]:
         share, rest = examples // count, examples % count
@@ -94,15 +94,15 @@ def _cutting(count: int, inputs: tuple[tuple[tf.DType, tf.TensorShape, int], ...
 
 
 def first_example(part: int | tf.Tensor, share: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
-    """Where a part begins, of parts with `share` examples each, the first `rest` of which have one more."""
+    """Returns the start of a part, if parts have `share` examples and the first `rest` of them one more."""
     return part * share + tf.minimum(tf.convert_to_tensor(part, tf.int64), rest)
 
 
 def _rows(whole: tf.Tensor, axis: int, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """`size` rows from `start`; where there are none, one row that is there all the same."""
+    """Returns `size` rows from `start`; if `size` is 0, one existing row."""
     begin = tf.minimum(start, tf.shape(whole, out_type=tf.int64)[axis] - 1)
     rank = whole.shape.rank
-    if rank is None:  # known where the step runs
+    if rank is None:  # known when the step runs
         is_split = tf.equal(tf.range(tf.rank(whole)), axis)
         return tf.slice(whole, tf.where(is_split, begin, 0), tf.where(is_split, tf.maximum(size, 1), -1))
     at = [begin if a == axis else tf.constant(0, tf.int64) for a in range(rank)]

@@ -1,4 +1,4 @@
-"""Writes that the compute part makes itself (batch-norm averages, metrics) become values that replicas hand over."""
+"""Replaces writes in the compute part (batch-norm averages, metrics) by values that are combined over replicas."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ARITHMETIC = {s.assign: s.arithmetic for s in SUMS}
 
 @dataclass(frozen=True)
 class Made:
-    """What a variable's value is made of, after some writes of the step.
+    """The composition of a variable's value after some writes of the step.
 
     Attributes:
-        base: captured tensor that was assigned last; None where additions start from what the step found.
+        base: captured tensor that was assigned last; None if additions start from the value before the step.
         added: captured tensors that were added since.
         subtracted: captured tensors that were subtracted since.
     """
@@ -37,21 +37,21 @@ class Made:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What was added or subtracted."""
+        """The tensors that were added or subtracted."""
         return self.added + self.subtracted
 
 
 @dataclass(frozen=True)
 class StateChange:
-    """What the compute part does to one variable in a step.
+    """The change that the compute part makes to one variable in a step.
 
     Attributes:
-        variable: that it writes.
-        before: tensor with the value that the step found.
-        after: tensor with the value that a replica leaves.
-        made: by the captured writes, in their order, of what the value after each is made.
-        write: the node that writes the combined value; its value is still to be given.
-        label: of the change in names.
+        variable: the variable that it writes.
+        before: tensor with the value before the step.
+        after: tensor with the value that a replica computes.
+        made: by captured write, in order, the composition of the value after it.
+        write: the node that writes the combined value; its value input is set later.
+        label: used in node names.
     """
 
     variable: Variable
@@ -63,29 +63,29 @@ class StateChange:
 
     @property
     def in_all(self) -> Made:
-        """Of what the value is made that a replica leaves."""
+        """The composition of the value that a replica computes."""
         return self.made[node_of(self.after)]
 
     @property
     def only_added(self) -> str | None:
-        """What was added, if nothing else was done; exact where `after - before` would be rounded."""
+        """The tensor that was added, if that is the only change; exact, while `after - before` would be rounded."""
         made = self.in_all
         return made.added[0] if made.base is None and len(made.added) == 1 and not made.subtracted else None
 
 
 def take_state_writes(editor: GraphEditor, item: Step, stages: Stages, varying: Collection[str]) -> list[StateChange]:
-    """Turns the compute part's writes of what differs between replicas into arithmetic, one write for each variable.
+    """Replaces writes of replica-dependent values in the compute part by arithmetic and a single write per variable.
 
         v.assign(f(v, x)); y = g(v)      becomes      v1 = f(v, x); y = g(v1); and once, at the end, v.assign(combined)
 
-    Where a part of the step that runs once stands between two writes (a metric's result, an update that reads an
-    average), the writes before it are combined first, and those behind it start from the combined value.
+    If a part of the step that runs once lies between two writes (a metric's result, an update that reads an average),
+    the writes before it are combined first, and those after it start from the combined value.
 
-    So are writes that are alike everywhere, of a trained variable that one worker owns and that is used after them: the
-    owner writes when the gradients of all have come, and what these are made of cannot wait for that.
+    Replica-independent writes are replaced as well if they write a trained variable that one worker owns and that is
+    used after them: the owner writes once all gradients have arrived, and the gradients cannot wait for that.
 
     Raises:
-        RewriteError: if such a write is of a kind that cannot be combined.
+        RewriteError: such a write is of a kind that cannot be combined.
     """
     by_variable: dict[str, list[str]] = {}
     for write in stages.state_writes:
@@ -106,13 +106,13 @@ def take_state_writes(editor: GraphEditor, item: Step, stages: Stages, varying: 
 
 @dataclass(frozen=True)
 class _Run:
-    """Writes of a variable that are combined as one.
+    """Writes of a variable that are combined into one.
 
     Attributes:
         writes: their names.
-        every: those of the variable, in their order.
-        label: for names.
-        after: the write that combines the run before; None for the first.
+        every: all writes of the variable, in order.
+        label: used in node names.
+        after: the write that combines the previous run; None for the first.
     """
 
     writes: tuple[str, ...]
@@ -122,7 +122,7 @@ class _Run:
 
 
 def _runs_of(item: Step, stages: Stages, writes: Sequence[str]) -> Iterator[list[str]]:
-    """The writes of a variable in runs: none waits for what runs once behind another of its run."""
+    """Groups the writes of a variable into runs: no write waits for a run-once node after another write of its run."""
     run: list[str] = []
     for write in writes:
         behind = {c for earlier in run for c in item.graph_index.consumers[earlier] if c in stages.once}
@@ -135,7 +135,7 @@ def _runs_of(item: Step, stages: Stages, writes: Sequence[str]) -> Iterator[list
 
 
 _OUT_OF_THE_BRANCH = (
-    "Let tf.switch_case give the value, the old one where nothing is to change, and assign that; or use tf.cond."
+    "Return the new value from tf.switch_case, the old one if nothing changes, and assign it; or use tf.cond."
 )
 
 
@@ -163,10 +163,10 @@ def _take(editor: GraphEditor, item: Step, stages: Stages, variable: Variable, r
 
 
 def _require_reads_that_run(item: Step, stages: Stages, variable: Variable, writes: set[str]) -> None:
-    """Passes if the one write can wait for all reads before it.
+    """Checks that the single write can wait for all reads before it.
 
     Raises:
-        RewriteError: one stands in a branch of TensorFlow 1: where it does not run, nor does what waits for it.
+        RewriteError: a read is in a TensorFlow 1 branch. If the branch does not run, nor do nodes that wait for it.
     """
     branched = set(find_in_branches(item.graph_index))
     for name in stages.readers(variable.handle):
@@ -186,7 +186,7 @@ def _read(editor: GraphEditor, variable: Variable, run: _Run) -> str:
 
 
 def _write(editor: GraphEditor, variable: Variable, label: str, control: list[str]) -> str:
-    """The one write; its value is a placeholder's until the combined one is known."""
+    """Adds the single write; its value is a placeholder until the combined value is known."""
     value = NodeDef(name=f"autodist/state/{label}/combined", op="Placeholder")
     value.attr["dtype"].type = variable.dtype.as_datatype_enum
     editor.add(value)
@@ -216,17 +216,17 @@ def _made(editor: GraphEditor, item: Step, stages: Stages, variable: Variable, r
 def _addend(
     editor: GraphEditor, item: Step, stages: Stages, variable: Variable, earlier: Sequence[str], write: str
 ) -> str | None:
-    """What a write adds to the value that the earlier ones leave, if it adds."""
+    """Returns the tensor that a write adds to the value after the earlier ones; None if it does not add."""
     node = editor[write]
     if node.op == "AssignAddVariableOp":
         return tensor(node.input[1])
     value = editor[node_of(node.input[1])]
     if node.op != "AssignVariableOp" or value.op not in having(Trait.ADDITION):
         return None
-    for mine, other in ((0, 1), (1, 0)):
-        source = editor[node_of(value.input[mine])]
+    for first, second in ((0, 1), (1, 0)):
+        source = editor[node_of(value.input[first])]
         if source.op == "ReadVariableOp" and node_of(source.input[0]) == variable.handle:
-            added = tensor(value.input[other])
+            added = tensor(value.input[second])
             is_current = set(earlier) <= set(stages.writes_before(source.name, variable.handle))
             return added if is_current and item.spec_of(added).shape == tf.TensorShape(variable.shape) else None
     return None
@@ -243,7 +243,7 @@ def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, run: 
             continue
         current = max(earlier, key=stages.order.__getitem__)
         if current not in run.writes:
-            continue  # it takes the value that another run of writes leaves
+            continue  # it reads the value after another run of writes
         if node.op == "ResourceGather" and not is_in_batches(node):
             _become_gather(editor, node, current)
         elif node.op != "ReadVariableOp":
@@ -257,7 +257,7 @@ def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, run: 
 
 
 def _become_gather(editor: GraphEditor, node: NodeDef, current: str) -> None:
-    """Lets a gather read rows of the value that a write has left, in place of the variable's."""
+    """Makes a gather read rows of the value after a write, in place of the variable's."""
     dtype, index_dtype = node.attr["dtype"].type, node.attr["Tindices"].type
     ids = node.input[1]
     axis = NodeDef(name=f"{node.name}/axis", op="Const", device=node.device)

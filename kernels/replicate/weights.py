@@ -1,4 +1,4 @@
-"""How much each replica's part of the batch counts, and what a captured tensor's kind says about joining it."""
+"""The weight of each replica's part of the batch in reductions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ReplicaWeights:
     """The parts of a batch that this worker's replicas have.
 
     Attributes:
-        sizes: per local replica, the tensor with its number of examples (int64 scalar); None where there is no batch.
-        named: name of a captured tensor in a local replica.
-        spec_of: shape and dtype of a captured tensor.
-        is_global: whether every worker knows how many examples there are in all.
-        apart: as `sizes`, for inputs that have other numbers of rows, by the first input of that number.
+        sizes: per local replica, the tensor with its number of examples (int64 scalar); None if there is no batch.
+        named: returns the name of a captured tensor in a local replica.
+        spec_of: returns the shape and dtype of a captured tensor.
+        is_global: True if every worker knows the total number of examples.
+        apart: like `sizes`, for inputs with other numbers of rows, keyed by the first input of that number.
     """
 
     sizes: Sequence[str] | None
@@ -35,19 +35,19 @@ class ReplicaWeights:
 
     @property
     def given(self) -> dict[str, int | None]:
-        """Inputs that the split step has beside the captured ones."""
+        """The inputs that the split step has in addition to the captured ones."""
         if self.sizes is None:
             return {}
         return dict.fromkeys((EXAMPLES, ALL_EXAMPLES)[: 1 + self.is_global])
 
     def size(self, f: SubgraphBuilder, k: int, dtype: tf.DType) -> tf.Tensor:
-        """Number of examples of local replica `k`; 1 where there is no batch."""
+        """Returns the number of examples of local replica `k`; 1 if there is no batch."""
         if self.sizes is None:
             return tf.constant(1, dtype)
         return tf.cast(f.input(self.sizes[k], tf.int64, []), dtype)
 
     def whole(self, f: SubgraphBuilder, weight: Weight, replicas: int, dtype: tf.DType) -> tf.Tensor | None:
-        """The sum of a weight over all replicas of all workers, where each worker knows it by itself."""
+        """Returns the sum of a weight over all replicas of all workers, if each worker knows it without messages."""
         if not isinstance(weight, Examples):
             return None
         if self.sizes is None:
@@ -55,18 +55,18 @@ class ReplicaWeights:
         return tf.cast(f.input(ALL_EXAMPLES, tf.int64, []), dtype) if self.is_global else None
 
     def is_used(self, f: SubgraphBuilder, k: int) -> tf.Tensor:
-        """Whether local replica `k` has examples."""
+        """Returns True if local replica `k` has examples."""
         return self.size(f, k, tf.int64) > 0
 
     def weight(self, f: SubgraphBuilder, weight: Weight, k: int, dtype: tf.DType) -> tf.Tensor:
-        """The weight of local replica `k`, 0 if it has no examples."""
+        """Returns the weight of local replica `k`, 0 if it has no examples."""
         value = self._value(f, weight, k, dtype)
         if self.sizes is None or isinstance(weight, Examples):
             return value
         return tf.where(self.is_used(f, k), value, tf.zeros([], dtype))
 
     def tensor(self, f: SubgraphBuilder, name: str, k: int) -> tf.Tensor:
-        """The captured tensor `name` as local replica `k` has it."""
+        """Returns the captured tensor `name` of local replica `k`."""
         spec = self.spec_of(name)
         return f.input(self.named(name, k), spec.dtype, spec.shape)
 

@@ -1,1 +1,1 @@
-"""Rows of tables: what a step reads and writes of a large variable by rows stays rows."""
+"""Rows of tables: accesses of a large variable by rows remain accesses by rows throughout the rewrite."""

@@ -1,4 +1,4 @@
-"""Rows that come more than once are added to a variable in one order."""
+"""Adds repeated rows to a variable in a fixed order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _IN_ORDER = {s.scatter: s.scatter_nd for s in SUMS}
 
 @dataclass(frozen=True)
 class AddRowsInOrder(Kernel):
-    """Rows that come more than once are added to a variable one after the other.
+    """Adds repeated rows to a variable one after the other.
 
-    A ResourceScatterAdd of repeated rows runs on several threads and differs in its last bits from run to run, hence
-    from worker to worker. On CPUs a ResourceScatterNdAdd runs on one and takes no longer where a table is larger than
-    the cache, for the time goes into memory. (Sums of segments do not depend on threads either, and take half as long
-    again: 5120 rows of 64 floats in a table of 200 000 take 1.5 ms, summing them before 0.8 ms more.)
+    A ResourceScatterAdd of repeated rows runs on several threads. Its last bits differ between runs, and thus between
+    workers. On CPUs a ResourceScatterNdAdd runs on one thread; for a table larger than the cache it takes no longer,
+    since memory access dominates. (Segment sums do not depend on threads either, but take half as long again: 5120 rows
+    of 64 floats in a table of 200 000 take 1.5 ms, summing them first 0.8 ms more.)
 
         ResourceScatterAdd(v, ids, rows)    becomes    ResourceScatterNdAdd(v, ids[:, newaxis], rows)
     """
@@ -43,7 +43,7 @@ class AddRowsInOrder(Kernel):
 
 
 def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:
-    """Whether no row can come twice."""
+    """Returns True if no row can occur twice."""
     source = editor[node_of(node.input[1])]
     return source.op in having(Trait.UNIQUE | Trait.UNIQUE_COUNTED) and output_index(node.input[1]) == 0
 
@@ -51,11 +51,11 @@ def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:
 def _add_in_order(editor: StepEditor, node: NodeDef) -> None:
     handle, ids, rows = node.input[:3]
     with editor.subgraph(f"add_rows_in_order/{node.name}") as f:
-        places = tf.expand_dims(f.input(ids, tf.as_dtype(node.attr["Tindices"].type)), -1)
+        indices = tf.expand_dims(f.input(ids, tf.as_dtype(node.attr["Tindices"].type)), -1)
     dtype, index_dtype = node.attr["dtype"].type, node.attr["Tindices"].type
     node.op = _IN_ORDER[node.op]
     for key in ("dtype", "Tindices", "_class"):
         node.attr.pop(key, None)
     node.attr["T"].type, node.attr["Tindices"].type = dtype, index_dtype
     node.attr["use_locking"].b = True
-    editor.set_inputs(node.name, [handle, f.name(places), rows, *node.input[3:]])
+    editor.set_inputs(node.name, [handle, f.name(indices), rows, *node.input[3:]])

@@ -1,4 +1,4 @@
-"""How the rows of sparse gradients are joined over the replicas."""
+"""Chooses how the rows of sparse gradients are joined over the replicas."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _UNIQUE = {
     **dict.fromkeys(having(Trait.UNIQUE | Trait.UNIQUE_COUNTED), 0),
     **dict.fromkeys(having(Trait.SEGMENT_ROWS), 1),
 }
-"""Outputs in which no index comes twice, by op."""
+"""Outputs without repeated indices, by op."""
 
 _PASS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 
 
 @dataclass(frozen=True)
 class ChooseRowJoins(Kernel):
-    """Sees to it that an update is given the rows that one device would give it.
+    """Ensures that an update receives the same rows as on one device.
 
-    One device has a row for each id of the batch, but one in all for a position that every example asks for, and one
-    for each of the batch's different ids where the step looks these up. Optimizers that square rows, or clip them, tell
-    a row from two halves of it; where rows are only added up the difference does not matter.
+    One device has a row for each id of the batch. It has a single row for a position that all examples look up, and one
+    row per distinct id if the step looks up unique ids. Optimizers that square or clip rows treat a row and two halves
+    of it differently; if rows are only summed, the difference does not matter.
     """
 
     name: ClassVar[str] = "choose-row-joins"
@@ -50,10 +50,10 @@ class ChooseRowJoins(Kernel):
 def _chosen(
     editor: StepEditor, flows: Propagation, item: Step, gradient: VariableGradient, cut: Collection[str]
 ) -> VariableGradient:
-    """The gradient with how its rows are joined; `cut` names the variables whose rows lie in several shards.
+    """Returns the gradient with its row join; `cut` names the variables whose rows are split over several shards.
 
     Raises:
-        RewriteError: replicas would give its optimizer other rows than one device.
+        RewriteError: replicas would pass other rows to its optimizer than one device.
     """
     ids, rows = gradient.tensors
     found = {name: _join_of_source(editor, flows, name) for name in _sources(editor, ids)}
@@ -68,25 +68,25 @@ def _chosen(
     if aligned and gradient.variable not in cut:
         return replace(gradient, row_join=RowJoin.ENDS_ALIGNED, aligned=aligned)
     raise RewriteError(
-        f"{gradient.variable} is looked up in several ways in one step, by {differing[0]} other than for each example "
-        "by itself, and its optimizer does more with the rows of the gradient than to add them up: replicas would give "
-        "it other rows than one device. Make its gradient dense (tf.convert_to_tensor) before it is applied, or look "
-        f"up a variable of its own{', or leave it in one piece' if aligned else ''}."
+        f"{gradient.variable} is looked up in several ways in one step; the indices {differing[0]} do not belong to "
+        "separate examples, and its optimizer does more with the rows of the gradient than sum them: replicas would "
+        "pass other rows to it than one device. Make its gradient dense (tf.convert_to_tensor) before it is applied, "
+        f"or look up a separate variable{', or leave it in one piece' if aligned else ''}."
     )
 
 
 def _aligned_end(item: Step, found: Mapping[str, RowJoin]) -> int | None:
-    """How many rows at the end are of indices that all replicas have, if those before them are of examples."""
-    hows = list(found.values())
-    first = hows.index(RowJoin.ALIGNED) if RowJoin.ALIGNED in hows else 0
-    if set(hows[:first]) != {RowJoin.IN_TURN} or set(hows[first:]) != {RowJoin.ALIGNED}:
+    """Returns the number of trailing rows whose indices all replicas share, if rows of examples precede them."""
+    joins = list(found.values())
+    first = joins.index(RowJoin.ALIGNED) if RowJoin.ALIGNED in joins else 0
+    if set(joins[:first]) != {RowJoin.IN_TURN} or set(joins[first:]) != {RowJoin.ALIGNED}:
         return None
     counts = [item.spec_of(name).shape.num_elements() for name in list(found)[first:]]
     return sum(count for count in counts if count is not None) if None not in counts else None
 
 
 def _sources(editor: GraphEditor, ids: str) -> Iterator[str]:
-    """The tensors of which indices are put together."""
+    """Yields the tensors that are concatenated to `ids`."""
     node = editor[node_of(ids)]
     if node.op == "ConcatV2":
         for part in [i for i in node.input if not is_control(i)][:-1]:

@@ -1,4 +1,4 @@
-"""Rows that are divided by a table are divided by its rows, without a search of the whole table for zeros."""
+"""Divides rows by the rows of a table, without searching the whole table for zeros."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from autodist.kernels.unused import remove_unused
 
 @dataclass(frozen=True)
 class DivideRows(RowRule):
-    """Keras's division of sparse rows by a table is done as it is where the table has neither zeros nor NaN.
+    """Simplifies Keras's division of sparse rows by a table, if the table has neither zeros nor NaN.
 
-    0 / 0 is NaN, so Keras looks through the whole table for zeros and NaN and then divides the rows of these, too. The
-    square root of sums of squares and a positive number has no zeros; and where an accumulator of squares is NaN the
-    gradient was, hence the weights of that row are already, whether or not NaN is subtracted from them once more.
+    0 / 0 is NaN, so Keras searches the whole table for zeros and NaN, and then also divides their rows. The square root
+    of a sum of squares and a positive number has no zeros. If an accumulator of squares is NaN, the gradient was NaN,
+    and the weights of that row already are: subtracting NaN again changes nothing.
 
         If(any(d == 0 | isnan(d)), …, g / gather(d, ids))    becomes    g / gather(d, ids),    with  d = sqrt(a + 1e-7)
     """
@@ -47,18 +47,18 @@ class DivideRows(RowRule):
 
 
 def _searched_by(editor: GraphEditor, node: NodeDef) -> str | None:
-    """The tensor that a condition searches for zeros and NaN; None: it asks for something else."""
-    asked = editor[node_of(node.input[0])]
-    while asked.op == "Any":
-        asked = editor[node_of(asked.input[0])]
-    if asked.op != "LogicalOr":
+    """Returns the tensor that a condition searches for zeros and NaN; None if the condition is another one."""
+    condition = editor[node_of(node.input[0])]
+    while condition.op == "Any":
+        condition = editor[node_of(condition.input[0])]
+    if condition.op != "LogicalOr":
         return None
-    found = {_searched(editor, name) for name in asked.input if not is_control(name)}
+    found = {_searched(editor, name) for name in condition.input if not is_control(name)}
     return found.pop() if len(found) == 1 else None
 
 
 def _searched(editor: GraphEditor, name: str) -> str | None:
-    """The tensor that an op searches for zeros or NaN."""
+    """Returns the tensor that an op searches for zeros or NaN."""
     node = editor[node_of(name)]
     if node.op == "IsNan":
         return tensor(node.input[0])
@@ -67,23 +67,23 @@ def _searched(editor: GraphEditor, name: str) -> str | None:
 
 
 def _take_other_branch(editor: StepEditor, library: Library, node: NodeDef) -> None:
-    """Puts the branch of a false condition into the graph, in the place of the condition."""
+    """Replaces a conditional node by the nodes of its else branch."""
     arguments = [i for i in node.input[1:] if not is_control(i)]
     shapes = [editor.spec(i).shape for i in arguments]
     branch = node.attr["else_branch"].func.name
     body = library.body(branch, shapes, [None] * len(arguments))
     prefix = f"autodist/divide_rows/{node.name}/"
-    given = {node_of(name): i for name, i in zip(body.arguments, arguments, strict=True)}
+    inputs = {node_of(name): i for name, i in zip(body.arguments, arguments, strict=True)}
     waits = [i for i in node.input if is_control(i)]
 
     def outside(name: str) -> str:
-        if node_of(name) not in given:
+        if node_of(name) not in inputs:
             return _in_branch(name, prefix)
-        argument = given[node_of(name)]
+        argument = inputs[node_of(name)]
         return f"^{node_of(argument)}" if is_control(name) else argument
 
     for inner in body.graph_def.node:
-        if inner.name in given:
+        if inner.name in inputs:
             continue
         copy = NodeDef()
         copy.CopyFrom(inner)
@@ -101,7 +101,7 @@ def _in_branch(name: str, prefix: str) -> str:
 
 
 def _specs(body: Body) -> dict[str, tf.TensorSpec]:
-    """What is known of the tensors in a function."""
+    """Returns the specs of the tensors in a function."""
     whole = tf.compat.v1.GraphDef(library=body.library)
     whole.MergeFrom(body.graph_def)
     with tf.Graph().as_default() as graph:

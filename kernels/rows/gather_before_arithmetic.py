@@ -1,4 +1,4 @@
-"""Elementwise arithmetic between a table and a gather is done on the rows that are gathered."""
+"""Applies elementwise arithmetic between a table and a gather to the gathered rows only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from autodist.kernels.unused import remove_unused
 
 @dataclass(frozen=True)
 class GatherBeforeArithmetic(RowRule):
-    """A gather of arithmetic on a variable becomes arithmetic on a gather of the variable.
+    """Replaces a gather of arithmetic on a variable by arithmetic on a gather of the variable.
 
-    An operand without rows of its own is taken as it is; one that has a row for each of the table's is gathered, too.
-    The gather of the read that is left becomes one in the variable later.
+    Operands without rows of their own are used unchanged; those with one row per row of the table are gathered, too.
+    A later rule replaces the remaining gather of a read by a gather from the variable.
 
         Sqrt(Add(ReadVariableOp(a), e)) → GatherV2(·, ids)    becomes    Sqrt(Add(GatherV2(ReadVariableOp(a), ids), e))
     """
@@ -33,31 +33,31 @@ class GatherBeforeArithmetic(RowRule):
         if is_copy_of_variable(rows.editor, table):
             return None
         if not gathers_rows(rows.editor, node, node_of(table)):
-            return Refusal(f"it takes no whole rows of {table} along its first axis")
+            return Refusal(f"it does not gather whole rows of {table} along its first axis")
         rank = rows.editor.shape(node.input[1]).rank
         if rank is None:
-            return Refusal(f"it is not known how many axes {node.input[1]} has")
+            return Refusal(f"the rank of {node.input[1]} is not known")
         has_rows = rank > 0
         if not mover.leads_from_read(table, has_rows):
-            return Refusal(f"no arithmetic row by row leads from a variable to {table}")
+            return Refusal(f"{table} is not computed from a variable by row-wise arithmetic")
         return lambda: mover.move(node, table, has_rows)
 
 
 class _Mover:
-    """Moves a gather before the arithmetic that leads to it from a read."""
+    """Moves a gather before the arithmetic between a read and the gather."""
 
     def __init__(self, rows: RowFacts, root: str) -> None:
         self.editor, self._named, self._leads, self._root = rows.editor, rows.item.named, rows.leads, root
 
     def move(self, gather: NodeDef, table: str, has_rows: bool) -> None:
-        self._ask_shapes_of_read(table, has_rows)
+        self._use_shapes_of_read(table, has_rows)
         for either in (True, False):
             self._leads.pop((tensor(self._root), either), None)  # it becomes arithmetic itself
-        self._take_place(gather, table, has_rows)
+        self._replace(gather, table, has_rows)
         remove_unused(self.editor, self._named, [node_of(table)])
 
     def _tables(self, name: str, has_rows: bool) -> list[str]:
-        """The operands, with rows, of the arithmetic that makes a tensor; empty if it is no such arithmetic."""
+        """Returns the operands, with rows, of the arithmetic that computes a tensor; empty for other ops."""
         node = self.editor[node_of(name)]
         operands = operands_of(self.editor, node) if tensor(name) == tensor(node.name) else None
         if operands is None or (operands.has_single_row and not has_rows):
@@ -65,7 +65,7 @@ class _Mover:
         return [tensor(node.input[k]) for k in operands.tables]
 
     def leads_from_read(self, name: str, has_rows: bool) -> bool:
-        """Whether arithmetic row by row makes a tensor of a variable's read."""
+        """Returns True if a tensor is computed from a variable's read by row-wise arithmetic."""
         key = (name, has_rows)
         if key not in self._leads:
             self._leads[key] = is_copy_of_variable(self.editor, name) or any(
@@ -73,9 +73,9 @@ class _Mover:
             )
         return self._leads[key]
 
-    def _take_place(self, gather: NodeDef, table: str, has_rows: bool) -> None:
-        """Lets the node of a gather be the arithmetic that made the table, on gathers of its operands."""
-        arithmetic, asked = self.editor[node_of(table)], list(gather.input)
+    def _replace(self, gather: NodeDef, table: str, has_rows: bool) -> None:
+        """Replaces a gather node by the arithmetic that computed the table, applied to gathers of its operands."""
+        arithmetic, gather_inputs = self.editor[node_of(table)], list(gather.input)
         gathers = {t: self._gather(gather, t, has_rows) for t in self._tables(table, has_rows)}
         data = [gathers.get(tensor(i), i) for i in arithmetic.input if not is_control(i)]
         gather.op = arithmetic.op
@@ -83,10 +83,10 @@ class _Mover:
         for key, value in arithmetic.attr.items():
             if key not in ("_class", "_output_shapes"):
                 gather.attr[key].CopyFrom(value)
-        self.editor.set_inputs(gather.name, [*data, *filter(is_control, [*arithmetic.input, *asked])])
+        self.editor.set_inputs(gather.name, [*data, *filter(is_control, [*arithmetic.input, *gather_inputs])])
 
     def _gather(self, like: NodeDef, table: str, has_rows: bool) -> str:
-        """The rows of `table` that another gather asks for: by a gather of their own, or arithmetic on others."""
+        """Returns the rows of `table` that another gather selects: from a new gather, or arithmetic on others."""
         name = f"autodist/rows/{self._root}/of/{node_of(table)}"
         if name in self.editor:
             return name
@@ -99,11 +99,11 @@ class _Mover:
         self.editor.add(made)
         self.editor.note({tensor(name): tf.TensorSpec(ids.shape.concatenate(spec.shape[1:]), spec.dtype)})
         if not is_copy_of_variable(self.editor, table) and self.leads_from_read(table, has_rows):
-            self._take_place(self.editor[name], table, has_rows)
+            self._replace(self.editor[name], table, has_rows)
         return name
 
-    def _ask_shapes_of_read(self, table: str, has_rows: bool) -> None:
-        """Lets the gradient's code ask for the shape of the variable, where it asks for that of arithmetic on it."""
+    def _use_shapes_of_read(self, table: str, has_rows: bool) -> None:
+        """Replaces shapes of arithmetic on a variable, used by the gradient's code, by the shape of the variable."""
         shape = self.editor.spec(table).shape
         same = [t for t in self._tables(table, has_rows) if self.editor.spec(t).shape == shape]
         if not same or not shape.is_fully_defined():
@@ -114,4 +114,4 @@ class _Mover:
                 node.attr["T"].type = self.editor.spec(same[0]).dtype.as_datatype_enum
                 self.editor.set_inputs(name, [same[0], *node.input[1:]])
         if not is_copy_of_variable(self.editor, same[0]):
-            self._ask_shapes_of_read(same[0], has_rows)
+            self._use_shapes_of_read(same[0], has_rows)

@@ -1,4 +1,4 @@
-"""Gathers of a variable's value become gathers in the variable, which copy the rows asked for alone."""
+"""Replaces gathers of a variable's value by gathers from the variable, which only copy the selected rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 
 @dataclass(frozen=True)
 class GatherRows(RowRule):
-    """A gather of a read becomes a gather in the variable, and the shape of a read the variable's shape.
+    """Replaces a gather of a read by a gather from the variable, and the shape of a read by the variable's shape.
 
-    A variable with sparse updates is read by copying all of it, so this pays on one device already; a parameter server
-    then sends rows, not tables.
+    Reading a variable with sparse updates copies all of it, so this helps even on one device. A parameter server then
+    sends rows instead of tables.
 
         ReadVariableOp(v) → GatherV2(·, ids)       becomes      ResourceGather(v, ids)
     """
@@ -30,24 +30,24 @@ class GatherRows(RowRule):
     ops: ClassVar[tuple[str, ...]] = ("ReadVariableOp",)
 
     def candidates(self, item: Step) -> Iterable[str]:
-        return _reads_asked_for_rows(item)
+        return _reads_by_rows(item)
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         editor = rows.editor
         refusal = None
-        for answer in _answers(editor, node.name):
-            if isinstance(answer, _Ask):
+        for match in _matches(editor, node.name):
+            if isinstance(match, _Access):
                 break
-            refusal = refusal or answer
+            refusal = refusal or match
         else:
             return refusal
 
         def rewrite() -> None:
             done = []
-            for answer in _answers(editor, node.name):  # anew: each gather orders writes behind it
-                if isinstance(answer, _Ask):
-                    _ask_variable(editor, answer)
-                    done.append(answer.name)
+            for match in _matches(editor, node.name):  # recomputed, since each gather adds control inputs to writes
+                if isinstance(match, _Access):
+                    _access_variable(editor, match)
+                    done.append(match.name)
             if done:
                 returned = {*map(node_of, rows.item.outputs), *rows.item.targets}
                 _drop_unused_read(editor, node.name, done, returned)
@@ -56,8 +56,8 @@ class GatherRows(RowRule):
         return rewrite
 
 
-def _reads_asked_for_rows(item: Step) -> list[str]:
-    """The reads of variables whose rows, or whose shape, something asks for."""
+def _reads_by_rows(item: Step) -> list[str]:
+    """Returns the reads of variables of which rows, or the shape, are used."""
     nodes = item.graph_index.nodes
     found: dict[str, None] = {}
     for node in item.graph_index.of_op("GatherV2", "Shape"):
@@ -71,13 +71,13 @@ def _reads_asked_for_rows(item: Step) -> list[str]:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A node that has a variable's whole value: a read, or an Identity of one.
+    """A node that outputs a variable's whole value: a read, or an Identity of one.
 
     Attributes:
         name: of the node.
-        read: from which it comes.
+        read: the read that it forwards.
         handle: of the variable.
-        waits: control inputs that the value stands behind.
+        waits: control inputs of the read and the Identities.
     """
 
     name: str
@@ -98,13 +98,13 @@ def _copies(editor: GraphEditor, read: str) -> list[_Copy]:
 
 
 @dataclass(frozen=True)
-class _Ask:
-    """A node that asks a copy for rows, or for its shape, and may ask the variable.
+class _Access:
+    """A gather from a copy, or a copy's shape, that can use the variable instead.
 
     Attributes:
         name: of the node.
-        copy: that it asks.
-        late: writes of the variable that have to wait for it.
+        copy: the copy that it reads.
+        late: writes of the variable that must wait for it.
     """
 
     name: str
@@ -112,44 +112,44 @@ class _Ask:
     late: frozenset[str] = frozenset()
 
 
-def _answers(editor: GraphEditor, read: str) -> Iterator[_Ask | Refusal]:
-    """For each gather and shape of a read, whether it may be one of the variable."""
-    asked = [(copy, name) for copy in _copies(editor, read) for name in sorted(editor.consumers(copy.name))]
-    for copy, name in asked:
+def _matches(editor: GraphEditor, read: str) -> Iterator[_Access | Refusal]:
+    """Yields, for each gather and shape of a read, an access of the variable or the reason against it."""
+    readers = [(copy, name) for copy in _copies(editor, read) for name in sorted(editor.consumers(copy.name))]
+    for copy, name in readers:
         node = editor[name]
         if is_control(node.input[0]) or node_of(node.input[0]) != copy.name:
             continue
         if node.op == "Shape":
-            yield _Ask(name, copy)
+            yield _Access(name, copy)
         elif node.op == "GatherV2" and not gathers_rows(editor, node, copy.name):
-            yield Refusal(f"{name} takes no whole rows along its first axis")
+            yield Refusal(f"{name} does not gather whole rows along its first axis")
         elif node.op == "GatherV2":
             late = _writes_after(editor, copy)
             if late & editor.ancestors([name]):
-                yield Refusal(f"the rows that {name} takes are known only once the variable has another value")
+                yield Refusal(f"the rows that {name} gathers are only known after the variable has changed")
             else:
-                yield _Ask(name, copy, frozenset(late))
+                yield _Access(name, copy, frozenset(late))
 
 
-def _ask_variable(editor: GraphEditor, ask: _Ask) -> None:
-    """Turns a gather or a shape of a copy into that of the variable."""
-    node = editor[ask.name]
+def _access_variable(editor: GraphEditor, access: _Access) -> None:
+    """Replaces a gather or a shape of a copy by that of the variable."""
+    node = editor[access.name]
     if node.op == "Shape":
-        _shape_of_variable(editor, node, ask.copy)
+        _shape_of_variable(editor, node, access.copy)
         return
-    _gather_in_variable(editor, node, ask.copy)
-    for write in sorted(ask.late):
-        editor.add_control(write, [ask.name])
+    _gather_in_variable(editor, node, access.copy)
+    for write in sorted(access.late):
+        editor.add_control(write, [access.name])
 
 
 def _writes_after(editor: GraphEditor, copy: _Copy) -> set[str]:
-    """Writes of the variable that come after the read: they have to come after a gather that takes its place, too."""
+    """Returns writes of the variable after the read: they must also run after a gather that replaces the read."""
     writes = [c for c in editor.consumers(copy.handle) if editor[c].op not in READS | QUERIES]
     return {w for w in writes if copy.read in editor.ancestors([w])}
 
 
 def _drop_unused_read(editor: GraphEditor, read: str, instead: list[str], named: Set[str]) -> None:
-    """A read that nothing takes a value from would still copy the variable, for what is ordered after it."""
+    """Removes an unused read, which would still copy the variable; nodes ordered after it follow `instead`."""
     copies = [copy.name for copy in _copies(editor, read)]
     taken = any(
         node_of(i) == name and not is_control(i)
@@ -164,7 +164,7 @@ def _drop_unused_read(editor: GraphEditor, read: str, instead: list[str], named:
 
 
 def gathers_rows(editor: GraphEditor, node: NodeDef, table: str) -> bool:
-    """Whether a GatherV2 takes whole rows of what the node `table` makes."""
+    """Returns True if a GatherV2 gathers whole rows of the output of the node `table`."""
     if node_of(node.input[0]) != table or node_of(node.input[1]) == table or is_in_batches(node):
         return False
     axis = editor[node_of(node.input[2])]

@@ -1,4 +1,4 @@
-"""Rows that come more than once in a worker's part of a sparse gradient are summed before they travel."""
+"""Sums repeated rows in a worker's part of a sparse gradient before they are sent."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _WORTH_ONE_IN = 4
 
 @dataclass(frozen=True)
 class MergeRows(Kernel):
-    """Each worker sends a row once, however often its batch has it.
+    """Sends each row once per worker, however often it occurs in the worker's batch.
 
-    Only where all that reads the joined rows adds them up by their indices in the end and scales them alike before:
-    a norm over rows, a clipping by value or a square of each is another number for two rows than for their sum.
+    Applies only if all readers of the joined rows sum them by index and scale them uniformly before that: a norm over
+    rows, a clip by value or a square yields different results for two rows and for their sum.
 
         (ids, rows) → send    becomes    (unique ids, sum of the rows of each) → send
 
-    Summing them takes a worker about as long as bringing a quarter of them to another one and writing them there: where
-    fewer are spared, they are sent as they are.
+    Summing takes a worker about as long as sending a quarter of the rows and writing them at the receiver. If fewer
+    rows are saved, they are sent unchanged.
     """
 
     name: ClassVar[str] = "merge-rows"
@@ -71,14 +71,14 @@ def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:
 
 
 def is_added_up(editor: StepEditor, indices: str, rows: str) -> bool:
-    """Whether all that reads `rows` adds them up by `indices`, scaled at most, and nothing else counts the indices."""
+    """Returns True if all readers of `rows` only scale and sum them by `indices`, and no other reader needs these."""
     paths = _Paths(editor)
     return paths.follow_rows(rows) and paths.follow_indices(indices) and paths.meet()
 
 
 @dataclass
 class _Paths:
-    """How rows and indices get to the ops that add rows up."""
+    """The paths of rows and indices to the ops that sum the rows."""
 
     editor: StepEditor
     _rows: set[str] = field(default_factory=set)
@@ -86,7 +86,7 @@ class _Paths:
     _added: set[str] = field(default_factory=set)
 
     def follow_rows(self, rows: str) -> bool:
-        """Notes the ops that add the rows up; False if there is another reader."""
+        """Collects the ops that sum the rows; returns False if there is another reader."""
         front = [tensor(rows)]
         while front:
             made = front.pop()
@@ -101,7 +101,7 @@ class _Paths:
         return True
 
     def follow_indices(self, indices: str) -> bool:
-        """Notes what is the indices in another form; False if there is a reader that would see how many there are."""
+        """Collects tensors equivalent to the indices; returns False if a reader depends on their number."""
         front = [tensor(indices)]
         while front:
             made = front.pop()
@@ -110,14 +110,14 @@ class _Paths:
                 if node.op in _PASS_INDICES and tensor(node.input[0]) == made:
                     front.append(tensor(node.name))
                 elif node.op in having(Trait.UNIQUE) and tensor(node.input[0]) == made:
-                    # The unique indices themselves stay as they are; where each one stands does not.
+                    # The unique indices do not change; their positions in the input do.
                     front.append(f"{node.name}:1")
                 elif node.name not in self._added:
                     return False
         return True
 
     def meet(self) -> bool:
-        """Whether rows are added up by these indices alone."""
+        """Returns True if rows are only summed by these indices."""
         return bool(self._added) and all(tensor(self.editor[name].input[1]) in self._indices for name in self._added)
 
     def _readers(self, made: str) -> Iterable[NodeDef]:
@@ -127,7 +127,7 @@ class _Paths:
                 yield node
 
     def _is_scaling(self, node: NodeDef, made: str) -> bool:
-        """Whether a node multiplies every row by the same number."""
+        """Returns True if a node multiplies every row by the same number."""
         inputs = [tensor(i) for i in node.input if not is_control(i)]
         if node.op == "Neg" or node.op in having(Trait.SAME):
             return True

@@ -1,4 +1,4 @@
-"""RewriteRows: the rules for rows, until none of them finds anything more."""
+"""RewriteRows: applies the rules for rows until none of them matches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from autodist.kernels.rows.rule import RowRule
 from autodist.kernels.rows.scatter_rows import ScatterRows
 from autodist.kernels.rows.sum_rows import SumRows
 
-# A division of rows is resolved, and tables that are added become rows, before gathers move past the arithmetic that
-# this leaves behind them, and then into variables.
+# Divisions of rows are simplified, and added tables become rows, before gathers move past the remaining arithmetic and
+# then to variables.
 RULES: tuple[RowRule, ...] = (DivideRows(), ScatterRows(), SumRows(), GatherBeforeArithmetic(), GatherRows())
 
 _MOST_ROUNDS = 10
@@ -25,10 +25,10 @@ _MOST_ROUNDS = 10
 
 @dataclass(frozen=True)
 class RewriteRows(Kernel):
-    """Lets rows of tables be rows, by one rule after the other, for as long as one has left work for another.
+    """Replaces operations on whole tables by operations on rows; repeats the rules until none changes the step.
 
     Attributes:
-        rules: in the order in which they are tried.
+        rules: in the order in which they are applied.
     """
 
     rules: tuple[Kernel, ...] = RULES
@@ -44,6 +44,6 @@ class RewriteRows(Kernel):
             if quiet == len(self.rules):
                 return item
         raise RewriteError(
-            f"the rules {changing[-2]} and {changing[-1]} still change the step after {_MOST_ROUNDS} rounds: one makes "
-            "what the other takes away; let one of them refuse it"
+            f"the rules {changing[-2]} and {changing[-1]} still change the step after {_MOST_ROUNDS} rounds: each "
+            "undoes the other's rewrite; make one of them refuse it"
         )

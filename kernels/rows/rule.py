@@ -1,4 +1,4 @@
-"""Rules for rows: each looks at nodes of some ops, and rewrites a node or says why it does not."""
+"""Rules for rows: each inspects nodes of some ops, and either rewrites a node or returns the reason for refusal."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Rewrite = Callable[[], None]
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a rule leaves a node as it is that looked like one of its own.
+    """The reason why a rule leaves a node unchanged that resembles its pattern.
 
     Attributes:
-        reason: names the node that is in the way, to go behind "since".
+        reason: names the node that prevents the rewrite; a clause that follows "since".
     """
 
     reason: str
@@ -34,7 +34,7 @@ class Refusal:
 
 @dataclass
 class RowFacts:
-    """What rules know of a step; holds for as long as its editor does not change it.
+    """Facts about a step that rules share; valid until its editor changes it.
 
     Args:
         item: the step, before any rewrite.
@@ -44,7 +44,7 @@ class RowFacts:
     item: Step
     editor: StepEditor
     leads: dict[tuple[str, bool], bool] = field(default_factory=dict)
-    """Answers of `gather-before-arithmetic`."""
+    """Cached results of `gather-before-arithmetic`."""
 
     @cached_property
     def signs(self) -> Signs:
@@ -56,20 +56,20 @@ class RowFacts:
 
 
 class RowRule(Kernel):
-    """A kernel that rewrites nodes one by one, each where a rule fits it.
+    """A kernel that rewrites each node that matches a rule.
 
     Attributes:
-        ops: of the nodes that it looks at.
+        ops: of the nodes that it inspects.
     """
 
     ops: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
-        """What is to be done with a node, and changes nothing yet; None: it is none of this rule's."""
+        """Returns the rewrite of a node, without any change yet, or a refusal; None if the rule does not apply."""
 
     def candidates(self, item: Step) -> Iterable[str]:
-        """The nodes that may match, in the order in which they are looked at; none: the step is not looked into."""
+        """Returns the nodes that may match, in order; if there are none, the step is not analysed."""
         return [node.name for node in item.graph_index.of_op(*self.ops)]
 
     def apply(self, item: Step, context: Context) -> Step:
@@ -84,7 +84,7 @@ class RowRule(Kernel):
         return item if left == names else editor.to_item()
 
     def _rewrites(self, rows: RowFacts, names: Iterable[str]) -> dict[str, Rewrite]:
-        """By node, those that fit; if there are none, it is told why not."""
+        """Returns the rewrites of matching nodes; if there are none, logs the refusals."""
         found = {name: self.match(rows, rows.editor[name]) for name in names}
         rewrites = {name: answer for name, answer in found.items() if callable(answer)}
         if not rewrites:

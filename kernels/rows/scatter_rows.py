@@ -1,4 +1,4 @@
-"""A table of zeros but for some rows is not added to a variable: these rows are."""
+"""Adds only the nonzero rows of a table to a variable, if the others are zero."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ _SCATTERS = {s.assign: s.scatter for s in SUMS}
 
 @dataclass(frozen=True)
 class ScatterRows(RowRule):
-    """What is added to a variable and is zero but for the rows of a sum of segments is scattered.
+    """Replaces the addition of a table that is zero except in the rows of a segment sum by a scatter.
 
-    TensorFlow makes such a sum wherever sparse rows meet an op that knows none: Keras's clipping by a global norm, a
-    function that a script calls. Each row that comes is summed first, as it was, so that the arithmetic need not be
-    linear. Where it meets numbers that are not finite (zero times infinity), rows that no batch touches keep their
-    values.
+    TensorFlow creates such a sum whenever sparse rows reach an op that does not support them: Keras's clipping by a
+    global norm, or a function called by the script. Repeated rows are still summed first, so the arithmetic need not be
+    linear. If it meets numbers that are not finite (zero times infinity), rows that no batch touches keep their values.
 
         UnsortedSegmentSum(rows, ids, n) → f → AssignAdd(v, ·)    with f(0) = 0    becomes
         UnsortedSegmentSum(rows, Unique(ids)) → f → ResourceScatterAdd(v, Unique(ids), ·)
@@ -42,9 +41,9 @@ class ScatterRows(RowRule):
         if not item.graph_index.of_op("UnsortedSegmentSum"):
             return ()
         stages = find_stages(item)
-        joined = find_replica_dependent(item, sources_of(item, (), ()), stages) & set(
+        joined = find_replica_dependent(item, sources_of(item, (), ()), stages) & set(  # these add whole values
             stages.state_writes
-        )  # of whole values
+        )
         return [node.name for node in item.graph_def.node if node.op in self.ops and node.name not in joined]
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
@@ -61,7 +60,7 @@ class ScatterRows(RowRule):
 
 
 def _scatter(editor: StepEditor, node: NodeDef, table: ZeroTable) -> None:
-    """Turns an addition of a table into one of rows."""
+    """Replaces the addition of a table by one of rows."""
     ids = editor.spec(table.ids)
     rows_of = {tensor(name): tensor(editor[name].input[0]) for name in table.sums}
     with editor.subgraph(f"scatter_rows/{node.name}") as f:

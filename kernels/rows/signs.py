@@ -1,4 +1,4 @@
-"""What is known of the sign of a tensor's elements, from the graph alone."""
+"""Infers the signs of tensor elements from the graph alone."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Sign(enum.IntEnum):
 
 
 class Signs:
-    """Answers for the graph of one editor, which must not change meanwhile.
+    """Computes signs for the graph of one editor, which must not change in the meantime.
 
-    A variable is taken for not negative if a step writes it and all that it writes keeps it so: a sum or an average of
-    squares, which optimizers let begin at zero or above. NaN has no sign here; it is taken to be absent.
+    A variable is assumed to be non-negative if a step writes it and all its writes keep it so: a sum or an average of
+    squares, which optimizers initialise with zero or more. NaN has no sign here and is assumed to be absent.
     """
 
     def __init__(self, editor: GraphEditor) -> None:
@@ -40,7 +40,7 @@ class Signs:
         self._handle_of = effects.handle_of
 
     def of(self, name: str) -> Sign:
-        """The sign of the tensor `name`."""
+        """Returns the sign of the tensor `name`."""
         node = self._editor[node_of(name)]
         inputs = [i for i in node.input if not is_control(i)]
         if node.op == "Const":
@@ -63,9 +63,9 @@ class Signs:
             return False
         if handle in self._variables:
             return self._variables[handle]
-        self._variables[handle] = True  # where a write reads the variable itself
+        self._variables[handle] = True  # in case a write reads the variable
         keeps = all(self._keeps_sign(write) for write in self._writes[handle])
-        if not keeps:  # and with it goes what was concluded from the contrary
+        if not keeps:  # conclusions from the assumption are dropped as well
             self._variables = {other: known for other, known in self._variables.items() if not known}
             self._variables[handle] = False
         return keeps
@@ -86,7 +86,7 @@ def _sum(one: Sign, other: Sign) -> Sign:
 
 
 def _product(one: Sign, other: Sign) -> Sign:
-    """Not above NOT_NEGATIVE: a product of small numbers is zero."""
+    """Returns at most NOT_NEGATIVE: a product of small numbers underflows to zero."""
     return min(one, other, Sign.NOT_NEGATIVE)
 
 

@@ -1,4 +1,4 @@
-"""The sum over a table that is a sum of segments is the sum over the rows."""
+"""Replaces the sum over a table that is a segment sum by the sum over the rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from autodist.kernels.unused import remove_unused
 
 @dataclass(frozen=True)
 class SumRows(RowRule):
-    """A sum over all elements does not need rows to be put in their places first, nor zeros between them.
+    """Sums the rows directly: a sum over all elements needs neither their positions nor the zeros between them.
 
-    So a norm over all gradients costs what the rows cost of a sparse one.
+    The norm over all gradients then costs as much as the rows of a sparse gradient.
 
         UnsortedSegmentSum(rows, ids, n) → Sum(·, all axes)    becomes    Sum(rows, all axes)
     """
@@ -38,7 +38,7 @@ class SumRows(RowRule):
         if table.op != "UnsortedSegmentSum":
             return None
         if not _adds_up_all(editor, node, table):
-            return Refusal(f"it is not known to add up all elements of {table.name}, with a segment for each row")
+            return Refusal(f"it is not known to sum all elements of {table.name}, with one segment per row")
 
         def rewrite() -> None:
             waits = filter(is_control, [*table.input, *node.input])
@@ -49,7 +49,7 @@ class SumRows(RowRule):
 
 
 def _adds_up_all(editor: StepEditor, node: NodeDef, table: NodeDef) -> bool:
-    """Whether a Sum goes over all axes of a sum of segments."""
+    """Returns True if a Sum reduces all axes of a segment sum."""
     axes, rank = constant(editor, node.input[1]), editor.spec(table.input[0]).shape.rank
     if axes is None or not rank or editor.spec(table.input[1]).shape.rank != 1:
         return False

@@ -1,4 +1,4 @@
-"""What an update writes of a sparse variable and its slots that is not rows alone, and why."""
+"""Reports updates of a sparse variable and its slots that write whole tables, with the reason."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ log = logging.getLogger("autodist")
 
 @dataclass(frozen=True)
 class TableWrite:
-    """A write of every row of a variable, which follows from the sparse gradient of a variable of the same shape.
+    """A write of every row of a variable that depends on the sparse gradient of a variable of the same shape.
 
     Attributes:
-        variable: that is written.
-        node: that writes it.
+        variable: the written variable.
+        node: the writing node.
         op: of that node.
-        read: variables whose rows the new rows are computed from, beside the gradient.
-        since: why rows alone are not added, where something is added.
+        read: variables from whose rows, in addition to the gradient, the new rows are computed.
+        since: the reason why the addition is not a scatter of rows, if the node adds.
     """
 
     variable: str
@@ -44,28 +44,28 @@ class TableWrite:
 
 @dataclass(frozen=True)
 class TellTableWrites(Kernel):
-    """Says once for each sparse variable what in its update costs the whole table; changes nothing."""
+    """Logs once per sparse variable the parts of its update that cost the whole table; changes nothing."""
 
     name: ClassVar[str] = "tell-table-writes"
 
     def apply(self, item: Step, context: Context) -> Step:
         if context.worker == 0 and any(gradient.is_sparse for gradient in item.gradients):
             for table, writes in find_table_writes(item).items():
-                tell(_told(item.by_name[table], writes))
+                tell(_report(item.by_name[table], writes))
         return item
 
 
-@functools.cache  # one table is told of in several steps, and in those of other shapes
+@functools.cache  # a table is reported for several steps, also with other shapes
 def tell(text: str) -> None:
-    """Says it once in a process."""
+    """Logs a text once in a process."""
     log.info(text)
 
 
-def _told(table: Variable, writes: Iterable[TableWrite]) -> str:
+def _report(table: Variable, writes: Iterable[TableWrite]) -> str:
     lines = [
         f"  {w.variable}: {w.op} ({w.node}) " + (
-            f"computes every row anew from those of {', '.join(w.read)}" if w.read
-            else "is given a value for every row"
+            f"recomputes every row from those of {', '.join(w.read)}" if w.read
+            else "writes every row"
         ) + (f", since {w.since}" if w.since else "")
         for w in writes
     ]  # fmt: skip
@@ -76,7 +76,7 @@ def _told(table: Variable, writes: Iterable[TableWrite]) -> str:
 
 
 def find_table_writes(item: Step) -> dict[str, list[TableWrite]]:
-    """For each variable with a sparse gradient, the writes of tables of its shape that follow from it, or decay it."""
+    """Returns, by variable with a sparse gradient, the writes of tables of its shape that depend on it or decay it."""
     tables = {g.variable: item.by_name[g.variable] for g in item.gradients if g.is_sparse}
     shapes = {variable.shape for variable in tables.values()}
     editor, stages = StepEditor(item), find_stages(item)
@@ -99,14 +99,14 @@ def find_table_writes(item: Step) -> dict[str, list[TableWrite]]:
 
 
 def _refusal(rows: RowFacts, write: str) -> str | None:
-    """Why what a write adds was not made a sum of rows."""
+    """Returns the reason why a write's addition was not replaced by a scatter of rows."""
     rule, node = ScatterRows(), rows.editor[write]
     answer = rule.match(rows, node) if node.op in rule.ops else None
     return answer.reason if isinstance(answer, Refusal) else None
 
 
 def _gradients_behind(editor: GraphEditor, stages: Stages, write: str) -> list[str]:
-    """The variables whose gradients a write is made from, by data or through what was written before."""
+    """Returns the variables whose gradients a write depends on, through data or earlier writes."""
     gradient_of = {t: g.variable for g in stages.gradients for t in g.tensors}
     found: dict[str, None] = {}
     front = [write]
@@ -127,7 +127,7 @@ def _gradients_behind(editor: GraphEditor, stages: Stages, write: str) -> list[s
 
 
 def _read_by(item: Step, editor: GraphEditor, stages: Stages, write: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The variables of a shape from which arithmetic leads to a write, row by row."""
+    """Returns the variables of a shape from which a write is computed by row-wise arithmetic."""
     handles: Mapping[str, Variable] = item.by_handle
     found: dict[str, None] = {}
     front = [node_of(editor[write].input[1])]

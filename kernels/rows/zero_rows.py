@@ -1,4 +1,4 @@
-"""Tables that are zero but for the rows of sums of segments."""
+"""Finds tables that are zero except in the rows of segment sums."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from autodist.kernels.rows.signs import Sign, Signs
 
 @dataclass(frozen=True)
 class ZeroTable:
-    """A table that elementwise arithmetic makes from sums of segments, and that is zero elsewhere.
+    """A table that elementwise arithmetic computes from segment sums, and that is zero elsewhere.
 
     Attributes:
-        ids: tensor of the row of each segment.
-        sums: the UnsortedSegmentSum nodes, by these ids all.
-        arithmetic: nodes from there to the table.
-        whole: tensors with other rows that the arithmetic takes, of which only the rows of the segments matter.
+        ids: tensor with the row of each segment.
+        sums: the UnsortedSegmentSum nodes, all with these ids.
+        arithmetic: nodes between the sums and the table.
+        whole: other table operands of the arithmetic; only their rows at the segments matter.
     """
 
     ids: str
@@ -32,7 +32,7 @@ class ZeroTable:
 
 
 class ZeroTables:
-    """Finds such tables in the graph of one editor, which must not change meanwhile."""
+    """Finds zero tables in the graph of one editor, which must not change in the meantime."""
 
     def __init__(self, editor: StepEditor, signs: Signs) -> None:
         self._editor = editor
@@ -40,7 +40,7 @@ class ZeroTables:
         self._zero: dict[str, tuple[str, ...]] = {}
 
     def find(self, table: str) -> ZeroTable | None:
-        """What makes the tensor `table`, if all rows but some are zero."""
+        """Returns the computation of the tensor `table`, if all rows but some are zero."""
         sums: dict[str, None] = {}
         arithmetic: dict[str, None] = {}
         whole: dict[str, None] = {}
@@ -60,15 +60,15 @@ class ZeroTables:
         return ZeroTable(ids.pop(), tuple(sums), tuple(arithmetic), tuple(whole)) if len(ids) == 1 else None
 
     def why_not(self, table: str) -> str:
-        """Why all rows of the tensor `table` may have values, where `find` has found nothing."""
+        """Returns the reason why all rows of the tensor `table` may be nonzero, if `find` returns None."""
         node, seen = self._editor[node_of(table)], set()
         while node.name not in seen and not self._operands_that_are_zero(node) and not self._is_sum(node):
             seen.add(node.name)
             tables = self._tables(node)
             if not tables or any(map(self._is_zero, tables)):
-                return f"{node.op} ({node.name}) may give every row a value"
+                return f"{node.op} ({node.name}) may be nonzero in every row"
             node = self._editor[node_of(tables[0])]
-        return f"what leads to {node.op} ({node.name}) is not of one sum of segments"
+        return f"{node.op} ({node.name}) is not computed from segment sums with the same ids"
 
     def _is_zero(self, name: str) -> bool:
         node = self._editor[node_of(name)]
@@ -84,7 +84,7 @@ class ZeroTables:
         return [tensor(node.input[k]) for k in operands.tables]
 
     def _operands_that_are_zero(self, node: NodeDef) -> tuple[str, ...]:
-        """The operands whose zeros make those of a node's output; none if the output need not be zero there."""
+        """Returns the operands whose zeros make the output zero; empty if the output may be nonzero there."""
         if node.name not in self._zero:
             tables = self._tables(node)
             zero = tuple(t for t in tables if self._is_zero(t))
@@ -107,4 +107,4 @@ class ZeroTables:
 
 
 _BOUNDS = {"Maximum": np.less_equal, "Minimum": np.greater_equal}
-"""How a bound compares with zero that leaves zero as it is."""
+"""Comparisons of a bound with zero that hold if the bound keeps zero unchanged."""

@@ -1,4 +1,4 @@
-"""Joins: what a worker's replicas make is put together; what is to be joined over the workers is noted."""
+"""Pending reductions: reduces values over a worker's replicas, and records the reductions left over the workers."""
 
 from autodist.kernels.replicate.joins.global_state import GlobalState
 from autodist.kernels.replicate.joins.gradients import GradientJoins

@@ -1,4 +1,4 @@
-"""Whole state: what one device would leave in a variable, made of means and sums over the whole batch."""
+"""Global state: the value that one device would store in a variable, from means and sums over the whole batch."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ from autodist.kernels.replicate.state_writes import StateChange
 
 @dataclass(frozen=True)
 class _Written:
-    """A variable as it is after one of the step's writes."""
+    """A variable's value after one of the step's writes."""
 
     change: StateChange
     write: str
 
 
 class GlobalState:
-    """Makes of what a replica assigns and adds what the whole batch assigns and adds.
+    """Replaces the values that a replica assigns and adds by those of the whole batch.
 
         v ← v + n·loss, with n = Σ 1, loss = mean      becomes      v ← v + (Σₖ nₖ)·(Σₖ nₖ·lossₖ / Σₖ nₖ)
 
-    Means and sums are joined, and the arithmetic on them is done once: Keras adds loss · examples to its running loss,
-    which is not Σ loss · examples over the replicas where the mean has weights of its own. Where the step reads a
-    variable after it has written it, the arithmetic reads what one device would have written.
+    Means and sums are reduced, and the arithmetic on them is done once. Keras, for example, adds loss · examples to its
+    running loss. If the mean has other weights, that is not Σ loss · examples over the replicas. If the step reads a
+    variable after writing it, the arithmetic reads the value that one device would have written.
 
     Args:
-        joiner: joins the means and sums.
-        changes: all of the step.
-        statistics: finds and makes what takes several passes over the examples.
+        joiner: reduces the means and sums.
+        changes: all state changes of the step.
+        statistics: finds and computes values that need several passes over the examples.
     """
 
     def __init__(self, joiner: Joiner, changes: Sequence[StateChange], statistics: Statistics) -> None:
         self._joiner, self._statistics = joiner, statistics
         self._late = self._find_late(changes)
-        self._own = self._find_own()
+        self._depends_on_writes = self._find_dependents()
         self._kinds: dict[str, Kind] = {}
         self._values: dict[str, str] = {}
 
     def unknown(self, change: StateChange) -> str | None:
-        """Why it is not known what one device would leave; None if it is."""
+        """Returns the reason why the value that one device would write is not known; None if it is known."""
         return self._unknown_after(_Written(change, node_of(change.after)))
 
     def unknown_parts(self, change: StateChange) -> list[str]:
-        """Of the tensors that a replica assigns and adds, those for which that is not known."""
+        """Returns the tensors, among those a replica assigns and adds, whose value on one device is not known."""
         made = change.in_all
         return [t for t in dict.fromkeys((made.base, *made.changes)) if t is not None and self._unknown(t)]
 
     def is_of_written(self, name: str) -> bool:
-        """Whether a tensor is made of what the step has written to a variable."""
-        return node_of(name) in self._own
+        """Returns True if a tensor is computed from a value that the step has written to a variable."""
+        return node_of(name) in self._depends_on_writes
 
     def is_of_moments(self, change: StateChange) -> bool:
-        """Whether it is a moving average of moments by which replicas normalise their own examples.
+        """Returns True if a change is a moving average of the moments that normalise each replica's own examples.
 
-        Their mean over the replicas is what is wanted there (whose normalisation is told of by itself), though a
-        variance's is no variance: tf.distribute keeps it so.
+        Such moments are averaged over the replicas, as in tf.distribute, although the mean of variances is not the
+        variance of the batch. Normalisation per replica is logged separately.
         """
         nodes, found = self._joiner.item.graph_index.nodes, False
         front = self.unknown_parts(change)
@@ -86,15 +86,15 @@ class GlobalState:
         return found
 
     def take_for(self, name: str, kind: Kind) -> None:
-        """Takes a tensor of unknown kind for one of `kind` from now on."""
+        """Treats a tensor of unknown kind as one of `kind` from now on."""
         self._kinds[name] = kind
 
     def value(self, change: StateChange) -> str:
-        """The tensor that holds what one device would leave."""
+        """Returns the tensor with the value that one device would write."""
         return self._value_after(_Written(change, node_of(change.after)))
 
     def mean(self, change: StateChange) -> Mean | None:
-        """The mean that is all that a replica leaves, if it is one."""
+        """Returns the mean that is the entire new value of a variable; None if the value is something else."""
         made = change.in_all
         if made.base is None or made.changes or self._statistic(made.base) is not None:
             return None
@@ -102,28 +102,28 @@ class GlobalState:
         return kind if isinstance(kind, Mean) else None
 
     def has(self, name: str) -> bool:
-        """Whether a tensor is made of means, sums and the like over the batch, of nothing that the step has written."""
+        """Returns True if a tensor is computed from reductions over the batch alone, not from values written before."""
         return bool(self.made_of(name)) or self._statistic(name) is not None
 
     def made_of(self, name: str) -> list[str]:
-        """The means and sums over the batch that a tensor is arithmetic on, if it is that alone; else none."""
-        is_own = node_of(name) in self._own or node_of(name) not in self._joiner.varying
-        found = self._behind(name) if not is_own else None
+        """Returns the means and sums over the batch that a tensor is computed from; empty if it has other inputs."""
+        is_excluded = node_of(name) in self._depends_on_writes or node_of(name) not in self._joiner.varying
+        found = self._behind(name) if not is_excluded else None
         return list(found.wholes) if found is not None else []
 
     def of(self, label: str, name: str) -> str:
-        """A tensor that is arithmetic on means and sums, computed once from those of all replicas.
+        """Computes a tensor that is arithmetic on means and sums once, from those of all replicas.
 
         Args:
-            label: for the names of what is made.
+            label: for the names of the new nodes.
             name: the captured tensor.
         """
         return self._whole(label, name)
 
-    # -- what is read after it was written -------------------------------------------------------------------------
+    # -- reads after writes ----------------------------------------------------------------------------------------
 
     def _find_late(self, changes: Sequence[StateChange]) -> dict[str, _Written]:
-        """By what reads a variable after writes of the compute part: the variable, and the last of these writes."""
+        """Maps each node that reads a variable after writes of the compute part to the last of these writes."""
         stages, found = self._joiner.stages, {}
         late = find_late_reads(stages, self._joiner.varying)
         for change in changes:
@@ -133,8 +133,8 @@ class GlobalState:
                     found[reader] = _Written(change, max(before, key=stages.order.__getitem__))
         return found
 
-    def _find_own(self) -> set[str]:
-        """The nodes to which data comes from such reads: they are each replica's own, whatever propagation says."""
+    def _find_dependents(self) -> set[str]:
+        """Returns the nodes that depend on such reads: they differ between replicas, even if propagation disagrees."""
         graph_index, found = self._joiner.item.graph_index, set(self._late)
         for name in graph_index.order if found else ():
             if not found.isdisjoint(graph_index.data[name]):
@@ -147,16 +147,19 @@ class GlobalState:
         return self._kinds[name]
 
     def _find_kind(self, name: str) -> Kind:
-        """As propagation says; but a mean of what only its own replica wrote is one where nothing better is known."""
+        """Returns the kind from propagation, but Unknown for arithmetic on a replica's own writes, if there is better.
+
+        A mean of such values stays a mean if it cannot be recomputed.
+        """
         kind = self._joiner.flows.kind(name)
         is_joined_or_same = isinstance(kind, Joined | Replicated)
-        if node_of(name) not in self._own or not is_joined_or_same:
+        if node_of(name) not in self._depends_on_writes or not is_joined_or_same:
             return kind
         if isinstance(kind, Replicated) or node_of(name) in self._late or self._behind(name) is not None:
             return Unknown(f"{name} is made of what the step has written to a variable")
         return kind
 
-    # -- what is known ---------------------------------------------------------------------------------------------
+    # -- known values ----------------------------------------------------------------------------------------------
 
     def _unknown_after(self, written: _Written) -> str | None:
         made = written.change.made[written.write]
@@ -179,13 +182,13 @@ class GlobalState:
         return f"{name} holds a value for each example"
 
     def _behind(self, name: str) -> RecomputedValue | None:
-        """The tensors that `name` is made from, if the whole of all is known."""
+        """Returns the computation of `name` from other tensors, if the value for the whole batch is known for all."""
         return find_recomputed(self._joiner.item, name, self._kind_here, self._is_whole)
 
     def _kind_here(self, name: str) -> Kind:
-        """How a tensor differs between replicas; what they do not compute each for itself is the same for all."""
-        is_own = node_of(name) in self._joiner.varying or node_of(name) in self._late
-        return self._kind(name) if is_own else Replicated()
+        """Returns the kind of a tensor; Replicated if it is not computed per replica."""
+        is_per_replica = node_of(name) in self._joiner.varying or node_of(name) in self._late
+        return self._kind(name) if is_per_replica else Replicated()
 
     def _is_whole(self, name: str, kind: Kind) -> bool | None:
         if node_of(name) in self._late or isinstance(kind, Joined):
@@ -193,10 +196,10 @@ class GlobalState:
         return None
 
     def _statistic(self, name: str) -> WholeStatistic | None:
-        """A tensor as a statistic of the whole batch; None if it is none."""
-        return None if node_of(name) in self._own else self._statistics.find(name)
+        """Returns a tensor as a statistic of the whole batch; None if it is none."""
+        return None if node_of(name) in self._depends_on_writes else self._statistics.find(name)
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- computed values -------------------------------------------------------------------------------------------
 
     def _value_after(self, written: _Written) -> str:
         if written.write not in self._values:
@@ -229,7 +232,7 @@ class GlobalState:
             return self._statistics.make(name, statistic, self._join_state)
         if isinstance(kind, Joined):
             return self._join_state(name, captured, kind)
-        assert found is not None, "`unknown` says so"
+        assert found is not None, "see `unknown`"
         wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(found.wholes)}
         return make_again(self._joiner.editor, name, captured, found, wholes)
 

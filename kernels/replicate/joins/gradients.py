@@ -1,4 +1,4 @@
-"""Gradients: each loss is weighed, so that the replicas' gradients need only be added."""
+"""Gradients: scales each loss so that the replicas' gradients only need to be summed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ log = logging.getLogger("autodist")
 
 
 class GradientJoins:
-    """Joins the gradients of one replicated graph, and whatever else an update asks of the compute part."""
+    """Reduces the gradients of one replicated graph, and other values that an update reads from the compute part."""
 
     def __init__(self, joiner: Joiner) -> None:
-        self._joiner, self._shares = joiner, LossScales(joiner)
+        self._joiner, self._scales = joiner, LossScales(joiner)
         self._seeds: dict[int, Seeds] = {}
 
     def weigh_losses(self) -> None:
-        """Gives each gradient a seed, its replica's share of the batch, so that gradients need only be added.
+        """Sets each gradient's seed to its replica's share of the batch, so that gradients only need to be summed.
 
-        Where no one weight suits all of a loss, each of its terms has a seed. Gradients that nothing adds up, since
-        they are for no variable, have such seeds, too.
+        If no single weight fits the whole loss, each of its terms has a seed. Gradients with respect to other tensors
+        than variables are not summed, but have such seeds, too.
         """
         joined = {g.call for g in self._joiner.stages.gradients}
         added_up = joined | summed_on_the_way(self._joiner.item, joined)
@@ -48,50 +48,50 @@ class GradientJoins:
             weight = self._loss_kind(k, k in added_up)
             if weight is not None or k in added_up:
                 self._weigh(k, weight)
-        self._tell_of_mixing(sorted(joined))
+        self._log_mixing(sorted(joined))
 
-    def _tell_of_mixing(self, calls: Sequence[int]) -> None:
-        """Says where examples see only those of their own replica: the loss is not that of the whole batch there."""
-        noted = [self._joiner.item.gradient_calls[k] for k in calls]
-        made = [t for call in noted for t in (*call.targets, *(term.tensor for term in call.terms))]
+    def _log_mixing(self, calls: Sequence[int]) -> None:
+        """Logs if examples only see those of their own replica: the loss is not that of the whole batch then."""
+        gradient_calls = [self._joiner.item.gradient_calls[k] for k in calls]
+        made = [t for call in gradient_calls for t in (*call.targets, *(term.tensor for term in call.terms))]
         kinds = [self._joiner.flows.kind(t) for t in made]
         nodes = dict.fromkeys(k.mixed_at for k in kinds if isinstance(k, Sum | Mean | PerExample) and k.mixed_at)
         for node in nodes:
             log.info(
-                "examples see one another in the model, as in batch normalisation (first at node %r): each sees those "
-                "of its own replica alone, as on one device that computes the replicas' parts one after the other. "
-                "BatchNormalization(synchronized=True) sees all of them, and so does what reads the rows that "
-                "tf.distribute.get_replica_context().all_gather(rows, axis=0) gives.",
+                "examples see one another in the model, as in batch normalisation (first at node %r): each sees only "
+                "those of its own replica, as on one device that computes the replicas' parts one after the other. "
+                "To use the examples of all replicas, set BatchNormalization(synchronized=True) or read the rows "
+                "returned by tf.distribute.get_replica_context().all_gather(rows, axis=0).",
                 node, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
     def _loss_kind(self, call: int, is_joined: bool) -> Weight | None:
-        """The weight of a mean, or None for a sum."""
-        noted, flows = self._joiner.item.gradient_calls[call], self._joiner.flows
-        weight = seed_weight(self._joiner.item, flows, noted, is_joined)
+        """Returns the weight of a mean, or None for a sum."""
+        gradient_call, flows = self._joiner.item.gradient_calls[call], self._joiner.flows
+        weight = seed_weight(self._joiner.item, flows, gradient_call, is_joined)
         if not isinstance(weight, Undecided):
             return weight
         if not is_joined:
             log.info(
-                "a gradient of %s that is for no variable is what each replica makes of its own examples: it is not "
-                "known how %s depends on the batch (%s).", weight.target, weight.target, weight.reason,
+                "a gradient of %s with respect to no variable is computed by each replica from its own examples: it is "
+                "not known how %s depends on the batch (%s).", weight.target, weight.target, weight.reason,
                 extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
             return None
-        for target in noted.targets:
+        for target in gradient_call.targets:
             kind = loss_kind(self._joiner.item, flows, target)
             reason = kind.reason if isinstance(kind, Unknown) else weight.reason
             log.warning(
-                "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
-                "batches that do not divide evenly are refused. A loss that compares examples sees those of all "
-                "replicas in what tf.distribute.get_replica_context().all_gather(rows, axis=0) gives.",
+                "%s: it is not known how the loss depends on the batch (%s); it is treated as a mean over examples, "
+                "and batches that do not divide evenly raise an error. For a loss that compares examples, gather those "
+                "of all replicas with tf.distribute.get_replica_context().all_gather(rows, axis=0).",
                 target, reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         self._joiner.require_even_parts(weight.target, weight.reason)
         return Examples()
 
     def _weigh(self, call: int, weight: Weight | None) -> None:
-        seeds = self._ones(call) if weight is None else self._shares.of(call, weight)
+        seeds = self._ones(call) if weight is None else self._scales.of(call, weight)
         seed = self._joiner.item.gradient_calls[call].seed
         readers = {k: self._readers(seed, k) for k in range(self._joiner.count)}
         for k, made in enumerate(seeds.by_replica):
@@ -99,7 +99,7 @@ class GradientJoins:
         self._seeds[call] = seeds
 
     def _ones(self, call: int) -> Seeds:
-        """The seeds of a sum: 1 for each replica that has examples."""
+        """Returns the seeds of a sum: 1 for each replica that has examples."""
         dtype = self._joiner.item.spec_of(tensor(self._joiner.item.gradient_calls[call].seed)).dtype
         with subgraph(self._joiner.editor, f"loss_weight/{call}") as f:
             ones = [tf.cast(self._joiner.parts.is_used(f, k), dtype) for k in range(self._joiner.count)]
@@ -110,7 +110,7 @@ class GradientJoins:
         return sorted(self._joiner.editor.consumers(node_of(self._joiner.parts.named(tensor(seed), k))))
 
     def join_gradients(self) -> None:
-        """Adds up each gradient over the local replicas."""
+        """Sums each gradient over the local replicas."""
         joins = [
             self._join_gradient(position, gradient) for position, gradient in enumerate(self._joiner.stages.gradients)
         ]
@@ -130,7 +130,7 @@ class GradientJoins:
         )
         shape = tf.TensorShape(self._joiner.item.by_name[gradient.variable].shape)
         divides = seeds.divides or (
-            seeds.is_shared and self._shares.is_divided_by_own(gradient.call, gradient.variable)
+            seeds.is_shared and self._scales.is_divided_by_own(gradient.call, gradient.variable)
         )
         return PendingReduction(
             name=f"{gradient.variable}/{position}",
@@ -149,16 +149,16 @@ class GradientJoins:
         )
 
     def _sizes(self, gradient: VariableGradient) -> Sequence[str]:
-        """The number of examples of each local replica, if rows of a replica without examples are left out."""
+        """Returns each local replica's number of examples, if rows of a replica without examples are to be dropped."""
         is_left_out = gradient.is_sparse and gradient.row_join is not RowJoin.ALIGNED
         return self._joiner.parts.sizes or () if is_left_out else ()
 
     def _sum_of(self, dtypes: tuple[tf.DType, ...], gradient: VariableGradient, seeds: Seeds) -> Template:
-        """Adds up the local replicas' tensors of a gradient: the sums, and what is to be read in their place."""
+        """Returns a template that sums the local replicas' tensors of a gradient: the sums, and their replacements."""
         row_join, aligned = gradient.row_join, gradient.aligned
         scaled = [] if seeds.scale is None else [seeds.dtype]
         counted, sized = [tf.bool] * len(seeds.counts), [tf.int64] * len(self._sizes(gradient))
-        given = [*scaled, *counted, *sized]
+        leading = [*scaled, *counted, *sized]
         pipelines = self._joiner.context.plan.pipelines
 
         def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -175,34 +175,34 @@ class GradientJoins:
             local[-1:] = [local[-1] * tf.cast(s, dtypes[-1]) for s in scale] or local[-1:]
             return [*local, *([tf.identity(t) for t in local] if self._joiner.context.workers > 1 else local)]
 
-        key = ("sum", dtypes, row_join, aligned, *given)
-        return self._joiner.template(key, [*given, *[*dtypes] * self._joiner.count], add)
+        key = ("sum", dtypes, row_join, aligned, *leading)
+        return self._joiner.template(key, [*leading, *[*dtypes] * self._joiner.count], add)
 
     def join_boundary(self, statistics: Statistics) -> None:
-        """Joins what an update asks of the compute part besides gradients: a loss that scales it, or has to be finite.
+        """Reduces other values that an update reads from the compute part: a loss that scales it, or must be finite.
 
-        Text, which no variable is made of, is left to `OutputJoins.join_texts`.
+        Text, from which no variable is computed, is handled by `OutputJoins.join_texts`.
         """
         joined = {t for g in self._joiner.stages.gradients for t in g.tensors}
-        asked: dict[str, None] = {}
+        needed: dict[str, None] = {}
         reading = {name for varying in self._joiner.varying for name in self._joiner.editor.consumers(varying)}
         for name in sorted(reading & self._joiner.stages.once, key=self._joiner.stages.order.__getitem__):
-            asked.update(
+            needed.update(
                 dict.fromkeys(
                     tensor(i) for i in self._joiner.editor[name].input
                     if not is_control(i) and node_of(i) in self._joiner.varying and tensor(i) not in joined
                     and self._joiner.item.spec_of(tensor(i)).dtype != tf.string
                 )
             )  # fmt: skip
-        for position, name in enumerate(asked):
+        for position, name in enumerate(needed):
             readers = self._joiner.late_readers(name)
             self._joiner.editor.rewire(name, self._whole(f"boundary/{position}", name, statistics), readers)
 
     def _whole(self, label: str, name: str, statistics: Statistics) -> str:
-        """The tensor with the whole batch's value, for one that an update reads of the compute part."""
+        """Returns the whole batch's value of a tensor that an update reads from the compute part."""
         kind = self._joiner.flows.kind(name)
         if isinstance(kind, Replicated) and self._joiner.context.all_compute:
-            return name  # it is a result of one function beside what differs
+            return name  # a replica-independent output of a function with other, replica-dependent outputs
         if isinstance(kind, Mean | Sum):
             return self._join(label, name, kind)
         statistic = statistics.find(name)
@@ -210,8 +210,8 @@ class GradientJoins:
             return statistics.make(label, statistic, self._join)
         why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
         raise RewriteError(
-            f"an optimizer's update reads {name}, which differs between replicas and cannot be combined ({why}). Give "
-            "the update a mean or a sum over the batch, or what is made of such, instead."
+            f"an optimizer's update reads {name}, which differs between replicas and cannot be combined ({why}). Use a "
+            "mean or a sum over the batch, or arithmetic on these, in the update instead."
         )
 
     def _join(self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0) -> str:

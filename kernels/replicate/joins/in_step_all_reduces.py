@@ -1,4 +1,4 @@
-"""Whole sums: what the step adds up over all replicas while it computes."""
+"""In-step all-reduces: sums over all replicas that the step needs while it computes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autodist.kernels.replicate.joins.rows import WholeRows
 
 
 class InStepAllReduces:
-    """Gives replicas the sum of what all of them have, in place of their own, or the rows of all of them.
+    """Replaces a replica's value by the sum, or the concatenated rows, of all replicas.
 
-    Its gradient is the sum of all gradients: the seeds of each replica are its share of the batch, so that the whole
-    loss is the sum of what replicas differentiate, and each of them reads the sum.
+    The gradient of such a sum is the sum of all replicas' gradients: each replica reads the sum. The seed of each
+    replica is its share of the batch, so that the whole loss is the sum of the replicas' losses.
     """
 
     def __init__(self, joiner: Joiner) -> None:
@@ -26,42 +26,42 @@ class InStepAllReduces:
         self._rows: dict[str, WholeRows] = {}
 
     def join(self) -> None:
-        """Puts the sum over all replicas in place of each placeholder that stands for one."""
+        """Replaces each in-step all-reduce placeholder by the sum over all replicas."""
         joiner, item = self._joiner, self._joiner.item
         depths = find_depths(item) if item.whole_sums else {}
         trains = reach(joiner.stages.writes, item.graph_index.sources.__getitem__) if item.whole_sums else set()
-        for asked in item.whole_sums:
-            # Workers of a session may fetch different things.
-            is_of_all = joiner.context.joins_outputs or asked.node in trains
-            make = self._sums if asked.how is InStepAllReduceKind.SUM else self._of_rows
-            for k, whole in enumerate(make(asked, depths[asked.node], is_of_all)):
-                self._become(node_of(joiner.parts.named(tensor(asked.node), k)), whole)
+        for request in item.whole_sums:
+            # Workers of a session may fetch different outputs.
+            is_of_all = joiner.context.joins_outputs or request.node in trains
+            make = self._sums if request.how is InStepAllReduceKind.SUM else self._of_rows
+            for k, whole in enumerate(make(request, depths[request.node], is_of_all)):
+                self._replace(node_of(joiner.parts.named(tensor(request.node), k)), whole)
 
-    def _sums(self, asked: InStepAllReduce, depth: int, is_of_all: bool) -> list[str]:
-        """The tensor that each local replica gets."""
-        joiner, name, captured = self._joiner, f"whole_sum/{asked.node}", self._given(asked)
+    def _sums(self, request: InStepAllReduce, depth: int, is_of_all: bool) -> list[str]:
+        """Returns the sum, as a tensor for each local replica."""
+        joiner, name, captured = self._joiner, f"whole_sum/{request.node}", self._operand(request)
         if is_of_all:
             whole = joiner.join_value(name, PendingReductionKind.WHOLE, captured, Sum(), depth=depth)
         else:
             whole = joiner.join_here(name, captured, Sum())
-        if asked.of is None:
+        if request.of is None:
             return [whole] * joiner.count
         return [self._if_used(name, captured, whole, k) for k in range(joiner.count)]
 
-    def _of_rows(self, asked: InStepAllReduce, depth: int, is_of_all: bool) -> list[str]:
-        """What each local replica gets of rows that are gathered."""
-        name, captured, first = f"whole_rows/{asked.node}", self._given(asked), asked.of or asked.node
-        if first == asked.node:
-            self._rows[first] = WholeRows(self._joiner, name, captured, asked.axis, depth, is_of_all)
-        if asked.how is InStepAllReduceKind.OWN_ROWS:
+    def _of_rows(self, request: InStepAllReduce, depth: int, is_of_all: bool) -> list[str]:
+        """Returns the gathered rows, or the gradient of them, as a tensor for each local replica."""
+        name, captured, first = f"whole_rows/{request.node}", self._operand(request), request.of or request.node
+        if first == request.node:
+            self._rows[first] = WholeRows(self._joiner, name, captured, request.axis, depth, is_of_all)
+        if request.how is InStepAllReduceKind.OWN_ROWS:
             return self._rows[first].own(name, captured, depth)
         return [self._rows[first].gathered(name, captured, depth)] * self._joiner.count
 
-    def _given(self, asked: InStepAllReduce) -> str:
-        return tensor(self._joiner.item.graph_index.nodes[asked.node].input[0])
+    def _operand(self, request: InStepAllReduce) -> str:
+        return tensor(self._joiner.item.graph_index.nodes[request.node].input[0])
 
     def _if_used(self, name: str, captured: str, whole: str, k: int) -> str:
-        """The gradient of a replica's own part: none where the row that it computes with is no example."""
+        """Returns the gradient of a replica's own part: zeros if the replica has no examples."""
         if self._joiner.parts.sizes is None:
             return whole
         spec = self._joiner.item.spec_of(captured)
@@ -70,7 +70,7 @@ class InStepAllReduces:
             made = tf.where(self._joiner.parts.is_used(f, k), value, tf.zeros_like(value))
         return f.name(made)
 
-    def _become(self, name: str, whole: str) -> None:
+    def _replace(self, name: str, whole: str) -> None:
         node = self._joiner.editor[name]
         dtype = tf.as_dtype(node.attr["dtype"].type)
         self._joiner.editor.pass_on(name, whole, dtype, filter(is_control, node.input))

@@ -1,4 +1,4 @@
-"""Joiner: sums over a worker's replicas, and notes what is still to be summed over the workers."""
+"""Joiner: reduces values over a worker's replicas, and records the reductions that are left over the workers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from autodist.kernels.replicate.weights import ReplicaWeights
 from autodist.kernels.sums import merged, nothing_like, ordered_sum
 
 EVEN_PARTS = "even_parts"
-"""Name of the join that checks whether all replicas have equal parts: the number of examples, and of its squares."""
+"""Name of the reduction that checks if all replicas have equal parts: sums of example counts and of their squares."""
 
 
 SOME_EXAMPLES = "some_examples"
-"""Name of the join that tells whether any worker has examples."""
+"""Name of the reduction that determines if any worker has examples."""
 
 
 def _takes_along(join: PendingReduction) -> bool:
-    """Whether a number may travel in the bucket of a join: of the same dtype, and one that holds counts exactly."""
+    """Returns True if a count can share the bucket of a reduction: same dtype, and it represents counts exactly."""
     is_plain = (
         join.kind is PendingReductionKind.STATE and join.merge is ReduceOp.ADD and not join.depth and not join.is_sparse
     )
@@ -51,7 +51,7 @@ _MERGES = {ReducedBy.MAX: ReduceOp.MAX, ReducedBy.MIN: ReduceOp.MIN, ReducedBy.P
 
 @dataclass(frozen=True)
 class _Whole:
-    """A tensor that stands for the joined value until a synchronizer gives it, and what is made of it."""
+    """A tensor that a synchronizer later replaces by the reduced value, and the result computed from it."""
 
     joined: tf.Tensor
     result: tf.Tensor
@@ -59,13 +59,13 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Local:
-    """A worker's part of a join.
+    """A worker's part of a reduction.
 
     Attributes:
         local: of its replicas.
-        total: the sum of their weights, by which the sum of all parts is divided; None: it is not.
-        merge: how the parts are merged.
-        is_squared: whether the root is taken of the whole.
+        total: the sum of their weights, for a weighted mean; None: no division.
+        merge: the reduction op.
+        is_squared: True if the result is the square root of the reduced value.
     """
 
     local: tf.Tensor
@@ -79,12 +79,12 @@ class _Local:
 
 
 class Joiner:
-    """Joins tensors of one replicated graph.
+    """Reduces tensors of one replicated graph.
 
     Attributes:
-        joins: what has to be summed over the workers; empty where there is one.
-        checks: nodes that stop a step whose parts cannot be joined.
-        even_parts: why all replicas need equally many examples; None where they need not.
+        joins: pending reductions over the workers; empty if there is one worker.
+        checks: nodes that raise an error in a step whose parts cannot be combined.
+        even_parts: the reason why all replicas need equally many examples; None if they do not.
     """
 
     def __init__(
@@ -109,31 +109,33 @@ class Joiner:
     def template(
         self, key: Hashable, dtypes: Sequence[tf.DType], build: Callable[..., Sequence[tf.Tensor]]
     ) -> Template:
-        """The template of arithmetic that many variables need; made once for each kind."""
+        """Returns the template of arithmetic that many variables share; built once per kind."""
         if key not in self._templates:
             self._templates[key] = Template(dtypes, build)
         return self._templates[key]
 
     def require_known(self, name: str, kind: Kind) -> None:
-        """Passes unless it is not known how a tensor joins, in a step of which nothing may be guessed.
+        """Checks that the reduction of a tensor is known, in a step that must be exact (`is_whole`).
 
         Raises:
-            RewriteError: it is not known, or examples see those of their own replica alone.
+            RewriteError: it is not known, or examples only see those of their own replica.
         """
         if not self.item.is_whole:
             return
         if isinstance(kind, Joined | PerExample):
             if kind.mixed_at is not None:
-                raise RewriteError(f"examples see one another in what {name} is made of (first at {kind.mixed_at!r})")
+                raise RewriteError(
+                    f"examples see one another in the computation of {name} (first at {kind.mixed_at!r})"
+                )
         elif isinstance(kind, Unknown):
             raise RewriteError(f"it is not known how {name} depends on the batch ({kind.reason})")
 
     def late_readers(self, name: str) -> list[str]:
-        """The nodes that read a captured tensor and run once."""
+        """Returns the run-once nodes that read a captured tensor."""
         return sorted(c for c in self.editor.consumers(node_of(name)) if c in self.stages.once)
 
     def note(self, join: PendingReduction) -> None:
-        """Notes a join that other workers have a part in."""
+        """Records a pending reduction over the workers."""
         if self.context.workers > 1:
             self.joins.append(join)
 
@@ -146,18 +148,18 @@ class Joiner:
         copies: Sequence[str] | None = None,
         depth: int = 0,
     ) -> str:
-        """One tensor over all replicas, as its kind joins; returns the tensor that holds the whole.
+        """Reduces a tensor over all replicas according to its kind; returns the tensor with the result.
 
         Args:
-            name: of the join.
-            purpose: what the join is for.
+            name: of the reduction.
+            purpose: what the reduction is for.
             captured: the tensor.
-            kind: how it joins.
-            copies: the tensor that stands for `captured` in each local replica; None: the replica's own copy.
-            depth: length of the chain of joins before it.
+            kind: determines the reduction.
+            copies: the tensor that replaces `captured` in each local replica; None: the replica's own copy.
+            depth: number of reductions that this one depends on, in a chain.
 
         Raises:
-            RewriteError: other workers have a part in it, and its shape is not known.
+            RewriteError: it is reduced over several workers, and its shape is not known.
         """
         self._require_sized(captured)
         with subgraph(self.editor, name) as f:
@@ -174,7 +176,7 @@ class Joiner:
         return f.name(whole.result)
 
     def _require_sized(self, name: str) -> None:
-        """Passes if a tensor can be joined over all workers, which send it as a part of one vector.
+        """Checks that a tensor can be reduced over all workers, which send it as a part of one vector.
 
         Raises:
             RewriteError: its shape is not known.
@@ -182,13 +184,13 @@ class Joiner:
         shape = self.item.spec_of(name).shape
         if self.context.workers > 1 and not shape.is_fully_defined():
             raise RewriteError(
-                f"{name!r} has the shape {shape}, and a sum or mean of the batch that the step goes on with is joined "
-                "over all workers, for which its shape has to be known before the step runs. Give it one by "
-                "tf.ensure_shape, or say the length of what is passed whole in input_signature."
+                f"{name!r} has the shape {shape}, but the step uses its sum or mean over the batch, which is reduced "
+                "over all workers; its shape must be known before the step runs. Set it by tf.ensure_shape, or specify "
+                "the length of arguments that are not split in input_signature."
             )
 
     def join_here(self, name: str, captured: str, kind: Joined, copies: Sequence[str] | None = None) -> str:
-        """One tensor over the local replicas alone, as its kind joins; arguments as of `join_value`."""
+        """Reduces a tensor over the local replicas only; arguments as of `join_value`."""
         if self.count == 1 and copies is None:
             return captured
         with subgraph(self.editor, name) as f:
@@ -213,7 +215,7 @@ class Joiner:
     def weighted_sum(
         self, f: SubgraphBuilder, values: Sequence[tf.Tensor], weight: Weight | None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Σ w·v over the local replicas that have examples, and Σ w."""
+        """Returns Σ w·v over the local replicas that have examples, and Σ w."""
         if weight is None:
             return ordered_sum([self.kept(f, v, k) for k, v in enumerate(values)]), None
         return self._weighed(f, values, weight)
@@ -226,7 +228,7 @@ class Joiner:
         return ordered_sum(terms), f.input(total, dtype, [])
 
     def weights_of(self, weight: Weight, dtype: tf.DType) -> tuple[list[str], str]:
-        """The weight of each local replica and their sum, made once: joins that share a weight can share a bucket."""
+        """Returns the weight of each local replica and their sum. They are cached: equal weights can share a bucket."""
         key = (weight, dtype)
         if key not in self._weights:
             with subgraph(self.editor, f"weight/{len(self._weights)}") as f:
@@ -236,11 +238,11 @@ class Joiner:
         return self._weights[key]
 
     def level(self, name: str) -> int:
-        """The stage in which a captured tensor is made."""
+        """Returns the update round in which a captured tensor is computed."""
         return self.stages.level_of(node_of(name))
 
     def kept(self, f: SubgraphBuilder, value: tf.Tensor, k: int, merge: ReduceOp = ReduceOp.ADD) -> tf.Tensor:
-        """A local replica's value, or, if it has no examples, one that changes nothing where it is joined."""
+        """Returns a local replica's value, or the identity element of the reduction if it has no examples."""
         if not self.parts.sizes:
             return value
         return tf.where(self.parts.is_used(f, k), value, nothing_like(value, merge))
@@ -255,7 +257,7 @@ class Joiner:
         result: tf.Tensor,
         level: int = 1,
     ) -> str:
-        """Notes a join of what a fragment made; returns the tensor that is to be read."""
+        """Records a reduction of tensors built in a subgraph; returns the tensor with the result."""
         self.note(
             PendingReduction(
                 name=name, kind=kind, local=(f.name(local),), result=(f.name(result),),
@@ -266,29 +268,29 @@ class Joiner:
         return f.name(result)
 
     def some_examples(self) -> str | None:
-        """A tensor that is above 0 where any worker has examples; None where no other worker has a part in the step.
+        """Returns a tensor that is positive if any worker has examples; None if no other worker takes part in the step.
 
-        It travels with a sum or a mean over examples that is joined anyway; None, too, where there is none.
+        It shares the message of a sum or mean over examples that is reduced anyway; None if there is no such message.
         """
-        if self.parts.sizes is None or not self.joins or self.item.is_global:  # of a global batch all know it before
+        if self.parts.sizes is None or not self.joins or self.item.is_global:  # workers know the size of a global batch
             return None
         by_examples = {self._weights[key][1] for key in self._weights if isinstance(key[0], Examples)}
-        beside = next((j for j in self.joins if _takes_along(j) and j.weight in {None, *by_examples}), None)
-        if beside is None:  # a message of its own would cost more than the check is worth
+        carrier = next((j for j in self.joins if _takes_along(j) and j.weight in {None, *by_examples}), None)
+        if carrier is None:  # a message of its own would cost more than the check is worth
             return None
-        dtype = beside.dtype
+        dtype = carrier.dtype
         with subgraph(self.editor, SOME_EXAMPLES) as f:
             local = ordered_sum([self.parts.size(f, k, dtype) for k in range(self.count)])
-            total = None if beside.weight is None else f.input(beside.weight, dtype, [])
+            total = None if carrier.weight is None else f.input(carrier.weight, dtype, [])
             result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
-        return self.noted(f, SOME_EXAMPLES, PendingReductionKind.STATE, local, total, result, beside.level)
+        return self.noted(f, SOME_EXAMPLES, PendingReductionKind.STATE, local, total, result, carrier.level)
 
     def require_even_parts(self, target: str, reason: str) -> None:
-        """Stops a step whose replicas have different numbers of examples.
+        """Makes the step raise an error if its replicas have different numbers of examples.
 
         Args:
-            target: of which it is not known how it depends on the batch.
-            reason: why.
+            target: the tensor whose dependence on the batch is not known.
+            reason: why it is not known.
         """
         if self.even_parts is not None or self.parts.sizes is None:
             return

@@ -1,4 +1,4 @@
-"""Shares: how much each replica's part counts in a gradient, as its seed says it."""
+"""Loss scales: the share of each replica's part in a gradient, applied through the gradient's seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.sums import ordered_sum
 
 EXACT = tf.float64
-"""As what weights are divided, whatever the gradients' type: a sum of a mask is not exact in 16 bits."""
+"""The dtype in which weights are divided, whatever that of the gradients: a sum of a mask is not exact in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Seeds:
 
     Attributes:
         by_replica: the tensor for each local replica.
-        total: their sum, in their type.
-        dtype: their type.
-        divides: whether the sums of gradients over all workers are still to be divided by the sum of `total`s.
-        scale: by what this worker's gradients are still to be multiplied before they are added up; None: by nothing.
-        is_shared: whether each is a share of the whole batch, which the seeds of a sum are not.
-        counts: for each local replica, whether its part weighs anything; empty, where no gradient comes of a part that
-            does not, or where the weight is a number of examples.
+        total: their sum, in their dtype.
+        dtype: their dtype.
+        divides: True if the sums of gradients over all workers are to be divided by the sum of all `total`s.
+        scale: factor by which this worker's gradients are to be multiplied before they are summed; None: 1.
+        is_shared: True if each seed is a share of the whole batch; False for the seeds of a sum.
+        counts: for each local replica, a boolean that is False if its part has weight 0. Empty if parts of weight 0
+            contribute no gradient, or if the weight is a number of examples.
     """
 
     by_replica: tuple[str, ...]
@@ -47,12 +47,13 @@ class Seeds:
 
 
 class LossScales:
-    """Makes the seeds of means: each replica's share of the whole batch, so that cotangents are one device's.
+    """Computes the seeds of means: each replica's share of the whole batch, so that cotangents equal one device's.
 
-    The whole is known on one worker, or of a batch that every worker is given. Elsewhere it costs an exchange while the
-    forward pass runs; that is spared where nothing but the sums of gradients can tell: where they are proportional to
-    the seed, which is then the weight itself, and the sum is divided by that of all weights. Float16 can tell, since
-    its range is small. In a step that waits for no other worker a worker sees its own batch as the whole.
+    The total weight is known with one worker, or if every worker is fed the whole batch. Otherwise it costs a
+    communication round during the forward pass. That round is skipped if the seed's scale only affects the sums of
+    gradients, and these are proportional to it: the seed is then the weight itself, and the sum is divided by the
+    total weight. Float16 gradients need the round, since their range is small. In a step that waits for no other
+    worker, a worker uses its own batch as the whole.
     """
 
     def __init__(self, joiner: Joiner) -> None:
@@ -61,22 +62,22 @@ class LossScales:
         self._wholes: dict[Weight, str] = {}
 
     def of(self, call: int, weight: Weight) -> Seeds:
-        """The seeds of a mean.
+        """Returns the seeds of a mean.
 
         Args:
             call: position of the call of `gradient`.
             weight: of the mean.
         """
         seeds = self._seeds(call, weight)
-        # What replicas add up on the way has gradients for parts, too, of which a mask leaves nothing in the loss.
-        is_told_by_seed = isinstance(weight, Examples) or self._is_exchanged(self._linearity(self._call(call)))
-        return seeds if is_told_by_seed else replace(seeds, counts=self._counts(call, weight))
+        # In-step all-reduces yield gradients even for parts that a mask removes from the loss entirely.
+        needs_no_counts = isinstance(weight, Examples) or self._is_all_reduced(self._linearity(self._call(call)))
+        return seeds if needs_no_counts else replace(seeds, counts=self._counts(call, weight))
 
     def _call(self, call: int) -> GradientCall:
         return self._joiner.item.gradient_calls[call]
 
     def _counts(self, call: int, weight: Weight) -> tuple[str, ...]:
-        """Where nothing of a part counts, in a masked mean, its gradients are 0 / 0."""
+        """Returns booleans per replica: the gradients of a masked mean over a part of weight 0 are 0 / 0."""
         weights, _ = self._joiner.weights_of(weight, EXACT)
         with subgraph(self._joiner.editor, f"loss_counts/{call}") as f:
             counts = [tf.not_equal(f.input(w, EXACT, []), 0) for w in weights]
@@ -84,42 +85,42 @@ class LossScales:
 
     def _seeds(self, call: int, weight: Weight) -> Seeds:
         joiner, dtype = self._joiner, self._dtype(call)
-        if joiner.context.workers == 1 or self._is_own(call):
-            return self._divided(call, weight, self._own(weight))
+        if joiner.context.workers == 1 or self._is_local(call):
+            return self._divided(call, weight, self._local_total(weight))
         with subgraph(joiner.editor, f"whole_weight/{call}") as f:
             whole = joiner.parts.whole(f, weight, len(joiner.context.replicas), EXACT)
         if whole is not None:
             return self._divided(call, weight, f.name(whole))
         if weight in self._wholes:
             return self._divided(call, weight, self._wholes[weight])
-        looked_at = self._find_looked_at(call)
-        if looked_at is None:
+        observers = self._find_observers(call)
+        if observers is None:
             names, total = joiner.weights_of(weight, dtype)
             return Seeds(tuple(names), total, dtype, divides=True)
-        if looked_at == "here":
-            own = self._own(weight)
-            seeds = self._divided(call, weight, own)
+        if observers == "here":
+            local_total = self._local_total(weight)
+            seeds = self._divided(call, weight, local_total)
             total = joiner.weights_of(weight, dtype)[1]
             return Seeds(seeds.by_replica, total, dtype, divides=True, scale=total)
-        return self._divided(call, weight, self._exchanged(weight))
+        return self._divided(call, weight, self._all_reduced(weight))
 
     def _dtype(self, call: int) -> tf.DType:
         return self._joiner.item.spec_of(tensor(self._joiner.item.gradient_calls[call].seed)).dtype
 
-    # -- the whole -------------------------------------------------------------------------------------------------
+    # -- total weights ---------------------------------------------------------------------------------------------
 
-    def _own(self, weight: Weight) -> str:
+    def _local_total(self, weight: Weight) -> str:
         return self._joiner.weights_of(weight, EXACT)[1]
 
-    def _exchanged(self, weight: Weight) -> str:
+    def _all_reduced(self, weight: Weight) -> str:
         if weight not in self._wholes:
-            joiner, local = self._joiner, self._own(weight)
+            joiner, local = self._joiner, self._local_total(weight)
             name = f"loss_whole/{len(self._wholes)}"
             with subgraph(joiner.editor, name) as f:
-                own = tf.identity(f.input(local, EXACT, []))
-                result = tf.identity(own)
+                local_total = tf.identity(f.input(local, EXACT, []))
+                result = tf.identity(local_total)
             self._wholes[weight] = joiner.noted(
-                f, name, PendingReductionKind.LOSS, own, None, result, self._level(weight)
+                f, name, PendingReductionKind.LOSS, local_total, None, result, self._level(weight)
             )
         return self._wholes[weight]
 
@@ -143,10 +144,10 @@ class LossScales:
         share = tf.math.divide_no_nan(f.input(weight, EXACT, []), f.input(whole, EXACT, []))
         return tf.cast(share, dtype)
 
-    # -- who waits for whom ----------------------------------------------------------------------------------------
+    # -- synchronisation -------------------------------------------------------------------------------------------
 
-    def _paces(self, call: int) -> set[SyncMode | None]:
-        """How the variables are kept that a call's gradients are for."""
+    def _sync_modes(self, call: int) -> set[SyncMode | None]:
+        """Returns the sync modes of the variables that a call's gradients are for."""
         names = {g.variable for g in self._joiner.stages.gradients if g.call == call}
         variable_placements = [self._plan.variable_placement(name) for name in sorted(names)]
         return {
@@ -154,11 +155,11 @@ class LossScales:
             for variable_placement in variable_placements
         }
 
-    def _is_own(self, call: int) -> bool:
-        """Whether each worker goes by its own examples alone."""
-        paces = self._paces(call)
-        if paces:
-            return paces == {SyncMode.ASYNCHRONOUS}
+    def _is_local(self, call: int) -> bool:
+        """Returns True if each worker only uses its own examples."""
+        modes = self._sync_modes(call)
+        if modes:
+            return modes == {SyncMode.ASYNCHRONOUS}
         if self._plan.is_asynchronous:
             return True
         context, stages = self._joiner.context, self._joiner.stages
@@ -166,42 +167,42 @@ class LossScales:
         return not context.joins_outputs and not stages.gradients and not writes
 
     def is_divided_by_own(self, call: int, variable: str) -> bool:
-        """Whether a variable is updated by each worker alone, in a step that others of the call's are not."""
+        """Returns True if a variable is updated per worker, while other variables of the call are updated jointly."""
         variable_placement = self._plan.variable_placement(variable)
         return (
             variable_placement is not None
             and variable_placement.pace is SyncMode.ASYNCHRONOUS
-            and not self._is_own(call)
+            and not self._is_local(call)
         )
 
-    # -- who looks at cotangents -----------------------------------------------------------------------------------
+    # -- readers of cotangents -------------------------------------------------------------------------------------
 
-    def _find_looked_at(self, call: int) -> str | None:
-        """Whether something else can tell a cotangent's size than sums of gradients: "everywhere", or "here" alone,
-        where this worker's session fetches one; None if nothing can.
+    def _find_observers(self, call: int) -> str | None:
+        """Returns "everywhere" if anything but sums of gradients depends on the scale of a cotangent; "here" if only
+        a fetch of this worker's session does; None if nothing does.
         """
         seen = self._linearity(self._joiner.item.gradient_calls[call])
         if self._dtype(call) not in (tf.float32, tf.float64):
             return "everywhere"
-        told = {*seen.bends, *seen.halves, *self._other_readers(call, seen)}
+        readers = {*seen.bends, *seen.halves, *self._other_readers(call, seen)}
         joins_outputs = self._joiner.context.joins_outputs
-        if told & (self._needed if joins_outputs else self._trains):
+        if readers & (self._needed if joins_outputs else self._trains):
             return "everywhere"
         is_returned = any(seen.depends(name) for name in self._joiner.item.outputs)
-        if is_returned or told & self._needed:
-            return "everywhere" if joins_outputs or self._is_exchanged(seen) else "here"
+        if is_returned or readers & self._needed:
+            return "everywhere" if joins_outputs or self._is_all_reduced(seen) else "here"
         return None
 
-    def _is_exchanged(self, seen: Linearity) -> bool:
-        """Whether workers add up cotangents on the way, which then have to be of one scale."""
+    def _is_all_reduced(self, seen: Linearity) -> bool:
+        """Returns True if workers all-reduce cotangents within the step, which then need the same scale."""
         return any(seen.depends(tensor(s.node)) for s in self._joiner.item.whole_sums)
 
     def _linearity(self, call: GradientCall) -> Linearity:
-        """What is proportional to the seed of a call, up to what runs once."""
+        """Returns the tensors that are proportional to the seed of a call, up to run-once nodes."""
         return find_linearity(self._joiner.item.graph_index, [call.seed], without=self._joiner.stages.once)
 
     def _other_readers(self, call: int, seen: Linearity) -> set[str]:
-        """The nodes that run once and read something proportional to the seed other than the summed gradients."""
+        """Returns run-once nodes that read a tensor proportional to the seed, other than the summed gradients."""
         joined = {t for g in self._joiner.stages.gradients if g.call == call for t in g.tensors}
         graph_index, once = self._joiner.item.graph_index, self._joiner.stages.once
         found = set()
@@ -218,7 +219,7 @@ class LossScales:
 
     @cached_property
     def _trains(self) -> set[str]:
-        """What leads to writes of variables, which all workers make alike whatever they fetch."""
+        """The ancestors of variable writes. All workers compute them, whatever they fetch."""
         return self._leading_to(self._joiner.stages.writes)
 
     def _leading_to(self, roots: Sequence[str]) -> set[str]:

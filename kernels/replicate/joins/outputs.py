@@ -1,4 +1,4 @@
-"""Outputs: what a step returns is joined as the script expects it."""
+"""Outputs: reduces the values that a step returns."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ log = logging.getLogger("autodist")
 
 
 class OutputJoins:
-    """Joins the outputs of one replicated graph."""
+    """Reduces the outputs of one replicated graph."""
 
     def __init__(self, joiner: Joiner, whole: GlobalState, statistics: Statistics) -> None:
         self._joiner, self._whole, self._statistics = joiner, whole, statistics
 
     def join_outputs(self) -> list[str]:
-        """Joins the outputs: rows over the local replicas, values made of the whole batch over all workers."""
+        """Reduces the outputs: rows over the local replicas, values of the whole batch over all workers."""
         if not self._joiner.item.is_whole:
-            self._tell_of_mixing()
+            self._log_mixing()
         return [
             self._join_output(position, name) if node_of(name) in self._joiner.varying else name
             for position, name in enumerate(self._joiner.item.outputs)
         ]
 
     def join_texts(self) -> None:
-        """Joins the text of the compute part that what runs once takes up: a loss that is shown beside gradients."""
+        """Reduces values in text of the compute part that run-once nodes read, such as a loss shown with gradients."""
         graph_index, stages, editor = self._joiner.item.graph_index, self._joiner.stages, self._joiner.editor
-        asked = [
+        texts = [
             tensor(i)
             for name in sorted(stages.once, key=stages.order.__getitem__) if name in editor
             for i in graph_index.nodes[name].input
             if not is_control(i) and node_of(i) in self._joiner.varying
             and self._joiner.item.spec_of(tensor(i)).dtype == tf.string
         ]  # fmt: skip
-        for position, name in enumerate(dict.fromkeys(asked)):
+        for position, name in enumerate(dict.fromkeys(texts)):
             readers = self._joiner.late_readers(name)
             editor.rewire(name, self._join_text(f"text/{position}", name), readers)
 
-    def _tell_of_mixing(self) -> None:
-        """Names scalars in which examples see only those of their own replica, where they do not in the loss."""
+    def _log_mixing(self) -> None:
+        """Logs scalars in which examples only see those of their own replica, unless the loss has the same issue."""
         flows = self._joiner.flows
         losses = [flows.kind(t) for call in self._joiner.item.gradient_calls for t in call.targets]
         if any(isinstance(kind, Mean | Sum | PerExample) and kind.mixed_at for kind in losses):
@@ -78,8 +78,8 @@ class OutputJoins:
             node = next((kind.mixed_at for kind in kinds if isinstance(kind, Joined) and kind.mixed_at), None)
             if node is not None:
                 log.info(
-                    "output %s is joined from what each replica makes of its own examples, which see one another there "
-                    "(first at node %r), as in a variance: it is not that of the whole batch.",
+                    "output %s is combined from each replica's value over its own examples, which see one another "
+                    "there (first at node %r), as in a variance: it is not that of the whole batch.",
                     name, node, extra=ALIKE_EVERYWHERE if self._joiner.context.joins_outputs else None,
                 )  # fmt: skip
 
@@ -97,7 +97,7 @@ class OutputJoins:
         return self._joined_as(label, name, kind)
 
     def _kind(self, name: str) -> Kind:
-        """How an output joins; unknown of a sum that a constant may divide by the batch's length, as of a loss."""
+        """Returns an output's kind; Unknown for a sum that a constant may divide by the batch's length, as a loss."""
         flows = self._joiner.flows
         kind = flows.kind(name)
         return loss_kind(self._joiner.item, flows, name) if isinstance(kind, Sum) else kind
@@ -106,19 +106,19 @@ class OutputJoins:
         return isinstance(self._joiner.flows.kind(name), Sum)
 
     def _is_gradient(self, name: str) -> bool:
-        """Whether it is a variable's gradient, whatever is known of how it is made: in a loop, say."""
+        """Returns True if a tensor is a variable's gradient, even if its computation is unknown, as in a loop."""
         gradients = self._joiner.item.gradients
         return self._origin(name) in {self._origin(g.tensors[0]) for g in gradients if not g.is_sparse}
 
     def _origin(self, name: str) -> str:
-        """What a tensor is, by way of what only passes it on."""
+        """Returns the tensor that `name` forwards through identity-like nodes."""
         nodes = self._joiner.item.graph_index.nodes
         while (node := nodes[node_of(name)]).op in having(Trait.SAME):
             name = tensor(node.input[0])
         return name
 
     def _join_text(self, label: str, name: str) -> str:
-        """Text (a summary) that shows what joins; of several that are merged, each is joined by itself."""
+        """Reduces the values shown in a text (a summary); in a merged summary, each part separately."""
         if node_of(name) not in self._joiner.varying:
             return name
         item = self._joiner.item
@@ -130,30 +130,30 @@ class OutputJoins:
         kind_of = self._kind
         made_of = find_recomputed(item, name, kind_of, _is_joined)
         if made_of is not None:
-            own = [t for t in made_of.wholes if not self._is_of_all(t) or isinstance(kind_of(t), PerExample)]
-            if self._joiner.context.computes or not own:
-                self._tell_of_own_parts(name, own)
-                return self._again(label, name, made_of, None)
+            local_only = [t for t in made_of.wholes if not self._is_of_all(t) or isinstance(kind_of(t), PerExample)]
+            if self._joiner.context.computes or not local_only:
+                self._warn_of_local_parts(name, local_only)
+                return self._recomputed(label, name, made_of, None)
         kind = kind_of(name)
         return self._joined_as(label, name, self._guess(name, kind) if isinstance(kind, Unknown) else kind)
 
-    def _tell_of_own_parts(self, name: str, own: Sequence[str]) -> None:
-        """Names what a text shows of this worker's examples alone, where all else is of all workers."""
+    def _warn_of_local_parts(self, name: str, local_only: Sequence[str]) -> None:
+        """Warns of values in a text that are computed from this worker's examples only, unlike the rest."""
         context = self._joiner.context
-        if own and context.joins_outputs and len(context.computing) > 1:
+        if local_only and context.joins_outputs and len(context.computing) > 1:
             text = "output %s shows %s of each worker's own examples, and not of the whole batch."
-            log.warning(text, name, ", ".join(own), extra=ALIKE_EVERYWHERE)
+            log.warning(text, name, ", ".join(local_only), extra=ALIKE_EVERYWHERE)
 
     def _made_of_joined(self, label: str, name: str) -> str | None:
-        """An output of unknown kind, computed from joined values; None if it is not known to be made of such."""
+        """Computes an output of unknown kind from reduced values; returns None if that is not known to be possible."""
         if self._joiner.item.rows is not None and any(map(self._is_sum, self._whole.made_of(name) or [name])):
             return None
         if self._is_of_all(name) or self._joiner.context.workers == 1:
-            return self._whole.of(label, name) if self._whole.has(name) else None  # the root of a mean, say
-        return self._made_here(label, name)
+            return self._whole.of(label, name) if self._whole.has(name) else None  # for example the root of a mean
+        return self._computed_here(label, name)
 
-    def _made_here(self, label: str, name: str) -> str | None:
-        """The same over this worker's replicas alone."""
+    def _computed_here(self, label: str, name: str) -> str | None:
+        """Computes such an output from values reduced over this worker's replicas only."""
         if not self._joiner.context.computes or self._whole.is_of_written(name):
             return None
         made_of = find_recomputed(self._joiner.item, name, self._joiner.flows.kind, self._is_known)
@@ -161,7 +161,7 @@ class OutputJoins:
         if self._joiner.count == 1:
             return name if made_of or statistic else None
         if made_of is not None:
-            return self._again(label, name, made_of, False)
+            return self._recomputed(label, name, made_of, False)
         return self._statistics.make(label, statistic, self._join_here) if statistic is not None else None
 
     def _is_known(self, name: str, kind: Kind) -> bool | None:
@@ -172,24 +172,24 @@ class OutputJoins:
     def _joined_as(self, label: str, name: str, kind: Kind) -> str:
         joiner = self._joiner
         if joiner.item.whole_sums and not joiner.context.all_compute and self._is_of_all(name) and kind == Replicated():
-            kind = Reduced("it is alike on all that compute", ReducedBy.MAX)  # the others are to be told
+            kind = Reduced("it is alike on all that compute", ReducedBy.MAX)  # sends it to workers without replicas
         if isinstance(kind, Joined) and (self._joiner.context.computes or self._is_of_all(name)):
             return self._joined(label, name, kind, self._is_of_all(name))
         if isinstance(kind, PerExample) and self._joiner.item.is_whole:
             self._joiner.require_known(name, kind)
             return self._rows_of_all(label, name, kind.axis)
         if not self._joiner.context.computes:
-            return self._nothing(label, self._joiner.item.spec_of(name))
+            return self._placeholder(label, self._joiner.item.spec_of(name))
         return concatenated(self._joiner, label, name, kind.axis) if isinstance(kind, PerExample) else name
 
-    def _again(self, label: str, name: str, made_of: RecomputedValue, is_of_all: bool | None) -> str:
-        """Arithmetic on what joins, or text that shows it (a summary), made of the joined values.
+    def _recomputed(self, label: str, name: str, made_of: RecomputedValue, is_of_all: bool | None) -> str:
+        """Recomputes arithmetic on reduced values, or text that shows them (a summary).
 
         Args:
-            label: for the names of what is made.
+            label: for the names of the new nodes.
             name: of the output.
-            made_of: what it is made of.
-            is_of_all: whether these values are joined over all workers; None: where they are when they are returned.
+            made_of: its computation.
+            is_of_all: True if the values are reduced over all workers; None: if they would be as outputs.
         """
         joined = {}
         for k, t in enumerate(made_of.wholes):
@@ -197,23 +197,23 @@ class OutputJoins:
             if isinstance(kind, PerExample):
                 joined[t] = concatenated(self._joiner, f"{label}/{k}", t, kind.axis)
                 continue
-            assert isinstance(kind, Joined), "nothing else is whole"
+            assert isinstance(kind, Joined), "all others are rows"
             joined[t] = self._joined(f"{label}/{k}", t, kind, self._is_of_all(t) if is_of_all is None else is_of_all)
         return make_again(self._joiner.editor, label, name, made_of, joined | self._in_first_replica(made_of, joined))
 
     def _in_first_replica(self, made_of: RecomputedValue, joined: Mapping[str, str]) -> dict[str, str]:
-        """The same by what the first replica, whose nodes are made again, reads: its part of what is fed."""
+        """Maps the inputs of the first replica, whose nodes are copied, to their reduced values."""
         nodes, editor = self._joiner.item.graph_index.nodes, self._joiner.editor
         read = [pair for name in made_of.between for pair in zip(nodes[name].input, editor[name].input, strict=False)]
         return {tensor(now): joined[tensor(was)] for was, now in read if tensor(was) in joined}
 
     def _is_of_all(self, name: str) -> bool:
-        """Returns True if a mean, a sum or the like is joined over all workers, for which its size has to be known."""
+        """Returns True if a mean, sum or similar is reduced over all workers; its size must be known for that."""
         is_sized = self._joiner.item.is_whole or self._joiner.item.spec_of(name).shape.is_fully_defined()
         return self._joiner.context.joins_outputs and is_sized
 
     def _joined(self, label: str, name: str, kind: Joined, is_of_all: bool) -> str:
-        """A mean, sum or the like over the local replicas, or over those of all workers."""
+        """Reduces a mean, sum or similar over the local replicas, or over those of all workers."""
         join = self._join_over_all if is_of_all else self._join_here
         statistic = None if self._whole.is_of_written(name) else self._statistics.find(name)
         return join(label, name, kind) if statistic is None else self._statistics.make(label, statistic, join)
@@ -228,15 +228,15 @@ class OutputJoins:
     ) -> str:
         return self._joiner.join_here(label, name, kind, copies)
 
-    def _nothing(self, label: str, spec: tf.TensorSpec) -> str:
-        """The value on a worker without replicas: no rows, or 0 for a mean or sum."""
+    def _placeholder(self, label: str, spec: tf.TensorSpec) -> str:
+        """Returns the value on a worker without replicas: no rows, or 0 for a mean or sum."""
         shape = [length or 0 for length in spec.shape.as_list()] if spec.shape.rank is not None else []
         with subgraph(self._joiner.editor, label) as f:
             nothing = tf.zeros(shape, spec.dtype)
         return f.name(nothing)
 
     def _guess(self, name: str, kind: Unknown) -> Kind:
-        """What is done with an output of unknown kind: float scalars are averaged, the rest is the first replica's."""
+        """Chooses a kind for an output of unknown kind: float scalars are averaged; of others, the first is taken."""
         self._joiner.require_known(name, kind)
         spec = self._joiner.item.spec_of(name)
         averaged = spec.dtype.is_floating and spec.shape.rank == 0
@@ -248,7 +248,7 @@ class OutputJoins:
         return Mean(Examples()) if averaged else Replicated()
 
     def _rows_of_all(self, label: str, name: str, axis: int) -> str:
-        """The rows of all workers, in their order."""
+        """Concatenates the rows of all workers, in order."""
         spec = self._joiner.item.spec_of(name)
         if spec.shape.rank is None:
             raise RewriteError(f"it is not known how many axes {name} has")
@@ -267,5 +267,5 @@ class OutputJoins:
 
 
 def _is_joined(name: str, kind: Kind) -> bool | None:
-    """Whether a part of a text has one value for all replicas of a worker."""
+    """Returns True if a value in a text has one value for all replicas of a worker."""
     return True if isinstance(kind, Joined | PerExample) else None

@@ -1,4 +1,4 @@
-"""Rows of replicas: those of one after those of another, and of the whole those of each."""
+"""Rows of replicas: their concatenation, and each replica's slice of rows summed over all replicas."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from autodist.kernels.sums import ordered_sum
 
 
 def concatenated(joiner: Joiner, label: str, name: str, axis: int) -> str:
-    """The rows of the local replicas, one replica's after another's."""
+    """Concatenates the rows of the local replicas."""
     with subgraph(joiner.editor, label) as f:
-        count = 1 if name in joiner.item.inputs else joiner.count  # what is fed is whole
+        count = 1 if name in joiner.item.inputs else joiner.count  # fed inputs hold the rows of all replicas
         values = [joiner.parts.tensor(f, name, k) for k in range(count)]
         if joiner.parts.sizes is not None:
             values = [_true_rows(f, joiner.parts, v, axis, k) for k, v in enumerate(values)]
@@ -23,7 +23,7 @@ def concatenated(joiner: Joiner, label: str, name: str, axis: int) -> str:
 
 
 def _true_rows(f: SubgraphBuilder, parts: ReplicaWeights, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
-    """A replica's rows; none where it has no examples and computed on a row that stands in for them."""
+    """Returns a replica's rows; none if it has no examples and computed on a placeholder row."""
     rows = _number_of(f, parts, value, axis, k)
     if value.shape.rank is None:
         return value[(slice(None),) * axis + (slice(rows),)]
@@ -40,23 +40,23 @@ def _cut(value: tf.Tensor, axis: int, start: tf.Tensor, rows: tf.Tensor) -> tf.T
 
 
 def _lengths(value: tf.Tensor, axis: int, rows: tf.Tensor) -> tf.Tensor:
-    """The lengths of a slice of so many rows, whole along the other axes."""
+    """Returns the lengths of a slice of `rows` rows that covers all other axes."""
     return tf.stack([rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)])
 
 
 class WholeRows:
-    """The rows of one tensor, gathered from all replicas; and back: for each replica its rows of a sum over all.
+    """The rows of one tensor, gathered from all replicas; and for each replica its rows of a sum over all replicas.
 
-    What replicas read is the same on all, so that the gradient of a replica's rows is the sum of what all replicas have
-    for them.
+    All replicas read the same gathered rows, so the gradient of a replica's rows is the sum of the gradients that all
+    replicas have for them.
 
     Args:
         joiner: of the replicated graph.
-        name: of the joins.
-        captured: whose rows they are.
-        axis: along which they stand.
-        depth: of the exchange that gathers them.
-        is_of_all: whether over the replicas of all workers, or else over the local ones.
+        name: of the reductions.
+        captured: the tensor with the rows.
+        axis: of the rows.
+        depth: the communication round that gathers them.
+        is_of_all: True: over the replicas of all workers; False: over the local ones.
     """
 
     def __init__(self, joiner: Joiner, name: str, captured: str, axis: int, depth: int, is_of_all: bool) -> None:
@@ -65,14 +65,14 @@ class WholeRows:
         self._counts: str | None = None
 
     def gathered(self, name: str, captured: str, depth: int) -> str:
-        """The rows of all replicas."""
+        """Returns the rows of all replicas."""
         spec = self._joiner.item.spec_of(captured)
         shape = [None if a == self._axis else length for a, length in enumerate(spec.shape)]
         local = concatenated(self._joiner, f"{name}/local", captured, self._axis)
         return self._of_workers(name, local, spec.dtype, shape, self._axis, depth, self._joiner.level(captured))
 
     def own(self, name: str, captured: str, depth: int) -> list[str]:
-        """For each local replica its own rows of the sum of what all replicas have for all rows."""
+        """Returns, for each local replica, its rows of the sum of all replicas' values for all rows."""
         joiner, spec = self._joiner, self._joiner.item.spec_of(captured)
         with subgraph(joiner.editor, f"{name}/local") as f:
             values = [joiner.kept(f, joiner.parts.tensor(f, captured, k), k) for k in range(joiner.count)]
@@ -88,17 +88,17 @@ class WholeRows:
         return [f.name(rows) for rows in made]
 
     def _cut_for(self, f: SubgraphBuilder, whole: tf.Tensor, starts: tf.Tensor, k: int) -> tf.Tensor:
-        """The rows of one local replica; zeros for the row that is there all the same where it has no examples."""
+        """Returns the rows of one local replica; zeros for the placeholder row of a replica without examples."""
         joiner = self._joiner
-        mine = joiner.parts.tensor(f, self._captured, k)
-        rows = tf.shape(mine, out_type=tf.int64)[self._axis]
+        local_rows = joiner.parts.tensor(f, self._captured, k)
+        rows = tf.shape(local_rows, out_type=tf.int64)[self._axis]
         last = tf.shape(whole, out_type=tf.int64)[self._axis] - rows
         start = tf.minimum(starts[joiner.context.copied_replicas[k]], last)
-        cut = tf.ensure_shape(_cut(whole, self._axis, start, rows), mine.shape)
+        cut = tf.ensure_shape(_cut(whole, self._axis, start, rows), local_rows.shape)
         return joiner.kept(f, cut, k)
 
     def _numbers_of_rows(self) -> str:
-        """How many rows each replica has, in the order of the replicas."""
+        """Returns the number of rows of each replica, in the order of the replicas."""
         if self._counts is None:
             joiner, name = self._joiner, f"{self._name}/rows"
             with subgraph(joiner.editor, f"{name}/local") as f:

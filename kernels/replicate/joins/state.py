@@ -1,4 +1,4 @@
-"""State: what the compute part writes is combined as its variable declares, or as one device would leave it."""
+"""State: reduces the variable writes of the compute part, as declared or to the value that one device would write."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from autodist.logs.terminal import ALIKE_EVERYWHERE
 log = logging.getLogger("autodist")
 
 _GUESSES = {
-    Aggregation.MEAN: "the mean of what the replicas leave in it",
+    Aggregation.MEAN: "the mean of the replicas' values",
     Aggregation.SUM: "the sum of what each replica changes",
-    Aggregation.ONLY_FIRST_REPLICA: "what the first replica leaves in it",
+    Aggregation.ONLY_FIRST_REPLICA: "the first replica's value",
 }
 
 
 class StateJoins:
-    """Joins what the replicas of one graph leave in variables."""
+    """Reduces the values that the replicas of one graph write to variables."""
 
     def __init__(self, joiner: Joiner, whole: GlobalState) -> None:
         self._joiner, self._whole = joiner, whole
-        self._growth = BatchDegree(joiner.item, joiner.flows)
+        self._degree = BatchDegree(joiner.item, joiner.flows)
         self._averaged: dict[str, list[str]] = {}
         self._summed: dict[str, list[str]] = {}
 
     def join_state(self, changes: Sequence[StateChange]) -> None:
-        """Combines what the compute part writes: as its variable declares, or as one device would leave it."""
+        """Combines the writes of the compute part: as the variable declares, or to the value of a single device."""
         combined = []
         whole = self._whole
         with subgraph(self._joiner.editor, "state") as f:
             for change in changes:
                 with tf.name_scope(f"{change.label}/joined"):
                     combined.append(self._combine(f, change, whole))
-        self._tell_of_averages()
-        self._tell_of_own_values()
+        self._warn_of_averages()
+        self._warn_of_local_values()
         for change, value in zip(changes, combined, strict=True):
             write = self._joiner.editor[change.write]
             placeholder = node_of(write.input[1])
@@ -63,8 +63,8 @@ class StateJoins:
             return self._as_declared(f, change, declared)
         if declared is Aggregation.SUM and only_adds and self._adds_sums(change):
             return self._sum_of_changes(f, change)
-        if change.variable.is_overwritten and (call := self._looked_at(change)) is not None:
-            raise _not_known(change.variable, f"it is computed of gradients of {call.targets[0]}")
+        if change.variable.is_overwritten and (call := self._find_scaled_gradient(change)) is not None:
+            raise _not_known(change.variable, f"it is computed from gradients of {call.targets[0]}")
         unknown = whole.unknown(change)
         if unknown is not None:
             self._joiner.require_known(change.variable.name, Unknown(unknown))
@@ -86,8 +86,8 @@ class StateJoins:
         is_guessed = self._joiner.item.is_whole and any(isinstance(kind, Sum) and kind.mixed_at for kind in kinds)
         return not is_guessed and all(isinstance(kind, Sum) for kind in kinds)
 
-    def _looked_at(self, change: StateChange) -> GradientCall | None:
-        """The call whose gradients are looked at for what is written, by their size, where that is a replica's own."""
+    def _find_scaled_gradient(self, change: StateChange) -> GradientCall | None:
+        """Returns a call with per-replica gradients whose scale affects the written value, or None."""
         item, flows = self._joiner.item, self._joiner.flows
         made = [t for t in (change.in_all.base, *change.in_all.changes) if t and node_of(t) in item.graph_index.nodes]
         needed = reach(map(node_of, made), lambda name: item.graph_index.data[name])
@@ -100,28 +100,28 @@ class StateJoins:
         return None
 
     def _takes_averages(self, change: StateChange, reason: str) -> bool:
-        """Takes what is written there, and stays as large as it is in a larger batch, for means over the examples.
+        """Treats written values of unknown kind as means over the examples if they do not grow with the batch.
 
-        Keras declares that what its metrics keep is summed. A loss that is added to a total, of which it is not known
-        how it depends on the batch, would be summed over the replicas, while the step counts it once.
+        Keras declares that its metrics are summed. A loss with an unknown dependence on the batch, added to a total,
+        would be summed over the replicas, while the step counts it once.
         """
         unknown = self._whole.unknown_parts(change)
         if any(map(self._whole.is_of_written, unknown)):
             return False
-        growth = {t: self._growth.of(t) for t in unknown}
-        if not change.variable.dtype.is_floating or 0 not in growth.values():
+        degrees = {t: self._degree.of(t) for t in unknown}
+        if not change.variable.dtype.is_floating or 0 not in degrees.values():
             return False
-        for name, power in growth.items():
+        for name, power in degrees.items():
             self._whole.take_for(name, Sum() if power else Mean(Examples()))
         self._averaged.setdefault(reason, []).append(change.variable.name)
         return True
 
     def _grows_as_sums(self, change: StateChange) -> bool:
-        """Returns True if what is added is known to grow as a sum does, and is made of no loss taken for a mean."""
+        """Returns True if the added values are known to grow as sums do, and include no loss treated as a mean."""
         unknown = self._whole.unknown_parts(change)
-        if any(self._growth.of(t) is None for t in unknown):
+        if any(self._degree.of(t) is None for t in unknown):
             return False
-        losses = {node_of(t) for t in self._losses_taken_for_means if self._growth.of(t) != 0}
+        losses = {node_of(t) for t in self._losses_taken_for_means if self._degree.of(t) != 0}
         made_of = reach(map(node_of, unknown), self._joiner.item.graph_index.data.__getitem__)
         return losses.isdisjoint(made_of)
 
@@ -132,32 +132,32 @@ class StateJoins:
         undecided = [c for c in calls if isinstance(seed_weight(item, flows, c, True), Undecided)]
         return [target for call in undecided for target in call.targets]
 
-    def _tell_of_averages(self) -> None:
+    def _warn_of_averages(self) -> None:
         for reason, names in self._averaged.items():
             log.warning(
-                "%s: it is not known how what the step writes there depends on the batch (%s); it is averaged over the "
-                "replicas, as a loss of unknown kind is.", ", ".join(names), reason, extra=ALIKE_EVERYWHERE,
+                "%s: it is not known how the value that the step writes depends on the batch (%s); it is averaged over "
+                "the replicas, like a loss of unknown kind.", ", ".join(names), reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         for reason, names in self._summed.items():
             log.warning(
-                "%s: it is not known how what the step adds there depends on the batch (%s); it is added up over the "
-                "replicas, as the variable's `aggregation` says. If one device adds a mean there, the sum is as many "
-                "times too large as there are replicas: give such a metric means and sums over the batch.",
+                "%s: it is not known how the value that the step adds depends on the batch (%s); it is summed over the "
+                "replicas, according to the variable's `aggregation`. If one device would add a mean, the sum is too "
+                "large by a factor of the number of replicas: use means and sums over the batch in such a metric.",
                 ", ".join(names), reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
-    def _tell_of_own_values(self) -> None:
-        """Says what replicas read again of their own, before it is combined, for what they differentiate."""
+    def _warn_of_local_values(self) -> None:
+        """Warns of variables that replicas write, and read again before the reduction, to compute the loss."""
         item = self._joiner.item
         for write in writes_read_again(item, self._joiner.flows):
             for handle in sorted(item.graph_index.effects[write].writes):
                 log.warning(
-                    "%s is written before the gradients are made, of what replicas have of the batch, and read again "
-                    "for what is differentiated: each replica goes on with what its own part has left there, which is "
-                    "not what one device reads. Write means and sums over the batch there, outside of branches, in a "
-                    "step of ad.function or fit; or rows that "
-                    "tf.distribute.get_replica_context().all_gather(rows, axis=0) gives; or write it when the "
-                    "gradients are applied.",
+                    "%s is written before the gradients are computed, from each replica's part of the batch, and read "
+                    "again for the loss: each replica continues with the value of its own part, and not with the value "
+                    "that one device reads. Write means and sums over the batch to it, outside of branches, in a step "
+                    "of ad.function or fit; or rows returned by "
+                    "tf.distribute.get_replica_context().all_gather(rows, axis=0); or write it when the gradients are "
+                    "applied.",
                     item.by_handle[handle].name, extra=ALIKE_EVERYWHERE,
                 )  # fmt: skip
 
@@ -169,8 +169,8 @@ class StateJoins:
         if aggregation is Aggregation.NONE:
             aggregation = Aggregation.MEAN if variable.dtype.is_floating else Aggregation.ONLY_FIRST_REPLICA
         log.warning(
-            "%s becomes %s: it is not known how what the step writes there depends on the batch (%s). Compute it from "
-            "means and sums over the batch, or say by the variable's `aggregation` how it is to be combined.",
+            "%s becomes %s: it is not known how the value that the step writes depends on the batch (%s). Compute it "
+            "from means and sums over the batch, or set the variable's `aggregation`.",
             variable.name, _GUESSES[aggregation], reason, extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
         return self._as_declared(f, change, aggregation)
@@ -201,7 +201,7 @@ class StateJoins:
         return self._joiner.noted(f, name, PendingReductionKind.STATE, local, None, result, level)
 
     def _mean_of_states(self, change: StateChange, weight: Weight) -> str:
-        """The mean of what the replicas leave; where all weigh nothing the variable stays."""
+        """Returns the mean of the replicas' values; the old value if all weights are 0."""
         variable, count = change.variable, self._joiner.count
 
         def mean(before: tf.Tensor, total: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
@@ -224,14 +224,14 @@ class StateJoins:
         return result
 
     def _in_replicas(self, f: SubgraphBuilder, change: StateChange, captured: str) -> list[tf.Tensor]:
-        """A captured tensor of a variable's shape, as each local replica has it."""
+        """Returns a captured tensor of a variable's shape for each local replica."""
         dtype, shape = change.variable.dtype, change.variable.shape
         return [f.input(self._joiner.parts.named(captured, k), dtype, shape) for k in range(self._joiner.count)]
 
 
 def _not_known(variable: Variable, reason: str) -> RewriteError:
     return RewriteError(
-        f"{variable.name} is overwritten with what each replica computes of its part of the batch (Keras's "
-        f"overwrite_with_gradient, as float8 quantization sets it), and it is not known what one device would leave "
-        f"there ({reason}). Train the model without that quantization, or on one device."
+        f"{variable.name} is overwritten with what each replica computes from its part of the batch (Keras's "
+        f"overwrite_with_gradient, as float8 quantization sets it), and the value that one device would write is not "
+        f"known ({reason}). Train the model without that quantization, or on one device."
     )

@@ -1,7 +1,7 @@
-"""Statistics: a value that compares examples with their own mean or maximum is made with the whole batch's.
+"""Statistics: values that compare examples with their mean or maximum are computed with those of the whole batch.
 
-A variance, the logarithm of a sum of exponentials, a coefficient of determination: each replica's own, averaged, is not
-that of the whole.
+Examples: a variance, the logarithm of a sum of exponentials, a coefficient of determination. The average of the
+replicas' values is not the value of the whole batch.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
 
 MOST_NODES = 64
-"""A statistic has few; a network whose layers let examples see one another is not computed once more."""
+"""Limit for a statistic; a network whose layers let examples see one another is larger and is not recomputed."""
 
 _MOST_PASSES = 4
 
 JoinCopies = Callable[[str, str, Joined, Sequence[str] | None, int], str]
-"""Joins a tensor: a label, its name, its kind, what stands for it in each replica, how many joins go before."""
+"""Reduces a tensor: label, name, kind, the tensor that replaces it in each replica, number of reductions before it."""
 
 
 @dataclass(frozen=True)
 class WholeStatistic:
-    """How a tensor is made of what the whole batch has.
+    """The computation of a tensor from values of the whole batch.
 
     Attributes:
         name: the tensor.
-        region: the nodes between it and what is known without it.
-        kinds: of the tensors that have to be joined first; of each, by how many passes over the examples it is found.
-        depths: of these, how many passes go before.
-        flows: how tensors depend on the batch, once all replicas share those.
+        region: the nodes between it and tensors of known kind.
+        kinds: of the tensors that are reduced first. Each needs a number of passes over the examples.
+        depths: the number of passes that precede each of them.
+        flows: the dependence of tensors on the batch, once all replicas share those.
     """
 
     name: str
@@ -56,15 +56,15 @@ class WholeStatistic:
 
     @property
     def is_arithmetic(self) -> bool:
-        """Whether one pass over the examples gives all that it is made of, and no example is looked at after that."""
+        """True if a single pass over the examples yields all its inputs, and no example is read after that."""
         return not any(self.depths.values()) and isinstance(self.flows.kind(self.name), Replicated)
 
 
 class Statistics:
-    """Finds and makes them in one replicated graph.
+    """Finds and computes the statistics of one replicated graph.
 
-    Where a loss is computed so, as in batch normalisation, replicas stay by themselves: what is returned of it is what
-    they have trained with.
+    If a loss contains a statistic, as with batch normalisation, the replicas compute it separately, and outputs show
+    the values used in training.
     """
 
     def __init__(self, joiner: Joiner) -> None:
@@ -72,24 +72,24 @@ class Statistics:
         self._found: dict[str, WholeStatistic | None] = {}
 
     def find(self, name: str) -> WholeStatistic | None:
-        """How the whole batch's value of a tensor is made in several passes; None if it is not, or not known to be."""
+        """Returns the computation of a tensor's global value in several passes; None if there is no known one."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
 
     def make(self, label: str, statistic: WholeStatistic, join: JoinCopies) -> str:
-        """The tensor that holds the whole batch's value."""
+        """Computes the whole batch's value; returns the tensor that holds it."""
         return _Making(self._joiner, statistic, label, join).whole(statistic.name)
 
     @functools.cached_property
     def _trained(self) -> set[str]:
-        """The nodes that the losses are made of."""
+        """The nodes that the losses are computed from."""
         item = self._joiner.item
         targets = [node_of(t) for call in item.gradient_calls for t in call.targets]
         return reach(targets, item.graph_index.data.__getitem__)
 
     def _is_exact(self, kind: Kind) -> bool:
-        """Whether examples see one another nowhere but where they do so in the training, too."""
+        """Returns True if examples only see one another at nodes that training uses, too."""
         at = kind.mixed_at if isinstance(kind, Joined | PerExample) else None
         return at is None or at in self._trained
 
@@ -120,7 +120,7 @@ class Statistics:
         return isinstance(kind, Replicated | PerExample | Joined) and self._is_exact(kind)
 
     def _region(self, name: str) -> set[str] | None:
-        """The nodes behind a tensor, up to rows, sums and the like in which no example sees another."""
+        """Returns the ancestors of a tensor, up to rows, sums and the like in which no example sees another."""
         region, front = {node_of(name)}, [node_of(name)]
         while front:
             node = self._joiner.item.graph_index.nodes[front.pop()]
@@ -135,7 +135,7 @@ class Statistics:
         return self._joiner.flows.kind(tensor(spelling))
 
     def _is_known(self, name: str, flows: Propagation, region: set[str]) -> bool:
-        """Whether a tensor is one that joins, or arithmetic on such, once all replicas share some of them."""
+        """Returns True if a tensor can be reduced, or is arithmetic on such, once all replicas share some of them."""
         kind = flows.kind(name)
         if isinstance(kind, Joined | Replicated):
             return self._is_exact(kind)
@@ -148,7 +148,7 @@ class Statistics:
 
 
 def _sharing(item: Step, shared: Mapping[str, Joined]) -> Propagation:
-    """How tensors depend on the batch where all replicas have the same of some of them."""
+    """Returns the dependence of tensors on the batch, if all replicas share the values of `shared`."""
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
     declared = dict.fromkeys(shared, Replicated())
     return propagate(
@@ -166,7 +166,7 @@ def _is_function_of_inputs(op: str) -> bool:
 
 
 class _Making:
-    """Makes one statistic."""
+    """The computation of one statistic."""
 
     def __init__(self, joiner: Joiner, statistic: WholeStatistic, label: str, join: JoinCopies) -> None:
         self._joiner, self._statistic, self._label, self._join = joiner, statistic, label, join
@@ -176,7 +176,7 @@ class _Making:
         self._affected: dict[str, bool] = {}
 
     def whole(self, name: str) -> str:
-        """The tensor that holds the whole batch's value of a captured one."""
+        """Returns the tensor with the whole batch's value of a captured one."""
         if name not in self._wholes:
             self._wholes[name] = self._make_whole(name)
         return self._wholes[name]
@@ -194,13 +194,13 @@ class _Making:
         return self._copied(name, f"autodist/{label}/", None)
 
     def _in_replicas(self, name: str) -> list[str] | None:
-        """What each local replica makes of its examples and of what all share; None: its own."""
+        """Returns each local replica's value, computed from its examples and shared values; None: the captured one."""
         if not self._reads_affected(name):
             return None
-        return [self._own(name, k, is_asked=True) for k in range(self._joiner.count)]
+        return [self._in_replica(name, k, is_computed=True) for k in range(self._joiner.count)]
 
-    def _own(self, name: str, k: int, is_asked: bool = False) -> str:
-        if not is_asked:
+    def _in_replica(self, name: str, k: int, is_computed: bool = False) -> str:
+        if not is_computed:
             if not self._is_affected(name):
                 return self._joiner.parts.named(name, k)
             if name in self._statistic.kinds or isinstance(self._statistic.flows.kind(name), Replicated):
@@ -211,7 +211,7 @@ class _Making:
         return self._copies[name, k]
 
     def _copied(self, name: str, prefix: str, k: int | None) -> str:
-        """A copy of what a replica computes, of other inputs where these are made of what is shared.
+        """Copies the computation of a tensor, with inputs replaced if they depend on shared values.
 
         Args:
             name: of the captured tensor.
@@ -223,18 +223,18 @@ class _Making:
             captured = self._joiner.item.graph_index.nodes[node].input
             source = self._joiner.editor[node_of(self._joiner.parts.named(tensor(node), k or 0))]
             inputs = [
-                as_input(self._instead(tensor(mine), k) or present)
-                for mine, present in zip(captured, source.input, strict=False)
-                if not is_control(mine)
+                as_input(self._replacement(tensor(captured_input), k) or present)
+                for captured_input, present in zip(captured, source.input, strict=False)
+                if not is_control(captured_input)
             ]
             copy = self._joiner.editor.add_copy(source, prefix + node, inputs)
             copy.attr.pop("_class", None)
         return prefix + name
 
-    def _instead(self, name: str, k: int | None) -> str | None:
-        """The tensor that a copy reads in place of a captured one; None: it reads the same as its original."""
+    def _replacement(self, name: str, k: int | None) -> str | None:
+        """Returns the tensor that a copy reads in place of a captured one; None: the same as the original."""
         if k is not None:
-            return self._own(name, k) if self._is_affected(name) else None
+            return self._in_replica(name, k) if self._is_affected(name) else None
         is_same = isinstance(self._statistic.flows.kind(name), Replicated) and not self._is_affected(name)
         return None if is_same else self.whole(name)
 
@@ -242,7 +242,7 @@ class _Making:
         return name in self._statistic.kinds or self._reads_affected(name)
 
     def _reads_affected(self, name: str) -> bool:
-        """Whether a tensor is made of others that are shared."""
+        """Returns True if a tensor is computed from shared values."""
         node = node_of(name)
         if node not in self._statistic.region:
             return False

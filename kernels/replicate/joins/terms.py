@@ -1,4 +1,4 @@
-"""Terms: a loss whose terms have weights of their own, and what its arithmetic reads of the whole batch."""
+"""Loss terms: seeds losses whose terms differ in weight, and replaces their values by those of the whole batch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from autodist.logs.terminal import ALIKE_EVERYWHERE
 log = logging.getLogger("autodist")
 
 EXACT = tf.float64
-"""As what sums travel whose types may differ."""
+"""The common dtype in which sums of possibly different dtypes are sent."""
 
 
 Sums = dict[Weight | Term, tuple[str, tf.TensorShape]]
-"""By the weight or the term that it is for: a tensor, and its shape."""
+"""By weight or term: the tensor with its sum, and the shape."""
 
 
 class TermSeeds:
-    """Seeds each term of a loss so that what the replicas make of it needs only be added, and is one device's.
+    """Seeds each term of a loss so that the replicas' gradients only need to be summed to equal one device's.
 
-    A mean is seeded with the replica's share of the whole batch, a sum with 1, what is the same everywhere with one
-    share for each replica. Where the arithmetic that makes the loss of its terms reads them (the denominator of a
-    ratio), it reads those of the whole batch, so that each replica goes on with one device's numbers.
+    A mean is seeded with the replica's share of the whole batch, a sum with 1, and a replica-independent term with an
+    equal share per replica. If the arithmetic that combines the terms reads their values (the denominator of a ratio),
+    it reads those of the whole batch, so that each replica computes with one device's numbers.
 
     Args:
         joiner: of the replicated graph.
@@ -46,7 +46,7 @@ class TermSeeds:
         self._read = [t for t in self._terms if self._is_read(t) and not isinstance(self._kinds[t], Replicated)]
 
     def seed(self) -> None:
-        """Replaces the seeds, and the values where they are read."""
+        """Replaces the seeds, and the values that are read."""
         sums = self._local_sums()
         known = self._known(sums)
         sums = {key: value for key, value in sums.items() if key not in known}
@@ -56,13 +56,13 @@ class TermSeeds:
                 self._seed_term(term, wholes)
         for term in self._terms:
             if term.value in self._joiner.editor:
-                self._give_value(term, wholes)
+                self._replace_value(term, wholes)
 
     def _find_replicas(self) -> int:
-        """How many replicas make one update together.
+        """Returns the number of replicas that contribute to one update.
 
         Raises:
-            StrategyError: those of all workers for some variables, and for others those of each worker alone.
+            StrategyError: some variables are updated by all workers jointly, others by each worker separately.
         """
         plan, stages = self._joiner.context.plan, self._joiner.stages
         variable_placements = {
@@ -76,9 +76,9 @@ class TermSeeds:
         together = sorted(variable_placements.keys() - set(alone))
         if alone and together:
             raise StrategyError(
-                f"the loss {self._terms[-1].tensor} adds values of which each counts in another way (a mean beside a "
-                f"sum, a ratio of sums), and {alone[0]} is updated by each worker alone, {together[0]} by all workers "
-                "together. Set `sync` alike for all variables."
+                f"the loss {self._terms[-1].tensor} adds values of different weights (a mean and a sum, a ratio of "
+                f"sums), and {alone[0]} is updated by each worker alone, {together[0]} by all workers together. Set "
+                "`sync` to the same value for all variables."
             )
         return self._joiner.count if alone else len(self._joiner.context.replicas)
 
@@ -87,12 +87,12 @@ class TermSeeds:
         if isinstance(kind, PerExample):
             return Sum(kind.mixed_at)
         if isinstance(kind, Replicated) and self._joiner.item.whole_sums:
-            return Mean(Examples())  # what comes back through such a sum to a replica without examples is left out
+            return Mean(Examples())  # drops the gradient of the all-reduce on a replica without examples
         if not isinstance(kind, Unknown):
             return kind
         log.warning(
-            "%s: it is not known how this part of the loss depends on the batch (%s); it is taken for a mean over "
-            "examples, and batches that do not divide evenly are refused.", term.tensor, kind.reason,
+            "%s: it is not known how this part of the loss depends on the batch (%s); it is treated as a mean over "
+            "examples, and batches that do not divide evenly raise an error.", term.tensor, kind.reason,
             extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
         self._joiner.require_even_parts(term.tensor, kind.reason)
@@ -101,10 +101,10 @@ class TermSeeds:
     def _is_read(self, term: Term) -> bool:
         return term.value in self._joiner.editor and bool(self._joiner.editor.consumers(term.value))
 
-    # -- what all replicas have together ---------------------------------------------------------------------------
+    # -- sums over all replicas ------------------------------------------------------------------------------------
 
     def _local_sums(self) -> Sums:
-        """This worker's part of the sums, by the weight or the term that they are for: their names and shapes."""
+        """Returns this worker's part of the sums, by weight or term: names and shapes."""
         means = [k.weight for t, k in self._kinds.items() if isinstance(k, Mean) and t.seed in self._joiner.editor]
         means += [k.weight for t in self._read if isinstance(k := self._kinds[t], Mean)]
         found: Sums = {
@@ -123,7 +123,7 @@ class TermSeeds:
         return self._joiner.weighted_sum(f, exact, kind.weight if isinstance(kind, Mean) else None)[0]
 
     def _known(self, sums: Sums) -> Sums:
-        """The weights of the whole batch that every worker knows by itself."""
+        """Returns the weights of the whole batch that every worker knows without communication."""
         found: Sums = {}
         replicas = len(self._joiner.context.replicas)
         if self._joiner.context.workers == 1 or self._replicas < replicas:
@@ -136,7 +136,7 @@ class TermSeeds:
         return found
 
     def _whole(self, sums: Sums) -> Sums:
-        """The same sums over all workers; they travel as one."""
+        """Returns the same sums over all workers; they are sent as one message."""
         if self._joiner.context.workers == 1:
             return sums
         label = f"loss/{self._call}"
@@ -151,7 +151,7 @@ class TermSeeds:
             wholes = [tf.reshape(p, shape) for p, (_, shape) in zip(pieces, sums.values(), strict=True)]
         return {key: (g.name(whole), whole.shape) for key, whole in zip(sums, wholes, strict=True)}
 
-    # -- what is put in place --------------------------------------------------------------------------------------
+    # -- replacement -----------------------------------------------------------------------------------------------
 
     def _seed_term(self, term: Term, wholes: Sums) -> None:
         dtype = self._joiner.item.spec_of(tensor(term.seed)).dtype
@@ -175,8 +175,8 @@ class TermSeeds:
             return tf.constant(1 / self._replicas, dtype)
         return tf.cast(self._joiner.parts.is_used(f, k), dtype)
 
-    def _give_value(self, term: Term, wholes: Sums) -> None:
-        """Lets what reads a term's value have that of the whole batch; the same in all replicas."""
+    def _replace_value(self, term: Term, wholes: Sums) -> None:
+        """Replaces a term's value by that of the whole batch, the same in all replicas."""
         kind = self._kinds[term]
         if term not in self._read:
             for k in range(self._joiner.count):
@@ -192,5 +192,5 @@ class TermSeeds:
             self._replace(term.value, k, f.name(value))
 
     def _replace(self, node: str, k: int, new: str) -> None:
-        own = self._joiner.parts.named(tensor(node), k)
-        self._joiner.editor.rewire(own, new, sorted(self._joiner.editor.consumers(node_of(own))))
+        local = self._joiner.parts.named(tensor(node), k)
+        self._joiner.editor.rewire(local, new, sorted(self._joiner.editor.consumers(node_of(local))))

@@ -129,7 +129,7 @@ def test_what_it_returns_has_to_be_a_step():
             return None  # type: ignore[return-value]
 
     step = capture_one_weight()
-    with pytest.raises(RewriteError, match="returned None and no step: let it return") as error:
+    with pytest.raises(RewriteError, match="returned None and no step: return the step") as error:
         rewrite(step.item, Context(plan(step.item), 0))
     assert error.value.__notes__ == ["in the kernel forgets, for worker 0"]
 
@@ -158,7 +158,7 @@ def test_its_step_is_dumped_and_verified_as_ours_are(tmp_path, monkeypatch):
 @pytest.mark.parametrize("after, meant", [("replicat", "Did you mean replicate?"), ("silent", ""), ("xyz", "")])
 def test_a_kernel_that_is_not_there_has_nothing_behind_it(after, meant):
     with pytest.raises(
-        StrategyError, match=f"silent is to stand after {after}, and there is none .*{meant}.* There are "
+        StrategyError, match=f"silent is to run after {after}, but no kernel .*{meant}.* There are "
     ):
         register_kernel(after=after)(Silent)
     assert own_kernels() == ()
@@ -167,7 +167,7 @@ def test_a_kernel_that_is_not_there_has_nothing_behind_it(after, meant):
 def test_a_kernel_cannot_stand_behind_one_that_stands_behind_it():
     register_kernel(after="replicate")(Silent)
     register_kernel(after="silent")(HalfSteps)
-    with pytest.raises(StrategyError, match="silent is to stand after half-steps"):
+    with pytest.raises(StrategyError, match="silent is to run after half-steps"):
         register_kernel(after="half-steps")(Silent)
 
 

@@ -121,7 +121,7 @@ def test_they_are_those_of_the_whole_batch(
     assert captured.item.whole_sums
     assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
     told = [message for message in caplog.messages if "single examples (tests" in message]
-    assert len(told) == 1 and not any("taken for a mean" in message for message in caplog.messages)
+    assert len(told) == 1 and not any("treated as a mean" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 2)])
@@ -191,7 +191,7 @@ def test_replicas_that_read_again_what_is_their_own_are_told_of(caplog: pytest.L
     step = keeping(lambda made, kept: tf.gather(made, 0))
     captured = capture(step, np.ones((4, 3)), is_split=True)
     rewrite(captured.item, Context(plan(captured.item, 2), 0))
-    assert "kept is written before the gradients are made" in caplog.text
+    assert "kept is written before the gradients are computed" in caplog.text
 
 
 def compared(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

@@ -93,7 +93,7 @@ def test_a_layer_of_batch_normalisation_sees_its_replica_s_part_and_a_deviation_
     np.testing.assert_allclose(found[-1], expected[-1], rtol=1e-10)
     told = [message for message in caplog.messages if "they are those of the whole batch" in message]
     assert len(told) == 1 and "batch_normalization" not in told[0] and not warnings(caplog)
-    assert any("each sees those of its own replica alone" in message for message in caplog.messages)
+    assert any("each sees only those of its own replica" in message for message in caplog.messages)
 
 
 def test_a_layer_of_batch_normalisation_alone_exchanges_nothing(caplog: pytest.LogCaptureFixture) -> None:

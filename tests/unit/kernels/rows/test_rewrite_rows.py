@@ -111,10 +111,10 @@ LATE = "w = AssignVariableOp(v, ids, ^r)\nl = ReadVariableOp(v, ^w)\ni = Neg(l)\
 @pytest.mark.parametrize(
     "rule, text, name, reason",
     [
-        (GatherBeforeArithmetic(), PRODUCT, "g", "no arithmetic row by row leads"),
-        (GatherBeforeArithmetic(), "g = GatherV2(ids, ids, axis)", "g", "it takes no whole rows of ids:0"),
-        (GatherRows(), LATE, "r", "the rows that g takes are known only once the variable has another value"),
-        (ScatterRows(), "w = AssignAddVariableOp(v, r)", "w", r"ReadVariableOp \(r\) may give every row a value"),
+        (GatherBeforeArithmetic(), PRODUCT, "g", "m:0 is not computed from a variable"),
+        (GatherBeforeArithmetic(), "g = GatherV2(ids, ids, axis)", "g", "it does not gather whole rows of ids:0"),
+        (GatherRows(), LATE, "r", "the rows that g gathers are only known after the variable has changed"),
+        (ScatterRows(), "w = AssignAddVariableOp(v, r)", "w", r"ReadVariableOp \(r\) may be nonzero in every row"),
     ],
 )
 def test_a_rule_says_why_it_leaves_a_node(rule, text, name, reason):
@@ -129,7 +129,7 @@ def test_refusals_are_told_in_the_log(caplog):
     with caplog.at_level("DEBUG", "autodist"):
         RewriteRows().apply(step(TABLE + PRODUCT), NOBODY)
     (said,) = [record.getMessage() for record in caplog.records]
-    why = "no arithmetic row by row leads from a variable to m:0"
+    why = "m:0 is not computed from a variable by row-wise arithmetic"
     assert said == f"gather-before-arithmetic leaves g as it is, since {why}"
 
 

@@ -220,7 +220,7 @@ def test_where_it_is_not_known_the_log_says_what_it_becomes_and_workers_stay_ali
     found.variable(next(name for name in found.variables[0] if name != "weight"))  # fails if workers differ
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == shape[0]
-    assert all("not known how what the step writes there depends on the batch" in text for text in said)
+    assert all("not known how the value that the step writes depends on the batch" in text for text in said)
 
 
 def declared_norm() -> Write:
@@ -354,8 +354,8 @@ def test_a_metric_that_adds_up_what_may_be_a_mean_is_named(
 
     captured = capture(step, np.ones((8, 3)))
     rewritten(captured, plan(captured.item, 1, 2))
-    assert "mean/total: it is not known how what the step adds there depends on the batch" in caplog.text
-    assert "it is added up over the replicas" in caplog.text and "mean/count" not in caplog.text
+    assert "mean/total: it is not known how the value that the step adds depends on the batch" in caplog.text
+    assert "it is summed over the replicas" in caplog.text and "mean/count" not in caplog.text
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 2)])

@@ -38,7 +38,7 @@ def captured(step) -> CapturedFunction:
 def test_a_mean_of_unknown_length_in_what_is_returned_is_refused_by_name_on_two_workers(servers: int) -> None:
     traced = captured(step_that_returns_a_norm(is_sized=False))
     with pytest.raises(
-        RewriteError, match=r"'Mean_1:0' has the shape \(None,\), .* tf.ensure_shape, or say the length"
+        RewriteError, match=r"'Mean_1:0' has the shape \(None,\), .* tf.ensure_shape, or specify the length"
     ):
         rewritten(traced, plan(traced.item, 2, 1, servers=servers))
     rewritten(traced, plan(traced.item, 1, 2))  # replicas of one worker send nothing

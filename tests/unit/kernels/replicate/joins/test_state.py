@@ -163,5 +163,5 @@ def test_state_that_one_of_several_branches_writes_is_refused_with_its_mend():
         return loss
 
     captured = capture(step, *batches(4)[0])
-    with pytest.raises(RewriteError, match="average by Case.*Let tf.switch_case give the value"):
+    with pytest.raises(RewriteError, match="average by Case.*Return the new value from tf.switch_case"):
         rewritten(captured, plan(captured.item, 1, 2))
