@@ -92,8 +92,8 @@ class Plan:
 
     def in_teams(self, join: PendingReduction) -> bool:
         """Returns True if a value is reduced within subgroups first, if there are any; True without a variable."""
-        has_one = join.kind is PendingReductionKind.GRADIENT and join.variable
-        synchronizer = self._synchronizers.get(join.variable) if has_one else None
+        variable = join.variable if join.kind is PendingReductionKind.GRADIENT else None
+        synchronizer = self._synchronizers.get(variable) if variable else None
         return not isinstance(synchronizer, AllReduce) or synchronizer.way == HIERARCHICAL
 
     def group(self, join: PendingReduction) -> Hashable:
@@ -102,6 +102,6 @@ class Plan:
 
     def compressor(self, join: PendingReduction) -> Compressor:
         """Returns the compressor that is applied to a gradient before it is sent, if any."""
-        has_one = join.kind is PendingReductionKind.GRADIENT and join.variable
-        synchronizer = self._synchronizers.get(join.variable) if has_one else None
+        variable = join.variable if join.kind is PendingReductionKind.GRADIENT else None
+        synchronizer = self._synchronizers.get(variable) if variable else None
         return synchronizer.compressor if isinstance(synchronizer, AllReduce) else NO_COMPRESSOR

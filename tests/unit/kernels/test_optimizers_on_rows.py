@@ -133,4 +133,6 @@ def test_it_is_said_why_what_is_added_to_a_table_is_no_sum_of_rows(caplog):
         rewritten(captured, plan(captured.item, 2, 1))
     (said,) = [record.getMessage() for record in caplog.records if "writes all rows" in record.getMessage()]
     told = next(line for line in said.splitlines() if line.strip().startswith("table:"))
-    assert re.fullmatch(r"  table: Assign\w+ \(\S+\) .*, since ReadVariableOp \(\S+\) may be nonzero in every row", told)
+    assert re.fullmatch(
+        r"  table: Assign\w+ \(\S+\) .*, since ReadVariableOp \(\S+\) may be nonzero in every row", told
+    )

@@ -157,9 +157,7 @@ def test_its_step_is_dumped_and_verified_as_ours_are(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("after, meant", [("replicat", "Did you mean replicate?"), ("silent", ""), ("xyz", "")])
 def test_a_kernel_that_is_not_there_has_nothing_behind_it(after, meant):
-    with pytest.raises(
-        StrategyError, match=f"silent is to run after {after}, but no kernel .*{meant}.* There are "
-    ):
+    with pytest.raises(StrategyError, match=f"silent is to run after {after}, but no kernel .*{meant}.* There are "):
         register_kernel(after=after)(Silent)
     assert own_kernels() == ()
 
