@@ -1,4 +1,4 @@
-"""A graph with batches, for tests of propagation that bring none of their own."""
+"""A default graph with batches for propagation tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.graph.propagation_graphs import Case
 
 @pytest.fixture
 def case():
-    """A graph with a batch of vectors `x`, of sequences `s`, of labels `y` and of masks `m`."""
+    """Returns a graph with a batch of vectors `x`, sequences `s`, labels `y` and masks `m`."""
     built = Case()
     with built.graph.as_default():
         built.batch("x", 3)

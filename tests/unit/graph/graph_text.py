@@ -1,4 +1,4 @@
-"""Graphs as text, a line a node: `name = Op(input, ^control)`."""
+"""Graphs as text, one line per node: `name = Op(input, ^control)`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LINE = re.compile(r"(?P<name>[\w/]+) = (?P<op>\w+)\((?P<inputs>[^)]*)\)")
 
 
 def to_text(graph_def: tf.compat.v1.GraphDef) -> str:
-    """One line a node, in the order of the graph."""
+    """Formats a graph with one line per node, in the order of the graph."""
     return "\n".join(f"{n.name} = {n.op}({', '.join(n.input)})" for n in graph_def.node)
 
 
 def from_text(text: str) -> tf.compat.v1.GraphDef:
-    """A graph of float32 nodes; attributes are those that these ops need, and `read` stands for any shape."""
+    """Builds a graph of float32 nodes with the attributes that these ops need; `read` has an unknown shape."""
     out = tf.compat.v1.GraphDef()
     for line in textwrap.dedent(text).strip().splitlines():
         found = _LINE.fullmatch(line.strip())
@@ -49,12 +49,12 @@ def _give_attributes(node: tf.compat.v1.NodeDef) -> None:
 
 
 def assert_text(graph_def: tf.compat.v1.GraphDef, expected: str) -> None:
-    """The graph is as written, in any order of its nodes."""
+    """Asserts that the graph matches the text; the order of the nodes does not matter."""
     wanted = textwrap.dedent(expected).strip().splitlines()
     assert sorted(to_text(graph_def).splitlines()) == sorted(line.strip() for line in wanted)
 
 
 def assert_imports(graph_def: tf.compat.v1.GraphDef) -> None:
-    """TensorFlow accepts the graph."""
+    """Asserts that TensorFlow can import the graph."""
     with tf.Graph().as_default():
         tf.import_graph_def(graph_def, name="")

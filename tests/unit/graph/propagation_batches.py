@@ -1,4 +1,4 @@
-"""What tests ask of the graph whose batches are the fixtures `case` and `feeds`."""
+"""Checks of the kinds in a graph whose batches are the fixtures `case` and `feeds`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def tensor(case, name):
 
 
 def check(case, feeds, expected):
-    """Each tensor has its kind, and what the kind promises holds in numbers."""
+    """Asserts the kind of each tensor, and that the values computed on shards combine as the kind promises."""
     kinds = case.assert_joins([value for value, _ in expected], feeds, SIZES)
     assert kinds == [kind for _, kind in expected]
 

@@ -1,4 +1,4 @@
-"""Graphs to propagate through, and the numbers that a kind promises: parts joined against the whole batch."""
+"""Graphs for propagation tests, and numerical checks: values of shards, combined by kind, against the whole batch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Case:
 
     Attributes:
         graph: the single-device graph.
-        batch_axes: placeholders that are split, with their axis.
-        declared: kinds that are stated, by the tensors' names.
+        batch_axes: the split placeholders, with their axis.
+        declared: declared kinds, by tensor name.
     """
 
     graph: tf.Graph = field(default_factory=tf.Graph)
@@ -46,7 +46,7 @@ class Case:
     declared: dict[str, Kind] = field(default_factory=dict)
 
     def batch(self, name: str, *shape: int | None, dtype: tf.DType = tf.float64, axis: int = 0) -> tf.Tensor:
-        """A placeholder that is split; its batch axis is left open."""
+        """Creates a split placeholder with an open batch axis."""
         lengths = [*shape[:axis], None, *shape[axis:]]
         self.batch_axes[f"{name}:0"] = axis
         return tf.compat.v1.placeholder(dtype, lengths, name=name)
@@ -59,7 +59,7 @@ class Case:
         return self.propagation().kind(tensor.name)
 
     def run(self, names: Sequence[str], feeds: Feeds) -> Values:
-        """The values of some tensors."""
+        """Returns the values of some tensors."""
         if self.session is None:
             self.session = tf.compat.v1.Session(graph=self.graph)
             with self.graph.as_default():
@@ -68,7 +68,7 @@ class Case:
         return {name: np.asarray(value) for name, value in zip(names, found, strict=True)}
 
     def parts(self, feeds: Feeds, sizes: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        """The feeds of each replica."""
+        """Returns the feeds of each replica."""
         ends = np.cumsum(sizes)
         cut = {}
         for name, value in feeds.items():
@@ -79,9 +79,9 @@ class Case:
     def assert_joins(
         self, tensors: Sequence[tf.Tensor], feeds: Feeds, sizes: Sequence[int], rtol: float = 1e-12
     ) -> list[Kind]:
-        """Holds what the kinds of tensors promise: what replicas compute on parts joins to the whole batch's value.
+        """Asserts that the replicas' values of tensors, combined by kind, equal the values for the whole batch.
 
-        Tensors of unknown kind promise nothing, nor do those in which examples of a part see one another.
+        Skips tensors of unknown kind, and those in which examples of a shard interact.
         """
         propagation = self.propagation()
         kinds = [propagation.kind(tensor.name) for tensor in tensors]
@@ -98,7 +98,7 @@ class Case:
 
 
 def is_exact(kind: Kind) -> bool:
-    """Whether a kind promises the whole batch's value, to the last digits."""
+    """Returns True if a kind promises the exact value for the whole batch."""
     return (isinstance(kind, Reduced) or not isinstance(kind, Unknown)) and getattr(kind, "mixed_at", None) is None
 
 
@@ -111,7 +111,7 @@ _REDUCTIONS = {
 
 
 def joined_values(kind: Kind, tensor: str, parts: Sequence[Values], sizes: Sequence[int]) -> np.ndarray:
-    """The replicas' values of a tensor, joined as its kind says."""
+    """Combines the replicas' values of a tensor by its kind."""
     values = [part[tensor] for part in parts]
     match kind:
         case Replicated():
@@ -154,7 +154,7 @@ def _tensors_of(weight: Weight) -> list[str]:
 
 
 def traced(function: Callable[..., object], batch: Sequence[tf.TensorSpec]) -> tuple[Propagation, list[tf.Tensor]]:
-    """A traced function whose arguments are split along their first axis, and its outputs."""
+    """Returns a traced function with arguments split along their first axis, and its outputs."""
     concrete = tf.function(function).get_concrete_function(*batch)
     graph = concrete.graph
     axes = {tensor.name: 0 for tensor in graph.inputs[: len(batch)]}
@@ -163,7 +163,7 @@ def traced(function: Callable[..., object], batch: Sequence[tf.TensorSpec]) -> t
 
 
 def _with_handles(concrete: tf.types.experimental.ConcreteFunction) -> tf.compat.v1.GraphDef:
-    """A traced graph in which each captured variable has a node of its own."""
+    """Returns a traced graph in which each captured variable has its own VarHandleOp node."""
     graph_def = concrete.graph.as_graph_def()
     variables = {id(variable.handle): variable for variable in concrete.graph.variables}
     handles = {
@@ -180,5 +180,5 @@ def _with_handles(concrete: tf.types.experimental.ConcreteFunction) -> tf.compat
 
 
 def handles_name(variable: tf.Variable, handles: Mapping[str, tf.Variable]) -> str:
-    """The node that stands for a variable."""
+    """Returns the name of a variable's node."""
     return next(name for name, own in handles.items() if own is variable)

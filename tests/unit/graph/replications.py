@@ -1,4 +1,4 @@
-"""What steps say that were replicated, for tests that begin with such a step."""
+"""A `Replication` for tests that start from a replicated step."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from autodist.graph.step import Replication, Step
 
 
 def replication(**known: Any) -> Replication:
-    """That of a step in which nothing runs once, with the fields that are given."""
+    """Returns the replication of a step in which all nodes run on every replica, with the given fields."""
     return Replication(find_stages(Step(tf.compat.v1.GraphDef())), **known)

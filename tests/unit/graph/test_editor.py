@@ -1,4 +1,4 @@
-"""GraphEditor: its verbs on small graphs, and what holds after any sequence of them."""
+"""GraphEditor: its operations on small graphs, and invariants after any sequence of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREFIXES = ("replica_1/", "replica_2/")
 
 @st.composite
 def graphs(draw):
-    """Acyclic graphs with control inputs, ops of two outputs, and nodes that nothing reads."""
+    """Generates acyclic graphs with control inputs, ops with two outputs, and unused nodes."""
     lines = ["axis = Const()", "n0 = Placeholder()"]
     tensors, names = ["n0"], ["n0"]
     for k in range(1, draw(st.integers(1, 9))):
@@ -81,7 +81,7 @@ def test_to_clone_and_prune_to_the_copy_is_the_graph_under_a_prefix(graph_def):
 
 @st.composite
 def edited(draw):
-    """A graph, and an editor of it after some verbs."""
+    """Generates a graph and an editor of it after some operations."""
     graph_def = draw(graphs())
     editor = GraphEditor(graph_def)
     for number in range(draw(st.integers(1, 6))):
@@ -109,7 +109,7 @@ def edited(draw):
 
 
 def _rewire_without_cycle(editor, old, new):
-    are_floats = not any(name.endswith("axis") for name in (old, new))  # a copy of the axis is an integer too
+    are_floats = not any(name.endswith("axis") for name in (old, new))  # a copy of the axis is an integer, too
     if are_floats and old != new and not editor.consumers(old) & editor.ancestors([new]):
         editor.rewire(old, new)
 

@@ -1,4 +1,4 @@
-"""Effects: which variables a node reads and writes."""
+"""Effects: the variables that a node reads and writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def effect_of(graph_def, name):
 
 
 def traced(function):
-    """A graph in which `function(v)` was called on a variable whose handle is the node `v`."""
+    """Returns the graph of `function(v)`; the node `v` is the variable's handle."""
     with tf.Graph().as_default() as graph:
         variable = tf.Variable([1.0, 2.0], name="v", use_resource=True)
         function(variable)

@@ -1,4 +1,4 @@
-"""Which nodes are tied by lists of tensors."""
+"""Groups of nodes connected by TensorLists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order a step touches the variables that no pipeline stage holds."""
+"""The order in which a step accesses the variables that belong to no pipeline stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages: what runs on every replica and what runs once, told by the variables that are written."""
+"""Stages: nodes that run on every replica and nodes that run once, determined by the variables written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def variable(name, *shape, trainable=True):
 
 
 class Found:
-    """The stages of a step, in which IdentityN is split as it is before they are looked for."""
+    """The stages of a step after IdentityN nodes have been split, as in production."""
 
     def __init__(self, step, *specs):
         captured = capture_function(step, specs or (X,), [0] * len(specs or (X,)))
@@ -43,12 +43,12 @@ class Found:
 
     @property
     def updated(self):
-        """Variables written in the update."""
+        """The variables written in the update."""
         return self.names(w for w in self.stages.writes if w in self.stages.update)
 
     @property
     def state(self):
-        """Variables that the compute part writes."""
+        """The variables written by the compute part."""
         return self.names(self.stages.state_writes)
 
     @property
@@ -56,7 +56,7 @@ class Found:
         return [g.variable for g in self.stages.gradients]
 
     def is_once(self, position):
-        """Whether an output is made once."""
+        """Returns True if an output is computed once."""
         return node_of(self.item.outputs[position]) in self.stages.once
 
     def levels_of_writes(self):
@@ -64,7 +64,7 @@ class Found:
 
 
 def dense_step(optimizer, *after):
-    """A step of one weight under a Keras optimizer; `after(weight)` is called at its end."""
+    """Returns a step with one weight and a Keras optimizer; calls `after(weight)` at its end."""
     weight = keras.Variable(np.ones((4, 2)), name="w")
     optimizer.build([weight])
 
@@ -213,7 +213,7 @@ def test_keras_logs_run_once():
 
 
 def test_a_gradient_that_reaches_no_write_of_its_variable_is_dropped():
-    """An inner step of MAML: the first gradient makes a value, not a write."""
+    """An inner step of MAML: the first gradient contributes to a value, not to a write."""
     weight = variable("w", 4, 1)
 
     def step(x):

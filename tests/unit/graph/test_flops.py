@@ -1,4 +1,4 @@
-"""FLOPs of nodes by TensorFlow's formulas, and of layers, forward and back, by which stages are balanced."""
+"""FLOPs of nodes by TensorFlow's formulas, and of layers (forward and backward), which balance pipeline stages."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_a_product_counts_as_tensorflow_counts_it():
 
 
 def test_nobody_is_told_what_is_deprecated_in_tensorflows_own_formulas(monkeypatch):
-    told = []
-    monkeypatch.setattr(deprecation, "_PRINTED_WARNING", {})  # it tells each once a process
-    monkeypatch.setattr(tf_logging, "warning", lambda message, *args: told.append(message))
+    warnings = []
+    monkeypatch.setattr(deprecation, "_PRINTED_WARNING", {})  # each is logged once per process
+    monkeypatch.setattr(tf_logging, "warning", lambda message, *args: warnings.append(message))
     assert counted(tf.matmul, (8, 3), (3, 5)) == 2 * 8 * 3 * 5
-    assert not told
+    assert not warnings
 
 
 def test_what_has_no_shape_is_not_known_and_not_nothing():
@@ -79,10 +79,10 @@ def test_layers_count_forward_and_back_wherever_their_variables_are_used():
     table, *kernels, last = layer_flops(captured.item, layers)
     assert table == 11 * 5  # a lookup computes nothing; its two gradients are added
     product = 2 * OPEN_LENGTH * 5 * 5
-    for flops in kernels:  # forward, back to the inputs, and to the weights, beside what is done by element
+    for flops in kernels:  # forward, gradients of inputs and of weights, plus elementwise ops
         assert 3 * product <= flops <= 3 * product + 10 * OPEN_LENGTH * 5
     logits = 2 * OPEN_LENGTH * 5 * 11
-    assert last > 3 * product + 2 * logits  # what the last layer's rows meet is computed where they are
+    assert last > 3 * product + 2 * logits  # the loss counts for the last layer, which computes its rows
 
 
 def test_of_a_step_that_does_not_bear_such_lengths_nothing_is_counted():
@@ -100,7 +100,7 @@ def test_of_a_step_that_does_not_bear_such_lengths_nothing_is_counted():
 
 
 def test_stages_by_number_share_the_work_and_not_the_bytes():
-    """A table of nearly all bytes, which computes nothing, before layers that compute all alike."""
+    """A table with nearly all bytes and no computation, before layers of equal cost."""
     table = tf.Variable(np.zeros((1000, 4)), name="table/rows")
     kernels = [tf.Variable(np.eye(4), name=f"layer_{k}/kernel") for k in range(4)]
     every = [table, *kernels]

@@ -1,4 +1,4 @@
-"""How many rows a batch touches, known without running the step."""
+"""The number of table rows that a batch touches, determined without running the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autodist.graph.gradient_rows import gradient_rows
 
 
 def _rows(loss: Callable[..., tf.Tensor], *shapes: tuple[int, ...]) -> dict[str, int]:
-    """Of a step on a table and a dense kernel, for inputs of these shapes, traced with their first axes open."""
+    """Returns the rows for a step with a table and a dense kernel; input shapes have open first axes in the trace."""
     table, kernel = (tf.Variable(tf.ones([10, 4]), name=name) for name in ("table", "kernel"))
     optimizer = keras.optimizers.SGD()
     optimizer.build([table, kernel])

@@ -1,4 +1,4 @@
-"""An imported graph runs and tells as one of `tf.import_graph_def` does, and makes objects when they are asked for."""
+"""ImportedGraph runs and reports errors like a graph of `tf.import_graph_def`, but creates objects on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRAPH.node[1].device = "/job:worker/task:1/device:CPU:0"
 
 
 def functional() -> tf.compat.v1.GraphDef:
-    """What calls functions of its own: a branch, a loop, and one by name."""
+    """Returns a graph that calls functions: a branch, a loop, and a direct call."""
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float64, [None], "x")
         (made,) = tf.while_loop(lambda v: tf.reduce_sum(v) < 9.0, lambda v: [v * 2.0], [x])
@@ -61,7 +61,7 @@ def test_two_graphs_and_what_is_built_on_them_run():
         difference = graph.get_tensor_by_name("a/y:0") - graph.get_tensor_by_name("b/y:0")
         tf.import_graph_def(
             functional(), {"x:0": tf.abs(difference)}, name="c"
-        )  # makes objects of what was not asked for
+        )  # creates objects that were not requested
     with tf.compat.v1.Session(graph=graph) as session:
         one, less, last = session.run(["a/y:0", difference, "c/y:0"], {"a/x:0": value, "b/x:0": value[::-1]})
     np.testing.assert_array_equal(one, 8 * value + 1)  # once the sum is 12

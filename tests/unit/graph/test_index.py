@@ -1,4 +1,4 @@
-"""Wiring: how the nodes of a graph hang together, and that an item hands it on only to the same graph."""
+"""GraphIndex: the edges of a graph; a step shares its index only with steps of the same graph."""
 
 from __future__ import annotations
 

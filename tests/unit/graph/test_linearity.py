@@ -1,11 +1,11 @@
-"""What is proportional to a tensor, op by op: checked by scaling it."""
+"""Tensors proportional to a given tensor, op by op: verified by scaling it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry  # what the inputs of an op are called
+from tensorflow.python.framework import op_def_registry  # names of an op's inputs
 
 from autodist.graph.index import GraphIndex
 from autodist.graph.linearity import Grade, find_linearity
@@ -14,7 +14,7 @@ from autodist.graph.ops.table import TABLE
 
 
 def graded(function, **options):
-    """The grade of what a function makes of a seed, and the ops at which something bends."""
+    """Returns the grade of a function's result for a seed, and the ops that are nonlinear in it."""
     with tf.Graph().as_default() as graph:
         seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([]), shape=[], name="seed")
         tf.identity(function(seed), "made")
@@ -95,7 +95,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("op", sorted(PAIRS))
 def test_the_table_says_what_the_op_does(op):
-    """Scaling the operands in which an op is said to be linear, together or each, scales what it makes."""
+    """Scaling the linear operands of an op, together or separately, scales its result."""
     values = [tf.constant(v) for v in PAIRS[op]]
     positions, apart = linear_operands(op, len(values))
     before = call(op, values)

@@ -1,4 +1,4 @@
-"""Spellings of inputs."""
+"""Formats of input names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of tensors, by the op and the attributes of what makes them."""
+"""Dtypes of tensors, from the op and the attributes of their nodes."""
 
 from __future__ import annotations
 

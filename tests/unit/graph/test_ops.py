@@ -1,4 +1,4 @@
-"""The table of ops: each op stands there once, and what an op is stands nowhere else."""
+"""The table of ops: each op is listed there once, and its traits are listed nowhere else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLES = {
     "rows/signs.py": ({"_BINARY"}, "what sign an op makes of two, in functions"),
     "rows/zero_rows.py": ({"_BOUNDS"}, "which bounds leave zero as it is, in functions"),
 }
-"""By file or folder, the dictionaries that lead from an op to the function that is for it, and why they stand there."""
+"""By file or folder: dictionaries that map ops to functions, and the reason for each."""
 
 EXCEPTIONS = {
     (
@@ -38,11 +38,11 @@ EXCEPTIONS = {
     ("finish/compilable.py", frozenset({"Stack", "TensorArray"})): "what names begin with",
     ("rows/gather_rows.py", frozenset({"GatherV2", "Shape"})): "what the kernel rewrites, each into another op",
 }
-"""By file and ops, why they are named together although no trait of theirs is meant."""
+"""By file and ops: lists of ops that express no trait, and the reason for each."""
 
 
 class _Lists(ast.NodeVisitor):
-    """Finds where two ops or more are named together."""
+    """Finds expressions that list two or more ops."""
 
     def __init__(self, tables: set[str]) -> None:
         self.tables, self.found = {*tables, "__all__"}, []

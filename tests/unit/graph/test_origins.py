@@ -1,4 +1,4 @@
-"""Origins: errors tell in which line of the script a node was made."""
+"""Origins: errors name the line of the script that created a node."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def here(function, mark):
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Files are told as they are found from the working directory."""
+    """Changes the working directory; file names in errors are relative to it."""
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""In which order the workers of a pipeline take up the micro-batches."""
+"""The order in which the workers of a pipeline process the micro-batches."""
 
 from fractions import Fraction
 
@@ -23,7 +23,7 @@ F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- F4 B2 -- .. B3 -- .. B4 --
 
 
 def chart(order: Order) -> str:
-    """Draws the simulated step as text: a line for each pipeline stage, each unit in its place."""
+    """Draws the simulated step as text: one line per pipeline stage, each unit in its time slot."""
     when = simulate(order)
     width = max(len(str(unit)) for unit in when) + 1
     length = max(end for _, end in when.values())

@@ -1,4 +1,4 @@
-"""What propagation is asked and told: inputs, declared kinds, names, graphs of any depth."""
+"""Propagation: inputs, declared kinds, names, and graphs of any depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of losses of connected classes (CTC) with padded labels, and of what they are made of."""
+"""Kinds of connectionist temporal classification (CTC) losses with padded labels, and of their inputs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def numbers(case):
 
 
 def test_elements_put_into_each_example(case, feeds):
-    """[number of the example, 0, 0] and what is the same for all examples name places in each example."""
+    """Coordinates [row index, 0, 0] plus replicated offsets are positions within each example."""
     values = tensor(case, "labels")[:, 1:]
     count = tf.shape(values)[0]
     places = tf.stack([tf.zeros_like([1, 2]), tf.constant([0, 1]), tf.constant([2, 0])], 1)

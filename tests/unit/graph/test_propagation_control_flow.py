@@ -1,4 +1,4 @@
-"""Kinds through calls, branches and loops, those of TensorFlow 1 too."""
+"""Kinds through calls, conditionals and loops, including those of TF1."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_old_loops_that_turn_rows_into_something_else_are_unknown(case):
 
 
 def test_names_inside_functions_are_not_those_outside(case, feeds):
-    """A sum in a function and one outside may have one name: they must not cancel."""
+    """A sum in a function and one outside may have the same name; they must not cancel."""
     x, s = tensor(case, "x"), tensor(case, "s")
     outside = tf.reduce_sum(x)
 
@@ -127,7 +127,7 @@ def test_a_function_of_each_example_in_a_loop_that_keeps_what_its_gradient_needs
 
 
 def turns(x, of_turn, start=0, step=1, more=0):
-    """A loop that is written out: a turn for each example."""
+    """A hand-written loop with one iteration per example."""
     number = tf.shape(x)[0] + more if more else tf.shape(x)[0]
     places = tf.TensorArray(tf.float64, number, element_shape=[3])
     _, filled = tf.while_loop(lambda i, a: i < number, lambda i, a: (i + step, a.write(i, of_turn(i))), [start, places])
@@ -199,7 +199,7 @@ def test_a_list_of_the_batch_is_as_long_as_the_batch(case, feeds):
 
 
 def test_turns_up_to_the_longest_sequence_of_a_part_keep_rows(case, feeds):
-    """As `dynamic_rnn` makes them: an example whose sequence has ended keeps its state, and gives zeros."""
+    """As in `dynamic_rnn`: after the end of its sequence an example keeps its state and returns zeros."""
     s = tensor(case, "s")
     lengths = 1 + tf.cast(tf.reduce_sum(s, [1, 2]) > 0, tf.int32)
     bound = tf.minimum(2, tf.reduce_max(lengths))
@@ -230,7 +230,7 @@ def test_a_list_that_grows_with_the_turns_of_a_part_is_unknown(case):
 
 
 def test_a_body_that_is_to_stand_beside_a_node_of_its_caller(case):
-    """TensorFlow colocates what it makes for the gradient of a loop with the loop, in the functions of bodies too."""
+    """TensorFlow colocates ops for the gradient of a loop with the loop, also in function bodies."""
     s = tensor(case, "s")
     weight = tf.Variable(tf.ones([4], tf.float64))
     start = [0, tf.zeros([tf.shape(s)[0], 4], tf.float64)]

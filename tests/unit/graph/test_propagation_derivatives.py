@@ -1,4 +1,4 @@
-"""Gradients within a loss: those of each example stay its own, those of parameters are sums."""
+"""Gradients within a loss: gradients of examples are rows, gradients of parameters are sums."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ OF_IMAGES: dict[str, Made] = {
 
 @pytest.mark.parametrize("name", PENALISED | OF_IMAGES)
 def test_a_penalty_on_gradients_is_a_mean(case, feeds, name):
-    """As a critic's is held to a length of one: each example's gradient by itself."""
+    """As in a WGAN critic's gradient penalty: each example has its own gradient."""
     value = case.graph.get_tensor_by_name("image:0" if name in OF_IMAGES else "v:0")
     [slope] = tf.gradients(tf.reduce_sum((PENALISED | OF_IMAGES)[name](value)), value)
     length = tf.sqrt(tf.reduce_sum(tf.square(slope), list(range(1, slope.shape.rank))) + 1e-6)
@@ -87,7 +87,7 @@ def test_a_penalty_on_gradients_is_a_mean(case, feeds, name):
 
 @pytest.mark.parametrize("name", ["dense", "columns", "concatenated", "padded"])
 def test_second_derivatives_by_inputs_are_each_examples_own(case, feeds, name):
-    """As in what a differential equation leaves of a network."""
+    """As in a network that solves a differential equation."""
     v = case.graph.get_tensor_by_name("v:0")
     joined = tf.concat([v[:, :4], v[:, 3:]], 1)
     [slope] = tf.gradients(tf.reduce_sum(tf.tanh(PENALISED[name](joined[:, 1:]))), v)
@@ -97,7 +97,7 @@ def test_second_derivatives_by_inputs_are_each_examples_own(case, feeds, name):
 
 
 def test_a_gradient_of_a_second_derivative_by_weights_is_a_sum(case, feeds):
-    """As of a network times a function of its inputs that is zero on the boundary."""
+    """As for a network times a function of its inputs that is zero on the boundary."""
     v = case.graph.get_tensor_by_name("v:0")
     x, weights = v[:, :1], tf.constant([[0.7]], v.dtype)
     [slope] = tf.gradients((1 - x**2) * tf.tanh(x @ weights), x)
@@ -115,7 +115,7 @@ def test_gradients_of_filters_and_biases_are_sums(case, feeds):
 
 
 def test_gradients_of_what_is_repeated_for_each_example_and_of_parts_of_weights_are_sums(case, feeds):
-    """As of a weight of a loss in the gradient of a mean, and of the one of several that stand in one variable."""
+    """As for a loss weight in the gradient of a mean, and for one of several weights stored in one variable."""
     v = case.graph.get_tensor_by_name("v:0")
     scale, weights = tf.constant([[2.0]], v.dtype), tf.constant([1.0, 2.0], v.dtype)
     made = tf.reduce_sum(tf.tile(scale, tf.shape(v)) * v**2 * weights[0])

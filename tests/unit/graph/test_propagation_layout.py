@@ -1,4 +1,4 @@
-"""Kinds of what is moved, looked up and filled: where the batch axis goes."""
+"""Kinds of moved, gathered and filled tensors: the position of the batch axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of Keras 3, tf_keras and TensorFlow 1, with reductions, masks and weights: kinds and their promises."""
+"""Losses of Keras 3, tf_keras and TF1 with reductions, masks and weights: kinds, checked numerically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_float64():
 
 @pytest.fixture
 def case():
-    """Sequences `s` and `goal`, classes `p`, `label` and `hot`, with weights and masks of each."""
+    """Sequences `s` and `goal`, classes `p`, `label` and `hot`, with weights and masks for each."""
     built = Case()
     with built.graph.as_default():
         for name in ("s", "goal"):
@@ -141,7 +141,7 @@ def test_keras_sparse_cross_entropy(case, feeds, from_logits, weight, expected):
 
 
 def test_sequences_whose_length_one_side_alone_tells(case, feeds):
-    """As of what a loop has written for as many turns as there are words."""
+    """As for a tensor written by a loop with one iteration per word."""
     words = case.batch("words", 5, dtype=tf.int64)
     feeds["words"] = np.random.default_rng(6).integers(0, 4, (BATCH, 5))
     each = tf.nn.sparse_softmax_cross_entropy_with_logits(words, tensor(case, "s"))
@@ -159,7 +159,7 @@ def test_keras_losses_over_the_whole_batch_are_unknown(case, name):
 
 
 def test_a_hinge_that_looks_at_all_labels_says_so(case):
-    """It converts labels if all of the part are 0 or 1: examples of a part see one another."""
+    """It converts labels if all labels of the shard are 0 or 1: examples of a shard interact."""
     kind = case.kind(keras.losses.Hinge()(tensor(case, "hot"), tensor(case, "p")))
     assert kind == MEAN
     assert "cond" in kind.mixed_at
@@ -199,7 +199,7 @@ def test_tf_keras_losses_of_classes(case, feeds, weight, reduction, expected):
 )
 @pytest.mark.parametrize("weighted", [False, True])
 def test_losses_of_tensorflow_1(case, feeds, reduction, expected, weighted):
-    """They compute in float32 whatever they are given."""
+    """They compute in float32 for any input dtype."""
     weight = tensor(case, "weight") if weighted else 1.0
     options = {"weights": weight, "reduction": reduction}
     column = {**options, "weights": weight[:, None] if weighted else 1.0}
@@ -220,7 +220,7 @@ def test_average_loss_over_a_stated_batch_is_a_sum(case, feeds):
 
 
 def test_weights_of_classes(case, feeds):
-    """What Keras makes of `class_weight`: a weight looked up for each label."""
+    """The code that Keras generates for `class_weight`: a weight looked up for each label."""
     by_class = tf.constant([0.2, 1.0, 3.0, 0.5], tf.float64)
     weight = tf.gather(by_class, tensor(case, "label"))
     loss = keras.losses.SparseCategoricalCrossentropy()

@@ -1,4 +1,4 @@
-"""Kinds where examples of a part see one another, or may: statistics, noise, ops that the table does not know."""
+"""Kinds if examples of a shard interact, or may interact: statistics, noise, ops without a rule."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_drawn_in_a_map_by_an_examples_own_seed_belongs_to_it(case):
 
 
 def test_what_is_made_of_noise_and_of_what_all_replicas_share_is_noise(case):
-    """As a filter of a width that is drawn for the batch, or a choice between two layers."""
+    """As for a filter whose width is drawn for the batch, or a random choice between two layers."""
     x = tensor(case, "x")
     noise = tf.random.uniform([3], dtype=tf.float64)
     shares = tf.exp(-noise) / tf.reduce_sum(tf.exp(-noise))
@@ -60,7 +60,7 @@ def test_what_is_made_of_noise_and_of_what_all_replicas_share_is_noise(case):
 
 
 def test_draws_fit_the_order_of_the_rows_whose_shape_they_have(case):
-    """As labels of drawn and of real examples behind one another, which are blurred by noise."""
+    """As for noise on the labels of a concatenated batch of generated and real examples."""
     x = tensor(case, "x")
     label = tf.concat([tf.ones_like(x), tf.zeros_like(x)], 0)
     noise = tf.random.uniform(tf.shape(label), dtype=tf.float64)

@@ -1,4 +1,4 @@
-"""Kinds in the training steps of Keras models as they are traced: losses, predictions, metrics."""
+"""Kinds in traced training steps of Keras models: losses, predictions, metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sequential(*parts):
 
 
 def kinds_of(model, loss, x, y):
-    """Kinds of the loss and of the prediction in a training step."""
+    """Returns the kinds of the loss and of the prediction in a training step."""
     model.compile(optimizer="sgd", loss=loss)
 
     def step(features, labels):
@@ -191,7 +191,7 @@ def test_metrics_that_are_read_after_their_write_are_replicated():
 
 
 def test_a_large_step_is_analysed_in_a_moment():
-    """As deep as the deepest networks, with half the nodes of a ResNet50's step."""
+    """As deep as the deepest networks, with half the nodes of a ResNet50 step."""
     weights = [tf.Variable(tf.eye(4)) for _ in range(200)]
 
     def step(x):

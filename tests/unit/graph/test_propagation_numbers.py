@@ -1,4 +1,4 @@
-"""Any expression: if it has a kind, then the parts of a batch, joined as the kind says, give the whole."""
+"""Random expressions: if one has a kind, the values of shards combined by kind equal the value for the whole batch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ BINARY = [
 
 
 def _broadcast(function: Callable[..., tf.Tensor], left: tf.Tensor, right: tf.Tensor) -> tf.Tensor | None:
-    """The result, where the shapes fit for every length of the batch."""
+    """Returns the result if the shapes are compatible for every batch size."""
     try:
         return function(left, right)
     except (ValueError, tf.errors.InvalidArgumentError):
@@ -79,7 +79,7 @@ def _broadcast(function: Callable[..., tf.Tensor], left: tf.Tensor, right: tf.Te
 
 
 def _grow(draw: Draw, pool: list[tf.Tensor]) -> tf.Tensor | None:
-    """One more value, made of those that are there."""
+    """Adds a value computed from the existing ones."""
     picked = st.integers(0, len(pool) - 1).map(pool.__getitem__)
     step = draw(st.sampled_from([_unary, _layout, _sum_or_mean, _sum_or_mean, _size, None, None, None]))
     if step is None:
@@ -88,7 +88,7 @@ def _grow(draw: Draw, pool: list[tf.Tensor]) -> tf.Tensor | None:
 
 
 def _runs(case: Case, pool: list[tf.Tensor], feeds: dict[str, np.ndarray], sizes: list[int]) -> list[tf.Tensor]:
-    """The values that can be computed on the whole batch and on each part: others broadcast only by chance."""
+    """Returns the values computable on the whole batch and on each shard; the shapes of others match by chance only."""
     kept = []
     for value in pool:
         try:

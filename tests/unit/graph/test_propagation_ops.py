@@ -1,4 +1,4 @@
-"""Ops, one by one: what an example makes of itself alone joins to the whole batch's values."""
+"""Single ops: results that depend on one example only combine to the values for the whole batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def boxes_of(image):
 
 
 def of_each(v, label):
-    """What deep Q-learning takes of its values: the one of the action that was taken."""
+    """As in deep Q-learning: the value of the selected action."""
     return tf.gather_nd(v, tf.stack([tf.range(tf.shape(v)[0]), tf.cast(label, tf.int32)], 1))
 
 
@@ -155,7 +155,7 @@ def feeds():
 
 
 def given(case, function):
-    """The batches that a function takes, by the names of its arguments."""
+    """Returns the batches for a function, by the names of its arguments."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return [case.graph.get_tensor_by_name(f"{name}:0") for name in names]
 
@@ -261,7 +261,7 @@ def test_what_is_stitched_of_constants_is_the_same_everywhere(case):
 
 
 def test_a_function_that_is_an_op_of_its_own_is_followed(case):
-    """As the loops of `tf.nn.ctc_loss` are."""
+    """As for the loops of `tf.nn.ctc_loss`."""
     logits, labels = case.graph.get_tensor_by_name("s:0"), case.graph.get_tensor_by_name("i:0")
     count = tf.shape(logits)[0]
     lengths = tf.fill([count], 2), tf.fill([count], 5)

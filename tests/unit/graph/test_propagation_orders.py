@@ -1,4 +1,4 @@
-"""Kinds where examples of a part change places, or are found by their numbers: pairs are mixed, sums and means stay."""
+"""Kinds if examples of a shard are permuted or selected by index: pairs mix examples, sums and means are unaffected."""
 
 from __future__ import annotations
 

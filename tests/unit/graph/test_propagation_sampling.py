@@ -1,4 +1,4 @@
-"""Kinds where classes are sampled: `nce_loss` and `sampled_softmax_loss`, and what they are made of."""
+"""Kinds with candidate sampling: `nce_loss` and `sampled_softmax_loss`, and the ops they consist of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ random = tf.random
 
 @pytest.fixture
 def case():
-    """Vectors `x` and classes `label`, two for each example."""
+    """Vectors `x` and classes `label`, two per example."""
     built = Case()
     with built.graph.as_default():
         built.batch("x", WIDTH)
@@ -96,11 +96,11 @@ def test_what_samplers_give(case):
     classes, _, ones = random.all_candidate_sampler(label, TRUE, CLASSES, True)
     assert (case.kind(classes), case.kind(ones)) == (Replicated(), Replicated())
     _, of_constants, _ = random.uniform_candidate_sampler([[1, 2]], TRUE, SAMPLED, True, CLASSES)
-    assert isinstance(case.kind(of_constants), Unknown)  # how often it had to draw is another number on each replica
+    assert isinstance(case.kind(of_constants), Unknown)  # the number of draws needed differs between replicas
 
 
 def test_rows_and_what_stands_behind_them(case, feeds):
-    """They come apart only where they were put together."""
+    """A slice must split them exactly at the boundary."""
     x, table = tensor(case, "x"), tf.constant(np.arange(8.0 * WIDTH).reshape(8, WIDTH))
     both = tf.concat([x, table], 0)
     count = tf.shape(x)[0]

@@ -1,4 +1,4 @@
-"""Kinds where a step makes sparse tensors of its batch, looks up each different id once, or sums by segments."""
+"""Kinds in steps that build sparse tensors from the batch, look up distinct ids, or sum by segments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMBINERS = ["sum", "mean", "sqrtn"]
 
 @pytest.fixture
 def case():
-    """Lists of `ids`, 0 where there is none, and numbers `y`."""
+    """Lists of `ids`, padded with 0, and numbers `y`."""
     built = Case()
     with built.graph.as_default():
         built.batch("ids", LENGTH, dtype=tf.int64)
@@ -44,12 +44,12 @@ def flat(case):
 
 
 def owners(case):
-    """For each id the number of its example."""
+    """Returns the row index of the example for each id."""
     return tf.repeat(tf.range(tf.shape(tensor(case, "ids"))[0]), LENGTH)
 
 
 def assert_rows(case, feeds, rows):
-    """Rows of examples, and a loss of them and of what else is there of each example."""
+    """Asserts rows of examples, and the kind of a loss of them and of other data of the examples."""
     loss = tf.reduce_mean(tf.square(tf.reduce_sum(rows, -1) - tensor(case, "y")))
     assert case.assert_joins([rows, loss], feeds, SIZES) == [PerExample(0), MEAN]
 

@@ -1,4 +1,4 @@
-"""Parts of a step: run one after the other they do what the step does, or the way back is named."""
+"""Parts of a step: run in sequence, they are equivalent to the step; otherwise the error names the cycle."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def step_of(text, outputs=(), targets=()):
 
 
 def by_part(**parts):
-    """A callback by names: `by_part(first="x a", second="b")`."""
+    """Returns a callback by node names: `by_part(first="x a", second="b")`."""
     return {name: key for key, names in parts.items() for name in names.split()}.get
 
 
 def run_parts(session, parts, feeds):
-    """Runs the parts one after the other, each with what it takes; returns the tensors that they gave."""
+    """Runs the parts in sequence, each with its inputs; returns all tensors that they output."""
     values = {}
     for key in parts.order:
         graph = parts[key].graph()
@@ -185,16 +185,16 @@ def test_to_wait_is_to_need():
 def test_a_callback_that_changes_its_mind_from_node_to_node_is_refused_or_cut():
     chain = "\n".join(["n0 = Placeholder()", *(f"n{k} = Neg(n{k - 1})" for k in range(1, 6))])
     step = step_of(chain, ["n5:0"])
-    asked = []
+    queried = []
 
     def key(name):
-        asked.append(name)
-        return len(asked) % 2
+        queried.append(name)
+        return len(queried) % 2
 
     with pytest.raises(PartsError, match="'n2' goes back to the part 1"):
         split(step, key)
-    assert asked == [f"n{k}" for k in range(6)]  # once for each, what it needs before it
-    asked.clear()
+    assert queried == [f"n{k}" for k in range(6)]  # once per node, in topological order
+    queried.clear()
     parts = split(step, key, cut_cycles=True)
     assert [parts[one].nodes for one in parts.order] == [(f"n{k}",) for k in range(6)]
     assert {one[0] for one in parts} == {0, 1}
@@ -253,7 +253,7 @@ KEYS = ("p", "q", "r")
 
 @st.composite
 def steps(draw):
-    """Steps that run, with nodes of several outputs and control inputs, and a key for each node."""
+    """Generates runnable steps with multi-output nodes and control inputs, and a key for each node."""
     lines, tensors, names = ["n0 = Placeholder()"], ["n0"], ["n0"]
     for k in range(1, draw(st.integers(1, 9))):
         op = draw(st.sampled_from(["Neg", "AddN", "IdentityN"]))
@@ -271,7 +271,7 @@ def steps(draw):
 
 
 def has_a_cycle(graph_def, keys):
-    """By graphlib, with each part in the place of its nodes."""
+    """Checks the graph of parts for a cycle with graphlib."""
     needs = {}
     for node in graph_def.node:
         own = keys.get(node.name, node.name)
@@ -285,7 +285,7 @@ def has_a_cycle(graph_def, keys):
 
 
 def assert_goes_back(step, keys, error):
-    """What an error tells is there: each way is of edges, and leads from its part to the next one."""
+    """Asserts that an error is accurate: each path follows edges and leads from its part to the next."""
     edges = {(node_of(i), node.name) for node in step.graph_def.node for i in node.input}
     for key, after, way in zip(error.keys, (*error.keys[1:], error.keys[0]), error.ways, strict=True):
         assert set(itertools.pairwise(way)) <= edges
@@ -295,7 +295,7 @@ def assert_goes_back(step, keys, error):
 
 
 def assert_crossings(step, parts):
-    """Each part takes what its nodes read of others, and gives what others or the caller read."""
+    """Asserts that a part inputs the tensors it reads from others and outputs those that others or the caller read."""
     for key, part in parts.items():
         read = {
             (tensor(i), parts.key_of.get(node.name)) for node in step.graph_def.node for i in node.input
@@ -307,7 +307,7 @@ def assert_crossings(step, parts):
 
 
 def split_or_cut(step, keys):
-    """The parts, cut where they are refused: if and only if there is a cycle."""
+    """Returns the parts, with cycles cut if they are refused; asserts that they are refused exactly if there is one."""
     try:
         parts = split(step, keys.get)
     except PartsError as error:

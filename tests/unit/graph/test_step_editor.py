@@ -1,4 +1,4 @@
-"""StepEditor: what a step returns and runs follows what is done to its graph."""
+"""StepEditor: the outputs and targets of a step follow the edits of its graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.graph.graph_text import from_text
 
 @pytest.fixture
 def step() -> Step:
-    """x → double → sum, double → log; a check that waits for `double`."""
+    """Returns a step: x → double → sum, double → log; a check that waits for `double`."""
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         double = tf.add(x, x, name="double")

@@ -1,4 +1,4 @@
-"""Fragments: what is written with TensorFlow's API stands in the edited graph as if it had been made there."""
+"""SubgraphBuilder: nodes built with TensorFlow's API join the edited graph as if created there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step has to be for a kernel to have left it whole."""
+"""The conditions that a step must meet after a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting: what waits for what, where the nodes in between are left out."""
+"""Waiting: dependencies between nodes after the nodes between them are removed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ GRAPH = """
 @pytest.mark.parametrize(
     "kept, inputs",
     [
-        ({"write", "near"}, ["v", "x", "^near"]),  # nothing is left out
+        ({"write", "near"}, ["v", "x", "^near"]),  # no node is removed
         ({"write", "late"}, ["v", "x", "^late"]),
         ({"write", "read"}, ["v", "x", "^read"]),
         ({"write", "late", "read"}, ["v", "x", "^late", "^read"]),
-        ({"write", "x", "v"}, ["v", "x"]),  # these are always done
+        ({"write", "x", "v"}, ["v", "x"]),  # these are always complete
     ],
 )
 def test_a_node_waits_for_the_nearest_that_are_kept(kept, inputs):
@@ -43,7 +43,7 @@ def test_what_lies_behind_a_kept_node_is_not_looked_at():
 
 
 def test_a_constant_waits_for_its_branch_and_for_nothing_else():
-    """Freed, both constants would have a value, and the branches' Merge would take whichever comes first."""
+    """Without the dependency, both constants would have a value, and Merge would return whichever comes first."""
     graph = from_text("""
         x = Placeholder()
         p = Placeholder()
