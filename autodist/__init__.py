@@ -17,10 +17,10 @@ __all__ = ["AutoDist", "ResourceSpec", "launch", "load_ipython_extension"]
 
 check_versions()
 
-from autodist.cluster.start import fill_standard_descriptors, noted_start  # noqa: E402  # it takes a Python that has passed
+from autodist.cluster.start import fill_standard_descriptors, noted_start  # noqa: E402  # needs a supported Python
 
-fill_standard_descriptors()  # now: before this process opens much
-noted_start()  # now: the script may change its directory and arguments before it makes an AutoDist
+fill_standard_descriptors()  # now: before this process opens many files
+noted_start()  # now: the script may change its directory and arguments before it creates an AutoDist
 
 _WHERE = {
     "AutoDist": "autodist.api",
@@ -31,7 +31,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for when it is asked for: an agent on another machine needs no TensorFlow."""
+    """Imports a public name on first access, because an agent on another machine does not need TensorFlow."""
     if name not in _WHERE:
         raise AttributeError(f"module 'autodist' has no attribute {name!r}")
     from autodist.tf_compat.importing import import_lazily, importing_tensorflow

@@ -1,4 +1,4 @@
-"""`python -m autodist` is the command `autodist`."""
+"""Entry point of `python -m autodist`, which runs the command `autodist`."""
 
 from autodist.cli.app import main
 

@@ -62,35 +62,35 @@ log = logging.getLogger("autodist")
 
 Callback = TypeVar("Callback")
 
-watch_script_end()  # now: `sys.exit(main())` looks up `sys.exit` before `main` makes an AutoDist
-load_generated_code_from_memory()  # now: what is traced before there is an AutoDist leaves files, too
-before()  # now: what the script starts, before it makes an AutoDist too, is not to find that it has begun anew
+watch_script_end()  # now: `sys.exit(main())` dry_run up `sys.exit` before `main` creates an AutoDist
+load_generated_code_from_memory()  # now: functions traced before an AutoDist exists would leave files too
+before()  # now: child processes that the script starts must not inherit the mark of a re-exec
 if (_recorder := recorder()) is not None:
-    _recorder.begin()  # now: the script may build layers before it makes an AutoDist
+    _recorder.begin()  # now: the script may build layers before it creates an AutoDist
 
 
 _made: list[Run] = []
 
 
 def made() -> tuple[Run, ...]:
-    """The run of each AutoDist that the script has made in this process."""
+    """Returns the run of each AutoDist that the script has created in this process."""
     return tuple(_made)
 
 
 class AutoDist:
-    """Trains what is built in its scope on all devices of all machines.
+    """Distributes the training built in its scope over all devices of all machines.
 
     Args:
-        resource_spec_file: the YAML of the machines and the strategy; None: this machine, one worker.
-        strategy: a builder, which decides the strategy in place of what the YAML says; or what may stand there: the
-            name of a builder ("AllReduce"), or a mapping.
-        resource_spec: the machines, in place of a file.
+        resource_spec_file: the YAML file with the machines and the strategy; None: this machine, one worker.
+        strategy: overrides the strategy of the YAML: a strategy builder, the name of one ("AllReduce"), or a mapping as
+            under the YAML key `strategy`.
+        resource_spec: the machines, instead of a file.
         strategy_builder: the older name of `strategy`.
 
     Raises:
-        ValueError: `strategy` and `strategy_builder` are given, or `resource_spec_file` and `resource_spec`.
+        ValueError: both `strategy` and `strategy_builder`, or both `resource_spec_file` and `resource_spec`, are set.
         ResourceSpecError, StrategyError: with file, line and key.
-        ClusterError: several workers are asked for where no script runs that others could run as well.
+        ClusterError: several workers are requested, but there is no script that the other workers could run.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class AutoDist:
         strategy_builder: BuildsStrategy | str | Mapping[str, Any] | None = None,
     ) -> None:
         if strategy is not None and strategy_builder is not None:
-            raise ValueError("give strategy or its older name strategy_builder, not both.")
+            raise ValueError("pass either strategy or its older name strategy_builder, not both.")
         chosen = strategy if strategy_builder is None else strategy_builder
         with quiet_tensorflow():
-            tf.config.list_physical_devices()  # now, since TensorFlow says what it finds when it is asked first
+            tf.config.list_physical_devices()  # now: TensorFlow logs the devices on the first call
         self._run = Run.begin(
             lambda: choose(resource_spec_file, resource_spec, chosen, is_first=not _made), find_resumed
         )
@@ -115,7 +115,7 @@ class AutoDist:
         self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
         self._share_files()
-        if self._run.workers > 1 and not is_seeded_by_script():  # else they are alike
+        if self._run.workers > 1 and not is_seeded_by_script():  # with the script's seed the workers already agree
             seed_early_initializers(self._run.seed)
         self._share = InputShard(self._run)
         self._automatic = save_automatically(self._run)
@@ -136,63 +136,63 @@ class AutoDist:
         atexit.register(self._end)
         _made.append(self._run)
 
-    # -- who runs --------------------------------------------------------------------------------------------------
+    # -- workers ---------------------------------------------------------------------------------------------------
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the process that the user started."""
+        """True in the process that the user started."""
         return self.worker_index == 0
 
     @property
     def worker_index(self) -> int:
-        """Index of this worker; the chief's is 0."""
+        """Index of this worker; the chief has index 0."""
         self._run.coordination.are_workers_distinguished = True
         self._run.check_others()
         return self._run.index
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are, of which each feeds its own part of the data."""
+        """Number of workers. Each worker feeds its own part of the data."""
         self._alone.divides_data = True
-        return len(self._told_spec.workers)
+        return len(self._target_spec.workers)
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas all workers have together."""
-        return len(self._told_spec.replicas)
+        """Number of replicas of all workers."""
+        return len(self._target_spec.replicas)
 
     @property
-    def _told_spec(self) -> ResourceSpec:
-        """The machines for which the script is written: where a command looks at it, it runs on one device of them."""
+    def _target_spec(self) -> ResourceSpec:
+        """The machines that the script is written for. A dry run executes the script on one of their devices."""
         self._run.check_others()
-        looks = look()
-        return self._run.spec if looks is None else looks.spec
+        dry_run = look()
+        return self._run.spec if dry_run is None else dry_run.spec
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The same as `num_replicas`, under the name that `tf.distribute` has for it."""
+        """The same as `num_replicas`; the name used by `tf.distribute`."""
         return self.num_replicas
 
-    # -- what is distributed ---------------------------------------------------------------------------------------
+    # -- distribution ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def scope(self, batch_axis: Mapping[str, int | None] | None = None) -> Iterator[AutoDist]:
-        """What is built here trains on all replicas, also after the scope.
+        """Context manager; everything built inside it trains on all replicas, also after the scope ends.
 
         Args:
-            batch_axis: for models of Keras, by input of `fit` the axis along which it is split over the replicas, or
-                None, where every replica gets the whole. Inputs are called `x`, `y` and `sample_weight`, and what is in
-                a nest `x/image` or `y/0`; by default all are split along their first axes.
+            batch_axis: for Keras models: maps an input of `fit` to the axis along which it is split over the replicas,
+                or to None if every replica gets the complete value. The inputs are named `x`, `y` and `sample_weight`;
+                elements of a nest are named `x/image` or `y/0`. By default all inputs are split along axis 0.
 
         Raises:
-            CaptureError: a strategy of `tf.distribute`, or a distribution of Keras other than `DataParallel`, is in
-                use around it, or within it; or `batch_axis` is no mapping.
+            CaptureError: the scope is inside a strategy of `tf.distribute` or a Keras distribution other than
+                `DataParallel`, or contains one; or `batch_axis` is not a mapping.
         """
         self._run.check_others()
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
         seed_what_has_no_seed(self._run.seed)
-        hook_in()  # the script may have imported tf_keras since
+        hook_in()  # again: the script may have imported tf_keras since the last call
         try:
             with (
                 self._alone.noting_variables(),
@@ -206,24 +206,24 @@ class AutoDist:
                 yield self
         finally:
             put_back()
-            self._share_files()  # tf_keras is imported where it is used first, maybe
+            self._share_files()  # again: the scope may have been the first to import tf_keras
 
     @plain_shapes()
     def create_distributed_session(self, batch_axis: Mapping[Any, int | None] | None = None) -> DistributedSession:
-        """A session that runs the default graph on all replicas, in place of `tf.compat.v1.Session()`.
+        """Creates a session that runs the default graph on all replicas; replaces `tf.compat.v1.Session()`.
 
         Args:
-            batch_axis: by placeholder (or its name), the axis along which what is fed is split over the replicas,
-                negative ones counted from the last; by default the first axis of a placeholder that leaves it open;
-                None: every replica gets the whole.
+            batch_axis: maps a placeholder (or its name) to the axis along which the fed value is split over the
+                replicas; negative axes count from the last. None: every replica gets the complete value. By default,
+                axis 0 of each placeholder that leaves its size open.
 
         Raises:
-            CaptureError: no gradient is applied in the graph, there were two graphs in the scope, or a placeholder
-                has no such batch axis.
-            StrategyError: the strategy asks for what cannot be done.
+            CaptureError: no gradient is applied in the graph, the scope contained two graphs, or a placeholder has no
+                such batch axis.
+            StrategyError: the strategy is not possible for this graph.
         """
         self._run.check_others()
-        self._share.require_no_files("a session's graph has no data sets whose files are dealt out")
+        self._share.require_no_files("a session's graph has no data sets whose files can be sharded")
         if self._notes is None or self._sums is None:
             raise CaptureError(
                 "create_distributed_session is called outside the scope; build the graph within `with ad.scope():`."
@@ -248,20 +248,21 @@ class AutoDist:
         reduce_retracing: bool = False,
         autograph: bool = True,
     ) -> Any:
-        """Decorator of a training step, or of a method that is one, in place of `tf.function`.
+        """Decorator for a training step (a function or a method); replaces `tf.function`.
 
         Args:
             step: the step; it computes gradients and applies them.
-            batch_axis: by parameter, the axis along which an argument is split over the replicas, negative ones counted
-                from the last; by default the first one of arrays, none of scalars; None: every replica gets the whole.
-            batch: "per_worker" (default): what is passed is this worker's own part; "global": every worker passes the
-                same batch, of which each keeps its share.
-            jit_compile: whether XLA compiles the step, as for `tf.function`; what it cannot compile runs without it and
-                is named in the log.
-            input_signature: as for `tf.function`: shapes and dtypes of all arguments, for which it is traced once.
-            reduce_retracing: likewise: whether shapes that differ, along other axes than the batch's, are traced once
-                more as one.
-            autograph: likewise: whether Python's control flow is converted.
+            batch_axis: maps a parameter to the axis along which its argument is split over the replicas; negative axes
+                count from the last. None: every replica gets the complete value. By default, axis 0 of arrays; scalars
+                are not split.
+            batch: "per_worker" (default): each worker passes its own part of the batch. "global": every worker passes
+                the same batch, and each keeps its shard.
+            jit_compile: True to compile the step with XLA, as in `tf.function`. Parts that XLA cannot compile run
+                without it and are named in the log.
+            input_signature: as in `tf.function`: shapes and dtypes of all arguments; the step is traced once for them.
+            reduce_retracing: as in `tf.function`: True to trace once for shapes that differ along axes other than the
+                batch axis.
+            autograph: as in `tf.function`: True to convert Python control flow.
         """
         if batch not in (None, "per_worker", "global"):
             raise ValueError(f"batch is {batch!r}; it may be 'global' or 'per_worker'.")
@@ -271,8 +272,8 @@ class AutoDist:
         tracing = Tracing(bool(jit_compile), input_signature, reduce_retracing, autograph)
 
         def decorate(function: Callable[..., Any]) -> DistributedFunction:
-            if (looks := look()) is not None:
-                looks.defines_step(function)
+            if (dry_run := look()) is not None:
+                dry_run.defines_step(function)
             return DistributedFunction(
                 function, self._run, batch_axis, is_global, tracing, sessions=self._graph_sessions
             )
@@ -281,31 +282,31 @@ class AutoDist:
 
     @tf.autograph.experimental.do_not_convert
     def stage(self, stage: int) -> StageMark:
-        """`with ad.stage(k):` gives what is made there to pipeline stage k, where the strategy is a Pipeline.
+        """Assigns the operations of a `with ad.stage(k):` block to pipeline stage k of a Pipeline strategy.
 
-        Variables and operations made there, and Keras layers made or called there, belong to that stage. It means
-        nothing to other strategies, which is told.
+        Stage k gets the variables and operations created in the block and the Keras layers created or called there.
+        Other strategies ignore the block and log that.
 
         Args:
             stage: counted from 0.
 
         Raises:
-            ValueError: it is no number of a stage.
+            ValueError: the stage is not a whole number from 0.
         """
         return StageMark(stage)
 
     def distribute_dataset(self, dataset: Iterable[Any]) -> DistributedDataset:
-        """This worker's part of each global batch, to be passed to a step.
+        """Returns this worker's part of each global batch, to be passed to a step.
 
         Args:
-            dataset: of global batches, the same on every worker (the run's seed reaches shuffles that have none). Under
-                `shard: files` in the YAML its files are dealt out, and a part may have no rows.
+            dataset: of global batches, the same on every worker (shuffles without a seed use the run's seed). With
+                `shard: files` in the YAML its files are sharded over the workers, and a part may have no rows.
 
         Returns:
-            What gives, iteration by iteration, the same nests with this worker's rows alone.
+            An iterable of the same nests, each with only this worker's rows.
 
         Raises:
-            ResourceSpecError: `shard: files` is asked for, and the files cannot be dealt out.
+            ResourceSpecError: the YAML has `shard: files`, and the files cannot be sharded.
         """
         self._run.check_others()
         self._alone.divides_data = True
@@ -323,7 +324,7 @@ class AutoDist:
 
     @staticmethod
     def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Marks a Python function of a data set's map, so that each worker calls it for its own examples alone.
+        """Marks a Python function used in `Dataset.map`, so that each worker calls it only for its own examples.
 
         ```python
         @ad.elementwise
@@ -333,20 +334,20 @@ class AutoDist:
         data = paths.map(lambda path: tf.numpy_function(decode, [path], tf.float32)).batch(64)
         ```
 
-        The mark promises that what the function gives for an element depends on nothing else: it keeps no state from
-        call to call, and draws no random numbers but from what it is given. It is found where `tf.py_function` or
-        `tf.numpy_function` calls the marked function, in a map behind the last shuffle and before the batches.
+        The mark promises that the result for an element depends only on that element: the function keeps no state
+        between calls and draws no random numbers other than from its arguments. AutoDist dry_run for the mark where
+        `tf.py_function` or `tf.numpy_function` calls the function, in a map after the last shuffle and before batching.
 
         Args:
             function: as `tf.py_function` or `tf.numpy_function` takes it.
 
         Raises:
-            TypeError: it cannot be called.
+            TypeError: the function is not callable.
         """
         return elementwise(function)
 
     def sampler(self, records: int, batch: int, seed: int | None = 0, *, drop_remainder: bool = False) -> Sampler:
-        """The numbers of the records that this worker reads, batch by batch, in an order that all workers share.
+        """Returns the record numbers that this worker reads, batch by batch, in an order that all workers share.
 
         ```python
         for numbers in ad.sampler(len(files), 64, seed=1):  # an epoch; the next iteration has another order
@@ -354,19 +355,21 @@ class AutoDist:
         ```
 
         Args:
-            records: how many there are.
-            batch: how many a global batch has.
-            seed: from which the order of each epoch is drawn; None: they come in order.
-            drop_remainder: whether a last batch that would have fewer is left out.
+            records: number of records.
+            batch: records in a global batch.
+            seed: for the order of each epoch; None: the records come in order.
+            drop_remainder: True to drop a last batch with fewer records.
 
         Returns:
-            What gives, iteration by iteration, a vector of int64 for each batch: numbers from 0 to `records` - 1.
+            An iterable that yields a vector of int64 for each batch: numbers from 0 to `records` - 1.
 
         Raises:
-            ValueError: there are no records, or batches would have none.
+            ValueError: `records` or `batch` is below 1.
         """
         self._run.check_others()
-        self._share.require_no_files("ad.sampler deals out numbers of records, of which no file is one worker's")
+        self._share.require_no_files(
+            "ad.sampler shards record numbers, and files cannot be assigned to workers by them"
+        )
         self._alone.divides_data = True
         made = Sampler(records, batch, seed, drop_remainder, self._run.spec.feeding_workers, self._run.index)
         if self._automatic is not None:
@@ -374,10 +377,10 @@ class AutoDist:
         return made
 
     def batch_slice(self, start: int, stop: int) -> slice:
-        """Of a global batch, the examples from `start` to `stop`, those that this worker reads.
+        """Returns the slice of this worker's examples among the examples `start` to `stop` of a global batch.
 
-        For a `keras.utils.PyDataset`, which then gives its worker's part alone, of every batch; `fit` counts the parts
-        together:
+        A `keras.utils.PyDataset` uses it to return only its worker's part of every batch; `fit` adds up the sizes of
+        the parts:
 
         ```python
         def __getitem__(self, index):
@@ -386,8 +389,8 @@ class AutoDist:
         ```
 
         Args:
-            start: the first example, counted from 0 in all that the global batches hold.
-            stop: the one behind the last.
+            start: the first example, counted from 0 over all global batches.
+            stop: one past the last example.
 
         Raises:
             ValueError: there are no such examples.
@@ -396,23 +399,23 @@ class AutoDist:
         return self._share.slices(start, stop)
 
     def reduce(self, value: Any, how: str = "mean") -> Any:
-        """A value reduced over all workers; all of them call it, between steps, with arrays of one shape and type.
+        """Reduces a value over all workers. Every worker calls it between steps, with arrays of one shape and dtype.
 
         Args:
-            value: a number, truth value, array or tensor.
+            value: a number, boolean, array or tensor.
             how: "mean", "sum", "max" or "min".
 
         Returns:
-            An array of the value's shape, with the same bits on every worker, as NumPy reduces it over an axis of
-            workers: a mean of integers is float64, for example.
+            An array of the value's shape, bitwise equal on every worker. The result is that of NumPy's reduction over
+            an axis of workers; for example, a mean of integers is float64.
 
         Raises:
-            ReductionError: it cannot be reduced so, or workers called it with different values; on all workers.
+            ReductionError: the reduction is not possible, or the workers' arguments differ; raised on all workers.
         """
         return self._run.coordination.reduce(value, how)
 
     def pull(self) -> None:
-        """Brings the script's variables up to date; reading one does it too."""
+        """Updates the script's variables to the latest values; reading a variable does it too."""
         self._run.pull()
 
     def checkpoint(
@@ -423,34 +426,36 @@ class AutoDist:
         session: DistributedSession | None = None,
         **objects: Any,
     ) -> Checkpoints:
-        """Saves what the script trains, and restores it, whatever the strategy; files that TensorFlow reads.
+        """Returns an object that saves and restores what the script trains, in files that TensorFlow reads.
+
+        A checkpoint does not depend on the strategy.
 
         Args:
-            folder: of the checkpoints, on the chief's machine; to restore from it, all machines have to see it.
-            keep: how many stay there; older ones are removed.
-            session: whose variables they are, by their names, as for a `tf.compat.v1.train.Saver`.
+            folder: of the checkpoints, on the chief's machine; restoring needs a folder that all machines see.
+            keep: number of checkpoints to keep; older ones are removed.
+            session: the session whose variables are saved by name, as by `tf.compat.v1.train.Saver`.
             objects: by name, as for `tf.train.Checkpoint`: `model=model, optimizer=optimizer`. Not with a session.
 
         Raises:
-            CheckpointError: the folder is on no file system, or a graph is being built and no session is given.
+            CheckpointError: the folder is not on a file system, or a graph is being built and there is no session.
         """
         if session is not None:
             if objects:
-                raise ValueError(f"{', '.join(objects)}: a session is saved by its variables' names, and no objects.")
+                raise ValueError(f"{', '.join(objects)}: a session saves its variables by name; pass no objects.")
             return SessionCheckpoints(self._run, folder, keep, session)
         if not tf.executing_eagerly():
             raise CheckpointError(
-                "ad.checkpoint saves objects of eager TensorFlow, and a graph is being built. Give it the graph's "
-                "session, ad.checkpoint(folder, session=session), or save it by a tf.compat.v1.train.Saver."
+                "ad.checkpoint saves objects of eager TensorFlow, and a graph is being built. Pass its session, "
+                "ad.checkpoint(folder, session=session), or save with a tf.compat.v1.train.Saver."
             )
         return Checkpoints(self._run, folder, keep, objects)
 
     @property
     def steps_done(self) -> int:
-        """How many training steps were made so far, by the runs that this one goes on from too.
+        """Number of training steps done so far, including those of the runs that this one resumes.
 
-        With `checkpoint` in the YAML a script's own loop begins there: `for step in range(ad.steps_done, 10_000)`. A
-        loop of several training steps counts each.
+        With `checkpoint` in the YAML a script's own loop starts there: `for step in range(ad.steps_done, 10_000)`. For
+        a loop of several training steps each step counts.
         """
         if self._automatic is not None:
             self._automatic.asked_for_steps(sys._getframe(1))
@@ -464,18 +469,18 @@ class AutoDist:
         every_minutes: float | None = None,
         keep: int = 3,
     ) -> CheckpointCallback:
-        """A callback for `fit` that saves the model, its optimizer, the callbacks' states and where `fit` is.
+        """Returns a callback for `fit` that saves the model, its optimizer, the callbacks' states and the position.
 
-        A `fit` that is given one goes on where the last checkpoint in the folder was made, at its epoch and batch.
+        A `fit` with this callback resumes at the epoch and batch of the last checkpoint in the folder.
 
         Args:
             folder: of the checkpoints; as for `checkpoint`.
-            every_steps: after how many training steps it saves; None: not by them.
-            every_minutes: after how many minutes, by the chief's clock; likewise.
-            keep: how many checkpoints stay there.
+            every_steps: saves after this many training steps; None: steps do not count.
+            every_minutes: saves after this many minutes by the chief's clock; None: time does not count.
+            keep: number of checkpoints to keep.
 
         Raises:
-            CheckpointError: the folder is on no file system.
+            CheckpointError: the folder is not on a file system.
         """
         return CheckpointCallback(self._run, folder, keep, every_steps, every_minutes)
 
@@ -484,30 +489,30 @@ class AutoDist:
             share_files(self._run.chief.write)
 
     def _whole_in_graph(self, sums: AllReduceNotes) -> WholeInGraph | None:
-        """Gives losses of graphs the whole batch's sums and means; None where replicas get no parts of a batch."""
+        """Returns the rule for sums and means of the global batch in graph losses; None if no batch is split."""
         return WholeInGraph(sums) if self._run.spec.splits_batches else None
 
     def _noted(self) -> tuple[GradientNotes, AllReduceNotes] | None:
-        """What was noted in the scope; None outside of any."""
+        """Returns the gradients and all-reduces noted in the scope; None outside any scope."""
         return None if self._notes is None or self._sums is None else (self._notes, self._sums)
 
     def _is_in_scope(self, graph: object) -> bool:
-        """Whether a graph's gradients were made in the scope."""
+        """Returns True if gradients of this graph were computed in the scope."""
         return self._notes is not None and any(call.graph is graph for call in self._notes.calls)
 
     def on_every_worker(self, callback: Callback) -> Callback:
-        """Lets a callback that records act on every worker; by default `fit` calls it on the chief alone.
+        """Makes a callback that records act on every worker; by default `fit` calls it only on the chief.
 
         ```python
         model.fit(x, y, callbacks=[ad.on_every_worker(keras.callbacks.CSVLogger(f"log{ad.worker_index}.csv"))])
         ```
 
         Args:
-            callback: one of Keras that writes files, or one of a tracker (mlflow, wandb). All other callbacks act on
-                every worker anyway.
+            callback: a Keras callback that writes files, or one of a tracker (mlflow, wandb). All other callbacks act
+                on every worker in any case.
 
         Returns:
-            The callback.
+            The same callback.
         """
         return on_every_worker(callback)
 
@@ -515,7 +520,7 @@ class AutoDist:
 
     def _end(self) -> None:
         if os.getpid() != self._process:
-            return  # forked from the worker's process, whose run goes on
+            return  # forked from the worker's process, whose run is still active
         try:
             if not watch_script_end().is_bad:
                 self._alone.tell_at_end(self._run.has_idle_workers)
@@ -524,7 +529,7 @@ class AutoDist:
             if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
                 self._restart()
         except SystemExit:
-            return  # told to end (SIGTERM), by which the process ends
+            return  # SIGTERM ends the process with this exception
         except KeyboardInterrupt:
             watch_script_end().end_by(signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""Every error that AutoDist raises on purpose; each message names the thing, the reason and the mend."""
+"""All errors that AutoDist raises deliberately. Each message names the thing, the reason and the fix."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 BAD_INPUT = 2
-"""Exit status of a command where what it was given cannot be used."""
+"""Exit status of a command whose input cannot be used."""
 
 
 class AutoDistError(Exception):
-    """Base of all errors that AutoDist raises on purpose."""
+    """Base class of all errors that AutoDist raises deliberately."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a YAML file something stands."""
+    """Position of a key in a YAML file."""
 
     file: str
     line: int
@@ -26,11 +26,11 @@ class Place:
 
 
 class ResourceSpecError(AutoDistError, ValueError):
-    """The YAML that describes the machines cannot be used.
+    """Error in the YAML that describes the machines.
 
     Args:
-        problem: what is wrong, with what is allowed.
-        place: where it stands, if it came from a file.
+        problem: the fault and the allowed values.
+        place: its position, if the value came from a file.
     """
 
     def __init__(self, problem: str, place: Place | None = None) -> None:
@@ -39,11 +39,11 @@ class ResourceSpecError(AutoDistError, ValueError):
 
 
 class StrategyError(AutoDistError, ValueError):
-    """A strategy asks for what cannot be done.
+    """Error raised when a strategy is not possible.
 
     Args:
-        problem: the variable, the reason and the mend.
-        place: where it stands, if it came from a file.
+        problem: the variable, the reason and the fix.
+        place: its position, if the value came from a file.
     """
 
     def __init__(self, problem: str, place: Place | None = None) -> None:
@@ -52,37 +52,37 @@ class StrategyError(AutoDistError, ValueError):
 
 
 class MisusedError(AutoDistError):
-    """A script cannot be run by the command that runs it; the command's exit status is 2."""
+    """Error raised when a command cannot run the script; the command's exit status is 2."""
 
 
 class TraceError(AutoDistError):
-    """A trace that was asked for cannot be written."""
+    """Error raised when a requested trace cannot be written."""
 
 
 class LaunchError(AutoDistError):
-    """A function cannot be launched, or what it returned cannot be brought back."""
+    """Error raised when a function cannot be launched or its result cannot be returned to the caller."""
 
 
 class CaptureError(AutoDistError):
-    """The training step cannot be captured as it is written."""
+    """Error raised when the training step cannot be captured as written."""
 
 
 class CaptureMismatchError(CaptureError):
-    """A worker captured another graph than the chief did."""
+    """Error raised when a worker captured a graph that differs from the chief's."""
 
 
 class RewriteError(AutoDistError):
-    """A kernel cannot rewrite the graph without changing what is trained."""
+    """Error raised when a kernel cannot rewrite the graph without changing the training result."""
 
 
 class SplitControlFlowError(RewriteError):
-    """A loop or a branch of TensorFlow 1 is partly in a part of a step: no value passes there.
+    """Error raised when a TensorFlow 1 loop or conditional is only partly inside a part of a step.
 
     Args:
-        node: in it.
-        part: the key of its part; None: it is in none.
-        reader: what reads it, in another part.
-        reader_part: the key of that.
+        node: a node of the loop or conditional.
+        part: the key of its part; None: no part.
+        reader: the node that reads it, in another part.
+        reader_part: the key of the reader's part.
     """
 
     def __init__(self, node: str, part: Hashable, reader: str, reader_part: Hashable) -> None:
@@ -95,90 +95,94 @@ class SplitControlFlowError(RewriteError):
 
 
 class PartsError(RewriteError):
-    """A step cannot be split as a callback says: parts of it need each other, or one itself.
+    """Error raised when a callback's keys split a step into parts that depend on each other in a cycle.
 
     Args:
-        keys: of the parts; each gives something to the next one, and the last to the first.
-        ways: for each of them the nodes by which it does: from its own, by way of nodes of no part, to the next one's.
+        keys: of the parts, in the order of the cycle; each part feeds the next, and the last feeds the first.
+        ways: for each part the nodes on the path to the next part: its own, those of no part, and the next part's.
 
     Attributes:
-        node: the one that goes back to the first part.
+        node: the node at which the cycle returns to the first part.
     """
 
     def __init__(self, keys: tuple[Hashable, ...], ways: tuple[tuple[str, ...], ...]) -> None:
         self.keys, self.ways, self.node = keys, ways, ways[-1][-1]
-        told = ", ".join(
-            f"{key!r} gives to {after!r} ({' → '.join(way)})"
+        cycle = ", ".join(
+            f"{key!r} feeds {after!r} ({' → '.join(way)})"
             for key, after, way in zip(keys, (*keys[1:], keys[0]), ways, strict=True)
         )
         super().__init__(
-            f"The node {self.node!r} goes back to the part {keys[0]!r}, so that no part is first: {told}. "
-            f"Give {self.node!r} another key, or one key to all that lies between."
+            f"The node {self.node!r} leads back to the part {keys[0]!r}, so that no part can run first: {cycle}. "
+            f"Give {self.node!r} another key, or give one key to all nodes of the cycle."
         )
 
 
 class UnevenBatchError(AutoDistError, ValueError):
-    """A batch cannot be split over the replicas without changing what is trained.
+    """Error raised when a batch cannot be split over the replicas without changing the training result.
 
     Attributes:
-        has_run: whether a part of the step had run when it was found out.
+        has_run: True if a part of the step had already run.
     """
 
     has_run = False
 
 
 class EmptyBatchError(UnevenBatchError):
-    """A batch has no examples on any worker; raised on all that take part in the step."""
+    """Error raised on all workers of a step when the batch has no examples on any worker."""
 
 
 class NotSharedError(AutoDistError):
-    """An evaluation cannot be shared among the replicas; each worker computes the whole. Never seen by a script."""
+    """Internal error: an evaluation cannot be split over the replicas, so each worker computes all of it."""
 
 
 class FetchedElsewhereError(StrategyError):
-    """What a session's run fetches beside training is at other workers, which send it where all fetch the same."""
+    """Error raised when a session's run fetches values of other workers, which send them only if all fetch the same."""
 
 
 class ReductionError(AutoDistError, ValueError):
-    """Values cannot be reduced over the workers as asked; raised on all workers alike."""
+    """Error raised on all workers when values cannot be reduced over the workers."""
 
 
 class CheckpointError(AutoDistError):
-    """A checkpoint cannot be written or read; what was there before is as it was."""
+    """Error raised when a checkpoint cannot be written or read; existing files and variables are unchanged."""
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint is not of the objects that are to be restored; none of them was changed.
+    """Error raised when a checkpoint does not match the objects to be restored; none of them has changed.
 
     Args:
         path: of the checkpoint.
-        missing: what the objects have and the checkpoint has not.
-        left_over: what the checkpoint has and the objects have not.
-        others: what differs in shape or dtype, with both.
+        missing: names that the objects have and the checkpoint lacks.
+        left_over: names that the checkpoint has and the objects lack.
+        others: names whose shape or dtype differs, with both values.
     """
 
     def __init__(
         self, path: str, missing: tuple[str, ...], left_over: tuple[str, ...], others: tuple[str, ...]
     ) -> None:
         self.path, self.missing, self.left_over, self.others = path, missing, left_over, others
-        lists = {"not in the checkpoint": missing, "left over in it": left_over, "of another shape or dtype": others}
-        told = "".join(f"\n  {title}: {', '.join(names)}" for title, names in lists.items() if names)
+        lists = {
+            "not in the checkpoint": missing,
+            "only in the checkpoint": left_over,
+            "of another shape or dtype": others,
+        }
+        listed = "".join(f"\n  {title}: {', '.join(names)}" for title, names in lists.items() if names)
         super().__init__(
-            f"The checkpoint {path} is not of these objects, and nothing was restored:{told}\nGive the objects that "
-            "were saved, under the same names, and build a model or an optimizer that makes its variables later."
+            f"The checkpoint {path} does not match these objects, and nothing was restored:{listed}\nPass the objects "
+            "that were saved, under the same names, and build a model or an optimizer that creates its variables later."
         )
 
 
 class ClusterError(AutoDistError):
-    """The machines cannot be reached or cannot run the script."""
+    """Error raised when machines cannot be reached or cannot run the script."""
 
 
 class MachinesAwayError(ClusterError):
-    """Machines do not answer, and nothing else is wrong; one that refuses a login has answered.
+    """Error raised when machines do not answer and nothing else is wrong; a refused login counts as an answer.
 
     Args:
-        problem: what keeps each of them away.
-        workers: names of those that were to run there.
+        problem: the reason for each machine.
+        workers: names of the workers placed on these machines.
     """
 
     def __init__(self, problem: str, workers: tuple[str, ...]) -> None:
@@ -187,7 +191,7 @@ class MachinesAwayError(ClusterError):
 
 
 class WorkerFailedError(ClusterError):
-    """A worker ended badly and the rest was stopped.
+    """Error raised when a worker failed and the other workers were stopped.
 
     Args:
         worker: its name, as in the output.
@@ -195,7 +199,7 @@ class WorkerFailedError(ClusterError):
         last_lines: the last lines that it printed.
 
     Attributes:
-        headline: the message without these lines.
+        headline: the message without `last_lines`.
     """
 
     def __init__(self, worker: str, reason: str, last_lines: tuple[str, ...] = ()) -> None:
@@ -206,16 +210,16 @@ class WorkerFailedError(ClusterError):
 
 
 class UnsupportedVersionError(AutoDistError, ImportError):
-    """Python or a package that AutoDist stands on is missing or has a version that cannot work.
+    """Error raised when Python or a required package is missing or has an unsupported version.
 
     Args:
-        package: what it is.
+        package: name of the package, or "Python".
         found: its version; None if it is not installed.
-        needed: the versions that work.
-        mend: the command that installs one.
+        needed: the supported versions.
+        mend: the command that installs a supported version.
     """
 
     def __init__(self, package: str, found: str | None, needed: str, mend: str) -> None:
         self.package, self.found, self.needed, self.mend = package, found, needed, mend
         state = "is not installed" if found is None else f"{found} is installed"
-        super().__init__(f"{package} {state}; AutoDist needs {package} {needed}. Mend: {mend}")
+        super().__init__(f"{package} {state}; AutoDist needs {package} {needed}. Fix: {mend}")

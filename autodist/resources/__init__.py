@@ -1,6 +1,6 @@
-"""The YAML that describes the machines, as typed models: nodes, devices, bandwidths, SSH groups, the strategy section.
+"""Typed models of the YAML: nodes, devices, bandwidths, SSH groups, and the strategy section.
 
-TensorFlow is not needed here, and neither is the network: reading a file resolves no host name.
+Reading a file needs neither TensorFlow nor the network: no host name is resolved.
 """
 
 from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup, is_own_address

@@ -1,4 +1,4 @@
-"""What all models of the YAML share: strictness, and faults that know where in the model they are."""
+"""Base class of the YAML models, and the error that their validators raise with the path to the value."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 class Model(BaseModel):
     """A frozen value; unknown keys and values of another type are refused, not converted.
 
-    The description of each field says what is allowed there; messages quote it.
+    The description of each field states the allowed values; messages quote it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Fault(ValueError):
-    """Raised inside a validator: what is wrong, and where below the validated value.
+    """Error raised inside a validator, with the path from the validated value to the fault.
 
     Args:
-        problem: the value given, why it cannot be used, and what is allowed.
-        path: from the validated value to the one at fault.
+        problem: the value, the reason, and the allowed values.
+        path: from the validated value to the faulty one.
     """
 
     def __init__(self, problem: str, *path: str | int) -> None:
@@ -33,5 +33,5 @@ def _empty_if_null(value: Any) -> Any:
     return {} if value is None else value
 
 
-# A key whose content is commented out (`ssh:` and nothing below) is null in YAML and means "none of it".
+# In YAML a key without content (`ssh:` with nothing below, or only comments) is null and means "none".
 EMPTY_IF_NULL = BeforeValidator(_empty_if_null)

@@ -1,4 +1,4 @@
-"""Plain data from Python: copied, and checked to be what YAML can say."""
+"""Copies Python data and checks that YAML could represent it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plain_copy(value: Any) -> Any:
     """Copies `value` deeply into dict, list, str, int, float, bool and None; mappings and tuples become dict and list.
 
     Raises:
-        ResourceSpecError: it holds something else, a key that is not text, or what is beyond `_limits`.
+        ResourceSpecError: it contains another type, a key that is not text, or exceeds a limit of `_limits`.
     """
     return _Copier().copy(value, ())
 
@@ -75,5 +75,5 @@ class _Copier:
 
 def _passed(text: str, fault: str | None, path: KeyPath) -> str:
     if fault is not None:
-        raise Source().error(path, f"the text cannot be used: {fault}")
+        raise Source().error(path, f"the text is not allowed: {fault}")
     return text

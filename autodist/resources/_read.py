@@ -1,4 +1,4 @@
-"""The text of a file that a user names, whatever it turns out to be."""
+"""Reads a text file named by a user, and refuses other kinds of files."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from autodist.resources._source import Source
 
 
 def read_text(file: str) -> str:
-    """The whole file, without a byte order mark.
+    """Returns the content of a file, without a byte order mark.
 
     Raises:
-        ResourceSpecError: it cannot be read, is longer than a spec can be, or is not UTF-8.
+        ResourceSpecError: the file cannot be read, is longer than a spec can be, or is not UTF-8.
     """
     try:
         with open(file, "rb") as opened:
-            content = opened.read(LONGEST_FILE + 1)  # not more: it may be a checkpoint, or /dev/zero
+            content = opened.read(LONGEST_FILE + 1)  # limited: the file may be a checkpoint, or /dev/zero
     except OSError as error:
-        raise ResourceSpecError(f"{file}: cannot be read: {error.strerror}; give the path of a YAML file") from error
+        raise ResourceSpecError(f"{file}: cannot be read: {error.strerror}; pass the path of a YAML file") from error
     except ValueError as error:  # NUL in the name, or half of a surrogate pair
-        raise ResourceSpecError(f"{file!r}: no file can have this name; give the path of a YAML file") from error
+        raise ResourceSpecError(f"{file!r}: not a valid file name; pass the path of a YAML file") from error
     if len(content) > LONGEST_FILE:
         limit = f"{LONGEST_FILE >> 20} MiB"
-        raise ResourceSpecError(f"{file}: longer than {limit}, which no such YAML needs; give the path of a YAML file")
+        raise ResourceSpecError(f"{file}: longer than {limit}, the limit for a spec; pass the path of a YAML file")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The strategy section: its shape is read here, what its keys mean is for autodist.strategies."""
+"""Models of the YAML sections. The strategy section is only parsed here; autodist.strategies interprets its keys."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SECTION = f"{_BUILDER}, or a mapping with builder, its options and variables"
 
 
 class VariableOverride(Model):
-    """What the user says of the variables whose names match a pattern.
+    """Settings for the variables whose names match a pattern.
 
     Attributes:
         pattern: a regular expression, not compiled yet.
-        settings: what stands below it, unchecked.
-        place: where it stands; None if it did not come from a file.
+        settings: the mapping below the pattern, unchecked.
+        place: its position; None if it did not come from a file.
     """
 
     pattern: str
@@ -39,8 +39,8 @@ class StrategySection(Model):
 
     Attributes:
         builder: name of the strategy builder, unchecked; None: the default one.
-        options: every other key but `variables`, unchecked.
-        variables: overrides, in the order of the file; the first whose pattern matches a variable wins.
+        options: all other keys except `variables`, unchecked.
+        variables: overrides, in the order of the file; the first matching pattern applies.
         source: for messages.
     """
 
@@ -51,10 +51,10 @@ class StrategySection(Model):
 
     @classmethod
     def from_plain(cls, data: Any, source: Source) -> StrategySection:
-        """Reads what stands under `strategy`: a mapping, or the name of a builder alone.
+        """Reads the value of `strategy`: a mapping, or the name of a builder.
 
         Raises:
-            ResourceSpecError: it is neither, `builder` is no name, `variables` does not map patterns to mappings.
+            ResourceSpecError: it is neither, `builder` is not a name, or `variables` does not map patterns to mappings.
         """
         path: KeyPath = ("strategy",)
         if isinstance(data, str) and data:
@@ -63,7 +63,7 @@ class StrategySection(Model):
             raise source.error(path, f"{as_yaml(data)} is not allowed; allowed: {_SECTION}")
         near = difflib.get_close_matches("builder", map(str, data), n=1, cutoff=0.6)
         if near and "builder" not in data:
-            raise source.error((*path, "builder"), f"missing (is {near[0]} meant to be it?); allowed: {_BUILDER}")
+            raise source.error((*path, "builder"), f"missing (is {near[0]} a misspelling of it?); allowed: {_BUILDER}")
         builder = data.get("builder")
         if "builder" in data and (not isinstance(builder, str) or not builder):
             raise source.error((*path, "builder"), f"{as_yaml(builder)} is not a name; allowed: {_BUILDER}")
@@ -73,7 +73,7 @@ class StrategySection(Model):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> StrategySection | None:
-        """Reads the section of a YAML file, whatever else stands in it; None if it has none.
+        """Reads the section of a YAML file and ignores the rest of the file; returns None if there is no section.
 
         Raises:
             ResourceSpecError: the file or the section cannot be read.
@@ -85,15 +85,15 @@ class StrategySection(Model):
 
     @classmethod
     def from_script(cls, data: str | Mapping[str, Any]) -> StrategySection:
-        """Reads what the YAML would have under `strategy`, given from Python; it is copied.
+        """Reads a copy of a value that Python code passed in place of the YAML's `strategy`.
 
         Raises:
-            ResourceSpecError: it cannot be used.
+            ResourceSpecError: the value is not allowed.
         """
         return cls.from_plain(plain_copy(data), Source())
 
     def place(self, *path: str | int) -> Place | None:
-        """Where a key below `strategy` stands, or, if it is missing there, where the thing around it does.
+        """Returns the position of a key below `strategy`; for a missing key, that of the closest enclosing one.
 
         Args:
             path: keys and positions from the section inwards: `place("chunk_size")`,
@@ -105,7 +105,7 @@ class StrategySection(Model):
         return self.source.place(("strategy", *path))
 
     def to_dict(self) -> dict[str, Any]:
-        """The section as it stands in the YAML."""
+        """Returns the section as YAML would hold it."""
         overrides = {override.pattern: override.settings for override in self.variables}
         named = {} if self.builder is None else {"builder": self.builder}
         return {**named, **self.options, **({"variables": overrides} if overrides else {})}
@@ -115,7 +115,7 @@ def _read_overrides(data: Any, source: Source) -> tuple[VariableOverride, ...]:
     path: KeyPath = ("strategy", "variables")
     if data is None:
         return ()
-    allowed = "allowed: a mapping of patterns of names to settings, such as {synchronizer: PS}"
+    allowed = "allowed: a mapping of name patterns to settings, such as {synchronizer: PS}"
     if not isinstance(data, Mapping):
         raise source.error(path, f"{as_yaml(data)} is not a mapping; {allowed}")
     for pattern, settings in data.items():
@@ -137,14 +137,14 @@ CHECKPOINT = (
 
 
 class CheckpointSection(Model):
-    """Where, and how often, what is trained is saved without a line of the script.
+    """Automatic checkpoints: the folder and the schedule. The script needs no code for them.
 
     Attributes:
         folder: on the chief's machine; made absolute when it is read.
-        every_steps: of training, after which it is saved; None: not by them.
-        every_minutes: likewise, by the chief's clock.
-        keep: how many checkpoints stay.
-        on_preempt: whether it is saved, too, when a worker gets SIGTERM, which ends the run after that.
+        every_steps: number of training steps between checkpoints; None: steps do not count.
+        every_minutes: minutes between checkpoints by the chief's clock; None: time does not count.
+        keep: number of checkpoints to keep.
+        on_preempt: True to save also when a worker receives SIGTERM, which then ends the run.
     """
 
     folder: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
@@ -156,24 +156,23 @@ class CheckpointSection(Model):
     every_minutes: float | None = Field(
         default=None, gt=0, le=_LONGEST_MINUTES, allow_inf_nan=False, description="a number of minutes above 0"
     )
-    keep: int = Field(default=3, ge=1, le=_MOST_STEPS, description="how many checkpoints stay, at least 1")
+    keep: int = Field(default=3, ge=1, le=_MOST_STEPS, description="the number of checkpoints to keep, at least 1")
 
     on_preempt: bool = Field(default=False, description="true or false")
 
     @field_validator("folder")
     @classmethod
     def _make_absolute(cls, path: str) -> str:
-        """The script may have gone elsewhere when it is used."""
+        """Makes the path absolute now: the script may change its directory before it is used."""
         if "://" in path:
-            raise Fault(f"{path} is on no file system of a machine; allowed: the path of a folder")
+            raise Fault(f"{path} is not on a machine's file system; allowed: the path of a folder")
         return os.path.abspath(os.path.expanduser(path))
 
     @model_validator(mode="after")
     def _check_saves(self) -> CheckpointSection:
         if self.every_steps is None and self.every_minutes is None and not self.on_preempt:
             raise Fault(
-                "neither every_steps nor every_minutes says how often, nor is on_preempt true; allowed: one of them, "
-                "or several"
+                "neither every_steps nor every_minutes is set, nor is on_preempt true; allowed: one of them, or several"
             )
         return self
 
@@ -184,11 +183,11 @@ SYNC = "a mapping of `folder` and `exclude`, such as {folder: ., exclude: [data,
 
 
 class Sync(Model):
-    """What every node that is reached over SSH gets, at the same path as here.
+    """The folder that is copied to every node reached over SSH, to the same path.
 
     Attributes:
         folder: on the chief's machine; made absolute when it is read.
-        exclude: names of files and folders that are left out wherever they stand, or, with a /, their paths below the
+        exclude: names of files and folders that are left out at every depth, or, with a /, their paths below the
             folder; `*`, `?` and `[…]` as in a shell.
     """
 
@@ -200,12 +199,12 @@ class Sync(Model):
     @field_validator("folder")
     @classmethod
     def _make_absolute(cls, path: str) -> str:
-        """The script may have gone elsewhere when it is used."""
+        """Makes the path absolute now: the script may change its directory before it is used."""
         return os.path.abspath(os.path.expanduser(path))
 
 
 LONGEST = 1_000_000
-"""Seconds; some eleven days."""
+"""Seconds; about eleven days."""
 
 
 def _limit(default: float) -> Any:
@@ -214,29 +213,28 @@ def _limit(default: float) -> Any:
 
 
 class Timeouts(Model):
-    """Keys of the YAML that limit how long a run waits, in seconds. What is missed says which of them to raise.
+    """Timeouts of a run, in seconds. An error about a missed timeout names the key to raise.
 
-    Where this machine has more to do than it has cores, and while a process is suspended, seconds count for less:
-    limits are for what a process could have done in that time (`autodist.cluster.load_adjusted_clock`).
+    Seconds count for less while a process is suspended or this machine is overloaded: a timeout limits the work that a
+    process could have done in that time (`autodist.cluster.load_adjusted_clock`).
 
     Attributes:
-        connect_timeout: for reaching a machine over SSH: one that does not answer yet, since it boots, or that admits
-            no more logins is tried again for so long. It limits each step of a connection, too: the server's greeting,
-            logging in.
-        reach_timeout: until every machine has said what it is, from when it should have been reached.
-        join_timeout: in a given cluster, until the processes that its scheduler starts have met.
-        start_timeout: in the chief's first step, until every other worker's script has come to it.
-        silence_timeout: without a word from the other end of an SSH connection before it counts as lost. TCP sends what
-            was lost again after ever longer pauses: a link that was cut is silent for up to twice as long as it was
-            cut. So by default ten seconds and more without a network do no harm.
-        stall_timeout: in one step, or after the end of the chief's script, from which on a worker whose script has
-            ended counts as one that will never come.
-        answer_timeout: that a worker's process may take to say what it does, while the chief waits for it.
-        deadlock_timeout: from which on workers that are all within steps, and compute nothing, count as waiting for one
-            another. A step may wait for something else than workers, a disk far away, say.
-        cause_timeout: to learn why another worker went away, once TensorFlow has seen that it did; and for which a
-            worker whose script fails before the chief's first step lets the chief fail of the same first.
-        stop_timeout: between asking a script to end (SIGTERM) and ending it (SIGKILL), where a run failed.
+        connect_timeout: for reaching a machine over SSH. A machine that still boots or admits no more logins is tried
+            again for this long. It also limits each step of a connection: the server's greeting, logging in.
+        reach_timeout: until every machine has reported its facts, counted from the end of `connect_timeout`.
+        join_timeout: with `nodes: given`, until all processes that the scheduler starts have joined.
+        start_timeout: in the chief's first step, until every other worker's script has reached it.
+        silence_timeout: without data from the other end of an SSH connection before it counts as lost. TCP
+            retransmits after ever longer pauses: after an outage a link stays silent for up to twice as long as the
+            outage. With the default, an outage of ten seconds or a little more does no harm.
+        stall_timeout: in one step, or after the end of the chief's script, before a worker whose script has ended
+            counts as one that will never arrive.
+        answer_timeout: for a worker's process to report its state while the chief waits for it.
+        deadlock_timeout: before workers that are all inside steps and compute nothing count as waiting for each other.
+            A step may also wait for something other than workers, such as a remote disk.
+        cause_timeout: to learn why another worker disappeared, once TensorFlow has noticed it. It is also how long a
+            worker whose script fails before the chief's first step waits for the chief to fail with the same error.
+        stop_timeout: between SIGTERM and SIGKILL for a script of a failed run.
         end_timeout: for the process of a script that has ended well: exit handlers, threads, TensorFlow itself.
     """
 

@@ -1,4 +1,4 @@
-"""Source: which line of which file each value came from, and errors that say so."""
+"""Source: the file and line of each value of a spec, and errors that name them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 
 def key_text(path: KeyPath) -> str:
-    """How a path is written in messages.
+    """Formats a path for messages.
 
     >>> key_text(("nodes", 1, "port"))
     'nodes[1].port'
@@ -36,7 +36,7 @@ def key_text(path: KeyPath) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """The value as the user wrote it, cut if it is long, or only its kind if it holds others, which may be secret."""
+    """Formats a value as YAML, shortened; for a list or mapping, which may hold secrets, returns only its kind."""
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
     text = json.dumps(value, ensure_ascii=False)
@@ -45,10 +45,10 @@ def as_yaml(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the values of a spec came from.
+    """The origin of the values of a spec.
 
     Attributes:
-        file: path as the user gave it; None if the values came from Python.
+        file: path as the user wrote it; None if the values came from Python.
         lines: line of each key and list item, counted from 1, by its text (`key_text`).
     """
 
@@ -56,17 +56,17 @@ class Source:
     lines: Mapping[str, int] = field(default_factory=dict)
 
     def line(self, path: KeyPath) -> int:
-        """Line of `path`, or of the nearest thing around it that is in the file, as for a key that is missing."""
+        """Returns the line of `path`; for a missing key, that of the closest enclosing one in the file."""
         while path and key_text(path) not in self.lines:
             path = path[:-1]
         return self.lines.get(key_text(path), 1)
 
     def place(self, path: KeyPath) -> Place | None:
-        """Place of `path`; None if the values came from Python."""
+        """Returns the position of `path`; None if the values came from Python."""
         return None if self.file is None else Place(self.file, self.line(path), key_text(path))
 
     def error(self, path: KeyPath, problem: str) -> ResourceSpecError:
-        """The error to raise for what stands at `path`; without a file its text begins with the key."""
+        """Returns the error for the value at `path`; without a file its text starts with the key."""
         place = self.place(path)
         return (
             ResourceSpecError(problem, place)

@@ -1,4 +1,4 @@
-"""ResourceSpec: the whole YAML, read and checked."""
+"""ResourceSpec: the complete YAML, read and checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autodist.resources._workers import Allotment, Replica, Worker, allot, deal_
 from autodist.resources._yaml import read_yaml
 
 _EXAMPLE = (
-    "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, where a scheduler starts the "
+    "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, if a scheduler starts the "
     "processes"
 )
 _HIDDEN = ("source", "is_given", "allotments", "micro_batches", "owned_bytes")
@@ -33,13 +33,13 @@ MOST_RESTARTS = 1000
 RESTARTS = f"a whole number from 0 to {MOST_RESTARTS}"
 
 GIVEN = "given"
-"""What stands under `nodes` where a scheduler starts the processes."""
+"""Value of `nodes` if a scheduler starts the processes."""
 
 
 class ResourceSpec(Timeouts):
-    """The machines, how to reach them, and what the user says of strategy, batches and limits of time.
+    """The machines, the SSH access to them, and the user's settings for strategy, batches and timeouts.
 
-    Made by `from_file`, `from_dict`, `local` or `from_payload`, whose errors name the place and what is allowed.
+    Created by `from_file`, `from_dict`, `local` or `from_payload`; their errors name the place and the allowed values.
 
     Examples:
         >>> spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 2}]})
@@ -49,21 +49,23 @@ class ResourceSpec(Timeouts):
     Attributes:
         nodes: in the order of the file; exactly one is the chief's (a single node always is).
         ssh: SSH groups by name.
-        transport: what speaks SSH, for groups that say nothing; None: paramiko.
+        transport: the SSH implementation for groups without one; None: paramiko.
         strategy: None if the script or a default chooses.
-        batch: whether what the script feeds is the global batch or one worker's part; None: the front end's own rule.
-        shard: "files": each worker reads files of its own, so that batches are not those of one device; None: not so.
-        max_restarts: how often all workers start again after one of them was lost.
-        min_nodes: how many of the nodes have to be there when they do; those that are away are left out. None: all.
-        sync: the folder that is brought to the machines; None: they have the script already.
-        checkpoint: where what is trained is saved without a line of the script; None: nowhere.
+        batch: "global" if the script feeds the global batch, "per_worker" if it feeds one worker's part; None: the
+            default of the front end.
+        shard: "files": each worker reads files of its own, so that batches are not those of one device; None: it does
+            not.
+        max_restarts: how often all workers may restart after one of them was lost.
+        min_nodes: number of nodes needed for a restart; unreachable nodes are left out. None: all.
+        sync: the folder that is copied to the machines; None: they already have the script.
+        checkpoint: settings of automatic checkpoints; None: none are saved.
         source: for messages.
-        is_given: whether a scheduler starts the processes, which tell one another where they are.
-        allotments: in a given cluster, what each worker has for itself; none before its processes have met: until then
-            `nodes` is this machine alone.
-        micro_batches: of a pipeline, whose replicas they are, all of the chief's device; 0: it is none, and each device
-            of each worker is a replica.
-        owned_bytes: for each worker, the bytes of variables of earlier steps that it owns; (): there was no such step.
+        is_given: True if a scheduler starts the processes, which exchange their addresses.
+        allotments: with `nodes: given`, the devices, cores and port of each worker. Empty until its processes have
+            joined; until then `nodes` is this machine alone.
+        micro_batches: of a pipeline, whose replicas they are, all on the chief's device; 0: not a pipeline, and each
+            device of each worker is a replica.
+        owned_bytes: for each worker, the bytes of variables of earlier steps that it owns; (): no earlier step.
     """
 
     nodes: Annotated[tuple[Node, ...], Field(strict=False)] = Field(description=_EXAMPLE)
@@ -96,7 +98,7 @@ class ResourceSpec(Timeouts):
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> ResourceSpec:
-        """Reads what YAML would hold, given from Python; the mapping is copied.
+        """Reads a copy of a mapping with the content of a YAML file.
 
         Raises:
             ResourceSpecError: it cannot be used; names the key and what is allowed.
@@ -105,16 +107,16 @@ class ResourceSpec(Timeouts):
 
     @classmethod
     def local(cls, gpus: int = 0) -> ResourceSpec:
-        """This machine alone: one worker on its GPUs, or else one replica on its CPU.
+        """Returns a spec of this machine: one worker on its GPUs, or else one replica on its CPU.
 
         Args:
-            gpus: how many GPUs TensorFlow sees.
+            gpus: number of GPUs that TensorFlow sees.
         """
         return cls.from_dict({"nodes": [{"address": "localhost", "gpus": list(range(gpus))}]})
 
     @classmethod
     def from_payload(cls, payload: str) -> ResourceSpec:
-        """What `to_payload` was called on, equal to it, allotments included; no file is read."""
+        """Returns a spec equal to the one that `to_payload` was called on, allotments included; reads no file."""
         content = json.loads(payload)
         spec = cls._parse(content["spec"], Source(content["file"], content["lines"]))
         allotments = tuple(Allotment(tuple(devices), cores, port) for devices, cores, port in content["allotments"])
@@ -122,12 +124,12 @@ class ResourceSpec(Timeouts):
         return made.with_micro_batches(content["micro_batches"])
 
     def as_given(self) -> ResourceSpec:
-        """The same without its machines, since a scheduler has started the processes."""
+        """Returns this spec without its machines, for processes that a scheduler has started."""
         alone = {"nodes": (Node(address="localhost", chief=True),), "is_given": True, "allotments": ()}
         return self.model_copy(update=alone)
 
     def with_nodes(self, nodes: Sequence[Mapping[str, Any]], allotments: Sequence[Allotment]) -> ResourceSpec:
-        """The same of a given cluster whose processes have met.
+        """Returns this spec with the machines of a `nodes: given` cluster, once its processes have joined.
 
         Args:
             nodes: as the YAML would hold them; the chief's is the first.
@@ -138,7 +140,7 @@ class ResourceSpec(Timeouts):
         return made.model_copy(update=kept)
 
     def without(self, addresses: Collection[str]) -> ResourceSpec:
-        """The same without some of its nodes; none of them is the chief's."""
+        """Returns this spec without some of its nodes; the chief's must not be among them."""
         kept = tuple(node for node in self.nodes if node.address not in addresses)
         if len(kept) == len(self.nodes):
             return self
@@ -146,26 +148,26 @@ class ResourceSpec(Timeouts):
         return made.model_copy(update={"source": self.source, "strategy": self.strategy})
 
     def without_checkpoints(self) -> ResourceSpec:
-        """The same machines, where nothing is saved and SIGTERM ends a worker as ever."""
+        """Returns this spec without checkpoints; SIGTERM then ends a worker at once."""
         return self.model_copy(update={"checkpoint": None})
 
     def with_micro_batches(self, count: int) -> ResourceSpec:
-        """The same for a pipeline, whose replicas are so many micro-batches; 0: it is none."""
+        """Returns this spec for a pipeline, whose replicas are `count` micro-batches; 0: not a pipeline."""
         made = self.model_copy(update={"micro_batches": count})
-        for name in ("replicas", "replica_workers"):  # what was found for the machines as they were
+        for name in ("replicas", "replica_workers"):  # cached values of the earlier spec
             made.__dict__.pop(name, None)
         return made
 
     def with_owned_bytes(self, owned: Sequence[int]) -> ResourceSpec:
-        """The same where workers own variables of earlier steps, so many bytes each."""
+        """Returns this spec with the bytes of variables of earlier steps that each worker owns."""
         return self.model_copy(update={"owned_bytes": tuple(owned) if any(owned) else ()})
 
     def for_workers(self) -> ResourceSpec:
-        """The spec as other workers are told it: how machines are reached, secrets included, is the chief's affair."""
+        """Returns the spec that other workers receive: without the SSH groups, which may hold the chief's secrets."""
         return self.model_copy(update={"ssh": {name: SSHGroup() for name in self.ssh}})
 
     def to_payload(self) -> str:
-        """Text (JSON) that carries the spec to another process."""
+        """Returns JSON text that carries the spec to another process."""
         allotments = [[allotment.devices, allotment.cores, allotment.port] for allotment in self.allotments]
         given = {"is_given": self.is_given, "allotments": allotments, "micro_batches": self.micro_batches}
         content = self.model_dump(mode="json", include={"nodes"}) if self.is_given else {}
@@ -173,7 +175,7 @@ class ResourceSpec(Timeouts):
         return json.dumps({"spec": spec, "file": self.file, "lines": dict(self.source.lines), **given})
 
     def to_dict(self) -> dict[str, Any]:
-        """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
+        """Returns the spec as a YAML file would hold it, with defaults; `from_dict` reads it back."""
         kept = {"nodes", "ssh", "transport", "batch", "shard", "max_restarts", "min_nodes", "sync", "checkpoint"}
         content = self.model_dump(mode="json", include=kept | Timeouts.model_fields.keys())
         if self.strategy is not None:
@@ -183,12 +185,12 @@ class ResourceSpec(Timeouts):
         return content
 
     def shard_refused(self, problem: str) -> ResourceSpecError:
-        """The error for what `shard` asks for and cannot be done."""
+        """Returns the error for a `shard` setting that is not possible."""
         return self.source.error(("shard",), problem)
 
     @property
     def file(self) -> str | None:
-        """The file that it was read from."""
+        """The file that the spec was read from."""
         return self.source.file
 
     @property
@@ -217,53 +219,53 @@ class ResourceSpec(Timeouts):
 
     @property
     def feeding_workers(self) -> tuple[int, ...]:
-        """The workers whose parts make up a batch, in order: each once for each replica; in a pipeline, each once."""
+        """The workers whose parts make up a batch, in order: once per replica; in a pipeline, once per worker."""
         return tuple(range(len(self.workers))) if self.micro_batches else self.replica_workers
 
     @property
     def gathers_batches(self) -> bool:
-        """True if the parts that workers feed are brought to one worker, which trains on all of them: in a pipeline."""
+        """True in a pipeline of several workers: one worker gathers their parts and trains on all of them."""
         return self.micro_batches > 0 and len(self.workers) > 1
 
     @property
     def splits_batches(self) -> bool:
-        """True if each of several replicas trains on a part of a batch at the same time: not in a pipeline."""
+        """True if several replicas train on parts of a batch at the same time: not in a pipeline."""
         return len(self.replicas) > 1 and not self.micro_batches
 
     @property
     def shares_batches(self) -> bool:
-        """Whether a batch is the work of several replicas, or goes through a pipeline."""
+        """True if a batch is split over several replicas or passes through a pipeline."""
         return len(self.replicas) > 1 or self.micro_batches > 0
 
     def replicas_of(self, worker: int) -> int:
-        """How many replicas a worker has."""
+        """Returns the number of replicas of a worker."""
         return self.replica_workers.count(worker)
 
     def ssh_group(self, node: Node) -> SSHGroup | None:
-        """How `node` is reached: its SSH group; None where SSH is not used (`Node.is_local`).
+        """Returns the SSH group of `node`; None if SSH is not used (`Node.is_local`).
 
-        A node that is not this machine and names no group gets a group of defaults: the user's own SSH configuration,
-        agent and keys, port 22, host keys checked.
+        A remote node without a group gets a default one: the user's own SSH configuration, agent and keys, port 22,
+        host keys checked.
         """
         if self.is_given or node.is_local:
             return None
         return SSHGroup() if node.ssh_config is None else self.ssh[node.ssh_config]
 
     def check_gpus(self, present: int, node: Node | None = None, why: Callable[[], str] = str) -> None:
-        """Checks that the GPUs which the spec names exist.
+        """Checks that the GPUs named by the spec exist.
 
         Args:
-            present: how many GPUs TensorFlow sees in this process.
-            node: the one that this process runs on; None checks each node that is local.
-            why: is asked for the reason if one is not there; "" if it is not known.
+            present: number of GPUs that TensorFlow sees in this process.
+            node: the node of this process; None checks each local node.
+            why: called if a GPU is missing; returns the reason, or "" if it is not known.
 
         Raises:
-            ResourceSpecError: one is not there.
+            ResourceSpecError: a GPU is missing.
         """
         if self.allotments:
-            return  # each worker has told which of its own it sees
+            return  # each worker has already reported the GPUs that it sees
         for index, candidate in enumerate(self.nodes):
-            # Whether a node is local may ask DNS, so nodes without GPUs are not asked.
+            # `is_local` may query DNS, so nodes without GPUs are skipped first.
             if not candidate.gpus or not (candidate.is_local if node is None else candidate == node):
                 continue
             for position, gpu in enumerate(candidate.gpus):
@@ -274,11 +276,11 @@ class ResourceSpec(Timeouts):
     @classmethod
     def _parse(cls, data: Any, source: Source) -> ResourceSpec:
         if data is None:
-            raise source.error(("nodes",), f"missing, the file is empty; allowed: {_EXAMPLE}")
+            raise source.error(("nodes",), f"missing, since the file is empty; allowed: {_EXAMPLE}")
         if not isinstance(data, dict):
             keys = ", ".join(sorted(_known_keys()))
             what = (
-                "a list is not allowed" if isinstance(data, list) else "no keys here, is this the file of the machines"
+                "a list is not allowed" if isinstance(data, list) else "no keys here; is this the file of the machines"
             )
             raise source.error(("document",), f"{what}; allowed: a mapping with the keys {keys}")
         for key in _HIDDEN:
@@ -301,15 +303,15 @@ class ResourceSpec(Timeouts):
     @classmethod
     def _check_nodes(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         if not nodes:
-            raise Fault(f"no node is given; allowed: {_EXAMPLE}")
+            raise Fault(f"there is no node; allowed: {_EXAMPLE}")
         if len(nodes) == 1:
             return (nodes[0].model_copy(update={"chief": True}),)
         seen: dict[str, int] = {}
         for index, node in enumerate(nodes):
             first = seen.setdefault(_comparable(node.address), index)
             if first != index:
-                mend = "one node for each machine; `workers` gives it several processes"
-                raise Fault(f"{node.address} is the address of nodes[{first}] too; allowed: {mend}", index, "address")
+                mend = "one node for each machine; `workers` sets its number of processes"
+                raise Fault(f"{node.address} is also the address of nodes[{first}]; allowed: {mend}", index, "address")
         return nodes
 
     @model_validator(mode="after")
@@ -319,10 +321,10 @@ class ResourceSpec(Timeouts):
             problem = f"none of the {len(self.nodes)} nodes is the chief"
             raise Fault(f"{problem}; allowed: `chief: true` in exactly one, where the script is started", "nodes")
         if len(chiefs) > 1:
-            problem = f"true is not allowed, nodes[{chiefs[0]}] ({self.nodes[chiefs[0]].address}) is the chief already"
+            problem = f"true is not allowed, since nodes[{chiefs[0]}] ({self.nodes[chiefs[0]].address}) is the chief"
             raise Fault(f"{problem}; allowed: `chief: true` in exactly one node", "nodes", chiefs[1], "chief")
         if not self.nodes[chiefs[0]].devices:
-            problem = "the chief's node has no device, and the script that is started there needs its outputs computed"
+            problem = "the chief's node has no device, and the script needs one to compute the outputs of its steps"
             mend = "one device or more; `cpus: []` is for other nodes, which then only own variables"
             raise Fault(f"{problem}; allowed: {mend}", "nodes", chiefs[0], "cpus")
         return self
@@ -332,7 +334,7 @@ class ResourceSpec(Timeouts):
         if self.min_nodes is not None and self.min_nodes > len(self.nodes):
             count = len(self.nodes)
             raise Fault(
-                f"{self.min_nodes} is more than the {count} nodes that there are; allowed: 1 to {count}", "min_nodes"
+                f"{self.min_nodes} is more than the number of nodes, {count}; allowed: 1 to {count}", "min_nodes"
             )
         return self
 
@@ -340,8 +342,8 @@ class ResourceSpec(Timeouts):
     def _check_shard(self) -> ResourceSpec:
         if self.shard is not None and self.batch == "per_worker":
             raise Fault(
-                "files are dealt out of global data, and under `batch: per_worker` what a script reads is its worker's "
-                "own already; allowed: one of the two",
+                "sharding by files needs global data, and with `batch: per_worker` each worker already reads only its "
+                "own data; allowed: one of the two",
                 "shard",
             )
         return self
@@ -350,8 +352,8 @@ class ResourceSpec(Timeouts):
     def _check_sync(self) -> ResourceSpec:
         if self.is_given and self.sync is not None:
             raise Fault(
-                "a folder is brought over SSH, and `nodes: given` reaches no machine so; allowed: no `sync`, let the "
-                "scheduler bring the code, or use a folder that the machines share",
+                "a folder is copied over SSH, which `nodes: given` does not use; allowed: no `sync`, let the "
+                "scheduler copy the code, or use a folder that the machines share",
                 "sync",
             )
         return self
@@ -360,7 +362,7 @@ class ResourceSpec(Timeouts):
     def _check_transport(self) -> ResourceSpec:
         if self.is_given and self.transport is not None:
             raise Fault(
-                "it says what speaks SSH, and `nodes: given` reaches no machine so; allowed: no `transport`",
+                "it selects the SSH implementation, and `nodes: given` does not use SSH; allowed: no `transport`",
                 "transport",
             )
         return self
@@ -380,7 +382,7 @@ def _known_keys() -> list[str]:
 
 
 def _comparable(address: str) -> str:
-    """The spelling by which addresses are compared: no lookup, so two names of one machine differ."""
+    """Normalizes an address for comparison, without a lookup: two names of one machine differ."""
     name = address.lower().rstrip(".")
     try:
         return str(ipaddress.ip_address("127.0.0.1" if name == "localhost" else name))

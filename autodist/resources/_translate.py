@@ -1,4 +1,4 @@
-"""What pydantic finds wrong, said in our words: the key, the value given, what is allowed, and the line."""
+"""Translates pydantic's validation errors into messages with the key, the value, the allowed values and the line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MISSING, UNKNOWN_KEY = "missing", "extra_forbidden"  # pydantic's names of these
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """The message for a key that nothing reads, with the nearest known one."""
+    """Returns the message for an unknown key, with the most similar known one."""
     known = sorted(known)
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]}?" if near else ";"
@@ -30,13 +30,13 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 def to_spec_error(
     error: ValidationError, source: Source, root: type[Model], inner: dict[str, type[Model]], hidden: Sequence[str]
 ) -> ResourceSpecError:
-    """One error for all that pydantic found: the first in the order of the file, then the others, a line each.
+    """Returns one error for all validation errors: the first in the order of the file, then the others, a line each.
 
     Args:
-        error: what was raised while `root` was validated.
-        source: places of the values.
+        error: the error of validating `root`.
+        source: positions of the values.
         root: the model.
-        inner: models of the items of its fields, by field; of `sync` and `checkpoint`, which have no items, their own.
+        inner: by field, the model of its items; for `sync` and `checkpoint`, which have no items, their own model.
         hidden: fields of the root that are not keys of the YAML.
     """
     faults = sorted(error.errors(), key=lambda details: source.line(_path(details)))

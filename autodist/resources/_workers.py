@@ -1,4 +1,4 @@
-"""Who does what on which machine: nodes' devices dealt out to workers, one replica a device. Pure functions."""
+"""Assigns the nodes' devices to workers, with one replica for each device. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Worker:
 
     Attributes:
         index: 0 is the chief; also the task index in TensorFlow's device names.
-        name: short and unique, before each line of its output: the node's address, and, where the node has several
-            workers, the position among them ("10.0.0.1:1").
+        name: short and unique, shown before each line of its output: the node's address, followed by the position
+            within the node if the node has several workers ("10.0.0.1:1").
         node: the machine that it runs on.
-        port: of its server; None if a free one is to be found.
-        devices: one for each of its replicas; none for a worker that only owns variables. A GPU keeps its number on
-            the machine ("gpu:3"); CPU devices are logical devices of the worker's own process and are counted from 0
+        port: of its server; None: any free port.
+        devices: one for each of its replicas; empty for a worker that only owns variables. A GPU keeps its number on
+            the machine ("gpu:3"). CPU devices are logical devices of the worker's own process, counted from 0
             ("cpu:0", "cpu:1").
-        cores: that it has for itself; None: those of its machine are shared out among the workers there.
+        cores: number of cores reserved for it; None: the workers of its machine share the cores.
     """
 
     index: int
@@ -40,7 +40,7 @@ class Worker:
 
     @property
     def has_replicas(self) -> bool:
-        """Whether it computes; a worker that does not only owns variables."""
+        """True if it computes; a worker without replicas only owns variables."""
         return bool(self.devices)
 
 
@@ -50,7 +50,7 @@ class Replica:
 
     Attributes:
         index: among all replicas.
-        worker: that runs it.
+        worker: the worker that runs it.
         device: within the worker ("cpu:1", "gpu:0").
     """
 
@@ -61,12 +61,12 @@ class Replica:
 
 @dataclass(frozen=True)
 class Allotment:
-    """What a process has for itself that a scheduler has started.
+    """The resources of a process that a scheduler has started.
 
     Attributes:
-        devices: of its replicas, as its own TensorFlow calls them.
-        cores: how many.
-        port: of its server; None: any free one.
+        devices: of its replicas, as its own TensorFlow names them.
+        cores: number of cores.
+        port: of its server; None: any free port.
     """
 
     devices: tuple[str, ...]
@@ -74,23 +74,23 @@ class Allotment:
     port: int | None = None
 
 
-def deal_evenly(items: Sequence[T], hands: int) -> tuple[tuple[T, ...], ...]:
-    """Cuts `items` into `hands` runs of equal length, in order.
+def deal_evenly(items: Sequence[T], parts: int) -> tuple[tuple[T, ...], ...]:
+    """Splits `items` into `parts` consecutive runs of equal length.
 
     >>> deal_evenly("abcd", 2)
     (('a', 'b'), ('c', 'd'))
 
     Raises:
-        ValueError: the items cannot be cut so.
+        ValueError: the number of items is not divisible by `parts`.
     """
-    if hands < 1 or len(items) % hands:
-        raise ValueError(f"{len(items)} items cannot be dealt out evenly to {hands}")
-    size = len(items) // hands
-    return tuple(tuple(items[hand * size : (hand + 1) * size]) for hand in range(hands))
+    if parts < 1 or len(items) % parts:
+        raise ValueError(f"{len(items)} items cannot be split evenly into {parts} parts")
+    size = len(items) // parts
+    return tuple(tuple(items[part * size : (part + 1) * size]) for part in range(parts))
 
 
 def deal_workers(nodes: Iterable[Node]) -> tuple[Worker, ...]:
-    """All workers: those of the chief's node first, then those of the other nodes in their order."""
+    """Returns all workers: those of the chief's node first, then those of the other nodes in their order."""
     ordered = sorted(nodes, key=lambda node: not node.chief)
     placed = [
         (node, position, devices) for node in ordered for position, devices in enumerate(_devices_of_workers(node))
@@ -99,7 +99,7 @@ def deal_workers(nodes: Iterable[Node]) -> tuple[Worker, ...]:
 
 
 def allot(workers: Sequence[Worker], allotments: Sequence[Allotment]) -> tuple[Worker, ...]:
-    """Workers, each with what it has for itself."""
+    """Returns the workers with the devices, cores and ports of their allotments."""
     return tuple(
         replace(worker, devices=allotment.devices, cores=allotment.cores, port=allotment.port)
         for worker, allotment in zip(workers, allotments, strict=True)
@@ -107,7 +107,7 @@ def allot(workers: Sequence[Worker], allotments: Sequence[Allotment]) -> tuple[W
 
 
 def list_replicas(workers: Iterable[Worker]) -> Iterator[Replica]:
-    """All replicas, worker by worker."""
+    """Yields all replicas, worker by worker."""
     placed = ((worker, device) for worker in workers for device in worker.devices)
     for index, (worker, device) in enumerate(placed):
         yield Replica(index, worker, device)
@@ -126,7 +126,9 @@ def _name(node: Node, position: int) -> str:
 
 
 def _devices_of_workers(node: Node) -> list[tuple[str, ...]]:
-    """The devices of each of its workers, as the worker calls them."""
+    """Returns the devices of each worker of a node, under the worker's own names."""
     if node.gpus:
-        return [tuple(f"gpu:{number}" for number in hand) for hand in deal_evenly(node.gpus, node.workers)]
-    return [tuple(f"cpu:{place}" for place, _ in enumerate(hand)) for hand in deal_evenly(node.cpus, node.workers)]
+        return [tuple(f"gpu:{number}" for number in part) for part in deal_evenly(node.gpus, node.workers)]
+    return [
+        tuple(f"cpu:{position}" for position, _ in enumerate(part)) for part in deal_evenly(node.cpus, node.workers)
+    ]

@@ -1,4 +1,4 @@
-"""YAML text to plain data, with the line of every key and list item."""
+"""Parses YAML text into plain data, with the line of every key and list item."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _CONSTRUCTOR = yaml.constructor.SafeConstructor()
 
 
 def number_of(node: yaml.ScalarNode, is_secret: bool = False) -> Any:
-    """The value of a node that is tagged as int, float, bool or null.
+    """Returns the value of a node that is tagged as int, float, bool or null.
 
     Args:
         node: a scalar.
-        is_secret: whether its text must not stand in a message.
+        is_secret: True if its text must not appear in a message.
 
     Raises:
-        ValueError: with the reason and the mend: not of its type, too long, or a number that YAML 1.1 reads with
+        ValueError: with the reason and the fix: not of its type, too long, or a number that YAML 1.1 reads with
             another base than people and YAML 1.2 do (`1:20:30` is 4830, `010` is 8).
     """
     given = "this" if is_secret else shown(node.value)
@@ -47,12 +47,12 @@ def number_of(node: yaml.ScalarNode, is_secret: bool = False) -> Any:
         value = _CONSTRUCTOR.construct_object(node)
     except (ValueError, KeyError, IndexError) as error:  # as for `!!int abc`, `!!bool abc`, `!!int ""`
         mend = "remove the tag, or put the text in quotes"
-        raise ValueError(f"{given} is not of the type that its tag says; {mend}") from error
+        raise ValueError(f"{given} does not have the type of its tag; {mend}") from error
     if isinstance(value, int) and is_long_number(value):
         raise ValueError(f"{given} {LONG_NUMBER}")
     means, quotes = "" if is_secret else f", {value}", "or put it in quotes if it is text"
     if is_number and ":" in node.value:
-        raise ValueError(f"{given} is a number to the base of 60 in YAML{means}; write a plain number, {quotes}")
+        raise ValueError(f"{given} is a base-60 number in YAML{means}; write a plain number, {quotes}")
     if isinstance(value, int) and _OCTAL.match(node.value) and value != (plain := int(node.value.replace("_", ""))):
         meant = "" if is_secret else f" (or {plain}, if that is meant)"
         mend = f"write it without the leading 0{meant}, {quotes}"
@@ -61,11 +61,11 @@ def number_of(node: yaml.ScalarNode, is_secret: bool = False) -> Any:
 
 
 _NUMBER_LIKE = {TAG + name for name in ("int", "float", "bool", "null")}
-# A date stays the text that the user wrote: nothing in a spec is a date.
+# A date stays text as the user wrote it: no value of a spec is a date.
 _TEXT_LIKE = {TAG + name for name in ("str", "timestamp", "value", "merge")}
 _TAB = "found character '\\t'"
-_NO_TAB = "; indent by blanks, since YAML takes no tabs"
-_NO_TEXT = "; is this a text file, and in UTF-8?"
+_NO_TAB = "; indent with spaces, since YAML does not allow tabs"
+_NO_TEXT = "; is this a text file in UTF-8?"
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, Source]:
@@ -79,8 +79,8 @@ def read_yaml(text: str, file: str) -> tuple[Any, Source]:
         Data made of dict, list, str, int, float, bool and None (None for an empty document), and its lines.
 
     Raises:
-        ResourceSpecError: a syntax error, a key given twice, a key that is not text, a tag such as `!!python/name`,
-            a number that people and YAML read differently, a value that contains itself, what is beyond `_limits`.
+        ResourceSpecError: a syntax error, a duplicate key, a key that is not text, a tag such as `!!python/name`,
+            a number that people and YAML read differently, a value that contains itself, or a limit of `_limits`.
     """
     root = _compose(text, file)
     if root is None:
@@ -105,7 +105,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         what = ", ".join(part for part in (error.context, error.problem) if part)
         what += _NO_TAB if _TAB in what else ""
         raise _not_yaml(file, mark.line + 1 if mark else 1, what) from error
-    except (ValueError, OverflowError) as error:  # PyYAML passes on what Python says of "\UFFFFFFFF" and `%YAML 1.9…9`
+    except (ValueError, OverflowError) as error:  # PyYAML does not catch those of "\UFFFFFFFF" and `%YAML 1.9…9`
         what = "a number in an escape or in a directive is too large"
         raise _not_yaml(file, loader.get_mark().line + 1, what) from error
     finally:
@@ -117,7 +117,7 @@ def _not_yaml(file: str, line: int, what: str) -> ResourceSpecError:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes up to a depth: PyYAML calls itself once a level, and Python would end that in a RecursionError."""
+    """Composes nodes up to a depth limit; PyYAML recurses at each level and would end in a RecursionError."""
 
     _depth = 0
 
@@ -132,12 +132,12 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Reader:
-    """Turns YAML nodes into plain data and notes their lines."""
+    """Converts YAML nodes to plain data and records their lines."""
 
     def __init__(self, file: str) -> None:
         self.lines: dict[str, int] = {}
         self._file = file
-        self._around: list[yaml.Node] = []  # the nodes that contain the one being read
+        self._around: list[yaml.Node] = []  # the nodes that enclose the current one
         self._size = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
@@ -163,22 +163,22 @@ class _Reader:
             name = self._key(key, path)
             line = key.start_mark.line + 1
             if name in own:
-                raise self._error(key, (*path, name), f"given twice, first on line {lines[name]}; keep one")
+                raise self._error(key, (*path, name), f"duplicate key, first on line {lines[name]}; keep one")
             own[name], lines[name] = value, line
         base = own.pop("<<", None)
         merged = {} if base is None else self._merged(base, path)
-        for name in own:  # after what is merged, whose lines do not count where the mapping has a key of its own
+        for name in own:  # after the merged keys: the mapping's own keys override their lines
             self._note((*path, name), lines[name])
         kept = {name: value for name, value in merged.items() if name not in own}
         return kept | {name: self.value(value, (*path, name)) for name, value in own.items()}
 
     def _merged(self, base: yaml.Node, path: KeyPath) -> dict[str, Any]:
-        """What `<<: *name` brings in; of several bases the first wins."""
+        """Returns the keys that `<<: *name` merges; of several bases the first has precedence."""
         merged: dict[str, Any] = {}
         for part in reversed(base.value) if isinstance(base, yaml.SequenceNode) else [base]:
             if not isinstance(part, yaml.MappingNode):
                 raise self._error(
-                    part, (*path, "<<"), "not a mapping; `<<` takes an alias of a mapping, or a list of such"
+                    part, (*path, "<<"), "not a mapping; `<<` takes an alias of a mapping, or a list of aliases"
                 )
             merged |= self.value(part, path)
         return merged
@@ -190,10 +190,10 @@ class _Reader:
 
     def _key(self, key: yaml.Node, path: KeyPath) -> str:
         if not isinstance(key, yaml.ScalarNode):
-            raise self._error(key, path, "a list or mapping is used as a key; keys are text")
+            raise self._error(key, path, "a list or mapping is used as a key; keys must be text")
         fault = key_fault(key.value)
         if fault is not None:
-            raise self._error(key, path, f"a key cannot be used: {fault}")
+            raise self._error(key, path, f"a key is not allowed: {fault}")
         if key.tag not in _TEXT_LIKE:
             raise self._error(
                 key, (*path, key.value), f'the key {key.value} is not text; put it in quotes: "{key.value}"'
@@ -204,7 +204,7 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode) and node.tag in _TEXT_LIKE:
             fault = text_fault(node.value)
             if fault is not None:
-                raise self._error(node, path, f"the text cannot be used: {fault}")
+                raise self._error(node, path, f"the text is not allowed: {fault}")
             self._grow(node, path, len(node.value))
             return node.value
         if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBER_LIKE:

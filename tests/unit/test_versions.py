@@ -71,8 +71,8 @@ def test_an_old_tensorflow_is_refused_with_found_needed_and_mend(install: Instal
     error = refusal()
     assert (error.package, error.found) == ("TensorFlow", found)
     assert str(error) == (
-        f"TensorFlow {found} is installed; AutoDist needs TensorFlow 2.18 or newer, and 2.21 is what AutoDist "
-        "supports. Mend: pip install 'tensorflow==2.21.*'"
+        f"TensorFlow {found} is installed; AutoDist needs TensorFlow 2.18 or newer; 2.21 is the supported "
+        "version. Fix: pip install 'tensorflow==2.21.*'"
     )
 
 

@@ -166,13 +166,13 @@ def test_a_part_that_needs_itself_through_another_is_refused_by_the_node_that_go
     assert caught.value.ways == (("a", "b"), ("b", "d"))
     assert caught.value.node == "d"
     assert str(caught.value) == (
-        "The node 'd' goes back to the part 'outer', so that no part is first: 'outer' gives to 'inner' (a → b), "
-        "'inner' gives to 'outer' (b → d). Give 'd' another key, or one key to all that lies between."
+        "The node 'd' leads back to the part 'outer', so that no part can run first: 'outer' feeds 'inner' (a → b), "
+        "'inner' feeds 'outer' (b → d). Give 'd' another key, or give one key to all nodes of the cycle."
     )
 
 
 def test_a_part_that_needs_itself_through_nodes_of_no_part_is_refused():
-    with pytest.raises(PartsError, match=r"'d' goes back to the part 'u', .*: 'u' gives to 'u' \(a → b → d\)"):
+    with pytest.raises(PartsError, match=r"'d' leads back to the part 'u', .*: 'u' feeds 'u' \(a → b → d\)"):
         split(step_of(DIAMOND), by_part(u="a c d"))
 
 
@@ -191,7 +191,7 @@ def test_a_callback_that_changes_its_mind_from_node_to_node_is_refused_or_cut():
         queried.append(name)
         return len(queried) % 2
 
-    with pytest.raises(PartsError, match="'n2' goes back to the part 1"):
+    with pytest.raises(PartsError, match="'n2' leads back to the part 1"):
         split(step, key)
     assert queried == [f"n{k}" for k in range(6)]  # once per node, in topological order
     queried.clear()

@@ -17,7 +17,7 @@ SIZES = st.integers(1, 5)
 def test_dealing_is_an_even_partition_in_order(hands: int, size: int, extra: int) -> None:
     items = list(range(hands * size + extra % hands))
     if len(items) % hands:
-        with pytest.raises(ValueError, match="cannot be dealt out evenly"):
+        with pytest.raises(ValueError, match="cannot be split evenly"):
             deal_evenly(items, hands)
         return
     parts = deal_evenly(items, hands)

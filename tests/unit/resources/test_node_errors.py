@@ -31,7 +31,7 @@ NODES = {
         "nodes:\n  - address: 10.0.0.1:22\n",
         2,
         "nodes[0].address",
-        "'10.0.0.1:22' is not an address; allowed: a host name or an IP address; a port stands under `port`",
+        "'10.0.0.1:22' is not an address; allowed: a host name or an IP address; a port belongs under `port`",
     ),
     "address option": (
         "nodes:\n  - address: -oX\n",
@@ -50,13 +50,13 @@ NODES = {
         HEAD + "  - {address: b}\n  - address: 10.0.0.1\n",
         4,
         "nodes[2].address",
-        "10.0.0.1 is the address of nodes[0] too; allowed: one node for each machine",
+        "10.0.0.1 is also the address of nodes[0]; allowed: one node for each machine",
     ),
     "address spelled twice": (
         "nodes:\n  - {address: LocalHost, chief: true}\n  - address: 127.0.0.1\n",
         3,
         "nodes[1].address",
-        "127.0.0.1 is the address of nodes[0] too",
+        "127.0.0.1 is also the address of nodes[0]",
     ),
     "no chief": (
         "nodes:\n  - address: a\n  - address: b\n",
@@ -68,7 +68,7 @@ NODES = {
         HEAD + "  - {address: b}\n  - address: c\n    chief: true\n",
         5,
         "nodes[2].chief",
-        "true is not allowed, nodes[0] (10.0.0.1) is the chief already; allowed: `chief: true` in exactly one node",
+        "true is not allowed, since nodes[0] (10.0.0.1) is the chief; allowed: `chief: true` in exactly one node",
     ),
     "chief text": (NODE + "chief: 'yes'\n", 3, "nodes[0].chief", '"yes" is not allowed; allowed: true or false'),
     "port low": (
@@ -100,7 +100,7 @@ NODES = {
         NODE + "gpus:\n      - 2\n      - 2\n",
         5,
         "nodes[0].gpus[1]",
-        "2 is given twice; allowed: each device once",
+        "2 is listed twice; allowed: each device once",
     ),
     "index text": (NODE + "cpus: [a]\n", 3, "nodes[0].cpus[0]", f'"a" is not allowed; allowed: {INDICES}'),
     "gpus number": (NODE + "gpus: 2\n", 3, "nodes[0].gpus", f"2 is not allowed; allowed: {INDICES}"),
@@ -108,13 +108,13 @@ NODES = {
         NODE + "gpus: [0]\n    cpus: [0]\n",
         4,
         "nodes[0].cpus",
-        "the node has gpus too; allowed: one of the two",
+        "the node also has gpus; allowed: only one of the two",
     ),
     "chief without device": (
         NODE + "cpus: []\n",
         3,
         "nodes[0].cpus",
-        "the chief's node has no device, and the script that is started there needs its outputs computed; "
+        "the chief's node has no device, and the script needs one to compute the outputs of its steps; "
         "allowed: one device or more; `cpus: []` is for other nodes, which then only own variables",
     ),
     "chief among others without device": (
@@ -127,7 +127,7 @@ NODES = {
         HEAD + "  - address: b\n    cpus: []\n    workers: 2\n",
         5,
         "nodes[1].workers",
-        "2 workers are more than a node without replicas can use; allowed: 1",
+        "2 workers are too many for a node without replicas; allowed: 1",
     ),
     "workers zero": (NODE + "workers: 0\n", 3, "nodes[0].workers", "0 is not allowed; allowed: a whole number from 1"),
     "workers many": (

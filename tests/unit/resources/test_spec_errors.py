@@ -22,7 +22,7 @@ SECONDS = "a number of seconds above 0, at most 1000000"
 
 # name: (text, line, key, the whole problem)
 SHAPE = {
-    "empty file": ("# nothing\n", 1, "nodes", "missing, the file is empty; allowed: a list of at least one node"),
+    "empty file": ("# nothing\n", 1, "nodes", "missing, since the file is empty; allowed: a list of at least one node"),
     "a list": (
         "- a\n",
         1,
@@ -33,10 +33,10 @@ SHAPE = {
         "import a\nb = 1\n",
         1,
         "document",
-        "no keys here, is this the file of the machines; allowed: a mapping",
+        "no keys here; is this the file of the machines; allowed: a mapping",
     ),
     "no nodes key": ("batch: global\n", 1, "nodes", "missing; allowed: a list of at least one node"),
-    "no nodes": ("batch: global\nnodes: []\n", 2, "nodes", "no node is given; allowed: a list of at least one node"),
+    "no nodes": ("batch: global\nnodes: []\n", 2, "nodes", "there is no node; allowed: a list of at least one node"),
     "nodes null": ("nodes:\n", 1, "nodes", "null is not allowed; allowed: a list of at least one node"),
     "node is text": ("nodes:\n  - a\n", 2, "nodes[0]", '"a" is not allowed; allowed: a mapping with the keys address'),
     "unknown top": (HEAD + "stratgy: {}\n", 3, "stratgy", f"unknown key; did you mean strategy? allowed: {KEYS}"),
@@ -51,7 +51,7 @@ SHAPE = {
         "nodes: given\nsync: {}\n",
         2,
         "sync",
-        "a folder is brought over SSH, and `nodes: given` reaches no",
+        "a folder is copied over SSH, which `nodes: given` does not",
     ),
     "transport": (
         HEAD + "transport: ssh\n",
@@ -63,7 +63,7 @@ SHAPE = {
         "nodes: given\ntransport: openssh\n",
         2,
         "transport",
-        "it says what speaks SSH, and `nodes: given` reaches no machine so; allowed: no `transport`",
+        "it selects the SSH implementation, and `nodes: given` does not use SSH; allowed: no `transport`",
     ),
     "sync is text": (HEAD + "sync: .\n", 3, "sync", '"." is not allowed; allowed: a mapping of `folder` and `exclude`'),
     "sync key": (
@@ -102,14 +102,13 @@ SHAPE = {
         HEAD + "checkpoint: {folder: a}\n",
         3,
         "checkpoint",
-        "neither every_steps nor every_minutes says how often, nor is on_preempt true; allowed: one of them, or "
-        "several",
+        "neither every_steps nor every_minutes is set, nor is on_preempt true; allowed: one of them, or several",
     ),
     "checkpoint in a store": (
         HEAD + "checkpoint: {folder: 'gs://a', every_steps: 5}\n",
         3,
         "checkpoint.folder",
-        "gs://a is on no file system of a machine; allowed: the path of a folder",
+        "gs://a is not on a machine's file system; allowed: the path of a folder",
     ),
     "checkpoint at no step": (
         HEAD + "checkpoint: {folder: a, every_steps: 0}\n",
@@ -127,7 +126,7 @@ SHAPE = {
         HEAD + "checkpoint: {folder: a, every_steps: 1, keep: 0}\n",
         3,
         "checkpoint.keep",
-        "0 is not allowed; allowed: how many checkpoints stay, at least 1",
+        "0 is not allowed; allowed: the number of checkpoints to keep, at least 1",
     ),
     "shard": (HEAD + "shard: batches\n", 3, "shard", '"batches" is not allowed; allowed: files'),
     "batch": (HEAD + "batch: local\n", 3, "batch", '"local" is not allowed; allowed: global or per_worker'),
@@ -192,7 +191,7 @@ SECTIONS = {
         HEAD + "ssh:\n  lab:\n    python_venv: source ~/venv/bin/activate\n",
         5,
         "ssh.lab.python_venv",
-        '"source ~/venv/bin/activate" is for a shell, and none reads it; allowed: the path of a virtual environment',
+        '"source ~/venv/bin/activate" is a shell command, and no shell runs it; allowed: the path of a virtual environment',
     ),
     "key file": (
         HEAD + 'ssh:\n  lab:\n    key_file: "a\\nb"\n',
@@ -259,7 +258,7 @@ SECTIONS = {
         HEAD + "strategy:\n  builder: PS\n  variables:\n    a/b: PS\n",
         6,
         'strategy.variables["a/b"]',
-        '"PS" is not a mapping; allowed: a mapping of patterns of names to settings',
+        '"PS" is not a mapping; allowed: a mapping of name patterns to settings',
     ),
 }
 
@@ -304,18 +303,18 @@ def test_only_the_first_faults_are_told_and_the_others_counted(tmp_path: pathlib
         ({"nodes": [{"address": "a", "prot": 1}]}, "nodes[0].prot: unknown key; did you mean port?"),
         ({}, "nodes: missing; allowed: a list"),
         ([], "document: a list is not allowed; allowed: a mapping"),
-        ({"nodes": [{"address": "a", "port": 10**5000}]}, "nodes[0].port: this has more digits than any number here"),
+        ({"nodes": [{"address": "a", "port": 10**5000}]}, "nodes[0].port: this has too many digits; allowed:"),
         (
             {"ssh": {"a": {"username": "a\ud800"}}},
-            "ssh.a.username: the text cannot be used: it holds the character U+D8",
+            "ssh.a.username: the text is not allowed: it contains the character U+D8",
         ),
-        ({"ssh": {"a\0": {}}}, "ssh: the text cannot be used: it holds the character U+0000"),
+        ({"ssh": {"a\0": {}}}, "ssh: the text is not allowed: it contains the character U+0000"),
         ({"nodes": [{1: "a"}]}, "nodes[0]: the key 1 is a int; allowed: text"),
         ({"nodes": [{"address": b"a"}]}, "nodes[0].address: b'a' is a bytes; allowed: text"),
         ({"nodes": [{"address": "a"}], "strategy": []}, "strategy: a list is not allowed; allowed: the name"),
         (
             {"nodes": [{"address": "a"}], "strategy": {"bilder": "PS"}},
-            "strategy.builder: missing (is bilder meant to be it?); allowed: the name",
+            "strategy.builder: missing (is bilder a misspelling of it?); allowed: the name",
         ),
     ],
 )

@@ -23,11 +23,11 @@ def test_paths_of_environments_have_no_fault(path: str) -> None:
     ],
 )
 def test_shell_lines_are_told_with_the_environment_that_they_name(line: str, here: str) -> None:
-    assert venv_fault(line) == f'"{line}" is for a shell, and none reads it; allowed: {VENV}{here}'
+    assert venv_fault(line) == f'"{line}" is a shell command, and no shell runs it; allowed: {VENV}{here}'
 
 
 @pytest.mark.parametrize(
     ("path", "venv"), [("~/my venv/bin/activate.fish", "~/my venv"), ("/opt/venv/bin/python3.11", "/opt/venv")]
 )
 def test_files_in_an_environment_are_told_with_it(path: str, venv: str) -> None:
-    assert str(venv_fault(path)).endswith(f"is a file in an environment; allowed: the environment itself, {venv}")
+    assert str(venv_fault(path)).endswith(f"is a file in a virtual environment; allowed: the environment itself, {venv}")

@@ -22,7 +22,7 @@ SYNTAX = {
         2,
         "syntax",
         "not valid YAML: while scanning for the next token, found character '\\t'"
-        " that cannot start any token; indent by blanks, since YAML takes no tabs",
+        " that cannot start any token; indent with spaces, since YAML does not allow tabs",
     ),
     "two documents": (HEAD + "---\na: 1\n", 3, "syntax", "not valid YAML: expected a single document in the stream"),
     "control character": ("nodes:\n  - \x07\n", 2, "syntax", "not valid YAML: character U+0007 is not allowed"),
@@ -32,22 +32,22 @@ SYNTAX = {
         "nodes[0].cpus",
         "the tag !!python/name:os.system is not allowed",
     ),
-    "false tag": (NODE + "port: !!int abc\n", 3, "nodes[0].port", "'abc' is not of the type that its tag says"),
-    "key twice": (HEAD + "ssh:\n  a: {}\n  a: {}\n", 5, "ssh.a", "given twice, first on line 4; keep one"),
+    "false tag": (NODE + "port: !!int abc\n", 3, "nodes[0].port", "'abc' does not have the type of its tag"),
+    "key twice": (HEAD + "ssh:\n  a: {}\n  a: {}\n", 5, "ssh.a", "duplicate key, first on line 4; keep one"),
     "key not text": (HEAD + "ssh:\n  1: {}\n", 4, 'ssh["1"]', 'the key 1 is not text; put it in quotes: "1"'),
-    "key is a list": (HEAD + "ssh:\n  [a]: {}\n", 4, "ssh", "a list or mapping is used as a key; keys are text"),
+    "key is a list": (HEAD + "ssh:\n  [a]: {}\n", 4, "ssh", "a list or mapping is used as a key; keys must be text"),
     "endless": (HEAD + "ssh: &s\n  lab: *s\n", 3, "ssh.lab", "contains itself through an alias"),
     "other base": (
         NODE + "port: 1:20:30\n",
         3,
         "nodes[0].port",
-        "'1:20:30' is a number to the base of 60 in YAML, 4830; write a plain number, or put it in quotes",
+        "'1:20:30' is a base-60 number in YAML, 4830; write a plain number, or put it in quotes",
     ),
     "other base in a key's text": (
         HEAD + "ssh: {lab: {username: 1:20.5}}\n",
         3,
         "ssh.lab.username",
-        "'1:20.5' is a num",
+        "'1:20.5' is a bas",
     ),
     "octal": (
         NODE + "port: 010000\n",
@@ -61,9 +61,14 @@ SYNTAX = {
         "nodes[0].port",
         '"0o17" is not allowed; allowed: a whole number from 1024',
     ),
-    "long number": (NODE + f"port: {'9' * 5000}\n", 3, "nodes[0].port", f"'{'9' * 59}… has more digits than any"),
-    "long hexadecimal number": (NODE + f"port: 0x{'f' * 20}\n", 3, "nodes[0].port", f"'0x{'f' * 20}' has more digits"),
-    "empty number": (NODE + 'port: !!int ""\n', 3, "nodes[0].port", "'' is not of the type that its tag says"),
+    "long number": (NODE + f"port: {'9' * 5000}\n", 3, "nodes[0].port", f"'{'9' * 59}… has too many digits"),
+    "long hexadecimal number": (
+        NODE + f"port: 0x{'f' * 20}\n",
+        3,
+        "nodes[0].port",
+        f"'0x{'f' * 20}' has too many digits",
+    ),
+    "empty number": (NODE + 'port: !!int ""\n', 3, "nodes[0].port", "'' does not have the type of its tag"),
     "no word for true": (
         NODE + "ssh_config: no\n",
         3,
@@ -74,7 +79,7 @@ SYNTAX = {
         "nodes: " + "[" * 3000,
         1,
         "syntax",
-        "not valid YAML: nested more than 32 levels deep; write it flatter",
+        "not valid YAML: nested more than 32 levels deep; use fewer levels",
     ),
     "dashes": ("- " * 3000, 1, "syntax", "not valid YAML: nested more than 32 levels deep"),
     "blocks": (
@@ -100,26 +105,26 @@ SYNTAX = {
         "nodes:\n\0",
         2,
         "syntax",
-        "not valid YAML: character U+0000 is not allowed; is this a text file, and in",
+        "not valid YAML: character U+0000 is not allowed; is this a text file in",
     ),
     "NUL": (
         HEAD + 'ssh: {lab: {username: "a\\0"}}\n',
         3,
         "ssh.lab.username",
-        "the text cannot be used: it holds the character U+0000; allowed: text without NUL and halves of",
+        "the text is not allowed: it contains the character U+0000; allowed: text without NUL or unpaired",
     ),
     "surrogate": (
         HEAD + 'ssh: {lab: {key_file: "\\uD800"}}\n',
         3,
         "ssh.lab.key_file",
-        "the text cannot be used: it hol",
+        "the text is not allowed: it con",
     ),
-    "NUL in a key": (HEAD + 'ssh: {"a\\0": {}}\n', 3, "ssh", "a key cannot be used: it holds the character U+0000"),
+    "NUL in a key": (HEAD + 'ssh: {"a\\0": {}}\n', 3, "ssh", "a key is not allowed: it contains the character U+0000"),
     "long key": (
         HEAD + f"? {'k' * 2000}\n: 1\n",
         3,
         "document",
-        f"a key cannot be used: the key that begins with '{'k' * 59}… has 2000 characters; allowed: up to 1000",
+        f"a key is not allowed: the key that starts with '{'k' * 59}… has 2000 characters; allowed: up to 1000",
     ),
     "bad merge": (NODE + "<<: 5\n", 3, 'nodes[0]["<<"]', "not a mapping; `<<` takes an alias of a mapping"),
 }
@@ -157,13 +162,13 @@ def test_merged_mappings_and_texts_are_counted_as_often_as_aliases_name_them(
 
 
 def test_a_file_that_is_too_long_is_not_read_to_its_end() -> None:
-    with pytest.raises(ResourceSpecError, match="/dev/zero: longer than 1 MiB, which no such YAML needs"):
+    with pytest.raises(ResourceSpecError, match="/dev/zero: longer than 1 MiB, the limit for a spec"):
         ResourceSpec.from_file("/dev/zero")
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
 def test_a_name_that_no_file_has_is_refused(name: str) -> None:
-    with pytest.raises(ResourceSpecError, match="no file can have this name; give the path of a YAML file"):
+    with pytest.raises(ResourceSpecError, match="not a valid file name; pass the path of a YAML file"):
         ResourceSpec.from_file(name)
 
 
@@ -190,4 +195,4 @@ def test_faults_in_merged_mappings_stand_where_they_were_written(tmp_path: pathl
     base = "nodes:\n  - &base\n    address: a\n    cpus: [0, 0]\n    chief: true\n"
     file, error = read(tmp_path, base + "  - <<: *base\n    chief: false\n    address: b\n")
     assert error.place == Place(file, 4, "nodes[0].cpus[1]")
-    assert f"also {file}:4: nodes[1].cpus[1]: 0 is given twice" in str(error)
+    assert f"also {file}:4: nodes[1].cpus[1]: 0 is listed twice" in str(error)

@@ -139,7 +139,7 @@ def test_what_is_no_builder_is_refused_where_it_is_given(given, said):
 def test_the_older_name_of_the_strategy_is_known_and_both_are_refused():
     with pytest.raises(StrategyError, match="There is no builder named Parallex"):
         AutoDist(strategy_builder="Parallex")
-    with pytest.raises(ValueError, match="give strategy or its older name strategy_builder, not both"):
+    with pytest.raises(ValueError, match="pass either strategy or its older name strategy_builder, not both"):
         AutoDist(strategy="PS", strategy_builder="PS")
 
 
