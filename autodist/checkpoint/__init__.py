@@ -1,4 +1,4 @@
-"""What outlives a run, in TensorFlow's own format."""
+"""Checkpoints in TensorFlow's own format, from which another run resumes."""
 
 from autodist.checkpoint.checkpoints import Checkpoints
 

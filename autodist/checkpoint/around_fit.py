@@ -1,4 +1,4 @@
-"""`fit` as it is called: the callback that saves it comes last, the YAML may ask for one, and Ctrl-C is noted."""
+"""Wraps calls of `fit`: adds the callback of the YAML, moves saving callbacks to the end, and notes Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class AroundFit:
     """Wraps a model's `fit`.
 
     Args:
-        automatic: what the YAML asks for; None: nothing.
-        callback: saves each `fit`, as the YAML asks; None: it does not ask.
-        noting_interrupts: is entered around each call.
+        automatic: automatic checkpoints of the YAML; None: not configured.
+        callback: saves each `fit` as configured in the YAML; None: not configured.
+        noting_interrupts: context manager around each call.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class AroundFit:
         self._under_way: set[int] = set()
 
     def __call__(self, fit: Callable[..., Any]) -> Callable[..., Any]:
-        """`fit`, bound to its model, as the script is to call it."""
+        """Wraps a `fit` that is bound to its model."""
         key = id(_model_of(fit))
 
         def call(bound: inspect.BoundArguments) -> Any:
@@ -79,24 +79,24 @@ class AroundFit:
         if self._callback is not None and self._callback not in given:
             self._callback.set_model(passed.model)
             self._callback.set_params(passed.params)
-        passed.callbacks[:] = [*others, *saving]  # Keras takes such a list as it is
+        passed.callbacks[:] = [*others, *saving]  # Keras uses such a list unchanged
         return passed
 
 
 def _model_of(fit: Any) -> Any:
-    """The model whose `fit` a method is, however often that was wrapped."""
+    """Returns the model of a bound `fit`, below any number of wrappers."""
     while not hasattr(fit, "__self__"):
         fit = fit.__wrapped__
     return fit.__self__
 
 
 class AroundLegacyFit:
-    """Wraps the `fit` of a model of tf_keras.
+    """Wraps the `fit` of a tf_keras model.
 
     Args:
-        share: of this worker in the data.
-        saves: whether the YAML asks for checkpoints.
-        noting_interrupts: is entered around each call.
+        share: this worker's shard of the input.
+        saves: True if the YAML configures checkpoints.
+        noting_interrupts: context manager around each call.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class AroundLegacyFit:
         self._share, self._saves, self._noting_interrupts = share, saves, noting_interrupts
 
     def __call__(self, fit: Callable[..., Any]) -> Callable[..., Any]:
-        """`fit`, bound to its model, as the script is to call it."""
+        """Wraps a `fit` that is bound to its model."""
 
         def call(bound: inspect.BoundArguments) -> Any:
             self._share.require_no_files("fit of tf_keras reads whole batches on every worker")
@@ -113,7 +113,7 @@ class AroundLegacyFit:
             if self._saves or any(isinstance(callback, CheckpointCallback) for callback in given):
                 what = "`checkpoint` in the YAML" if self._saves else "ad.checkpoint_callback"
                 raise CheckpointError(
-                    f"{what} does not know the epoch and batch of a `fit` of tf_keras. Pass it "
+                    f"{what} cannot save the epoch and batch of a `fit` of tf_keras. Pass it "
                     "tf_keras.callbacks.BackupAndRestore(folder), or train with Keras 3."
                 )
             with self._noting_interrupts():

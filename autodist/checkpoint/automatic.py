@@ -1,4 +1,4 @@
-"""What `checkpoint` in the YAML does: saves what a script's training steps work on, and goes on from it."""
+"""Automatic checkpoints (`checkpoint` in the YAML): saves the state of a script's training steps, and restores it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from autodist.runtime.variables import Kept, Tracked
 log = logging.getLogger("autodist")
 
 STEPS = "steps"
-"""What the side file says has made a checkpoint: the steps of a script's own loop."""
+"""Value of `made_by` in the side file of a checkpoint that a script's own loop saved."""
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A variable that has a name in checkpoints.
+    """A variable with its name in checkpoints.
 
     Attributes:
-        identity: tells the variable from others.
-        kept: gives how the session keeps it, or will.
-        value: gives what is saved of it now.
+        identity: identifies the variable.
+        kept: returns the session's variable, possibly a future one.
+        value: returns the value to save now.
     """
 
     identity: object
@@ -52,20 +52,21 @@ class _Named:
 
 
 class Automatic(StepObserver):
-    """Saves the variables of the training steps that a script calls, and restores them before each is made first.
+    """Saves the variables of the training steps that a script calls, and restores them before their first step.
 
-    They are known by their names in the steps; variables that no training step reads or writes are the script's affair.
+    Variables are identified by their names in the steps. The script itself must save variables that no training step
+    reads or writes.
 
     Args:
-        run: in which they are trained.
-        section: what the YAML says.
-        preemption: asks the schedules by which the run is saved to save at SIGTERM, too; None: nothing does.
+        run: the run that trains the variables.
+        section: the YAML section.
+        preemption: requests a save of the schedules at SIGTERM; None: SIGTERM is not handled.
 
     Attributes:
         schedule: decides when a loop of steps is saved.
-        is_left_out: whether nothing is saved here at the moment, since a `fit` runs, which its callback saves.
-        is_asked: whether the script has asked how many steps are done.
-        loop: where the script is between two steps.
+        is_left_out: True during a `fit`, which its callback saves.
+        is_asked: True once the script has read the number of steps.
+        loop: the position of the script between two steps.
     """
 
     def __init__(self, run: Run, section: CheckpointSection, preemption: Preemption | None) -> None:
@@ -88,7 +89,7 @@ class Automatic(StepObserver):
         self.on_schedule(self.schedule)
 
     def asked_for_steps(self, frame: FrameType) -> None:
-        """The script asks how many steps are done, in this frame."""
+        """Called when the script reads the number of steps, in this frame."""
         self.is_asked = True
         self.loop.asked_where_to_begin(frame)
 
@@ -101,7 +102,7 @@ class Automatic(StepObserver):
             self.loop.after_step()
 
     def on_tracked(self, item: Step, variables: Mapping[str, Tracked]) -> None:
-        """Takes in, and restores, the variables of a step that trains."""
+        """Registers and restores the variables of a training step."""
         if self.is_left_out or not item.gradients:
             return
         self._begin()
@@ -115,12 +116,12 @@ class Automatic(StepObserver):
         if saved := self._saved(names, new):
             with unwatched():
                 read_here(self._run.resumed["prefix"], [Here(name, variables[new[name]].source) for name in saved])
-        if self._run.resumed:  # with the next step all take the chief's values
+        if self._run.resumed:  # at the next step all workers take the chief's values
             for name in new.values():
                 variables[name].is_ahead, variables[name].is_behind = True, False
 
     def on_session(self, variables: Mapping[str, Kept]) -> Mapping[str, Kept]:
-        """Takes in the variables of a session."""
+        """Registers the variables of a session; returns those with a saved value."""
         if self.is_left_out:
             return {}
         self._begin()
@@ -134,10 +135,10 @@ class Automatic(StepObserver):
         return {} if names is None else {name: variables[new[name]] for name in self._saved(names, new)}
 
     def before_step(self, step: object) -> None:
-        """Saves where it is time.
+        """Saves if a save is due.
 
-        A loop may have several steps, one for each network say. It is saved where the loop begins again, which is
-        before a step that was made since.
+        A loop may have several steps, for example one for each network. It is saved at the start of a turn, which is
+        before a step that has already run since.
         """
         if self.is_left_out:
             return
@@ -149,7 +150,7 @@ class Automatic(StepObserver):
             self.save()
 
     def save(self, background: bool = True) -> None:
-        """Saves now; all workers call it between two steps."""
+        """Saves now; every worker calls it between two steps."""
         self._run.chief.save(
             lambda: self._saves.save(lambda _: self._content(), background),
             is_certain=True,
@@ -165,8 +166,8 @@ class Automatic(StepObserver):
         self._has_begun = True
         if self._run.resumed and not self.is_asked:
             log.warning(
-                "the variables are those after %d steps, and the script has not asked for ad.steps_done: a loop that "
-                "counts its steps itself makes all of them once more. Begin it there: range(ad.steps_done, …).",
+                "the variables are those after %d steps, but the script has not read ad.steps_done: a loop that counts "
+                "its own steps repeats all of them. Start it there: range(ad.steps_done, …).",
                 self._run.step, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         self.loop.before_first_step()
@@ -179,7 +180,7 @@ class Automatic(StepObserver):
         self._run.end.before.append(self._save_at_end)
 
     def _saved_loop(self) -> Mapping[str, Any]:
-        """What the checkpoint that the run goes on from holds of this worker's loop; empty: nothing."""
+        """Returns this worker's loop state in the checkpoint to resume from; {} if there is none."""
         resumed = self._run.resumed
         if not resumed or resumed["made_by"] != STEPS:
             return {}
@@ -187,7 +188,7 @@ class Automatic(StepObserver):
         return self._beside.script(resumed["prefix"], read_about(resumed["prefix"]))
 
     def _save_at_end(self) -> None:
-        """Saves at the end of the script what was trained since the last save."""
+        """Saves at the end of the script if it has trained since the last save."""
         if self._run.end.is_bad:
             return
         if self._run.index > 0:
@@ -197,10 +198,10 @@ class Automatic(StepObserver):
             self._saves.save(lambda _: self._content())
 
     def _take_in(self, variables: Mapping[str, _Named]) -> tuple[list[str] | None, dict[str, str]]:
-        """The names in checkpoints of a step's variables, and for new ones, by that name, their name in the step.
+        """Returns the checkpoint names of a step's variables, and for new variables a map to their names in the step.
 
         Returns:
-            None in place of the names where a step with the same variables is known.
+            None instead of the names if a step with the same variables is registered.
         """
         known = {one.identity: name for name, one in self._named.items()}
         new: dict[str, str] = {}
@@ -215,7 +216,7 @@ class Automatic(StepObserver):
         return names, new
 
     def _free(self, name: str) -> str:
-        """A name like this one that no variable has yet: steps may call different ones alike."""
+        """Returns an unused name based on this one: steps may use one name for different variables."""
         counted = (f"{name}_{number}" for number in itertools.count(1))
         return next(one for one in itertools.chain([name], counted) if one not in self._named)
 
@@ -224,10 +225,10 @@ class Automatic(StepObserver):
         return Content(values, {"made_by": STEPS, "step": self._run.step, "steps": self._steps})
 
     def _saved(self, names: Sequence[str], new: Iterable[str]) -> list[str]:
-        """On the chief, the new variables of a step of which the checkpoint has values.
+        """On the chief, returns the new variables of a step that have a value in the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint is not of this script.
+            CheckpointError: the checkpoint is not from this script.
         """
         resumed = self._run.resumed
         if not resumed or self._run.index > 0:
@@ -235,7 +236,7 @@ class Automatic(StepObserver):
         prefix = resumed["prefix"]
         if resumed["made_by"] != STEPS:
             raise CheckpointError(
-                f"{prefix} was saved by {resumed['made_by']}, and the script trains by steps of its own now. Name "
+                f"{prefix} was saved by {resumed['made_by']}, and the script now trains with its own steps. Name "
                 "another folder in `checkpoint` of the YAML."
             )
         reader = tf.train.load_checkpoint(prefix)
@@ -256,7 +257,7 @@ def _value_of(tracked: Tracked) -> Value:
 
 
 def _require_same(prefix: str, reader: Any, step: Mapping[str, Kept]) -> set[str]:
-    """Which variables of a step are in the checkpoint: all of them, or none, where that step was never made.
+    """Returns the variables of a step in the checkpoint: all of them, or none if the step never ran.
 
     Raises:
         CheckpointMismatchError: the step had other variables.

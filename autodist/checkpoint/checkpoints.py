@@ -1,4 +1,4 @@
-"""Checkpoints: what a script makes with `ad.checkpoint`, to save what it trains and to go on from there."""
+"""Checkpoints: the object returned by `ad.checkpoint`; saves what a script trains, and restores it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from autodist.runtime.variables import Kept, Tracked
 
 
 class Checkpoints:
-    """Saves objects of a script into a folder, and restores them; made by `AutoDist.checkpoint`.
+    """Saves objects of a script into a folder, and restores them; created by `AutoDist.checkpoint`.
 
     Args:
-        run: in which they are trained.
+        run: the run that trains the objects.
         folder: of the checkpoints.
-        keep: how many stay there; older ones are removed.
+        keep: number of checkpoints to keep; older ones are removed.
         objects: by name, as for `tf.train.Checkpoint`.
     """
 
     def __init__(self, run: Run, folder: str | os.PathLike[str], keep: int, objects: Mapping[str, Any]) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep!r}; it is how many checkpoints stay, at least 1.")
+            raise ValueError(f"keep is {keep!r}; it must be the number of checkpoints to keep, at least 1.")
         if not objects:
-            raise ValueError("name what is to be saved, as for tf.train.Checkpoint: model=model, optimizer=optimizer.")
+            raise ValueError("name the objects to save, as for tf.train.Checkpoint: model=model, optimizer=optimizer.")
         self._run, self._folder = run, Folder(folder)
         self._root = tf.train.Checkpoint(**objects)
         self._saves = Saves(run, self._folder, keep)
@@ -50,25 +50,24 @@ class Checkpoints:
         return self._folder.latest()
 
     def save(self, step: int | None = None, *, background: bool = False) -> str | None:
-        """Saves all values as they are between two steps; all workers call it, and the chief alone writes.
+        """Saves the values between two steps; every worker calls it, and only the chief writes.
 
-        In the background, all values are in files when it returns, which the system has yet to bring to the disk: they
-        take no memory of this process, and training may go on. What could not be written the next save raises, or
-        `wait`, or the end of the run, which waits for it.
+        In the background, the call returns when all values are in files that the system has not yet flushed to the
+        disk: they use no memory of this process, and training can continue. A write error is raised by the next save,
+        by `wait`, or at the end of the run, which waits for the save.
 
-        Where the chief alone calls it, the others do not wait for it: what asynchronous steps write meanwhile may be
-        in some values and not in others.
+        If only the chief calls it, the others do not wait for it: the writes of asynchronous steps meanwhile may be in
+        some values and not in others.
 
         Args:
-            step: how many were made, for whoever restores it.
-            background: whether it returns before the checkpoint is on the disk and has its name.
+            step: number of steps done; returned by `restore`.
+            background: True to return before the checkpoint is on the disk and has its name.
 
         Returns:
-            The path that the checkpoint has, or will have, as TensorFlow reads it; None on another worker than the
-            chief.
+            The path that the checkpoint has, or will have, as TensorFlow reads it; None on all workers but the chief.
 
         Raises:
-            CheckpointError: it cannot be written; those that were there are as they were. On all workers.
+            CheckpointError: it cannot be written; earlier checkpoints are unchanged. Raised on all workers.
         """
         return self.save_with(Content, step, background)
 
@@ -80,14 +79,14 @@ class Checkpoints:
         is_certain: bool = False,
         tell: Callable[[], Any] = draws_now,
     ) -> str | None:
-        """As `save`, with what else makes the checkpoint; that is asked for on the chief alone.
+        """Saves like `save`, with extra content, which is computed only on the chief.
 
         Args:
-            beside: gives it.
+            beside: returns the extra content.
             step: as for `save`.
             background: as for `save`.
-            is_certain: whether all workers are known to come to it.
-            tell: what each worker saves of its script.
+            is_certain: True if all workers are known to make this call.
+            tell: returns the state of its script that each worker saves.
         """
         self._prepare()
         above = self._count()
@@ -98,7 +97,7 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Returns when what is saved in the background is on the disk.
+        """Returns when the save in the background is on the disk.
 
         Raises:
             CheckpointError: it could not be written.
@@ -106,22 +105,22 @@ class Checkpoints:
         self._saves.wait()
 
     def restore(self, path: str | os.PathLike[str] | None = None) -> int | None:
-        """Gives the objects the values of a checkpoint: ours, or what `tf.train.Checkpoint` or a `Saver` has written.
+        """Restores the objects from a checkpoint of AutoDist, of `tf.train.Checkpoint` or of a `Saver`.
 
-        All workers call it, between steps or before the first, and all restore what the chief has found. What the
-        script runs on besides, as a step it counts by itself, is returned.
+        Every worker calls it, between steps or before the first, and all restore the checkpoint that the chief has
+        found. State outside the objects, such as the script's own step counter, must be set from the return value.
 
         Args:
             path: as `save` returns it; None: the last one in the folder.
 
         Returns:
-            The step that was given to `save`, 0 where none was; None: there is no checkpoint in the folder yet.
+            The step that was passed to `save`, 0 if there was none; None: the folder has no checkpoint yet.
 
         Raises:
-            CheckpointMismatchError: it was saved of other objects.
-            CheckpointError: it is damaged or not there: on all workers, and nothing is changed then. Or this worker
-                does not see it. Or not all workers call it: on those that do, or, before they have joined, on all in
-                the first step.
+            CheckpointMismatchError: it was saved from other objects.
+            CheckpointError: it is damaged or missing: on all workers, and nothing has changed. Or this worker does not
+                see it. Or not all workers call it: raised on those that do, or, before they have joined, on all in the
+                first step.
         """
         error = None
         found: Mapping[str, Any] = {}
@@ -147,19 +146,19 @@ class Checkpoints:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """On the chief, makes the folder this run's, which the first save does else.
+        """On the chief, claims the folder for this run; otherwise the first save does.
 
         Raises:
-            CheckpointError: another has it, or it cannot be written.
+            CheckpointError: another process has claimed it, or it cannot be written.
         """
         if self._run.index == 0:
             self._folder.claim()
 
     def _prepare(self) -> None:
-        """Called on every worker before it comes to a save."""
+        """Called on every worker before a save."""
 
     def _count(self) -> int:
-        """The number of the last checkpoint that the objects know of."""
+        """Returns the number of the last checkpoint according to the objects."""
         return int(self._root.save_counter)
 
     def _content(self, number: int, step: int | None, beside: Content) -> Content:
@@ -178,7 +177,7 @@ class Checkpoints:
     # -- restoring -------------------------------------------------------------------------------------------------
 
     def _find(self, path: str | os.PathLike[str] | None) -> dict[str, Any]:
-        """On the chief, a checkpoint that can be restored; nothing where there is none yet."""
+        """On the chief, finds a checkpoint and checks that it can be restored; returns {} if there is none yet."""
         prefix = self._folder.latest() if path is None else os.path.abspath(os.path.expanduser(path))
         if prefix is None:
             return {}
@@ -189,15 +188,15 @@ class Checkpoints:
         return {"prefix": prefix, "index": digest(f"{prefix}.index"), "about": told}
 
     def _require_fits(self, prefix: str) -> None:
-        """Passes a checkpoint that can be restored here.
+        """Checks that a checkpoint can be restored here.
 
         Raises:
-            CheckpointMismatchError: it was saved of something else; names all that differs.
+            CheckpointMismatchError: it was saved from other objects; names all differences.
         """
         self._matched(prefix)
 
     def _matched(self, prefix: str) -> tuple[SavedObjects, dict[str, str]]:
-        """The objects, and by key of each of their values the saved one's."""
+        """Returns the objects, and maps the key of each of their values to the saved key."""
         objects, graph = SavedObjects.of(self._root), saved_graph(prefix)
         if graph is not None and build_optimizers(objects, graph):
             objects = SavedObjects.of(self._root)
@@ -207,7 +206,7 @@ class Checkpoints:
         objects, keys = self._matched(prefix)
         states, reader = objects.python_states, tf.train.load_checkpoint(prefix)
         if any(objects.values[key].variable is None and key not in states for key in keys):
-            self._root.restore(prefix).expect_partial()  # a table, say; of the rest a save counter may be missing
+            self._root.restore(prefix).expect_partial()  # for example a table; a save counter may be missing
             return
         in_session: list[tuple[str, Tracked]] = []
         here: list[Here] = []
@@ -226,12 +225,12 @@ class Checkpoints:
                 tracked.hand_over(is_same=False)
 
     def _in_session(self, variable: tf.Variable) -> Tracked | None:
-        """The record of a variable that lies where a step wants it, so that it can be read there."""
+        """Returns the record of a variable that is already placed for its steps, so that it can be read there."""
         tracked = self._run.tracker.of(variable)
         return tracked if tracked is not None and tracked.is_settled and not tracked.is_aliased else None
 
     def _read_into_session(self, prefix: str, values: Sequence[tuple[str, Kept]]) -> None:
-        """Gives what the session has the values of some keys; all workers call it."""
+        """Restores variables of the session from the given keys; every worker calls it."""
         workers, graph_runner, pieces = self._run.workers, self._run.graph_runners.beside, self._run.pieces
 
         def read() -> str:

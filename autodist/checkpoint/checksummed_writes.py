@@ -1,4 +1,4 @@
-"""Trail: files that are written come to the disk, and get their checksums, while the next are being written."""
+"""ChecksummedWrites: flushes and checksums files while the next files are written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from autodist.checkpoint.checksums import checksum
 from autodist.checkpoint.folder import number_of, sync
 
 _AT_ONCE = 2
-"""Files that are synced and read at the same time, beside what writes the next."""
+"""Number of files flushed and read at the same time, while another is written."""
 
 
 class ChecksummedWrites:
-    """A context in which each file that `follow` is told of is synced and summed; its threads end with it."""
+    """A context that flushes and checksums each file passed to `follow`; its threads end with the context."""
 
     def __init__(self) -> None:
         self._pool: ThreadPool | None = None
@@ -24,7 +24,7 @@ class ChecksummedWrites:
     def __enter__(self) -> Self:
         try:
             self._pool = ThreadPool(_AT_ONCE)
-        except RuntimeError:  # at the end of the script, where later Pythons start no thread
+        except RuntimeError:  # at the end of the script, when newer Python versions start no threads
             self._pool = None
         return self
 
@@ -36,15 +36,15 @@ class ChecksummedWrites:
             self._pool.join()
 
     def follow(self, path: str) -> None:
-        """A file is written, and is not written to any more."""
+        """Starts the work for a file that is complete."""
         if self._pool is not None:
             self._under_way.append(self._pool.apply_async(_finished, (path,)))
 
     def checksums(self) -> dict[int, str]:
-        """Of the files that were followed, once they are on the disk; by their numbers, since they get other names.
+        """Waits until the files are on the disk; returns their checksums by inode, since the files will be renamed.
 
         Raises:
-            OSError: one cannot be brought there, or read.
+            OSError: a file cannot be flushed or read.
         """
         return dict(one.get() for one in self._under_way)
 
@@ -55,8 +55,8 @@ def _finished(path: str) -> tuple[int, str]:
 
 
 Follow = Callable[[str], None]
-"""Called with each file once it is written."""
+"""Called with each complete file."""
 
 
 def nobody(path: str) -> None:
-    """Follows nothing."""
+    """Ignores the file."""

@@ -1,7 +1,7 @@
-"""Checksums: by which a checkpoint's files are known to be what was written.
+"""Checksums that detect damage of a checkpoint's files.
 
-CRC-32 is computed several times faster than a disk gives bytes on every processor, which SHA-256 is on few; and what it
-is against is damage. Of values TensorFlow has another one in its index, which it compares when it reads them.
+On every processor CRC-32 is several times faster than a disk; SHA-256 is so on only a few. The purpose is to detect
+damage. TensorFlow's index has another checksum of each value, which it compares when it reads the value.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any
 from autodist.checkpoint.threads import in_threads
 
 READERS = 4
-"""Files that are read at the same time: more than cores, since they wait for the disk."""
+"""Number of files read at the same time: more than cores, since the readers wait for the disk."""
 
 _CHUNK = 4 << 20
 _OWN = "crc32"
 
 
 def checksums(paths: Iterable[str], readers: int = READERS) -> dict[str, str]:
-    """CRC-32 of files, as eight hexadecimal digits.
+    """Computes the CRC-32 of files, as eight hexadecimal digits.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     listed = list(paths)
     return dict(zip(listed, in_threads(checksum, listed, readers), strict=True))
 
 
 def checksum(path: str) -> str:
-    """CRC-32 of a file, as eight hexadecimal digits.
+    """Computes the CRC-32 of a file, as eight hexadecimal digits.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     found, chunk = 0, memoryview(bytearray(_CHUNK))
     with open(path, "rb", buffering=0) as opened:
@@ -44,20 +44,20 @@ def checksum(path: str) -> str:
 
 
 def sealed(content: Mapping[str, Any]) -> str:
-    """JSON of a mapping, in which stands its own checksum too."""
-    plain = json.loads(json.dumps(content))  # names as they are read: as text
+    """Returns JSON of a mapping, with its own checksum."""
+    plain = json.loads(json.dumps(content))  # with keys as text, as they will be read
     return json.dumps({**plain, _OWN: _checksum_of(plain)}, indent=1, sort_keys=True)
 
 
 def unsealed(text: str) -> dict[str, Any]:
-    """What was `sealed`.
+    """Returns the mapping in a text made by `sealed`.
 
     Raises:
-        ValueError: it is not what was written.
+        ValueError: the text was altered.
     """
     content = json.loads(text)
     if not isinstance(content, dict) or content.pop(_OWN, None) != _checksum_of(content):
-        raise ValueError("it is not what was written: it has another checksum than it says")
+        raise ValueError("it is not what was written: its checksum does not match")
     return content
 
 

@@ -1,4 +1,4 @@
-"""What makes a checkpoint: values by key, what the side file says, files beside."""
+"""The content of a checkpoint: values by key, entries of the side file, and extra files."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import tensorflow as tf
 from autodist.runtime.variables import Kept
 
 OURS = "_AUTODIST/"
-"""What the keys of values begin with that are beside those of the script's objects, of which none has any."""
+"""Key prefix of AutoDist's own values; no key of the script's objects starts with it."""
 
 SIDE_FILE = f"{OURS}side_file"
-"""What a checkpoint has that belongs to a side file, by which one that has lost it is known."""
+"""Key of a marker for checkpoints that have a side file; it shows that a side file was lost."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """What is saved under a key.
+    """A value to be saved under a key.
 
     Attributes:
         key: in the checkpoint.
-        read: gives the value.
-        kept: how the session keeps it; None: this process has it, and `read` gives it.
+        read: returns the value.
+        kept: the session's variable; None: the value is in this process, and `read` returns it.
     """
 
     key: str
@@ -33,22 +33,22 @@ class Value:
 
     @classmethod
     def in_session(cls, key: str, kept: Kept) -> Self:
-        """A value that the session has, and this process does not."""
+        """Returns a value that only the session has."""
 
         def read() -> tf.Tensor:
-            raise AssertionError("the session has it")
+            raise AssertionError("the value is in the session")
 
         return cls(key, read, kept)
 
 
 @dataclass(frozen=True)
 class Content:
-    """What makes a checkpoint.
+    """The content of a checkpoint.
 
     Attributes:
         values: to be written.
-        about: for the side file, besides what it says of every run.
-        files: written beside, by suffix (".callbacks.npz") and by what writes one to a path.
+        about: entries of the side file, in addition to those of every run.
+        files: extra files, by suffix (".callbacks.npz"), each with the function that writes it to a path.
     """
 
     values: Iterable[Value] = ()

@@ -1,4 +1,4 @@
-"""Beside: what a run keeps besides the values of the script's objects, and needs to go on as if it had never ended."""
+"""ExtraState: the state that a run needs to resume exactly, in addition to the values of the script's objects."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state  # where Keras keeps the generator of draws that name none
+from keras.src.backend.common import global_state  # holds Keras's default generator
 from tensorflow.python.eager import context
-from tensorflow.python.ops import stateful_random_ops  # likewise TensorFlow
+from tensorflow.python.ops import stateful_random_ops  # holds TensorFlow's default generator
 
 from autodist.checkpoint.content import OURS, Value
 from autodist.checkpoint.script import files_of, saved_script
@@ -30,17 +30,17 @@ _GENERATORS, _MEMORIES = f"{OURS}generators/", f"{OURS}memories/"
 
 
 class ExtraState:
-    """What is saved and restored of one run, beside the script's objects.
+    """Saves and restores the state of a run outside the script's objects.
 
     Args:
-        run: whose it is.
+        run: the run.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def values(self) -> Iterator[Value]:
-        """On the chief, in `ChiefOnly`: states of generators, and what kernels keep on each worker."""
+        """Yields the states of generators and the kernels' persistent buffers on each worker; on the chief only."""
         for name, tracked in self._run.tracker.generators.items():
             kept = tracked.kept if tracked.may_be_behind else None
             yield Value(_GENERATORS + name, tracked.read, kept)
@@ -53,11 +53,11 @@ class ExtraState:
                 yield Value.in_session(f"{_MEMORIES}{worker}/{name}", kept)
 
     def files(self) -> Mapping[str, Callable[[str], None]]:
-        """Likewise, what is written beside of the workers' scripts."""
+        """Returns the extra files with the states of the workers' scripts; on the chief only."""
         return files_of(self._run.chief.scripts)
 
     def about(self) -> dict[str, Any]:
-        """What the side file says of it."""
+        """Returns the entries of the side file."""
         strategy = self._run.strategy
         nodes = [] if strategy is None else all_synchronizers(strategy)
         return {
@@ -67,16 +67,16 @@ class ExtraState:
         }
 
     def script(self, prefix: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a checkpoint has of this worker's script; see `saved_script`."""
+        """Returns the state of this worker's script in a checkpoint; see `saved_script`."""
         return saved_script(self._run, prefix, about.get("workers"))
 
     def resume(self, prefix: str, about: Mapping[str, Any], is_same: bool) -> None:
-        """Restores generators, seeds and what kernels keep; all workers call it.
+        """Restores generators, seeds and the kernels' persistent buffers; every worker calls it.
 
         Args:
             prefix: of the checkpoint.
-            about: what its side file says; nothing where TensorFlow alone has written it.
-            is_same: whether the run that saved it is this one, which has gone on since.
+            about: content of its side file; {} if TensorFlow alone has written it.
+            is_same: True if this run has saved it and continued since.
         """
         reader = tf.train.load_checkpoint(prefix)
         keys = [key for key in reader.get_variable_to_shape_map() if key.startswith(OURS)]
@@ -85,20 +85,20 @@ class ExtraState:
         fault = resume_seeds(about.get("seeds", {}))
         if fault:
             log.warning(
-                "%s: shuffles and draws that have no seed of their own go on otherwise than there.", fault,
+                "%s: shuffles and draws without a seed of their own continue differently from the earlier run.", fault,
                 extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         draws = about.get("draws", [])
         if draws:
             log.warning(
-                "%s draw from a state that TensorFlow keeps to itself, which no checkpoint has: they %s. Draw from a "
-                "tf.random.Generator, a keras.random.SeedGenerator or by tf.random.stateless_uniform and its like.",
-                listed(draws), "go on as they are" if is_same else "begin anew", extra=ALIKE_EVERYWHERE,
+                "%s draw from a TensorFlow-internal state that no checkpoint holds: they %s. Draw from a "
+                "tf.random.Generator or keras.random.SeedGenerator, or with tf.random.stateless_uniform, for example.",
+                listed(draws), "continue as they are" if is_same else "start over", extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
     def _resume_generators(self, keys: Mapping[str, str], reader: Any) -> None:
         states = {name: np.asarray(reader.get_tensor(key)) for name, key in keys.items()}
-        with context.eager_mode():  # where a script builds a graph, an assignment would be a node that nobody runs
+        with context.eager_mode():  # while a script builds a graph, an assignment would be a node that is never run
             for name, variable in _global_generators(make=frozenset(states)).items():
                 if name in states:
                     variable.assign(states.pop(name))
@@ -108,21 +108,21 @@ class ExtraState:
         own = f"{_MEMORIES}{self._run.index}/"
         fits = about.get("workers") == self._run.workers
         saved = {key.removeprefix(own): key for key in keys if key.startswith(own)} if fits else {}
-        lost = "" if fits or not keys else f"{about['workers']} workers have saved it, and {self._run.workers} go on"
+        lost = "" if fits or not keys else f"{about['workers']} workers have saved it, and {self._run.workers} resume"
         if lost:
-            _tell_lost(about, lost)
+            _log_lost(about, lost)
         self._run.resume_memories(Saved(prefix, saved))
         then = (about.get("strategy") or {}).get("sha256")
 
         def look() -> None:
-            """Once the first step that trains is made; under the same strategy later ones may have the rest."""
+            """Checks for unused buffers after the first training step; later steps of this strategy may use some."""
             strategy = self._run.strategy
             if (
                 strategy is not None
                 and self._run.graph_runners.memories.awaited
                 and digest_of_strategy(strategy) != then
             ):
-                _tell_lost(about, "this strategy has no place for it")
+                _log_lost(about, "this strategy has no place for it")
 
         if self._run.strategy is None:
             self._run.on_first_program = look
@@ -131,19 +131,19 @@ class ExtraState:
 
 
 def digest_of_strategy(strategy: strategy_pb2.Strategy) -> str:
-    """A hash that is equal for equal strategies."""
+    """Returns a hash that is equal for equal strategies."""
     return hashlib.sha256(strategy.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _tell_lost(about: Mapping[str, Any], why: str) -> None:
+def _log_lost(about: Mapping[str, Any], why: str) -> None:
     log.warning(
-        "what compressors kept from step to step of the gradients of %s is not restored: %s. It begins anew, which "
+        "the residuals that compressors kept for the gradients of %s are not restored: %s. They start at zero, which "
         "costs what one step had left out.", listed(about.get("inexact", [])), why, extra=ALIKE_EVERYWHERE,
     )  # fmt: skip
 
 
 def _global_generators(make: frozenset[str] = frozenset()) -> dict[str, tf.Variable]:
-    """The states of Keras's and TensorFlow's global generators, where there are any; those in `make` are made."""
+    """Returns the states of Keras's and TensorFlow's global generators, if they exist; creates those in `make`."""
     found = {}
     keras_ones = global_state.get_global_attribute("global_seed_generator")
     if keras_ones is None and "keras" in make:

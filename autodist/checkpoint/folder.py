@@ -1,8 +1,8 @@
-"""Folder: the checkpoints of a run on disk, of which the last whole one is there whatever happens.
+"""Folder: the checkpoints of a run on disk. The last complete checkpoint survives a crash at any time.
 
-A checkpoint `ckpt-3` is TensorFlow's `ckpt-3.index` and `ckpt-3.data-…`, and beside them `ckpt-3.json`, in which stands
-what TensorFlow has no place for. It is there from when its index has its name, which is the last that is done. The
-file `checkpoint` names the latest, as TensorFlow's own.
+A checkpoint `ckpt-3` is TensorFlow's `ckpt-3.index` and `ckpt-3.data-…`, plus `ckpt-3.json` for state that TensorFlow's
+format does not hold. It exists from the moment that its index has its name, which is the last step. As in TensorFlow,
+the file `checkpoint` names the latest one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError
 
 FORMAT = 1
-"""Of the side file. Keys may be added to it under the same number; a reader passes over what it does not know."""
+"""Version of the side file. Keys may be added under the same number; a reader ignores unknown keys."""
 
 _NAME = "ckpt"
 _STATE = "checkpoint"
@@ -35,49 +35,49 @@ _PART_OF = re.compile(rf"({_NAME}-\d+)\.(?:data-\d+-of-\d+|json|[a-z]+\.(?:npz|j
 
 
 class Folder:
-    """Where checkpoints of one run are written.
+    """The folder into which one run writes checkpoints.
 
     Args:
-        path: of the folder, on the chief's machine; made when the first one is written.
+        path: of the folder, on the chief's machine; created with the first checkpoint.
 
     Raises:
-        CheckpointError: it is on no file system of the machine.
+        CheckpointError: it is not on a file system of the machine.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if "://" in os.fspath(path):
             raise CheckpointError(
-                f"{os.fspath(path)} is on no file system of this machine, where a name given to a file is there for "
-                "good. Give a folder, and copy the checkpoints from there."
+                f"{os.fspath(path)} is not on a file system of this machine, and AutoDist relies on atomic renames. "
+                "Pass a folder, and copy the checkpoints from there."
             )
         self.path = os.path.abspath(os.path.expanduser(path))
 
     def prefix(self, number: int) -> str:
-        """Of a checkpoint's files."""
+        """Returns the prefix of a checkpoint's files."""
         return os.path.join(self.path, f"{_NAME}-{number}")
 
     def numbers(self) -> list[int]:
-        """Of all checkpoints that are there, in order.
+        """Returns the numbers of all checkpoints in the folder, in order.
 
         Raises:
-            CheckpointError: it cannot be seen which are there.
+            CheckpointError: the folder cannot be listed.
         """
         try:
             names = os.listdir(self.path)
-        except FileNotFoundError:  # it is made with the first one
+        except FileNotFoundError:  # created with the first checkpoint
             names = []
         except OSError as error:
             raise CheckpointError(
-                f"it cannot be seen which checkpoints are in {self.path}: {error}. Name another folder, or make this "
+                f"the checkpoints in {self.path} cannot be listed: {error}. Name another folder, or make this "
                 "one readable."
             ) from error
         return sorted(int(found[1]) for found in map(_NUMBERED.fullmatch, names) if found)
 
     def latest(self) -> str | None:
-        """Prefix of the last checkpoint, TensorFlow's own included; None: there is none.
+        """Returns the prefix of the last checkpoint, including TensorFlow's own; None: there is none.
 
         Raises:
-            CheckpointError: it cannot be seen which are there.
+            CheckpointError: the folder cannot be listed.
         """
         named = tf.train.latest_checkpoint(self.path)
         if named is not None:
@@ -86,10 +86,10 @@ class Folder:
         return self.prefix(numbers[-1]) if numbers else None
 
     def claim(self) -> None:
-        """Makes the folder this process's, for as long as it lives.
+        """Claims the folder for this process, for its lifetime.
 
         Raises:
-            CheckpointError: another one has it, which is named, or it cannot be written.
+            CheckpointError: another process has claimed it, which is named, or it cannot be written.
         """
         try:
             os.makedirs(self.path, exist_ok=True)
@@ -104,7 +104,7 @@ class Folder:
 
     @contextmanager
     def unfinished(self) -> Iterator[str]:
-        """A folder in which a checkpoint is made; what earlier runs have left half done goes.
+        """Yields a temporary folder for a new checkpoint; removes incomplete checkpoints of earlier runs.
 
         Raises:
             CheckpointError: the folder cannot be written.
@@ -128,14 +128,14 @@ class Folder:
         readers: int = READERS,
         finished: Mapping[int, str] = MappingProxyType({}),
     ) -> str:
-        """Gives a checkpoint its name once it is on the disk; returns its prefix.
+        """Flushes a checkpoint to the disk and then gives it its name; returns its prefix.
 
         Args:
             made: prefix of its files.
-            number: that no other checkpoint of the folder has.
-            about: goes into the side file, beside the files' checksums.
-            readers: how many files are read at the same time for these.
-            finished: checksums of files that are on the disk already, as `ChecksummedWrites` gives them.
+            number: its number, unused in the folder.
+            about: entries of the side file, which also holds the files' checksums.
+            readers: number of files read at the same time for checksums.
+            finished: checksums of files that are already flushed, as `ChecksummedWrites` returns them.
         """
         prefix = self.prefix(number)
         files = {path.removeprefix(made): path for path in sorted(glob.glob(glob.escape(made) + ".*"))}
@@ -155,19 +155,19 @@ class Folder:
         return prefix
 
     def keep(self, most: int) -> None:
-        """Names the last checkpoint in the file `checkpoint`, and removes all but the last so many."""
+        """Names the last checkpoint in the file `checkpoint`, and removes all but the last `most`."""
         kept = [self.prefix(number) for number in self.numbers()][-most:]
-        names = [os.path.basename(prefix) for prefix in kept]  # without the folder, so that it may be moved
+        names = [os.path.basename(prefix) for prefix in kept]  # relative, so that the folder can be moved
         state = tf.compat.v1.train.generate_checkpoint_state_proto(self.path, names[-1], names)
         _write(os.path.join(self.path, _STATE), str(state))
         sync(self.path)
         for prefix in map(self.prefix, self.numbers()):
             if prefix not in kept:
-                os.unlink(f"{prefix}.index")  # first: from then on it is none
+                os.unlink(f"{prefix}.index")  # first: without it the checkpoint does not exist
         self._clean()
 
     def _clean(self) -> None:
-        """Removes what belongs to no checkpoint: one that was being written, or removed, when its run was killed."""
+        """Removes the files of incomplete checkpoints, left by a run that was killed while it wrote or removed one."""
         there = {self.prefix(number) for number in self.numbers()}
         for name in os.listdir(self.path):
             path = os.path.join(self.path, name)
@@ -179,13 +179,13 @@ class Folder:
 
 
 def digest(path: str) -> str:
-    """SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     with open(path, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _write(path: str, text: str) -> None:
-    """Replaces a file by one with this text, which is on the disk when it gets the name."""
+    """Replaces a file; the text is on the disk before the file gets its name."""
     new = path + ".new"
     with open(new, "w") as opened:
         opened.write(text)
@@ -194,7 +194,7 @@ def _write(path: str, text: str) -> None:
 
 
 def sync(path: str) -> None:
-    """Returns once a file, or a folder's list of files, is on the disk (`fsync`)."""
+    """Flushes a file, or a folder's list of files, to the disk (`fsync`)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -203,5 +203,5 @@ def sync(path: str) -> None:
 
 
 def number_of(path: str) -> int:
-    """A file's inode, by which its file system knows it, whatever it is called."""
+    """Returns a file's inode number, which a rename does not change."""
     return os.stat(path).st_ino

@@ -1,4 +1,4 @@
-"""The callback of Keras by which `fit` is saved, and goes on, at the epoch and batch where an earlier run was."""
+"""The Keras callback that saves a `fit`, and resumes it at the epoch and batch of the last checkpoint."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from autodist.runtime.draws import Draws
 log = logging.getLogger("autodist")
 
 FIT = "fit"
-"""What the side file says has made a checkpoint."""
+"""Value of `made_by` in the side file of a checkpoint that a `fit` saved."""
 
 _SUFFIX = ".callbacks.npz"
 
 
 class CheckpointCallback(keras.callbacks.Callback):
-    """Saves the model, its optimizer and where `fit` is; made by `AutoDist.checkpoint_callback`.
+    """Saves the model, its optimizer and the position in `fit`; created by `AutoDist.checkpoint_callback`.
 
-    It saves before a batch, when all that callbacks do after the one before is done, and when `fit` ends.
+    It saves before a batch, after all callbacks of the previous batch, and at the end of `fit`.
 
     Args:
-        run: in which the model is trained.
+        run: the run that trains the model.
         folder: of the checkpoints.
-        keep: how many stay there.
-        every_steps: after which it is saved; None: not by them.
-        every_minutes: likewise.
-        on_preempt: whether its schedule is asked at SIGTERM, so that neither of these has to be given.
+        keep: number of checkpoints to keep.
+        every_steps: saves after this many steps; None: steps do not count.
+        every_minutes: saves after this many minutes; None: time does not count.
+        on_preempt: True if SIGTERM requests a save, so that neither of these is needed.
 
     Attributes:
-        others: the other callbacks of the `fit`, whose states are kept; the history always is.
+        others: the other callbacks of the `fit`, whose states are saved; the history is always saved.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class CheckpointCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if every_steps is None and every_minutes is None and not on_preempt:
-            raise ValueError("neither every_steps nor every_minutes says how often is saved; give one, or both.")
+            raise ValueError("neither every_steps nor every_minutes is set; pass one, or both.")
         if every_steps is not None and every_steps < 1:
-            raise ValueError(f"every_steps is {every_steps!r}; it is a number of training steps, at least 1.")
+            raise ValueError(f"every_steps is {every_steps!r}; it must be a number of training steps, at least 1.")
         if every_minutes is not None and not every_minutes > 0:
-            raise ValueError(f"every_minutes is {every_minutes!r}; it is a number of minutes above 0.")
+            raise ValueError(f"every_minutes is {every_minutes!r}; it must be a number of minutes above 0.")
         if keep < 1:
-            raise ValueError(f"keep is {keep!r}; it is how many checkpoints stay, at least 1.")
+            raise ValueError(f"keep is {keep!r}; it must be the number of checkpoints to keep, at least 1.")
         self._run, self.folder, self._keep = run, os.path.abspath(os.path.expanduser(folder)), keep
         self._every_steps, self._every_minutes = every_steps, every_minutes
         self.others: list[keras.callbacks.Callback] = []
@@ -87,20 +87,20 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._draws = FitDraws()
 
     def comes_to_fit(self) -> None:
-        """Called before Keras looks at the data of a `fit`; all workers call it."""
+        """Called before Keras inspects the data of a `fit`; every worker calls it."""
         self._look()
         if self._fit + 1 == self._resumed.get(FIT, -1) and not self._resumed["is_over"]:
             self._draws.begin_again()
         else:
             self._draws.begin_fit()
 
-    # -- as Keras calls it -----------------------------------------------------------------------------------------
+    # -- called by Keras -------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
         if self._of is not None and self._of is not model:
             raise CheckpointError(
-                f"{model.name} is fitted where checkpoints of {self._of.name} are, in {self.folder}, and a folder has "
+                f"{model.name} is fitted with the checkpoints of {self._of.name} in {self.folder}, and a folder holds "
                 "those of one model. Give each a callback of its own: ad.checkpoint_callback(folder, every_minutes=10)."
             )
         self._fit += 1
@@ -126,7 +126,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._epochs_before = model._initial_epoch
         self._first_epoch = None
         if self._fit < at or (self._fit == at and self._resumed["is_over"]):
-            model._initial_epoch = self.params.get("epochs", 0) or 1  # all of them are made
+            model._initial_epoch = self.params.get("epochs", 0) or 1  # all of them are done
         elif self._fit == at:
             model._initial_epoch = self._resumed["epoch"]
 
@@ -159,7 +159,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             self._save(batch, is_over=False, background=True)
 
     def on_train_end(self, logs: Any = None) -> None:
-        if self._fit <= self._resumed.get(FIT, -1):  # it was over before, and has made no step now
+        if self._fit <= self._resumed.get(FIT, -1):  # it was over in the earlier run, and did no step now
             set_states(self._with_history(), self._resumed["fits"][self._fit], {})
             self._draws.pass_fit()
         else:
@@ -171,17 +171,17 @@ class CheckpointCallback(keras.callbacks.Callback):
     # --------------------------------------------------------------------------------------------------------------
 
     def _dealt(self) -> list[int]:
-        """For each replica the worker that reads files for it; none where files are not dealt out."""
+        """Returns the reading worker of each replica if files are sharded, else an empty list."""
         return list(self._run.spec.replica_workers) if self._run.deals_files else []
 
     def _has_same_optimizer(self) -> bool:
-        return self._optimizer is self.model.optimizer  # compiled anew, it is another one
+        return self._optimizer is self.model.optimizer  # compiling again replaces it
 
     def _with_history(self) -> list[keras.callbacks.Callback]:
         return [*self.others, self.model.history]
 
     def _look(self) -> None:
-        """Reads how far an earlier run had come, whose finished fits are not made again; values are restored later."""
+        """Reads the position of an earlier run; its finished fits are not repeated. Values are restored later."""
         if self._has_looked:
             return
         self._has_looked = True
@@ -191,8 +191,8 @@ class CheckpointCallback(keras.callbacks.Callback):
             about = read_about(prefix)
             if about.get("made_by") != FIT:
                 raise CheckpointError(
-                    f"{prefix} was not saved by a `fit`, so it does not say at which epoch it was made. Name another "
-                    "folder, or restore it by ad.checkpoint before `fit`."
+                    f"{prefix} was not saved by a `fit`, so it has no epoch to resume at. Name another folder, or "
+                    "restore it with ad.checkpoint before `fit`."
                 )
             said = {**about[FIT], "prefix": prefix, "step": about["step"]}
         self._resumed = json.loads(self._run.coordination.share(json.dumps(said)))
@@ -204,7 +204,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     def _restore(self, checkpoints: Checkpoints) -> None:
         told, draws = self._resumed, Draws.now()
         checkpoints.restore(told["prefix"])
-        draws.resume()  # what is passed over comes first
+        draws.resume()  # skipped batches come first
         self._run.step = told["step"]
         self._arrays = arrays_in(told["prefix"] + _SUFFIX)
         where = "was over" if told["is_over"] else f"goes on at batch {told['batch']} of epoch {told['epoch'] + 1}"
@@ -219,7 +219,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.schedule.saved(step)
 
     def _beside(self, batch: int, is_over: bool) -> Content:
-        """Where `fit` is, on the chief."""
+        """Returns the position of `fit`, on the chief."""
         callbacks, arrays = states_of(self._with_history())
         state = {
             FIT: self._fit,
@@ -235,7 +235,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         return Content(about={"made_by": FIT, FIT: state}, files={_SUFFIX: writer_of(arrays)})
 
     def _metrics(self) -> list[Any]:
-        """What metrics have of the epoch so far."""
+        """Returns the values of the metrics in the current epoch."""
         found = []
         for variable in self.model.metrics_variables:
             tracked = self._run.tracker.of(variable.value)
@@ -245,7 +245,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         return found
 
     def _give_back_metrics(self, values: list[Any]) -> None:
-        """With the first step, before which metrics may have no variables yet."""
+        """Restores the metrics with the first step; before it they may have no variables."""
         model: Any = self.model
 
         def give_back() -> None:

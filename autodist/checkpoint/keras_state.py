@@ -1,4 +1,4 @@
-"""What `fit` has beside a model's variables: callbacks' states, the history, metrics of the epoch that it is in."""
+"""State of a `fit` outside the model's variables: callbacks, the history, and metrics of the current epoch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _STATES: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
     keras.callbacks.History: ("epoch", "history"),
 }
-"""Of Keras's callbacks, what they keep in mind. One of a script's own says it: `get_state()`, `set_state(state)`."""
+"""State fields of Keras's callbacks. A callback of the script implements `get_state()` and `set_state(state)`."""
 
 _ARRAY = "array"
 
 
 def states_of(callbacks: Iterable[keras.callbacks.Callback]) -> tuple[list[Any], dict[str, np.ndarray]]:
-    """What callbacks keep in mind, as JSON, with the arrays that it names."""
+    """Returns the callbacks' states as JSON, and the arrays that they refer to."""
     arrays: dict[str, np.ndarray] = {}
     told = [
         {"class": type(one).__name__, "state": _as_json(state, arrays)}
@@ -33,7 +33,7 @@ def states_of(callbacks: Iterable[keras.callbacks.Callback]) -> tuple[list[Any],
 def set_states(
     callbacks: Iterable[keras.callbacks.Callback], told: Sequence[Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Gives callbacks their states; each takes the first that is left of one of its class."""
+    """Restores callbacks' states; each callback takes the first remaining state of its class."""
     left = list(told)
     for callback in callbacks:
         mine = next((one for one in left if one["class"] == type(callback).__name__), None)
@@ -57,7 +57,7 @@ def _set_state(callback: keras.callbacks.Callback, state: Any) -> None:
 
 
 def _as_json(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """A value to the last bit: Python writes floats so, and arrays are kept apart."""
+    """Converts a value without loss: Python prints floats exactly, and arrays are stored separately."""
     if isinstance(value, Mapping):
         return {str(name): _as_json(one, arrays) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -80,9 +80,9 @@ def _from_json(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def without_arrays(told: Sequence[Any]) -> list[Any]:
-    """What callbacks keep in mind, as `states_of` tells it, but for what has arrays: the best weights, say.
+    """Removes arrays, such as the best weights, from states made by `states_of`.
 
-    A callback of the script's own has all of its state, or none.
+    For a callback of the script, the complete state is kept or removed.
     """
     ours = {kind.__name__ for kind in _STATES}
     found = []
@@ -101,7 +101,7 @@ def _has_array(value: Any) -> bool:
 
 
 def writer_of(arrays: Mapping[str, np.ndarray]) -> Callable[[str], None]:
-    """What writes arrays to a path."""
+    """Returns a function that writes arrays to a path."""
 
     def write(path: str) -> None:
         with open(path, "wb") as opened:
@@ -112,6 +112,6 @@ def writer_of(arrays: Mapping[str, np.ndarray]) -> Callable[[str], None]:
 
 
 def arrays_in(path: str) -> dict[str, np.ndarray]:
-    """The arrays that `writer_of` has written there."""
+    """Returns the arrays written by `writer_of`."""
     with np.load(path, allow_pickle=False) as opened:
         return {name: opened[name] for name in opened.files}

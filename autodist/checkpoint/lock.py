@@ -1,8 +1,8 @@
-"""FolderLock: one run at a time writes checkpoints into a folder; another is told whose it is.
+"""FolderLock: only one run at a time writes checkpoints into a folder; the error of another names the owner.
 
-The file `checkpoint.lock` is locked by `flock`, which the system undoes when the process ends, however it ends, and
-which reaches other machines over NFS, Lustre and their like. In it stands who has it. A mount may keep locks to its own
-machine: what another machine has written there counts then, since nobody can ask that.
+The file `checkpoint.lock` is locked with `flock`. The system releases the lock when the process ends in any way, and
+the lock works across machines over NFS, Lustre and similar. The file names the owner. A mount may keep locks local to
+its machine; then the content of the file counts, if another machine has written it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ NAME = "checkpoint.lock"
 
 _MOUNTS = "/proc/self/mountinfo"
 _KEEPS_TO_ITSELF = ("nolock", "local_lock=all", "local_lock=flock", "localflock")
-"""Options of mounts of NFS and Lustre, whose locks other machines do not see."""
+"""Mount options of NFS and Lustre under which other machines do not see the locks."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that has a folder.
+    """The process that has claimed a folder.
 
     Attributes:
         host: its machine.
-        pid: its process there.
-        since: when it took the folder, in UTC.
-        began: when the process began, as its system counts; by it another process of the same number is told apart.
+        pid: its process id.
+        since: the time of the claim, in UTC.
+        began: the start time of the process in system ticks; distinguishes processes that reuse a pid.
     """
 
     host: str
@@ -44,13 +44,13 @@ class Owner:
 
     @classmethod
     def this_process(cls) -> Self:
-        """The owner that this process is."""
+        """Returns the owner that stands for this process."""
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         return cls(socket.gethostname(), os.getpid(), since, _began(os.getpid()))
 
     @classmethod
     def told(cls, content: bytes) -> Self | None:
-        """Whom a lock's file names; None: nobody, or it is not whole."""
+        """Returns the owner named in a lock file; None: there is none, or the file is incomplete."""
         try:
             found = json.loads(content)
             return cls(str(found["host"]), int(found["pid"]), str(found["since"]), str(found["began"]))
@@ -59,17 +59,17 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is of this machine."""
+        """True if the owner is on this machine."""
         return self.host == socket.gethostname()
 
     @property
     def is_this(self) -> bool:
-        """Whether it is this process, maybe before it began anew (`exec`), by which locks go."""
+        """True if the owner is this process, possibly before a re-exec, which releases locks."""
         return self.is_here and self.pid == os.getpid() and _began(self.pid) == self.began
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known to be over: its machine is this one, which has no such process any more."""
+        """True if the owner is known to have ended: its process no longer exists on this machine."""
         return self.is_here and _began(self.pid) != self.began
 
     def __str__(self) -> str:
@@ -77,10 +77,10 @@ class Owner:
 
 
 class FolderLock:
-    """Holds a folder for this process, from `take` until the process ends or `release`.
+    """Holds a folder for this process, from `take` until `release` or the end of the process.
 
     Args:
-        folder: that is there.
+        folder: an existing folder.
     """
 
     _held: ClassVar[dict[str, FolderLock]] = {}
@@ -91,10 +91,10 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: str) -> FolderLock:
-        """Takes the lock of a folder for this process, which may have it already, by another path, too.
+        """Takes the lock of a folder; this process may already hold it, also under another path.
 
         Raises:
-            CheckpointError: another process has it.
+            CheckpointError: another process holds it.
             OSError: the folder cannot be written.
         """
         lock = cls(folder)
@@ -110,21 +110,21 @@ class FolderLock:
 
     @classmethod
     def release_all(cls) -> None:
-        """Lets go of all that this process holds."""
+        """Releases all locks of this process."""
         for lock in list(cls._held.values()):
             lock.release()
 
     def release(self) -> None:
-        """Lets go of the folder, and takes the file away."""
+        """Releases the lock and removes its file."""
         if self._file is not None:
             if self._is_there():
-                with contextlib.suppress(OSError):  # the folder is gone, or not to be written any more
+                with contextlib.suppress(OSError):  # the folder was removed, or is no longer writable
                     os.unlink(self._path)
             self._let_go()
         self._held.pop(self._path, None)
 
     def _move_to(self, path: str) -> None:
-        """The folder that it holds is found there: it was moved since, or is mounted twice."""
+        """Updates the path of a held folder, which was moved or is mounted twice."""
         self._held[path] = self._held.pop(self._path)
         self._path = path
 
@@ -138,7 +138,7 @@ class FolderLock:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 is_mine = self._lock(self._file)
-                if is_mine and self._is_there():  # else its owner has taken it away meanwhile
+                if is_mine and self._is_there():  # else the previous owner has removed the file meanwhile
                     content = json.dumps(asdict(Owner.this_process())).encode()
                     os.ftruncate(self._file, 0)
                     os.pwrite(self._file, content, 0)
@@ -150,7 +150,7 @@ class FolderLock:
             self._let_go()
 
     def _lock(self, file: int) -> bool:
-        """Whether the file is locked for this process; another's owner is named."""
+        """Locks the file for this process; returns False if it was removed meanwhile. The error names the owner."""
         owner = Owner.told(os.pread(file, 4096, 0))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +158,7 @@ class FolderLock:
             if not self._is_there():
                 return False
             raise self._refusal(owner) from None
-        except OSError:  # a file system that knows no locks: what the file says counts
+        except OSError:  # a file system without locks: the content of the file counts
             if owner is not None and not (owner.has_ended or owner.is_this):
                 raise self._refusal(owner) from None
             return True
@@ -171,14 +171,14 @@ class FolderLock:
         folder = os.path.dirname(self._path)
         whose = "another process" if owner is None else str(owner)
         if owner is not None and owner.has_ended:
-            whose += ", which has ended and left a process of its own that holds it"
+            whose += ", which has ended, but a child process still holds the lock"
         mend = "Name another folder, or end that run"
         if owner is not None and not owner.is_here:
-            mend += f"; if it is over, and its machine cannot say so, remove {self._path}"
+            mend += f"; if that run is over and its machine cannot be reached, remove {self._path}"
         return CheckpointError(f"{folder} is in use by {whose}, which saves its checkpoints there. {mend}.")
 
     def _is_there(self) -> bool:
-        """Whether the file that is open here is the one that others find."""
+        """Returns True if the open file is the one at the path."""
         return self._is_at(self._path)
 
     def _is_at(self, path: str) -> bool:
@@ -186,12 +186,12 @@ class FolderLock:
             return False
         try:
             return os.path.samestat(os.fstat(self._file), os.stat(path))
-        except OSError:  # it was removed, or something else stands there where its folder was
+        except OSError:  # it was removed, or its folder was replaced
             return False
 
 
 def _began(pid: int) -> str:
-    """When a process began; "" if there is none, or its system does not say."""
+    """Returns the start time of a process; "" if it does not exist or the system does not provide the time."""
     try:
         with open(f"/proc/{pid}/stat") as opened:
             return opened.read().rpartition(")")[2].split()[19]
@@ -200,7 +200,7 @@ def _began(pid: int) -> str:
 
 
 def _keeps_locks_to_itself(path: str) -> bool:
-    """Whether other machines do not see locks that are taken here."""
+    """Returns True if other machines do not see locks taken at a path."""
     try:
         with open(_MOUNTS) as opened:
             mounts = [line.split() for line in opened]
@@ -214,7 +214,7 @@ def _keeps_locks_to_itself(path: str) -> bool:
 
 
 def _leave_to_parent() -> None:
-    """In a process that was forked: the lock is its parent's, and goes with it."""
+    """Drops the locks in a forked child: they belong to the parent, and end with it."""
     for lock in FolderLock._held.values():
         lock._let_go()
     FolderLock._held.clear()

@@ -1,4 +1,4 @@
-"""Loop: where a script's own loop over its steps is, so that another run goes on there."""
+"""Loop: the position of a script's own training loop, so that another run resumes there."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from autodist.runtime.sampler import Sampler
 log = logging.getLogger("autodist")
 
 _KINDS: dict[type, str] = {DistributedDataset: "data", Sampler: "samplers"}
-"""What has a place in a loop, and how a checkpoint calls such places."""
+"""Objects with a position in a loop, and the name of their positions in a checkpoint."""
 
 _HAS_DRAWN = "has_drawn"
 
 
 class Placed(Protocol):
-    """What a loop's batches come from.
+    """A source of a loop's batches.
 
     Attributes:
-        on_request: called before it is asked for a batch; None: nobody wants to know.
+        on_request: called before a batch is requested; None: no call.
     """
 
     on_request: Callable[[], None] | None
 
     def place_in_loop(self) -> Callable[[], Any]:
-        """Gives its place of now, as JSON has it; None: it has none."""
+        """Returns a function that returns the current position as JSON; its result is None if there is no position."""
 
     def go_on_in_loop(self, place: Any) -> None:
-        """Goes on, with the next iteration, at such a place."""
+        """Resumes at such a position, with the next iteration."""
 
 
 class Loop:
-    """Notes with each step what the script has drawn and read so far, and restores that in a run that goes on.
+    """Records at each step the random state and the data positions of the script, and restores them in a resumed run.
 
-    A step is made after its batch was read and its noise drawn. So what is saved before it is where the script was when
-    it asked for the step's first batch, or, where it asks no data set of ours, at the end of the step before.
+    A step runs after its batch was read and its noise was drawn. So the state saved before a step is that of the
+    request for the step's first batch or, without data sets of AutoDist, that at the end of the previous step.
 
     Args:
-        saved: gives what a checkpoint has of the loop that this one goes on from; nothing where there is none.
+        saved: returns the loop's state in the checkpoint to resume from; {} if there is none.
     """
 
     def __init__(self, saved: Callable[[], Mapping[str, Any]]) -> None:
@@ -57,10 +57,10 @@ class Loop:
         self._noted: tuple[Draws, dict[str, list[Callable[[], Any]]]] | None = None
 
     def add(self, data: Placed) -> None:
-        """The script makes a data set or sampler, which goes on where that of the earlier run was.
+        """Registers a new data set or sampler, and resumes it at the position of the earlier run.
 
-        They are matched by their order. One that is made after the first step may be another one in each epoch, and has
-        no place.
+        They are matched by order of creation. One that is created after the first step may be new in each epoch, and
+        has no position.
         """
         if self._has_begun:
             data.on_request = self._on_late_request
@@ -73,47 +73,47 @@ class Loop:
         before.append(data)
 
     def asked_where_to_begin(self, frame: FrameType) -> None:
-        """The script asks how many steps are done; in the head of its loop, all that it draws next belongs to that."""
+        """Called when the script reads the number of steps; in the head of its loop, this restores the random state."""
         if not self._has_begun and not self._has_asked and _is_in_head(frame):
             self._resume_draws()
 
     def before_first_step(self) -> None:
-        """The first training step comes, of whose batch the script has drawn and read what it needs."""
+        """Called before the first training step; the script has already read its batch and drawn its noise."""
         self._has_begun = True
         if not self._has_resumed and self._saved().get(_HAS_DRAWN):
             log.warning(
-                "NumPy's or Python's generator was drawn from between steps of the run that is gone on from, and goes "
-                "on otherwise here, since it is not seen where the loop begins. Ask for ad.steps_done in its head, "
-                "`for step in range(ad.steps_done, …)`, or let it read its batches from ad.distribute_dataset(…).",
+                "NumPy's or Python's generator was used between steps of the earlier run. It continues with other "
+                "numbers here, since the start of the loop cannot be detected. Read ad.steps_done in its head, "
+                "`for step in range(ad.steps_done, …)`, or read the batches from ad.distribute_dataset(…).",
                 extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
     def after_step(self) -> None:
-        """A training step was made."""
+        """Called after a training step."""
         self._has_asked = self._has_late_data = False
         self._note()
 
     def state(self) -> dict[str, Any]:
-        """What is saved of it, as JSON has it, before a step or at the end."""
+        """Returns the state to be saved as JSON, before a step or at the end."""
         if self._has_late_data and not self._has_told:
             self._has_told = True
             log.warning(
-                "what is made by ad.distribute_dataset or ad.sampler after the first training step has no place in "
-                "checkpoints: a run that goes on begins it with its first batch. Make it before the loop, or let it "
-                "pass over what was trained on by itself: dataset.skip(…).", extra=ALIKE_EVERYWHERE,
+                "data sets and samplers created by ad.distribute_dataset or ad.sampler after the first training step "
+                "have no position in checkpoints: a resumed run starts them at their first batch. Create them before "
+                "the loop, or skip the batches that were trained on: dataset.skip(…).", extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         if self._noted is None:
             self._note()
-        assert self._noted is not None and self._first is not None, "it was noted"
+        assert self._noted is not None and self._first is not None, "noted above"
         draws, places = self._noted
         has_drawn = self._saved().get(_HAS_DRAWN, False) or len(self._first.unmoved()) < len(self._first.states)
-        told = {kind: [place() for place in given] for kind, given in places.items()}
-        return {DRAWS: draws.told(), _HAS_DRAWN: has_drawn, **told}
+        positions = {kind: [place() for place in given] for kind, given in places.items()}
+        return {DRAWS: draws.told(), _HAS_DRAWN: has_drawn, **positions}
 
     # --------------------------------------------------------------------------------------------------------------
 
     def _on_request(self) -> None:
-        """A data set or sampler is asked for a batch: with the first one since a step, the loop begins again."""
+        """Called at each request for a batch; the first request after a step starts the next turn of the loop."""
         if self._has_asked:
             return
         self._has_asked = True
@@ -137,7 +137,7 @@ class Loop:
 
 
 def _is_in_head(frame: FrameType) -> bool:
-    """Whether what a frame is about to get is part of what a `for` goes over."""
+    """Returns True if the value that a frame is about to get is part of the iterable of a `for`."""
     for instruction in dis.get_instructions(frame.f_code):
         if instruction.offset > frame.f_lasti:
             if instruction.opname == "GET_ITER":

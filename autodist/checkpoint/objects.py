@@ -1,4 +1,4 @@
-"""SavedObjects: what `tf.train.Checkpoint` would save of some objects, under which keys, without reading any value."""
+"""SavedObjects: the values and keys that `tf.train.Checkpoint` would save for some objects, without reading a value."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
-from tensorflow.python.checkpoint import graph_view, save_util  # which name the keys, as a Checkpoint does
+from tensorflow.python.checkpoint import graph_view, save_util  # they compute the keys of a Checkpoint
 from tensorflow.python.trackable import base
-from tensorflow.python.training.saving.saveable_object import SaveSpec  # which is read when it is asked
+from tensorflow.python.training.saving.saveable_object import SaveSpec  # its tensor is read on access
 
 from autodist.errors import CheckpointError
 
 GRAPH_KEY = base.OBJECT_GRAPH_PROTO_KEY
-"""Under which a checkpoint has the graph of the objects that were saved."""
+"""Key of the object graph in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class ObjectValue:
-    """What is saved of one object.
+    """A saved value of one object.
 
     Attributes:
         key: in the checkpoint.
-        full_name: by which a `Saver` knows it.
-        variable: whose value it is; None: it is something else's.
-        read: gives the value.
+        full_name: its name for a `Saver`.
+        variable: the variable with this value; None: the object is not a variable.
+        read: returns the value.
     """
 
     key: str
@@ -38,12 +38,12 @@ class ObjectValue:
 
 @dataclass(frozen=True)
 class SavedObjects:
-    """Objects as they are now.
+    """Objects at a point in time.
 
     Attributes:
-        values: what is saved, by key.
-        graph: how the objects hang together, with the key of each value.
-        objects: by number of the graph's node.
+        values: the values to save, by key.
+        graph: the object graph, with the key of each value.
+        objects: by node number of the graph.
     """
 
     values: Mapping[str, ObjectValue]
@@ -52,7 +52,7 @@ class SavedObjects:
 
     @classmethod
     def of(cls, root: tf.train.Checkpoint) -> SavedObjects:
-        """What a Checkpoint would save now.
+        """Returns the objects and values that a Checkpoint would save now.
 
         Raises:
             CheckpointError: an object writes files of its own.
@@ -61,8 +61,8 @@ class SavedObjects:
         tensors, _, savers, graph = save_util.serialize_graph_view(view)
         if savers:
             raise CheckpointError(
-                f"objects are saved in a way of their own ({', '.join(sorted(savers))}), which is not known here. Save "
-                "them by a tf.train.Checkpoint beside."
+                f"objects with a custom way of saving ({', '.join(sorted(savers))}) are not supported. Save "
+                "them with a separate tf.train.Checkpoint."
             )
         names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
         values = {}
@@ -73,17 +73,17 @@ class SavedObjects:
 
     @property
     def python_states(self) -> dict[str, tf.train.experimental.PythonState]:
-        """Those that restore what they have saved by themselves, by key."""
+        """The objects that restore their own state, by key."""
         nodes = zip(self.objects, self.graph.nodes, strict=True)
         states = [(one, node) for one, node in nodes if isinstance(one, tf.train.experimental.PythonState)]
         return {attribute.checkpoint_key: one for one, node in states for attribute in node.attributes}
 
 
 def match(ours: graph_pb2.TrackableObjectGraph, theirs: graph_pb2.TrackableObjectGraph) -> dict[int, int]:
-    """For nodes of one graph of objects the node of the other, found by the same names, as `Checkpoint.restore` does.
+    """Maps nodes of one object graph to nodes of the other by their names, as `Checkpoint.restore` does.
 
-    Keys cannot be compared: a key is the shortest way to an object, which is another one once an optimizer, say, has a
-    model's variables.
+    Keys cannot be compared: a key is the shortest path to an object, which changes when, for example, an optimizer
+    gets a model's variables.
     """
     found = {0: 0}
     ahead = [0]
@@ -97,10 +97,10 @@ def match(ours: graph_pb2.TrackableObjectGraph, theirs: graph_pb2.TrackableObjec
 
 
 def build_optimizers(objects: SavedObjects, theirs: graph_pb2.TrackableObjectGraph) -> bool:
-    """Makes the slots of optimizers that have none yet, for the variables for which the saved one had them.
+    """Creates the slots of optimizers that have none yet, for the variables that had slots in the checkpoint.
 
     Returns:
-        Whether one was built, so that there is more to restore.
+        True if an optimizer was built, so that there is more to restore.
     """
     found = match(objects.graph, theirs)
     variables = {node: objects.objects[mine] for mine, node in found.items()}
@@ -111,14 +111,14 @@ def build_optimizers(objects: SavedObjects, theirs: graph_pb2.TrackableObjectGra
             continue
         trained = [variables.get(child) for child in _trained(theirs, node)]
         if trained and all(isinstance(variable, keras.Variable) for variable in trained):
-            with keras.name_scope(optimizer.name, caller=optimizer):  # in which `apply` calls it
+            with keras.name_scope(optimizer.name, caller=optimizer):  # the scope in which `apply` calls it
                 optimizer.build(trained)
             built = True
     return built
 
 
 def _trained(graph: graph_pb2.TrackableObjectGraph, optimizer: int) -> Iterator[int]:
-    """The nodes of the variables that an optimizer trains, in its order."""
+    """Yields the nodes of the variables that an optimizer trains, in its order."""
     for child in graph.nodes[optimizer].children:
         if child.local_name == "_trainable_variables":
             listed = [c for c in graph.nodes[child.node_id].children if c.local_name.isdigit()]
@@ -133,7 +133,7 @@ def _variable_of(trackable: Any) -> tf.Variable | None:
 
 def _reader(key: str, tensor: Any) -> Callable[[], tf.Tensor]:
     if isinstance(tensor, Mapping):
-        raise CheckpointError(f"{key} is saved in slices by itself, which is not known here.")
+        raise CheckpointError(f"{key} is saved in slices of its own, which is not supported.")
 
     def read() -> tf.Tensor:
         return tf.convert_to_tensor(tensor.tensor if isinstance(tensor, SaveSpec) else tensor)

@@ -1,4 +1,4 @@
-"""Checkpoints of a session's variables, by their names, as a `tf.compat.v1.train.Saver` writes and reads them."""
+"""Checkpoints of a session's variables by name, as a `tf.compat.v1.train.Saver` writes and reads them."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from autodist.runtime.variables import Kept
 
 
 class Session(Protocol):
-    """What is known here of a session."""
+    """The part of a session's interface used here."""
 
     @property
     def graph(self) -> tf.Graph: ...
 
     def saved_variables(self) -> Mapping[str, Kept]:
-        """How it has each variable, by name."""
+        """Returns the session's variables by name."""
 
     def give_initial_values(self) -> None:
-        """Gives variables that no run has set their initial values; all workers call it."""
+        """Initializes variables that no run has set; every worker calls it."""
 
     def note_given(self) -> None:
-        """Notes that all variables were given values beside any run."""
+        """Records that all variables were set outside a run."""
 
 
 class SessionCheckpoints(Checkpoints):
-    """Saves the variables of a session's graph, and restores them; made by `AutoDist.checkpoint`.
+    """Saves and restores the variables of a session's graph; created by `AutoDist.checkpoint`.
 
     Args:
-        run: in which they are trained.
+        run: the run that trains the variables.
         folder: of the checkpoints.
-        keep: how many stay there.
-        session: whose they are.
+        keep: number of checkpoints to keep.
+        session: the session of the variables.
 
     Raises:
-        CheckpointError: the graph has what a Saver saves in another way than a variable.
+        CheckpointError: the graph has an object that a Saver does not save as a variable.
     """
 
     def __init__(self, run: Run, folder: str | os.PathLike[str], keep: int, session: Session) -> None:
-        super().__init__(run, folder, keep, {"variables": tf.Module()})  # which the session has, and no object
+        super().__init__(run, folder, keep, {"variables": tf.Module()})  # the session has the variables, not an object
         self._session = session
         with session.graph.as_default():
             others = [v.name for v in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS)]
             others += [v.name for v in tf.compat.v1.global_variables() if v._get_save_slice_info() is not None]
         if others:
             raise CheckpointError(
-                f"{others[0]} is no variable that is saved by itself, but a table, an iterator or a part of one that a "
-                "partitioner has cut. Save the session by a tf.compat.v1.train.Saver, or let the strategy cut it."
+                f"{others[0]} is not saved as a variable, but is a table, an iterator or a shard made by a TensorFlow "
+                "partitioner. Save the session with a tf.compat.v1.train.Saver, or let the strategy partition it."
             )
 
     # --------------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class SessionCheckpoints(Checkpoints):
         self._session.give_initial_values()
 
     def _count(self) -> int:
-        return 0  # the folder alone tells; where a graph is built a counter could not be read
+        return 0  # only the folder's numbers count; a counter could not be read while a graph is built
 
     def _content(self, number: int, step: int | None, beside: Content) -> Content:
         values = [Value.in_session(name, kept) for name, kept in self._session.saved_variables().items()]
@@ -73,10 +73,10 @@ class SessionCheckpoints(Checkpoints):
         self._keys(prefix)
 
     def _keys(self, prefix: str) -> dict[str, str]:
-        """By name of each variable the key of its value.
+        """Maps the name of each variable to the key of its value.
 
         Raises:
-            CheckpointMismatchError: it was saved of another graph; names all that differs.
+            CheckpointMismatchError: it was saved from another graph; names all differences.
         """
         values, variables = saved_values(tf.train.load_checkpoint(prefix)), self._session.saved_variables()
         keys = dict(_names_of_objects(prefix)) or {key: key for key in values}
@@ -93,7 +93,7 @@ class SessionCheckpoints(Checkpoints):
 
 
 def _names_of_objects(prefix: str) -> Iterator[tuple[str, str]]:
-    """Where objects were saved, by name of each variable its key."""
+    """For a checkpoint of objects, yields the name of each variable and its key."""
     graph = saved_graph(prefix)
     for node in [] if graph is None else graph.nodes:
         for attribute in node.attributes:

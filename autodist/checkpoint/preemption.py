@@ -1,4 +1,4 @@
-"""Preemption: SIGTERM, by which a spot machine says that it goes away, saves what is trained before it ends the run."""
+"""Preemption: on SIGTERM, the shutdown notice of a spot machine, saves the training state before the run ends."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ log = logging.getLogger("autodist")
 
 
 class Preemption:
-    """On the chief: SIGTERM, to it or to another worker, has the run saved at the next step to which all come.
+    """On the chief, saves the run at the next common step after SIGTERM to the chief or another worker, and ends it.
 
-    Then the run is ended by it, as by an exception: other workers are stopped, `finally` and exit handlers run, and the
-    process ends by the signal. So it is at once between two steps where nothing was trained since the last save, where
-    the run is lost, so that no step comes, and with a second one to the chief. Where it came to others alone and the
-    run may start again, it is lost by the first of them instead.
+    The run then ends as by an exception: other workers are stopped, `finally` blocks and exit handlers run, and the
+    signal ends the process. It ends at once between two steps without training since the last save, in a lost run,
+    where no step will come, and after a second SIGTERM to the chief. If SIGTERM came only to other workers and the run
+    may restart, it counts as lost by the first of them instead.
 
     Args:
-        run: that is saved.
+        run: the run to save.
     """
 
     def __init__(self, run: Run) -> None:
@@ -38,28 +38,28 @@ class Preemption:
         self._leaving: str | None = None
 
     def begin(self) -> None:
-        """Handles SIGTERM from now on.
+        """Installs the handler for SIGTERM.
 
         Raises:
-            ResourceSpecError: it cannot, or the script handles it.
+            ResourceSpecError: it cannot be installed, or the script handles SIGTERM.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ResourceSpecError(
-                "checkpoint.on_preempt needs SIGTERM, which Python handles in the main thread alone; make the AutoDist "
-                "there."
+                "checkpoint.on_preempt needs SIGTERM, which Python handles only in the main thread; create the "
+                "AutoDist there."
             )
         handler = signal.getsignal(signal.SIGTERM)
         if handler is not signal.SIG_DFL and not isinstance(getattr(handler, "__self__", None), Preemption):
             raise ResourceSpecError(
-                "checkpoint.on_preempt saves at SIGTERM, and the script handles that itself; leave its handler out, or "
-                "on_preempt."
+                "checkpoint.on_preempt saves at SIGTERM, but the script has a handler of its own; remove that handler, "
+                "or on_preempt."
             )
         signal.signal(signal.SIGTERM, self._note)
         os.register_at_fork(after_in_child=self._forget)
         self._run.end.heed_leaving(self._note_leaving)
 
     def watch(self, schedule: Schedule) -> None:
-        """A schedule by which the run is saved; there may be several, of which one is in use at a time."""
+        """Adds a schedule that saves the run; of several, one is in use at a time."""
         self._schedules.append(schedule)
         if self._is_asked:
             schedule.ask(self._end)
@@ -69,18 +69,18 @@ class Preemption:
         if self._has_come or self._run.end.is_lost or (is_saved and not self._run.is_in_step):
             self._end_by_signal("SIGTERM came")
         self._has_come = self._run.end.is_leaving = True
-        log.warning("SIGTERM: what is trained is saved after this step, and the run ends; another one ends it at once.")
-        self._ask()
+        log.warning("SIGTERM: the run is saved after this step, and then ends; another SIGTERM ends it at once.")
+        self._request_save()
 
     def _note_leaving(self, worker: str) -> None:
-        """In another thread, and so that a script which makes no more steps ends as it would have."""
+        """Called in another thread; a script that does no more steps ends as usual."""
         if self._leaving is None:
             self._leaving = worker
-        then = "starts again" if may_start_again(self._run.spec) else "ends"
-        log.warning("SIGTERM came to %s: what is trained is saved after this step, and the run %s.", worker, then)
-        self._ask()
+        then = "restarts" if may_start_again(self._run.spec) else "ends"
+        log.warning("SIGTERM came to %s: the run is saved after this step, and then %s.", worker, then)
+        self._request_save()
 
-    def _ask(self) -> None:
+    def _request_save(self) -> None:
         self._is_asked = True
         for schedule in self._schedules:
             schedule.ask(self._end)

@@ -1,4 +1,4 @@
-"""What a checkpoint has, seen before any variable is changed: whether it is whole, and whose it is."""
+"""Checks a checkpoint before any variable changes: integrity, and match with the objects."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autodist.checkpoint.objects import GRAPH_KEY, ObjectValue, SavedObjects, ma
 from autodist.errors import CheckpointError, CheckpointMismatchError
 
 _COUNTER = "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
-"""What `Checkpoint.save` has and `Checkpoint.write` has not."""
+"""The variable that only `Checkpoint.save` adds, not `Checkpoint.write`."""
 
 _UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, OSError, IndexError)
-"""What TensorFlow raises where files are not what they were."""
+"""Exceptions that TensorFlow raises for altered files."""
 
 
 def read_about(prefix: str) -> Mapping[str, Any]:
-    """What the side file says; nothing where TensorFlow alone has written the checkpoint.
+    """Returns the content of the side file; {} if TensorFlow alone has written the checkpoint.
 
     Raises:
         CheckpointError: it is damaged, or of a later version.
@@ -41,25 +41,25 @@ def read_about(prefix: str) -> Mapping[str, Any]:
         raise _damaged(prefix, f"{prefix}.json: {error}") from error
     if is_later:
         raise CheckpointError(
-            f"{prefix}.json has format {version}, and this AutoDist knows {FORMAT}: a later one has "
+            f"{prefix}.json has format {version}, and this AutoDist supports {FORMAT}: a later version has "
             "written it. Restore it with that version."
         )
     return about
 
 
 def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
-    """Passes a checkpoint whose files are what was written, by their checksums: ours, else TensorFlow's own.
+    """Checks the files of a checkpoint by AutoDist's checksums, or else by TensorFlow's own.
 
     Raises:
-        CheckpointError: one is missing, shorter or altered.
+        CheckpointError: a file is missing, shorter or altered.
     """
     if not os.path.exists(f"{prefix}.index"):
-        raise CheckpointError(f"there is no checkpoint {prefix}: {prefix}.index is missing. Give the path of another.")
+        raise CheckpointError(f"there is no checkpoint {prefix}: {prefix}.index is missing. Pass the path of another.")
     _require_written(prefix, about.get("files", {}))
     try:
         reader = tf.train.load_checkpoint(prefix)
         if not about and reader.has_tensor(SIDE_FILE):
-            raise _damaged(prefix, f"{prefix}.json is missing, which has the step and whatever else is no variable")
+            raise _damaged(prefix, f"{prefix}.json is missing, which holds the step and all other state but variables")
         for key in () if about else reader.get_variable_to_shape_map():
             reader.get_tensor(key)
     except _UNREADABLE as error:
@@ -67,33 +67,33 @@ def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
 
 
 def _require_written(prefix: str, files: Mapping[str, Any]) -> None:
-    """Passes files that are what was written: all lengths are compared before any is read."""
-    paths = {prefix + suffix: told for suffix, told in files.items()}
+    """Checks files against their lengths and checksums; compares all lengths before it reads any file."""
+    paths = {prefix + suffix: entry for suffix, entry in files.items()}
     try:
-        for path, told in paths.items():
+        for path, entry in paths.items():
             size = os.path.getsize(path)
-            if size != told["bytes"]:
-                raise _damaged(prefix, f"{path} has {size} bytes, and {told['bytes']} were written")
+            if size != entry["bytes"]:
+                raise _damaged(prefix, f"{path} has {size} bytes, and {entry['bytes']} were written")
         found = checksums(paths)
     except FileNotFoundError as error:
         raise _damaged(prefix, f"{error.filename} is missing") from error
     except OSError as error:
         raise _damaged(prefix, str(error)) from error
-    for path, told in paths.items():
-        if found[path] != told["crc32"]:
+    for path, entry in paths.items():
+        if found[path] != entry["crc32"]:
             raise _damaged(prefix, f"{path} is not what was written: it has another checksum")
 
 
 def require_seen(worker: int, prefix: str, index: str | None = None) -> None:
-    """Passes where a worker's machine has the checkpoint that the chief has found.
+    """Checks that a worker's machine sees the checkpoint that the chief has found.
 
     Args:
         worker: its index.
         prefix: of the checkpoint.
-        index: SHA-256 of the chief's index; None: any.
+        index: SHA-256 of the chief's index file; None: any.
 
     Raises:
-        CheckpointError: it has not.
+        CheckpointError: the machine does not see it.
     """
     path = f"{prefix}.index"
     if worker > 0 and not (os.path.exists(path) and index in (None, digest(path))):
@@ -108,7 +108,7 @@ def _damaged(prefix: str, what: str) -> CheckpointError:
 
 
 def saved_graph(prefix: str) -> graph_pb2.TrackableObjectGraph | None:
-    """The objects that a checkpoint was saved of; None: it knows variables by their names alone, as a `Saver`'s."""
+    """Returns the object graph of a checkpoint; None if it holds variables by name only, like that of a `Saver`."""
     reader = tf.train.load_checkpoint(prefix)
     if not reader.has_tensor(GRAPH_KEY):
         return None
@@ -118,26 +118,26 @@ def saved_graph(prefix: str) -> graph_pb2.TrackableObjectGraph | None:
 
 
 def require_same(prefix: str, objects: SavedObjects, graph: graph_pb2.TrackableObjectGraph | None) -> dict[str, str]:
-    """By key of each of our values the key of the saved one.
+    """Maps the key of each current value to the key of the saved one.
 
     Raises:
-        CheckpointMismatchError: it was saved of other objects; names all that differs.
+        CheckpointMismatchError: it was saved from other objects; names all differences.
     """
     saved = saved_values(tf.train.load_checkpoint(prefix))
     keys = dict(_keys_by_objects(objects, graph) if graph is not None else _keys_by_names(objects, saved))
-    now = {key: _told(value) for key, value in objects.values.items()}
+    now = {key: _describe(value) for key, value in objects.values.items()}
     require_alike(prefix, now, saved, keys, optional={_COUNTER})
     return keys
 
 
 def saved_values(reader: Any) -> dict[str, str]:
-    """What a checkpoint has of a script's variables, by key, as `described`; what is AutoDist's own is left out."""
+    """Returns `described` of each value in a checkpoint by key, without AutoDist's own values."""
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     return {key: described(shapes[key], dtypes[key]) for key in shapes if key != GRAPH_KEY and not key.startswith(OURS)}
 
 
 def described(shape: Iterable[int], dtype: tf.DType) -> str:
-    """How a shape and a dtype are told, and compared."""
+    """Formats a shape and a dtype, for messages and comparison."""
     return f"{tuple(shape)} {dtype.name}"
 
 
@@ -148,17 +148,17 @@ def require_alike(
     keys: Mapping[str, str] | None = None,
     optional: Set[str] = frozenset(),
 ) -> None:
-    """Passes a checkpoint that has what is to be restored, and nothing else.
+    """Checks that a checkpoint has exactly the values to be restored.
 
     Args:
         prefix: of the checkpoint.
-        now: how each value that is to be restored is `described`; "" where any will do.
-        saved: likewise what the checkpoint has.
-        keys: by name in `now` that in `saved`; None: they are called alike.
-        optional: what either may have alone.
+        now: `described` of each value to be restored; "" if any shape and dtype will do.
+        saved: `described` of each value in the checkpoint.
+        keys: maps names in `now` to names in `saved`; None: the names are equal.
+        optional: names that only one of them may have.
 
     Raises:
-        CheckpointMismatchError: it has not; names all that differs.
+        CheckpointMismatchError: it does not; names all differences.
     """
     keys = {name: name for name in now.keys() & saved.keys()} if keys is None else keys
     missing = sorted(now.keys() - keys.keys() - optional)
@@ -172,8 +172,8 @@ def require_alike(
         raise CheckpointMismatchError(prefix, tuple(missing), tuple(left_over), tuple(others))
 
 
-def _told(value: ObjectValue) -> str:
-    """A variable's shape and dtype; what else is saved may have had another shape."""
+def _describe(value: ObjectValue) -> str:
+    """Describes a variable; other values may have had another shape, so they yield ""."""
     if value.variable is None:
         return ""
     return described(value.variable.shape.as_list(), value.variable.dtype.base_dtype)

@@ -1,4 +1,4 @@
-"""Saves: makes a checkpoint of values, wherever they lie, at once or with its slow part in the background."""
+"""Saves: writes a checkpoint of values on any worker, at once or with the slow part in the background."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _MARK = Value(SIDE_FILE, lambda: tf.constant(True))
 
 
 class Saves:
-    """Saves what a run trains into a folder.
+    """Saves the training state of a run into a folder.
 
     Args:
-        run: whose values they are.
+        run: the run with the values.
         folder: of the checkpoints.
-        keep: how many stay there.
+        keep: number of checkpoints to keep.
     """
 
     def __init__(self, run: Run, folder: Folder, keep: int) -> None:
@@ -50,28 +50,28 @@ class Saves:
         self._beside = ExtraState(run)
 
     def save(self, content: Callable[[int], Content], is_in_background: bool = False, above: int = 0) -> str:
-        """Writes a checkpoint of the values as they are now; on the chief, while nobody is in a step.
+        """Writes a checkpoint of the current values; called on the chief, while no worker is in a step.
 
-        In the background, all values are in files when it returns, which the system has yet to bring to the disk: they
-        take no memory of this process. What is left to do is to wait for that, to compute checksums and to name them.
+        In the background, the call returns when all values are in files that the system has not yet flushed to the
+        disk: they use no memory of this process. Flushing, checksums and renaming remain for the background.
 
         Args:
-            content: gives what is saved, told the number of the checkpoint.
-            is_in_background: whether it returns then.
-            above: which number the checkpoint's is above, whatever is in the folder.
+            content: returns the content for the number of the checkpoint.
+            is_in_background: True to return at that point.
+            above: lower bound of the checkpoint's number, in addition to the numbers in the folder.
 
         Returns:
             The path that the checkpoint has, or will have.
 
         Raises:
-            CheckpointError: it cannot be written, or an earlier one could not be in the background.
+            CheckpointError: it cannot be written, or an earlier one in the background could not be.
         """
         self.wait()
         self._folder.claim()
-        self._tell_if_gone()
+        self._warn_if_removed()
         self._run.land()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._telling())
+            stack.enter_context(self._translate_errors())
             made = stack.enter_context(self._folder.unfinished())
             number = max([above, *self._folder.numbers()]) + 1
             told = content(number)
@@ -95,7 +95,7 @@ class Saves:
         return self._folder.prefix(number)
 
     def wait(self) -> None:
-        """Returns when what is saved in the background is on the disk.
+        """Returns when the save in the background is on the disk.
 
         Raises:
             CheckpointError: it could not be written.
@@ -123,7 +123,7 @@ class Saves:
             self._run.end.before.append(self.wait)
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, tf.errors.OpError) as error:
@@ -131,17 +131,17 @@ class Saves:
             if _is_missing(error):
                 raise CheckpointError(
                     f"the checkpoint could not be written in {folder}, since that folder, or the new files in it, was "
-                    f"removed meanwhile: {words_of(error)}. See what removes it, or name another folder."
+                    f"removed meanwhile: {words_of(error)}. Find out what removes it, or name another folder."
                 ) from error
             raise CheckpointError(
-                f"the checkpoint could not be written in {folder}, where earlier ones are as they were: "
+                f"the checkpoint could not be written in {folder}; earlier ones are unchanged: "
                 f"{words_of(error)}. {_mend(error)}, or name another folder."
             ) from error
 
-    def _tell_if_gone(self) -> None:
-        """Warns of a checkpoint that this run has saved, from which it could not start again."""
+    def _warn_if_removed(self) -> None:
+        """Warns if the last checkpoint of this run was removed, so that the run could not restart from it."""
         if is_gone(self._last_saved):
-            log.warning("%s, which this run has saved last, was removed; see what removes it.", self._last_saved)
+            log.warning("%s, the last checkpoint of this run, was removed; find out what removes it.", self._last_saved)
 
     def _write_parts(self, values: Iterable[Value], folder: str, follow: Follow = nobody) -> list[str]:
         in_session: dict[str, Kept] = {}
@@ -165,7 +165,7 @@ class Saves:
         return self._part_writer
 
     def _about(self) -> dict[str, Any]:
-        """What the side file says of every run; where another one goes on, it may have another strategy and seed."""
+        """Returns the side file's entries for every run; a run that resumes may have another strategy and seed."""
         strategy = self._run.strategy
         return {
             "step": 0,
@@ -183,19 +183,19 @@ def _is_missing(error: OSError | tf.errors.OpError) -> bool:
 
 
 def _mend(error: OSError | tf.errors.OpError) -> str:
-    # What a file may not grow by, TensorFlow has as what is out of range.
+    # TensorFlow reports a file-size limit as OutOfRangeError.
     is_full = isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.OutOfRangeError)
     if is_full or getattr(error, "errno", None) in _FULL:
-        return "Make room there"
-    return "See whether its disk is well"
+        return "Free some space there"
+    return "Check its disk"
 
 
 _NICENESS = 15
-"""Of the thread, at least: beside a training step that wants its core it has a thirtieth of that, at 10 a tenth."""
+"""Minimum nice value of the thread. Next to a training step on its core it gets a thirtieth of it, at 10 a tenth."""
 
 
 class Background:
-    """What this process does in the background for one folder, one thing at a time."""
+    """Background work of this process for one folder, one task at a time."""
 
     _of: ClassVar[dict[str, Background]] = {}
 
@@ -205,29 +205,29 @@ class Background:
 
     @classmethod
     def of(cls, folder: str) -> Background:
-        """The one of a folder, whoever in this process saves there."""
+        """Returns the instance for a folder; all savers of this process share it."""
         return cls._of.setdefault(os.path.realpath(folder), cls())
 
     @property
     def is_under_way(self) -> bool:
-        """Whether something is being done."""
+        """True while a task runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, act: Callable[[], None]) -> None:
-        """Does something in a thread of its own; what was begun before has to be over.
+        """Runs a task in a new thread; the previous one must be over.
 
         Args:
-            act: what is done; what it raises the next `wait` raises.
+            act: the task; the next `wait` raises its exception.
         """
         assert self._thread is None, "`wait` comes before it"
         self._thread = threading.Thread(target=self._do, args=(act,), name="autodist-checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when nothing is under way.
+        """Returns when no task runs.
 
         Raises:
-            CheckpointError: what was could not be done; raised once.
+            CheckpointError: the task failed; raised once.
         """
         if self._thread is not None:
             self._thread.join()
@@ -237,15 +237,15 @@ class Background:
             raise error
         if error is not None:
             raise CheckpointError(
-                f"a checkpoint could not be written in the background, and those before it are as they were: "
-                f"{type(error).__name__}: {words_of(error)}. Save in the foreground to see where."
+                f"a checkpoint could not be written in the background, and earlier ones are unchanged: "
+                f"{type(error).__name__}: {words_of(error)}. Save in the foreground to see the traceback."
             ) from error
 
     def _do(self, act: Callable[[], None]) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # a system whose threads have no priority of their own
+        with contextlib.suppress(OSError, AttributeError):  # a system without thread priorities
             thread = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, thread, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - all of it belongs to who waits
+        except Exception as error:  # noqa: BLE001 - raised by `wait`
             self._error = error

@@ -1,4 +1,4 @@
-"""Schedule: at which steps a run is saved, the same ones on all workers."""
+"""Schedule: decides at which steps a run is saved; the steps are the same on all workers."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import time
 from collections.abc import Callable
 
 LOOK_SECONDS = 1.0
-"""How often, about, the chief looks at its clock and at what it was asked for, and tells the others."""
+"""Approximate interval at which the chief shares its clock and its requests with the other workers."""
 
 
 def _nothing() -> None:
-    """Nothing is to be done."""
+    """Does nothing."""
 
 
 class Schedule:
-    """Decides between two steps whether what is trained is saved now; all workers ask it before the same steps.
+    """Decides between two steps if the run is saved now; every worker calls it before the same steps.
 
-    Counted steps need no word between workers. What the chief alone knows, its clock and `ask`, it tells at looks: at
-    each it also says after how many more steps the next one is, by how long the last ones took.
+    Step counts need no communication. The chief shares its clock and its requests (`ask`) at regular looks. Each look
+    also sets the number of steps until the next one, from the duration of the last steps.
 
     Args:
-        is_chief: whether this worker is the chief.
-        share: gives every worker what the chief says; all of them call it alike.
-        every_steps: after which it is saved; None: not by them.
-        every_minutes: likewise, by the chief's clock.
-        step: how many were made before.
-        clock: in seconds.
+        is_chief: True if this worker is the chief.
+        share: broadcasts the chief's value to all workers; a collective call.
+        every_steps: saves after this many steps; None: steps do not count.
+        every_minutes: saves after this many minutes by the chief's clock; None: time does not count.
+        step: number of steps already done.
+        clock: returns seconds.
 
     Attributes:
-        saved_step: how many steps were made when it was saved last, or when it began.
+        saved_step: number of steps at the last save, or at the start.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class Schedule:
         self._is_asked, self._then = False, _nothing
 
     def ask(self, then: Callable[[], None] = _nothing) -> None:
-        """On the chief: it is saved at the next look, whatever else is due. From any thread, or a signal's handler.
+        """On the chief, requests a save at the next look. Safe in any thread and in a signal handler.
 
         Args:
-            then: called when it was saved.
+            then: called after the save.
         """
-        self._then = then  # first: `saved`, which may come in between, calls it
+        self._then = then  # first: `saved` calls it and may run in between
         self._is_asked = True
 
     def is_due(self, step: int) -> bool:
-        """Whether it is saved now.
+        """Returns True if a save is due now.
 
         Args:
-            step: how many steps were made so far.
+            step: number of steps done.
         """
         if step <= self.saved_step:
             return False
@@ -71,18 +71,18 @@ class Schedule:
         return is_due
 
     def saved(self, step: int) -> None:
-        """Notes that the run was saved, for whatever reason."""
+        """Records a save, for whatever reason."""
         self.saved_step, self._saved_at = step, self._clock()
         self._is_asked = False
         then, self._then = self._then, _nothing
         then()
 
     def _look(self, step: int) -> bool:
-        now, told = self._clock(), [False, 0]
+        now, decision = self._clock(), [False, 0]
         if self._is_chief:
             is_time = self._every_seconds is not None and now - self._saved_at >= self._every_seconds
             taken = max((now - self._looked_at) / (step - self._looked_step), 1e-9)
-            told = [is_time or self._is_asked, max(1, min(2 * self._apart, int(LOOK_SECONDS / taken)))]
-        is_due, self._apart = json.loads(self._share(json.dumps(told)))
+            decision = [is_time or self._is_asked, max(1, min(2 * self._apart, int(LOOK_SECONDS / taken)))]
+        is_due, self._apart = json.loads(self._share(json.dumps(decision)))
         self._looked_at, self._looked_step, self._next_look = now, step, step + self._apart
         return bool(is_due)

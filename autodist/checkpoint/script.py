@@ -1,4 +1,4 @@
-"""What a checkpoint has of each worker's script itself: NumPy's and Python's generators, and places in data sets."""
+"""The state of each worker's script in a checkpoint: NumPy's and Python's generators, and positions in data sets."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from autodist.runtime.draws import Draws
 log = logging.getLogger("autodist")
 
 DRAWS = "draws"
-"""What a script's state calls its generators."""
+"""Key of the generators in a script's state."""
 
 _SUFFIX = ".scripts.json"
 
 
 def draws_now() -> dict[str, Any]:
-    """The state of a script of which nothing else is known."""
+    """Returns the state of a script of which only the generators are known."""
     return {DRAWS: Draws.now().told()}
 
 
 def files_of(scripts: Mapping[int, Any]) -> dict[str, Callable[[str], None]]:
-    """What is written beside a checkpoint of the workers' scripts, as `Content.files`; what is alike stands once."""
+    """Returns the extra file of the workers' script states, as `Content.files`; equal states are written once."""
     workers: dict[str, list[int]] = {}
     for worker, state in scripts.items():
         if state is not None:
@@ -39,34 +39,34 @@ def files_of(scripts: Mapping[int, Any]) -> dict[str, Callable[[str], None]]:
 
 
 def saved_script(run: Run, path: str, workers: int | None) -> Mapping[str, Any]:
-    """What a checkpoint holds of this worker's script; warns where it holds nothing that fits this worker.
+    """Returns this worker's script state in a checkpoint; logs a warning if none fits this worker.
 
     Args:
-        run: in which it is.
+        run: of the script.
         path: of the checkpoint.
-        workers: that have saved it.
+        workers: number of workers that saved it.
     """
     try:
         with open(f"{path}{_SUFFIX}") as opened:
-            states = {worker: told["state"] for told in json.load(opened) for worker in told["workers"]}
+            states = {worker: entry["state"] for entry in json.load(opened) for worker in entry["workers"]}
     except FileNotFoundError:
-        return {}  # TensorFlow alone has written it, say
+        return {}  # for example, TensorFlow alone has written it
     if run.index in states:
         return states[run.index]
     chiefs = states.get(0, {})
     if len(states) == workers and all(state.get(DRAWS) == chiefs.get(DRAWS) for state in states.values()):
         return chiefs
     log.warning(
-        "%s: NumPy's and Python's generators begin anew on worker %d, since %s. Where workers are to draw alike, let "
-        "them set one seed.", path, run.index,
-        "the chief has saved alone" if len(states) == 1 and workers != 1 else
+        "%s: NumPy's and Python's generators start over on worker %d, since %s. If workers must draw the same numbers, "
+        "set one seed on all of them.", path, run.index,
+        "only the chief has saved its script" if len(states) == 1 and workers != 1 else
         f"{workers} workers have saved it, which drew different numbers", extra=ALIKE_EVERYWHERE,
     )  # fmt: skip
     return {**chiefs, DRAWS: {}}
 
 
 def resume_draws(state: Mapping[str, Any]) -> None:
-    """Lets NumPy's and Python's generators draw what they would have drawn in a saved state of a script."""
+    """Sets NumPy's and Python's generators to a saved state of a script."""
     fault = Draws.of(state.get(DRAWS, {})).resume()
     if fault:
-        log.warning("%s, and begins anew. Set it where the script begins.", fault, extra=ALIKE_EVERYWHERE)
+        log.warning("%s, and starts over. Set its seed at the start of the script.", fault, extra=ALIKE_EVERYWHERE)

@@ -1,4 +1,4 @@
-"""What the section `checkpoint` of the YAML asks for: from where a run goes on, and what saves it."""
+"""Implements the YAML section `checkpoint`: finds the checkpoint to resume from, and sets up automatic saving."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger("autodist")
 
 
 def find_resumed(spec: ResourceSpec) -> Mapping[str, Any]:
-    """On the chief, the checkpoint that the run goes on from: its path, step and seed; nothing where there is none.
+    """On the chief, returns the path, step and seed of the checkpoint to resume from; {} if there is none.
 
     Raises:
-        CheckpointError: it is damaged, or was not made so.
+        CheckpointError: it is damaged, or was not saved automatically.
     """
     section = _section_of(spec)
     prefix = None if section is None else Folder(section.folder).latest()
@@ -33,18 +33,18 @@ def find_resumed(spec: ResourceSpec) -> Mapping[str, Any]:
     require_whole(prefix, about)
     if "made_by" not in about:
         raise CheckpointError(
-            f"{prefix} was saved by a script of its own, which alone knows what to do with it, and `checkpoint` in the "
-            "YAML goes on from what it has saved itself. Name another folder there."
+            f"{prefix} was saved by a script's own call, so only that script can restore it; `checkpoint` in the YAML "
+            "resumes only from checkpoints that it has saved. Name another folder there."
         )
-    log.info("going on from step %d, which was saved as %s.", about["step"], prefix)
+    log.info("resuming from step %d, saved as %s.", about["step"], prefix)
     return {"prefix": prefix, "step": about["step"], "seed": about["seed"], "made_by": about["made_by"]}
 
 
 def save_automatically(run: Run) -> Automatic | None:
-    """What saves the steps of a run from now on, at a SIGTERM too; None: it is not asked for.
+    """Sets up the saving of a run's steps, and of SIGTERM if requested; returns None without a `checkpoint` section.
 
     Raises:
-        ResourceSpecError: SIGTERM is the script's own, or cannot be heeded here.
+        ResourceSpecError: the script handles SIGTERM, or it cannot be handled here.
     """
     section = _section_of(run.spec)
     if section is None:
@@ -57,7 +57,7 @@ def save_automatically(run: Run) -> Automatic | None:
 
 
 def saving_callback(run: Run) -> CheckpointCallback | None:
-    """The callback by which each `fit` of a run is saved; None: it is not asked for."""
+    """Returns the callback that saves each `fit` of a run; None without a `checkpoint` section."""
     section = _section_of(run.spec)
     if section is None:
         return None
@@ -67,5 +67,5 @@ def saving_callback(run: Run) -> CheckpointCallback | None:
 
 
 def _section_of(spec: ResourceSpec) -> CheckpointSection | None:
-    """What the YAML says; None also where a command only looks at the script."""
+    """Returns the YAML section; None also in a dry run."""
     return spec.checkpoint if look() is None else None

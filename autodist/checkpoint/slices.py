@@ -1,7 +1,7 @@
-"""Reads values: each worker what it has of a variable, some groups at the same time, and into no more memory.
+"""Restores values: each worker reads its own shards, some groups in parallel, within the memory of the values.
 
-The time that it takes to read what the system has in memory already is that in which a thread is given fresh memory,
-so that several take less; and the old value of a large variable goes before the new one comes.
+Reading cached files is limited by the time that a thread needs to get fresh memory, so several threads are faster. The
+old value of a large variable is freed before the new one is read.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
 from autodist.runtime.variables import LARGE, Kept
 
 _AT_ONCE = 2
-"""Groups that a worker reads at the same time."""
+"""Number of groups that a worker reads at the same time."""
 
 _MORE_BYTES = 64 << 20
-"""What they may take besides the values themselves."""
+"""Extra bytes that these groups may use in addition to the values."""
 
 
 class _Reads(HasSize, Protocol):
-    """What is read of a checkpoint."""
+    """A value to be read from a checkpoint."""
 
     @property
     def besides(self) -> int:
-        """Bytes that lie in memory meanwhile, besides the value."""
+        """Extra bytes in memory during the read, in addition to the value."""
 
 
 R = TypeVar("R", bound=_Reads)
@@ -46,10 +46,10 @@ class _Read:
     Attributes:
         key: of the variable in the checkpoint.
         kept: the variable.
-        place: the shard's slice of the variable, in TensorFlow's `shape_and_slice` spelling.
+        place: the shard's slice of the variable, in TensorFlow's `shape_and_slice` format.
         byte_size: of its value.
-        worker: that has it.
-        handle: of what it has.
+        worker: the worker that holds it.
+        handle: of its resource.
     """
 
     key: str
@@ -61,13 +61,13 @@ class _Read:
 
     @property
     def besides(self) -> int:
-        """Bytes beside the value: for a slice TensorFlow first reads the piece in which it was saved."""
+        """Extra bytes: for a slice TensorFlow first reads the saved piece that contains it."""
         return self.kept.dtype.size * prod(self.kept.shape) if self.place else 0
 
 
 @dataclass(frozen=True)
 class Here:
-    """A variable of this process that is read, under a key of the checkpoint."""
+    """A variable of this process, to be read from a key of the checkpoint."""
 
     key: str
     variable: tf.Variable
@@ -89,14 +89,14 @@ def read_into_session(
     prefix: str,
     values: Iterable[tuple[str, Kept]],
 ) -> None:
-    """On the chief, gives the session's variables what a checkpoint has, while nobody is in a step.
+    """On the chief, restores variables of the session from a checkpoint, while no worker is in a step.
 
     Args:
-        engine: where it runs.
-        pieces: where the values lie.
-        desk: the device of a worker on which it reads files.
+        graph_runner: runs the reads.
+        pieces: locates the values.
+        desk: returns the device of a worker that reads files.
         prefix: of the checkpoint, as every worker sees it.
-        values: the key of each in the checkpoint, and how the session has it.
+        values: the key of each variable in the checkpoint, and the variable.
     """
     by_worker: dict[int, list[_Read]] = {}
     for read in _reads(pieces, values):
@@ -110,7 +110,7 @@ def read_into_session(
 
 
 def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
-    """Groups that a worker reads at the same time."""
+    """Yields the groups that a worker reads at the same time."""
     together: list[list[R]] = []
     more = 0
     for group in in_groups(reads):
@@ -148,7 +148,7 @@ def _writes(
 
 
 def read_here(prefix: str, variables: Iterable[Here]) -> None:
-    """Gives variables of this process what a checkpoint has."""
+    """Restores variables of this process from a checkpoint."""
     for together in _rounds(variables):
         _read_together(prefix, together)
 
@@ -169,12 +169,12 @@ def _values_of(prefix: str, group: Sequence[Here]) -> Sequence[tf.Tensor]:
 
 
 def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
-    """As its `assign`, which would refuse a value of another shape, and where such a one was let go the true one."""
+    """Assigns a value without a shape check, since `_read_together` frees large variables by an empty value."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def _restored(prefix: str, asked: Iterable[tuple[str, str, tf.DType]]) -> Sequence[tf.Tensor]:
-    """What a checkpoint has under keys, there each the place that is asked for, as a dtype."""
+    """Returns the values under the given keys, each with its slice and dtype."""
     keys, places, dtypes = zip(*asked, strict=True)
     values: Sequence[tf.Tensor] = tf.raw_ops.RestoreV2(
         prefix=prefix, tensor_names=keys, shape_and_slices=places, dtypes=dtypes

@@ -1,4 +1,4 @@
-"""Threads for what waits for the disk, or computes while Python does other things."""
+"""Runs work in threads that waits for the disk, or that computes without holding Python's lock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ R = TypeVar("R")
 
 
 def in_threads(act: Callable[[T], R], values: Sequence[T], most: int) -> list[R]:
-    """What `act` gives for each value, for at most so many at the same time; also when the script has ended."""
+    """Calls `act` on each value, with at most `most` calls at the same time; works also after the script has ended."""
     threads = min(most, len(values))
     if threads > 1:
-        try:  # an executor of `concurrent.futures` takes nothing when the script has ended
+        try:  # an executor of `concurrent.futures` accepts no work after the script has ended
             pool = ThreadPool(threads)
-        except RuntimeError:  # later Pythons start no thread at all then
+        except RuntimeError:  # newer Python versions then start no threads at all
             threads = 1
         else:
             with pool:

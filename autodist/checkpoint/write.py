@@ -19,25 +19,25 @@ from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
 from autodist.runtime.variables import Kept
 
 _AT_ONCE = 2
-"""Files that a worker writes at the same time."""
+"""Number of files that a worker writes at the same time."""
 
-_Asked = tuple[tuple[tuple[str, Kept], ...], frozenset[int], bool]
+_RoundsKey = tuple[tuple[tuple[str, Kept], ...], frozenset[int], bool]
 
 WITNESS = "witness"
-"""A file that the chief writes, by which others tell whether they see its folder."""
+"""A file that the chief writes; a worker that can read it sees the chief's folder."""
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """What is written of a variable at once.
+    """The part of a variable that one write covers.
 
     Attributes:
         key: of the variable.
-        place: its place there, as TensorFlow spells it: the shape of the whole, and begin and length on each axis.
+        place: TensorFlow's `shape_and_slice`: the shape of the variable, and begin and length on each axis.
         byte_size: of the value.
         writer: the worker that writes it.
-        value: what is written.
-        is_copied: whether it lies in the writer's memory once more meanwhile, since it comes from elsewhere.
+        value: the tensor to write.
+        is_copied: True if the writer needs a second copy in memory, since the value is on another device or worker.
     """
 
     key: str
@@ -50,7 +50,7 @@ class _Slice:
 
 @dataclass(frozen=True)
 class _Read:
-    """A value that this process has, by the key of its variable."""
+    """A value of this process, with the key of its variable."""
 
     key: str
     value: tf.Tensor
@@ -65,7 +65,7 @@ class _Read:
 
 
 class _Written(HasSize, Protocol):
-    """What is written with others into one file."""
+    """A value that shares a file with others."""
 
     @property
     def is_copied(self) -> bool: ...
@@ -75,16 +75,16 @@ W = TypeVar("W", bound=_Written)
 
 
 class PartWriter:
-    """Writes what the session has.
+    """Writes the values of the session.
 
-    A worker writes what it owns itself if it sees the folder; otherwise the chief does, and is sent a group of slices
-    at a time. What lies in a worker's memory as it is written needs no more there, and two files are written at the
-    same time: most of that is the processor's work.
+    A worker that sees the folder writes its own values. Otherwise the chief does, and receives one group of slices at a
+    time. Values in a worker's memory are written without another copy. Two files are written at the same time, since
+    most of that is processor work.
 
     Args:
-        engine: where it runs.
-        pieces: where the values lie.
-        desk: the device of a worker on which its files are written.
+        graph_runner: runs the writes.
+        pieces: locates the values.
+        desk: returns the device of a worker that writes its files.
     """
 
     def __init__(self, graph_runner: GraphRunner, pieces: VariableSlices, desk: Callable[[int], str]) -> None:
@@ -92,7 +92,7 @@ class PartWriter:
         with graph_runner.graph.as_default():
             self._folder = tf.compat.v1.placeholder(tf.string, [])
         self._looks: dict[int, tf.Tensor] = {}
-        self._rounds: dict[_Asked, list[list[tuple[str, tf.Operation]]]] = {}
+        self._rounds: dict[_RoundsKey, list[list[tuple[str, tf.Operation]]]] = {}
 
     def write(
         self, values: Mapping[str, Kept], folder: str, follow: Follow = nobody, is_still: bool = False
@@ -100,24 +100,24 @@ class PartWriter:
         """Writes values, by key, into part files; returns their prefixes.
 
         Args:
-            values: how the session has each.
-            folder: of the part files, in which nothing else is; on the chief's machine.
+            values: the session's variable for each key.
+            folder: of the part files, empty; on the chief's machine.
             follow: called with each file of values.
-            is_still: whether nobody writes the values meanwhile.
+            is_still: True if no step writes the values meanwhile.
         """
         owners = {s.owner for kept in values.values() for s in kept.shards if s.owner > 0}
-        asked = (tuple(values.items()), frozenset(self._seeing(sorted(owners), folder)), is_still)
-        if asked not in self._rounds:
-            self._rounds.clear()  # what was made for other placements is not asked for again
-            self._rounds[asked] = self._make(*asked)
-        for together in self._rounds[asked]:
+        key = (tuple(values.items()), frozenset(self._seeing(sorted(owners), folder)), is_still)
+        if key not in self._rounds:
+            self._rounds.clear()  # those of other placements are not needed again
+            self._rounds[key] = self._make(*key)
+        for together in self._rounds[key]:
             self._engine.session.run([operation for _, operation in together], {self._folder: folder})
             for name, _ in together:
                 follow(_data_of(os.path.join(folder, name)))
-        return [os.path.join(folder, name) for together in self._rounds[asked] for name, _ in together]
+        return [os.path.join(folder, name) for together in self._rounds[key] for name, _ in together]
 
     def _seeing(self, workers: Iterable[int], folder: str) -> Iterator[int]:
-        """Those workers that see the chief's folder."""
+        """Yields the workers that see the chief's folder."""
         content = os.urandom(16)
         path = os.path.join(folder, WITNESS)
         with open(path, "wb") as witness:
@@ -136,7 +136,7 @@ class PartWriter:
     def _make(
         self, values: tuple[tuple[str, Kept], ...], seeing: frozenset[int], is_still: bool
     ) -> list[list[tuple[str, tf.Operation]]]:
-        """Part files that are written at the same time; each with what writes it."""
+        """Returns rounds of part files that are written at the same time, each with its write operation."""
         slices = list(itertools.chain.from_iterable(self._slices(key, kept, seeing, is_still) for key, kept in values))
         files: dict[int, list[list[list[_Slice]]]] = {}
         for writer in sorted({s.writer for s in slices}):
@@ -169,7 +169,7 @@ class PartWriter:
 
 
 def place_of(kept: Kept, shard: Shard) -> str:
-    """A shard's place in its variable as SaveV2 and RestoreV2 take it; empty for a whole variable."""
+    """Returns a shard's `shape_and_slice` for SaveV2 and RestoreV2; empty for a complete variable."""
     if kept.placement.cut is None:
         return ""
     lengths = " ".join(map(str, kept.shape))
@@ -179,17 +179,17 @@ def place_of(kept: Kept, shard: Shard) -> str:
 def write_here(
     values: Iterable[tuple[str, Callable[[], tf.Tensor]]], folder: str, follow: Follow = nobody
 ) -> list[str]:
-    """Writes what this process has, read as it comes to it, into part files; returns their prefixes."""
+    """Writes values of this process, each read just before it is written, into part files; returns their prefixes."""
     numbers = itertools.count()
     prefixes: list[str] = []
-    with context.eager_mode():  # in a script of sessions what is read would be a tensor of its graph
+    with context.eager_mode():  # in a script with sessions the values would be tensors of its graph
         for together in _in_rounds(in_groups(_Read(key, read()) for key, read in values)):
             named = [(os.path.join(folder, f"here-{next(numbers)}"), group) for group in together]
             in_threads(_write_group, named, _AT_ONCE)
             for prefix, _ in named:
                 follow(_data_of(prefix))
                 prefixes.append(prefix)
-            del together, named  # their values go before the next are read
+            del together, named  # frees the values before the next are read
     return prefixes
 
 
@@ -205,7 +205,7 @@ def _write_group(named: tuple[str, Sequence[_Read]]) -> None:
 
 
 def _in_rounds(groups: Iterable[list[W]]) -> Iterator[list[list[W]]]:
-    """What a worker writes at the same time: two groups, of which none is copied for that."""
+    """Yields the groups that a worker writes at the same time: two groups, if neither needs a copy."""
     together: list[list[W]] = []
     for group in groups:
         is_copied = any(one.is_copied for one in group)
@@ -213,7 +213,7 @@ def _in_rounds(groups: Iterable[list[W]]) -> Iterator[list[list[W]]]:
             yield together
             together = []
         together.append(group)
-        del group  # it goes before the next is read
+        del group  # frees it before the next is read
         if is_copied or len(together) == _AT_ONCE:
             yield together
             together = []
@@ -222,18 +222,18 @@ def _in_rounds(groups: Iterable[list[W]]) -> Iterator[list[list[W]]]:
 
 
 def _is_elsewhere(value: tf.Tensor) -> bool:
-    """Whether it is in no memory that files are written from."""
+    """Returns True if files cannot be written directly from the value's memory."""
     device = tf.DeviceSpec.from_string(value.device)
     return device.device_type not in (None, "CPU")
 
 
 def _data_of(part: str) -> str:
-    """The file of a part that has its values."""
+    """Returns the file of a part that holds its values."""
     return f"{part}.data-00000-of-00001"
 
 
 def merge(parts: Sequence[str], prefix: str) -> None:
-    """Makes one checkpoint of part files on one file system, which go into it as they are."""
+    """Merges part files on one file system into one checkpoint, without copying their data."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         session.run(
             tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=False)

@@ -1,1 +1,1 @@
-"""The command `autodist`: a file for each of its commands, and what they share."""
+"""The command `autodist`: one file for each of its commands, and their shared code."""

@@ -1,4 +1,4 @@
-"""The command itself: its name, its version, and its commands in the order in which `--help` lists them."""
+"""The Typer application: its name, its version, and its commands in the order of `--help`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autodist.cli.trace import trace
 from autodist.cli.verify import verify
 from autodist.versions import VERSION
 
-# Everything after a script, or after the module that -m names, is the script's own.
+# All arguments after a script, or after the module of -m, belong to the script.
 _BEFORE_A_SCRIPT = {"allow_interspersed_args": False}
 
 app = typer.Typer(
@@ -37,7 +37,7 @@ def _show_version(is_asked: bool) -> None:
 @app.callback()
 def autodist(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Train a TensorFlow script written for one device on many devices and many machines.
@@ -46,17 +46,17 @@ def autodist(
 
     * `autodist run --workers 2 train.py` trains on two workers on this machine
 
-    * `autodist plan --workers 2 train.py` shows what each variable would cost, and starts nothing
+    * `autodist plan --workers 2 train.py` shows the cost of each variable, and starts nothing
 
     * `autodist plan --workers 2 --strategy PS --strategy Parallax train.py` compares two strategies
 
-    * `autodist check cluster.yml train.py` tells whether the machines are ready
+    * `autodist check cluster.yml train.py` checks that every machine is ready to train
 
-    * `autodist verify train.py` tells whether two workers train as one device does
+    * `autodist verify train.py` checks that two workers train the same model as one device
 
-    * `autodist trace FOLDER` tells where a step's time goes
+    * `autodist trace FOLDER` shows how a step spends its time
 
-    * `autodist COMMAND --help` has examples of each command
+    * `autodist COMMAND --help` shows examples of each command
     """
 
 
@@ -69,5 +69,5 @@ app.command()(telling_errors(trace))
 
 
 def main() -> None:
-    """Runs the command and ends the process with its exit status."""
+    """Runs the command and exits with its status."""
     app(prog_name="autodist")

@@ -1,4 +1,4 @@
-"""`autodist check`: whether the machines of a cluster are ready to train; all of them, and all faults, at once."""
+"""`autodist check`: checks all machines of a cluster and reports all faults at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autodist.cli.telling import UsageError, output
 from autodist.resources import ResourceSpec
 
 FAULTY = 1
-"""Exit status where a machine or a link has a fault."""
+"""Exit status if a machine or a link has a fault."""
 
 
 def check(
@@ -29,21 +29,21 @@ def check(
     ] = None,
     is_module: IsModule = False,
     links: Annotated[
-        bool, typer.Option("--links/--no-links", help="Measure round trip and bandwidth between each pair.")
+        bool, typer.Option("--links/--no-links", help="Measure round trip and bandwidth between each pair of machines.")
     ] = True,
     seconds: Annotated[
-        float, typer.Option(min=1, max=3600, help="For measuring pairs; what is left then is told.")
+        float, typer.Option(min=1, max=3600, help="Time limit for measuring pairs; pairs left out are listed.")
     ] = 60,
-    as_json: Annotated[bool, typer.Option("--json", help="Write what was found as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON.")] = False,
     traceback: Traceback = False,
 ) -> None:
-    """Look at all machines of a cluster at once. Exit status 1: something keeps them from training.
+    """Check that every machine of a cluster is ready to train. Exit status 1: a machine or a link has a fault.
 
-    Of each machine: whether it can be reached and logged in to, versions of Python, TensorFlow, Keras and AutoDist,
-    the script (the same content at the same path), the ports of its workers, from each machine to each, its clock,
-    cores, memory, disk and GPUs. Of each pair: round trip and bandwidth, through TensorFlow's own transport, one pair
-    at a time. What is open to whom while a run trains, with the firewall lines that close it. Nothing stays on any
-    machine.
+    For each machine: reachability and login; versions of Python, TensorFlow, Keras and AutoDist; the script (the same
+    content at the same path); the ports of its workers, from every machine; its clock, cores, memory, disk and GPUs.
+    For each pair: round trip and bandwidth through TensorFlow's own transport, one pair at a time. The report also
+    lists the ports that are open while a run trains, with the firewall rules that close them. The check leaves nothing
+    on any machine.
 
     Examples:
 
@@ -55,10 +55,10 @@ def check(
     """
     spec = ResourceSpec.from_file(cluster)
     if spec.is_given:
-        raise UsageError("the machines of `nodes: given` are known when a scheduler has started its processes there.")
+        raise UsageError("the machines of `nodes: given` are not known until a scheduler has started its processes.")
     file = None if script is None else _file_of(Target(script, is_module, []))
     if file is not None and spec.sync is not None and file.startswith(os.path.join(spec.sync.folder, "")):
-        script = file = None  # it is brought when a run starts
+        script = file = None  # a run copies it to the machines
     from autodist.cli.checking.links import Measured, measure
     from autodist.cli.checking.looking import look_at_all
     from autodist.cli.checking.report import report_of, usable
@@ -83,7 +83,7 @@ def check(
 
 
 def _file_of(target: Target) -> str | None:
-    """The script's file; None of an installed module, which packages bring to the machines."""
+    """Returns the script's file; None for an installed module, which each machine has from its packages."""
     target.require()
     if not target.is_module:
         return os.path.abspath(target.name)
@@ -95,8 +95,8 @@ def _file_of(target: Target) -> str | None:
 
 @contextmanager
 def _telling() -> Iterator[Callable[[str], None]]:
-    """On a terminal, shows what is being done."""
+    """Shows the current activity on a terminal."""
     import rich.console
 
-    with rich.console.Console(stderr=True).status("autodist: looking …") as status:
+    with rich.console.Console(stderr=True).status("autodist: checking …") as status:
         yield lambda what: status.update(f"autodist: {what} …")

@@ -1,4 +1,4 @@
-"""`autodist diff`: what differs between two plans."""
+"""`autodist diff`: shows the differences between two plans."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from autodist.cli.plans import PlannedStrategy, read_plan
 from autodist.cli.telling import output
 
 DIFFERENT = 1
-"""Exit status where the plans differ, as of `diff`."""
+"""Exit status if the plans differ, as for the command `diff`."""
 
-_HELP = "A file that `autodist plan --json` wrote."
+_HELP = "A file written by `autodist plan --json`."
 
 
 def diff(
@@ -22,7 +22,7 @@ def diff(
     b: Annotated[Path, typer.Argument(metavar="B", help=_HELP, show_default=False)],
     traceback: Traceback = False,
 ) -> None:
-    """Show the variables that two plans keep or synchronise in different ways. Exit status 1: there are some.
+    """Show the variables that two plans place or synchronise differently. Exit status 1: the plans differ.
 
     Examples:
 
@@ -46,17 +46,17 @@ def diff(
         differ += len(names)
         alike += len({v.name for plan in plans for v in plan.variables}) - len(names)
     for step in alone:
-        console.print(f"{step} is planned in {a if step in steps[0] else b} alone", soft_wrap=True)
+        console.print(f"{step} is only in the plan {a if step in steps[0] else b}", soft_wrap=True)
     workers = [[worker.name for plan in [*found.values()][:1] for worker in plan.workers] for found in steps]
     if workers[0] != workers[1]:
         console.print(f"workers: {', '.join(workers[0])}\n    and: {', '.join(workers[1])}", soft_wrap=True)
-    console.print(f"{differ} variables differ, {alike} are alike")
+    console.print(f"{differ} variables differ, {alike} are equal")
     if differ or alone or workers[0] != workers[1]:
         raise typer.Exit(DIFFERENT)
 
 
 def different(one: PlannedStrategy, other: PlannedStrategy) -> list[str]:
-    """Names of the variables that stand in one of the plans alone, or of which they say different things."""
+    """Returns the names of the variables that are in only one of the plans, or whose plans differ."""
     found = [{variable.name: variable for variable in plan.variables} for plan in (one, other)]
     names = dict.fromkeys([*found[0], *found[1]])
     return [name for name in names if found[0].get(name) != found[1].get(name)]

@@ -1,7 +1,7 @@
-"""`python -m autodist.cli.launched [-m] SCRIPT ARGS…`: what `autodist run` becomes; runs the script as Python would.
+"""`python -m autodist.cli.launched [-m] SCRIPT ARGS…`: `autodist run` executes it, and it runs the script like Python.
 
-Signals, exit status, standard input and terminal are the script's own: this is the process that the user started. A
-script that trains nothing on the machines which were asked for ends with status 2.
+Signals, exit status, standard input and terminal are those of the script: this is the process that the user started. A
+script that trains nothing on the requested machines ends with status 2.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from autodist.runs.cli_overrides import named_builder, take_over
 
 
 def main() -> None:
-    asked = take_over()
+    overrides = take_over()
     is_module = sys.argv[1] == "-m"
     name, *rest = sys.argv[1 + is_module :]
     sys.argv = [name, *rest]
-    # In place of what Python has put there for this module.
+    # Replaces the entry that Python added for this module.
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
-    if asked.strategy is not None:
-        _require_strategy(asked.strategy)  # now: a builder of the user's may stand beside the script
-    sys.excepthook = functools.partial(_without_our_frames, sys.excepthook, asked.traceback)
+    if overrides.strategy is not None:
+        _require_strategy(overrides.strategy)  # now: a custom builder may be defined next to the script
+    sys.excepthook = functools.partial(_without_our_frames, sys.excepthook, overrides.traceback)
     try:
         _run(name, is_module)
     except MisusedError as error:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _require_strategy(name: str) -> None:
-    """Passes one that there is, before the script does anything."""
+    """Checks that a strategy exists, before the script does anything."""
     try:
         named_builder(name)
     except AutoDistError as error:
@@ -57,28 +57,28 @@ def _run(name: str, is_module: bool) -> None:
 
 
 def _require_training(name: str) -> None:
-    """Passes a script that has ended well if something of it ran on the machines."""
+    """Checks that a script which ended well ran something on the machines."""
     api = sys.modules.get("autodist.api")
     if api is None or not api.made():
         _refuse(
-            f"{name} made no AutoDist and ran on one device, as without `autodist run`. Wrap its training in `ad = "
+            f"{name} created no AutoDist and ran on one device, as without `autodist run`. Wrap its training in `ad = "
             "AutoDist()` and `with ad.scope():`, as README.md shows."
         )
     elif not any(one.has_worked for one in api.made()):
         _refuse(
-            f"{name} ended before a step of its AutoDist. What it trains has to be built in `with ad.scope():`, a step "
-            "of its own needs @ad.function, and a graph ad.create_distributed_session()."
+            f"{name} ended before a step of its AutoDist. Build the training in `with ad.scope():`. A custom step "
+            "needs @ad.function, and a graph needs ad.create_distributed_session()."
         )
 
 
 def _refuse(problem: str) -> None:
-    _tell(problem)
+    _print_error(problem)
     sys.exit(BAD_INPUT)
 
 
-def _tell(problem: str) -> None:
+def _print_error(problem: str) -> None:
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):  # nobody is told
+        with contextlib.suppress(OSError):  # no reader is left
             sys.stderr.write(f"autodist: error: {problem}\n")
             sys.stderr.flush()
 
@@ -90,18 +90,18 @@ def _without_our_frames(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """Shows what a script raised from the script on; of AutoDist's own errors the words, which say it all.
+    """Shows a script's exception without frames outside the script, and AutoDist's own errors without a traceback.
 
     Args:
         otherwise: shows an exception.
-        shows_all: whether AutoDist's own are shown as others are.
-        kind: of the exception.
+        shows_all: True to show AutoDist's own errors like others.
+        kind: type of the exception.
         error: the exception.
-        trace: where it came from.
+        trace: its traceback.
     """
     if isinstance(error, AutoDistError) and not shows_all:
         lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace) if _is_script_s(frame)]
-        _tell(str(error) + "".join(f" ({file}:{line})" for file, line in lines[-1:]))
+        _print_error(str(error) + "".join(f" ({file}:{line})" for file, line in lines[-1:]))
         return
     ours = (__file__, "<frozen runpy>")
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:

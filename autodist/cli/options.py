@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The
 IsModule = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as for `python -m`.")]
 Cluster = Annotated[
     Path | None,
-    typer.Option(help="YAML file of the machines, in place of the script's.", exists=True, dir_okay=False),
+    typer.Option(help="YAML file of the machines; overrides the script's.", exists=True, dir_okay=False),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="So many workers on this machine, in place of the script's.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of workers on this machine; overrides the script's.")]
 Replicas = Annotated[int | None, typer.Option(min=1, help="Replicas of each of these workers.")]
 
 
@@ -30,7 +30,7 @@ Strategy = Annotated[
     str | None,
     typer.Option(
         metavar="BUILDER|FILE",
-        help="A builder's name, or a YAML file with a section `strategy`; else the script's.",
+        help="Name of a strategy builder, or a YAML file with a section `strategy`; overrides the script's.",
         autocompletion=_builders,
     ),
 ]
@@ -39,8 +39,8 @@ Strategies = Annotated[
     typer.Option(
         "--strategy",
         metavar="BUILDER|FILE",
-        help="A builder's name, or a YAML file with a section `strategy`; else the script's. Twice or more: side by "
-        "side.",
+        help="Name of a strategy builder, or a YAML file with a section `strategy`; overrides the script's. Repeat it "
+        "to compare strategies.",
         autocompletion=_builders,
     ),
 ]
@@ -48,18 +48,18 @@ PendingReduction = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Where the process with index 0 runs: each process is started by hand, with its --index.",
+        help="Address of the process with index 0. Start each process by hand, with its --index.",
     ),
 ]
 Index = Annotated[
-    int | None, typer.Option(min=0, help="Of this process; the one with 0, the chief, is told --workers, too.")
+    int | None, typer.Option(min=0, help="Index of this process; the one with 0, the chief, also needs --workers.")
 ]
 MaxRestarts = Annotated[
     int | None,
     typer.Option(
         min=0,
         max=MOST_RESTARTS,
-        help="So often all workers start again, from the last checkpoint, when one was lost; else as the YAML says.",
+        help="How often all workers restart from the last checkpoint after one was lost; overrides the YAML.",
     ),
 ]
-Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")]

@@ -1,4 +1,4 @@
-"""`autodist plan`: what strategies would make of a script's training step; nothing is started or trained."""
+"""`autodist plan`: shows the plans of strategies for a script's training steps; nothing is started or trained."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def plan(
     strategies: Strategies = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the plans as JSON, for `autodist diff`.")] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with plots to this file; it needs no network.", dir_okay=False)
+        Path | None, typer.Option(help="Write an HTML page with plots to this file; it works offline.", dir_okay=False)
     ] = None,
     calls: Annotated[
         int | None,
-        typer.Option(min=1, help="End the script at this call of a training step; those before return ones."),
+        typer.Option(min=1, help="End the script at this call of a training step; earlier calls return ones."),
     ] = None,
     traceback: Traceback = False,
 ) -> None:
-    """Show what each variable costs under a strategy. Nothing is started, nothing is trained.
+    """Show the cost of each variable under a strategy. Nothing is started, nothing is trained.
 
-    The script runs on one device up to its first training step, which is captured. While another `@ad.function` of it
-    that makes gradients was not called yet, it goes on, with ones for what its steps return. Bytes are those of
-    gradients and values of variables that travel in a step, held are variables with the optimizer's slots, and FLOPs
-    what TensorFlow counts for a worker's part of the first batch. Of a pipeline it is shown what its stages hold,
-    compute and hand on. What the script prints goes to standard error.
+    The script runs on one device up to its first training step, which is captured. It continues while another of its
+    `@ad.function`s that computes gradients has not been called; its steps then return ones. "sends" and "receives" are
+    the bytes of gradients and variable values per step, "holds" is the size of variables with the optimizer's slots.
+    FLOPs are TensorFlow's count for a worker's part of the first batch. For a pipeline, the plan shows the memory, the
+    FLOPs and the transfers of its stages. The script's output goes to standard error.
 
     Examples:
 
@@ -71,7 +71,7 @@ def plan(
 
 
 def show(plans: Plans) -> None:
-    """Shows plans at the terminal's width."""
+    """Prints plans at the width of the terminal."""
     from autodist.cli.plan_tables import tables_of
 
     console = output()
@@ -84,7 +84,7 @@ def show(plans: Plans) -> None:
 def make_plans_quietly(
     target: Target, asked: CliOverrides, strategies: Sequence[str], calls: int | None = None
 ) -> tuple[Plans, ResourceSpec]:
-    """`make_plans`, with what the script prints on standard error."""
+    """Calls `make_plans`, with the script's standard output redirected to standard error."""
     target.require()  # before TensorFlow is imported, which takes seconds
     with importing_tensorflow():
         from autodist.cli.planning import make_plans

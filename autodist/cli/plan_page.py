@@ -1,4 +1,4 @@
-"""Plans as a page of one file, with plots: whatever it shows stands in it, and a browser loads nothing for it."""
+"""Renders plans as an HTML page with plots. The page is one file; a browser loads nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autodist.logs.formatting import readable_bytes, readable_flops
 from autodist.strategies.stage_table import CUT_HEADS, STAGE_HEADS, cut_rows, stage_rows
 
 MOST_BARS = 64
-"""Of links, those that carry most; the others are counted below."""
+"""Number of links shown: those with the most bytes. The others are counted below."""
 
 _STYLE = """
 :root { color-scheme: light dark; --bar: #3b76c4; --line: #8886; }
@@ -28,7 +28,7 @@ _BAR, _GAP, _NAME, _LENGTH, _VALUE = 16, 6, 260, 420, 120
 
 
 def page_of(plans: Plans) -> str:
-    """The page as HTML; names are escaped, whatever they hold."""
+    """Returns the page as HTML; names are escaped."""
     html = ElementTree.Element("html", lang="en")
     head = _add(html, "head")
     _add(head, "meta", charset="utf-8")
@@ -37,9 +37,9 @@ def page_of(plans: Plans) -> str:
     _add(head, "style", _STYLE)
     body = _add(html, "body")
     _add(body, "h1", f"Plan of {plans.script}")
-    _add(body, "p", "Bytes are those of gradients and values of variables that travel in one training step. What a "
-         "worker holds are variables with the optimizer's slots. FLOPs are what TensorFlow counts for a worker's part "
-         "of the first batch.")  # fmt: skip
+    _add(body, "p", "Sent and received bytes are those of gradients and variable values in one training step. A worker "
+         "holds variables with the optimizer's slots. FLOPs are TensorFlow's count for a worker's part of the first "
+         "batch.")  # fmt: skip
     if plans.note:
         _add(body, "p", plans.note)
     for plan in plans.plans:
@@ -50,19 +50,19 @@ def page_of(plans: Plans) -> str:
 def _add_plan(body: ElementTree.Element, plan: PlannedStrategy) -> None:
     _add(body, "h2", plan.title)
     if plan.rows_are_missing:
-        _add(body, "p", "How many rows of sparse variables a step touches is not known; their bytes come on top.")
+        _add(body, "p", "The number of sparse rows that a step touches is not known; their bytes are extra.")
     if plan.sums:
         _add(body, "p", f"{plan.sums[0].upper()}{plan.sums[1:]}.")
     _add(body, "h3", "Memory held by each worker")
     _add_bars(body, [(worker.name, worker.held) for worker in plan.workers][:MOST_BARS])
     _add_more(body, len(plan.workers), "workers")
-    _add(body, "h3", "Bytes a step on each link")
+    _add(body, "h3", "Bytes per step on each link")
     links = sorted(plan.links, key=lambda link: -link.bytes)
     if links:
         _add_bars(body, [(f"{link.source} → {link.target}", link.bytes) for link in links[:MOST_BARS]])
-        _add_more(body, len(links), "links, which carry no more each")
+        _add_more(body, len(links), "links, with at most as many bytes each")
     else:
-        _add(body, "p", "None: there is one worker, or nothing travels but rows.")
+        _add(body, "p", "None: there is only one worker, or only rows of unknown number are sent.")
     _add(body, "h3", "Workers")
     heads = ["worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step"]
     rows = [
@@ -74,7 +74,7 @@ def _add_plan(body: ElementTree.Element, plan: PlannedStrategy) -> None:
         _add(body, "h3", "Stages")
         _add(body, "p", f"{plan.pipeline.caption}.")
         _add_table(body, STAGE_HEADS, stage_rows(plan.pipeline), first_number=2)
-        _add(body, "h3", "What crosses")
+        _add(body, "h3", "Cross-stage transfers")
         _add_table(body, CUT_HEADS, cut_rows(plan.pipeline), first_number=1)
     _add(body, "h3", "Variables")
     heads = ["variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step"]
@@ -87,7 +87,7 @@ def _cells(v: VariablePlan) -> list[str]:
 
 
 def _add_bars(parent: ElementTree.Element, bars: Sequence[tuple[str, int]]) -> None:
-    """A bar for each name, as long as its bytes are many."""
+    """Adds a bar for each name, in proportion to its bytes."""
     height = len(bars) * (_BAR + _GAP)
     size = {"width": str(_NAME + _LENGTH + _VALUE), "height": str(height)}
     box = f"0 0 {size['width']} {size['height']}"
@@ -114,7 +114,7 @@ def _add_more(parent: ElementTree.Element, count: int, of: str) -> None:
 def _add_table(
     parent: ElementTree.Element, heads: Sequence[str], rows: Sequence[Sequence[str]], first_number: int
 ) -> None:
-    """A table whose columns hold numbers from one on."""
+    """Adds a table; the columns from `first_number` on hold numbers."""
     table = _add(_add(parent, "div", **{"class": "wide"}), "table")
     for tag, cells in [("th", heads), *(("td", row) for row in rows)]:
         line = _add(table, "tr")

@@ -1,4 +1,4 @@
-"""Plans as tables for a terminal."""
+"""Renders plans as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autodist.strategies.stage_table import bytes_text, stage_tables
 from autodist.strategies.table import ALL_WORKERS, MOST_NAMES, NARROW
 
 MOST_LINKS = 12
-"""In the table of links, those that carry most; the others are counted."""
+"""Number of links shown: those with the most bytes. The others are counted."""
 
 
 def tables_of(plans: Sequence[PlannedStrategy], width: int) -> Iterator[Table]:
-    """One plan by variables, workers and links; of several, variables and workers side by side.
+    """Yields the tables of one plan (variables, workers, links), or of several plans side by side.
 
     Args:
         plans: of the same step.
@@ -40,7 +40,7 @@ def tables_of(plans: Sequence[PlannedStrategy], width: int) -> Iterator[Table]:
 def side_by_side(
     plans: Sequence[PlannedStrategy], names: Sequence[str] | dict[str, None], heads: Sequence[str] = ()
 ) -> Table:
-    """What plans say of variables: a column for each plan.
+    """Returns a table of variables with a column for each plan.
 
     Args:
         plans: of one step.
@@ -59,12 +59,12 @@ def side_by_side(
 
 
 def how(variable: VariablePlan) -> str:
-    """How a variable is kept and synchronised, where, and what it costs, in three lines."""
+    """Describes the synchronizer, the placement and the cost of a variable, in three lines."""
     return f"{variable.synchronizer}\n{where(variable)}\n{cost(variable)}"
 
 
 def where(variable: VariablePlan) -> str:
-    """Who holds a variable, or its shards."""
+    """Names the workers that hold a variable, or its shards."""
     owners = Counter(listed((shard.owner or ALL_WORKERS, *shard.mates)) for shard in variable.shards)
     if variable.axis is None:
         return next(iter(owners))
@@ -77,14 +77,14 @@ def where(variable: VariablePlan) -> str:
 
 
 def cost(variable: VariablePlan) -> str:
-    """Bytes that workers send for a variable in a step."""
+    """Formats the bytes that workers send for a variable in a step."""
     counts = [count for count in variable.sent if count] or [0]
-    told = readable_bytes(min(counts))
+    text = readable_bytes(min(counts))
     if min(counts) != max(counts):
-        told += f" to {readable_bytes(max(counts))}"
+        text += f" to {readable_bytes(max(counts))}"
     if variable.gradient == "sparse":
-        told += " + rows" if variable.rows is None else f" for {variable.rows} rows"
-    return told
+        text += " + rows" if variable.rows is None else f" for {variable.rows} rows"
+    return text
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -106,7 +106,7 @@ def _variables(plan: PlannedStrategy, width: int) -> Table:
 
 
 def _slots(variable: VariablePlan) -> str:
-    """How many slots a variable has, and their bytes."""
+    """Formats the number of a variable's slots and their bytes."""
     if not variable.slots:
         return "none"
     return f"{len(variable.slots)}: {readable_bytes(sum(slot.bytes for slot in variable.slots))}"
@@ -159,7 +159,7 @@ def _totals(plans: Sequence[PlannedStrategy]) -> Table:
 
 
 def _most_flops(plan: PlannedStrategy) -> int | None:
-    """Of the worker that computes most; None: it is not known of all."""
+    """Returns the FLOPs of the worker that computes most; None if they are not known for all workers."""
     counts = [worker.flops for worker in plan.workers]
     return None if None in counts else max(count for count in counts if count is not None)
 

@@ -1,4 +1,4 @@
-"""A training step as strategies are planned for it, without a cluster."""
+"""Plans a captured training step under strategies, without a cluster."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from autodist.synchronizers import cut_of
 
 
 class PlannedStep:
-    """A captured step on some machines.
+    """A captured step on given machines.
 
     Args:
         item: the step, under the session's names.
         spec: the machines.
-        shapes: of its inputs, in what one device got of the first batch.
-        rehearses: whether the item is all that will run, so that it can be rewritten.
+        shapes: of its inputs in the first batch on one device.
+        rehearses: True if the item is all that will run, so that it can be rewritten.
     """
 
     def __init__(self, item: Step, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool) -> None:
@@ -57,22 +57,22 @@ class PlannedStep:
         self._names = [worker.name for worker in spec.workers]
 
     def plan(self, name: str, steps: PlannedSteps, names: Mapping[str, str], shown_as: str = "") -> PlannedStrategy:
-        """What a strategy makes of it.
+        """Returns the plan of the step under a strategy.
 
         Args:
-            name: of the strategy; "": it is the script's.
-            steps: plans the script's steps by the strategy; this one is the next.
-            names: under which the session knows each variable.
+            name: of the strategy; "": the script's.
+            steps: plans the script's steps under the strategy; this step is the next.
+            names: maps each variable to its name in the session.
             shown_as: the step's name.
 
         Raises:
-            StrategyError, RewriteError: it cannot be done.
+            StrategyError, RewriteError: the strategy is not possible for this step.
         """
         strategy, item = steps.next(self._item, names)
         seen, context = Rewriting(), Context(strategy, 0)
         if self._rehearses:
             with telling_places(steps.builder):
-                rewrite(item, context, "plan", also=seen)  # which tells what the kernels refuse
+                rewrite(item, context, "plan", also=seen)  # raises what the kernels refuse
         named = name or f"{strategy.builder} (the script's)"
         held = held_bytes(item, strategy, len(self._names))
         if strategy.pipeline.stages:
@@ -103,7 +103,7 @@ class PlannedStep:
     def _of_pipeline(
         self, name: str, shown_as: str, strategy: strategy_pb2.Strategy, held: Sequence[int], costs: StageCosts | None
     ) -> PlannedStrategy:
-        """A plan in which a worker computes a stage's part for its pipeline, and the graph says what crosses."""
+        """Returns the plan of a pipeline: a worker computes its stage, and the graph determines the transfers."""
         links = {} if costs is None else costs.links
         figures = figures_of(strategy, self._item, self._names, held, costs)
         stage_of_worker = {name: stage for stage in figures.stages for name in stage.workers}
@@ -119,7 +119,7 @@ class PlannedStep:
         )
 
     def _of_stage(self, node: strategy_pb2.VariableNode, strategy: strategy_pb2.Strategy) -> VariablePlan:
-        """A variable that the workers of a stage hold, who exchange its gradient, each that of its own examples."""
+        """Returns the plan of a variable of a stage; the stage's workers exchange its gradient for their examples."""
         stage, variable = stage_of(strategy, node), self._synced[node.variable]
         holders = workers_of(strategy, stage)
         whole = self._whole_rows.get(variable.name)
@@ -183,7 +183,7 @@ class PlannedStep:
 
 
 def held_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
-    """Bytes of variables, slots included, that each worker holds between two steps."""
+    """Returns the bytes of variables, slots included, that each worker holds between two steps."""
     placements: Mapping[str, Placement] = find_placements(item, strategy) if workers > 1 else {}
     computing = {replica.worker for replica in strategy.graph_config.replicas}
     everywhere, with_replicas, held = 0, 0, [0] * workers
@@ -205,9 +205,9 @@ def held_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int) -> lis
 
 
 def _of_the_chief(item: Step, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs in the chief's part of the first batch, of which one device got the whole.
+    """Returns the shapes of the inputs in the chief's part of the first batch, whose shapes on one device are `shapes`.
 
-    What a script feeds as one worker's own part is that.
+    An input that the script feeds as one worker's own part keeps its shape.
     """
     if not item.is_global:
         return {name: tuple(shape) for name, shape in shapes.items()}
@@ -221,21 +221,23 @@ def _of_the_chief(item: Step, shapes: Mapping[str, Sequence[int]], spec: Resourc
     return found
 
 
-_GIVEN = having(Trait.FED | Trait.ITERATOR_GET)
+_INPUTS = having(Trait.FED | Trait.ITERATOR_GET)
 
 
 def count_flops(item: Step, shapes: Mapping[str, Sequence[int]]) -> int | None:
-    """What `flops_of_nodes` counts in a step: not what has no formula or no shape, nor loops' later turns.
+    """Counts the FLOPs of a step by `flops_of_nodes`, without ops that lack a formula or a shape.
+
+    A loop body counts once.
 
     Args:
         item: the captured step.
         shapes: of its inputs, by name.
 
     Returns:
-        None where the shape of something that is fed, or that an iterator gives, is not known.
+        None if the shape of a fed or iterator-produced tensor is not known.
     """
     graph = with_inferred_shapes(item, sorted(item.named), shapes)
-    given = [t for op in graph.get_operations() if op.type in _GIVEN for t in op.outputs]
+    given = [t for op in graph.get_operations() if op.type in _INPUTS for t in op.outputs]
     if not all(tensor.shape.is_fully_defined() for tensor in given):
         return None
     return PartialCount.of(flops_of_nodes(graph).values()).count

@@ -1,4 +1,4 @@
-"""The steps of a script as one strategy plans them, one after the other."""
+"""Plans the steps of a script under one strategy, one after the other."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autodist.strategies import BuildsStrategy, arranged
 
 
 class PlannedSteps:
-    """Plans each step with what the steps before it have placed, as a run does.
+    """Plans each step with the placements of the earlier steps, as a run does.
 
     Args:
-        builder: decides the strategy.
+        builder: builds the strategy.
         spec: the machines.
     """
 
@@ -29,14 +29,14 @@ class PlannedSteps:
         self._placements: dict[str, Placement] = {}
 
     def next(self, item: Step, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, Step]:
-        """The strategy for the next step, and that step with its variables where earlier steps have put them.
+        """Returns the strategy for the next step, and the step with its variables placed by the earlier steps.
 
         Args:
             item: the step.
-            names: under which the session knows each variable.
+            names: maps each variable to its name in the session.
 
         Raises:
-            StrategyError: the strategy asks for what cannot be done.
+            StrategyError: the strategy is not possible for this step.
         """
         placed = place_variables(
             item, {name: self._placements[kept] for name, kept in names.items() if kept in self._placements}

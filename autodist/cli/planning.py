@@ -1,4 +1,4 @@
-"""Makes the plans of a script: captures its training steps, and asks each strategy for what it makes of them."""
+"""Makes the plans of a script: captures its training steps and builds each strategy for them."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from autodist.runs.dry_run import looking
 def make_plans(
     target: Target, asked: CliOverrides, strategies: Sequence[str], calls: int | None = None
 ) -> tuple[Plans, ResourceSpec]:
-    """The plans of a script's training steps, and the machines for which they are.
+    """Returns the plans of a script's training steps, and the machines that they are for.
 
-    The script runs in this process, on one device. Its training steps are not made.
+    The script runs in this process, on one device. Its training steps are captured but not run.
 
     Args:
         target: the script.
-        asked: machines in place of the script's; its strategy is not looked at.
+        asked: machines that override the script's; its strategy is ignored.
         strategies: names of builders or files; none: the script's own.
-        calls: at which call of a training step the script is ended; None: once no further step is expected.
+        calls: ends the script at this call of a training step; None: as soon as no further step is expected.
 
     Raises:
-        UsageError: it makes no AutoDist, or two, or ends before a training step.
-        StrategyError, RewriteError: a strategy asks for what cannot be done.
-        ScriptFailedError: the script failed by itself, before a training step.
+        UsageError: the script creates no AutoDist, or two, or ends before a training step.
+        StrategyError, RewriteError: a strategy is not possible.
+        ScriptFailedError: the script failed before a training step.
     """
     target.require()
-    with target.as_main():  # a builder of the user's may stand beside the script
+    with target.as_main():  # a custom builder may be defined next to the script
         for name in strategies:
-            named_builder(name)  # now: the script may take long to come to its step
+            named_builder(name)  # now: the script may take long to reach its first step
     look = PlanningLook(asked, strategies, calls)
     with looking(look):
         try:
             target.run_here()
         except EndOfLookError:
-            assert look.plans, "it is raised once they are made"
+            assert look.plans, "raised only after the plans are made"
         except ScriptFailedError as error:
             if not look.plans:
                 raise
-            look.end = f"Behind that, {str(error).removesuffix('.')}."
+            look.end = f"After that, {str(error).removesuffix('.')}."
     if not look.plans:
         raise UsageError(_why_none(target, look.chosen is not None))
     return Plans(script=target.name, plans=tuple(look.plans), note=look.note()), look.spec
@@ -53,11 +53,11 @@ def make_plans(
 def _why_none(target: Target, was_made: bool) -> str:
     if not was_made:
         return (
-            f"{target.name} makes no AutoDist. Wrap its training in `ad = AutoDist()` and `with ad.scope():`, as the "
+            f"{target.name} creates no AutoDist. Wrap its training in `ad = AutoDist()` and `with ad.scope():`, as the "
             "README shows."
         )
     return (
-        f"{target.name} ended before a training step of its AutoDist. What it trains has to be built in `with "
-        "ad.scope():`, a step of its own needs @ad.function, and a graph ad.create_distributed_session(); pass the "
-        "arguments, too, with which it trains."
+        f"{target.name} ended before a training step of its AutoDist. Build the training in `with ad.scope():`. A "
+        "custom step needs @ad.function, and a graph needs ad.create_distributed_session(). Also pass the "
+        "arguments with which the script trains."
     )

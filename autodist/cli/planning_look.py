@@ -1,4 +1,4 @@
-"""PlanningLook: lets a script run on one device from one training step to the next, without training."""
+"""PlanningLook: runs a script on one device from one training step to the next, without training."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from autodist.runs.step_plans import share_names
 from autodist.strategies import BuildsStrategy
 
 _OF_TRAINING = frozenset({"GradientTape", "gradient", "minimize", "apply_gradients"})
-"""Names that the code of a function which trains contains."""
+"""Names of which the code of a training function contains at least one."""
 
-_AT_ITS_END = "There the script came to its end."
+_AT_ITS_END = "The script then ended."
 
 
 class EndOfLookError(BaseException):
-    """Ends the script, whose training steps have been planned."""
+    """Raised in the script to end it once its training steps have been planned."""
 
 
 @dataclass
 class PlanningLook:
-    """Plans the training steps that a script comes to.
+    """Plans the training steps that a script reaches.
 
-    By default the script goes on past a training step only while it has another function under `@ad.function` that
-    makes gradients and was not called yet, and only until it calls a step again. What steps return is made up: ones.
+    By default the script continues after a training step only while it has another function under `@ad.function` that
+    computes gradients and has not been called, and only until it calls a step again. Its steps return ones.
 
     Attributes:
-        asked: machines in place of the script's.
+        asked: machines that override the script's.
         strategies: to be planned; none: the script's own.
-        calls: at which call of a training step the script is ended; None: as above.
-        chosen: machines and builder, once the script has made its AutoDist.
+        calls: ends the script at this call of a training step; None: as described above.
+        chosen: machines and builder, once the script has created its AutoDist.
         plans: of each step, one for each strategy.
-        end: why no more steps were planned, as a sentence.
+        end: the reason why no more steps were planned, as a sentence.
     """
 
     asked: CliOverrides
@@ -65,37 +65,37 @@ class PlanningLook:
 
     @property
     def spec(self) -> ResourceSpec:
-        """The machines for which the plans are."""
-        assert self.chosen is not None, "the script has made its AutoDist"
+        """The machines that the plans are for."""
+        assert self.chosen is not None, "the script has created its AutoDist"
         return self.chosen[0]
 
     def choose(self, spec: ResourceSpec, builder: BuildsStrategy) -> ResourceSpec:
-        """One device.
+        """Records the script's machines and builder, and returns a spec of one device for the script.
 
         Raises:
-            UsageError: the script has made an AutoDist before.
+            UsageError: the script has already created an AutoDist.
         """
         if self.chosen is not None:
             raise UsageError(
-                "the script makes two AutoDist objects, and it is not known which of them is meant; leave one, and "
-                "open its scope() again."
+                "the script creates two AutoDist objects, and only one can be planned; keep one, and open its scope() "
+                "again."
             )
         if spec.is_given:
             raise UsageError(
-                "the machines of a given cluster are known when its processes have met; say which to plan for, by "
-                "--cluster or --workers."
+                "the machines of `nodes: given` are not known until its processes have joined; name the machines to "
+                "plan for with --cluster or --workers."
             )
         self.chosen = spec, builder
         return ResourceSpec.local()
 
     def defines_step(self, function: Callable[..., Any]) -> None:
-        """Expects the script to call a function that makes gradients."""
+        """Expects a call of the function if it computes gradients."""
         code = getattr(inspect.unwrap(function), "__code__", None)
         if isinstance(code, CodeType) and not _OF_TRAINING.isdisjoint(_names_in(code)):
             self._expected[function.__name__] += 1
 
     def calls_within_step(self, name: str) -> None:
-        """Expects no call of it by itself any more."""
+        """Stops expecting a direct call of the function."""
         self._expected -= Counter([name])
 
     def comes_to_step(
@@ -106,9 +106,9 @@ class PlanningLook:
         rehearses: bool,
         name: str,
     ) -> None:
-        """Plans the step, if it is a new one, and ends the script where it is not to go on.
+        """Plans a new step, and ends the script if it must not continue.
 
-        A script that catches the end, and comes to another step, is ended again.
+        A script that catches the exception and reaches another step is ended again.
         """
         key = name, frozenset(names[gradient.variable] for gradient in item.gradients)
         is_new = key not in self._planned and not self._is_over
@@ -123,7 +123,7 @@ class PlanningLook:
         self._is_counted = True
 
     def answers(self, item: Step, values: Sequence[Any]) -> list[np.ndarray]:
-        """Ones, of the shapes that the step's outputs have for these values; or the end of the script."""
+        """Returns ones in the shapes that the step's outputs have for these values, or ends the script."""
         if not self._is_counted:
             self._count_call(is_new=False)
         self._is_counted = False
@@ -132,17 +132,17 @@ class PlanningLook:
         outputs = [graph.get_tensor_by_name(name) for name in item.outputs]
         for output in outputs:
             if not output.shape.is_fully_defined():
-                self._end(f"What that step returns has a shape that is known once it has run: {output.name}.")
+                self._end(f"An output of that step has a shape that is known only after the step runs: {output.name}.")
         return [_ones(output) for output in outputs]
 
     def note(self) -> str:
-        """The steps that are planned, why there are no more, and how to see more, on one line."""
-        told = f"Planned: {listed(self._planned.values())}. {self.end}"
+        """Returns the planned steps, the reason why there are no more, and the option that shows more, on one line."""
+        text = f"Planned: {listed(self._planned.values())}. {self.end}"
         if self.end == _AT_ITS_END:
-            return told
+            return text
         return (
-            f"{told} Steps that it comes to later are not shown: `autodist plan --calls N` lets it go on to its N-th "
-            "call of a training step. No step is made; those that the script goes on from return ones."
+            f"{text} Later steps are not shown: `autodist plan --calls N` lets the script continue to its N-th "
+            "call of a training step. No step is run; steps before the last one return ones."
         )
 
     def _shown_as(self, name: str) -> str:
@@ -151,14 +151,14 @@ class PlanningLook:
         return f"{named} ({before + 1})" if before else named
 
     def _plan(self, shown_as: str, names: Mapping[str, str], step: PlannedStep) -> None:
-        assert self.chosen is not None, "the script has made its AutoDist"
+        assert self.chosen is not None, "the script has created its AutoDist"
         if not self._strategies:
             builders = {name: named_builder(name) for name in self.strategies} or {"": self.chosen[1]}
             self._strategies = {name: PlannedSteps(builder, self.spec) for name, builder in builders.items()}
         self.plans += [step.plan(name, steps, names, shown_as) for name, steps in self._strategies.items()]
 
     def _count_call(self, is_new: bool) -> None:
-        """Counts a call of a training step, and ends the script if it is the last."""
+        """Counts a call of a training step, and ends the script at the last one."""
         self._calls_made += 1
         if self._is_over:
             raise EndOfLookError
@@ -166,19 +166,19 @@ class PlanningLook:
             if self._calls_made >= self.calls:
                 self._end(f"The script was ended at call {self.calls} of a training step.")
         elif not self._expected:
-            self._end("There the script was ended.")
+            self._end("The script was ended there.")
         elif not is_new:
-            self._end(f"The script was ended where it calls a step again, before {listed(self._expected)}.")
+            self._end(f"The script was ended when it called a step again, before {listed(self._expected)}.")
 
     def _end(self, why: str) -> NoReturn:
-        """Ends the script; one that catches that, and comes to another step, is ended there once more."""
+        """Ends the script; one that catches the exception is ended again at its next step."""
         if not self._is_over:
             self.end, self._is_over = why, True
         raise EndOfLookError
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Names of globals and attributes in the code of a function and of those that it defines."""
+    """Returns the names of globals and attributes in the code of a function and its nested functions."""
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return {*code.co_names}.union(*map(_names_in, inner))
 

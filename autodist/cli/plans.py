@@ -1,4 +1,4 @@
-"""Plan: what a strategy makes of a training step on some machines, as the commands show, write and compare it."""
+"""The plan of a training step: the data that the commands show, write and compare."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class _Part(pydantic.BaseModel):
 
 
 class SlotPlan(_Part):
-    """What an optimizer keeps for one variable.
+    """A slot of an optimizer for one variable.
 
     Attributes:
         name: of the slot.
-        bytes: of all of it.
+        bytes: its size.
     """
 
     name: str
@@ -28,12 +28,12 @@ class SlotPlan(_Part):
 
 
 class ShardPlan(_Part):
-    """A piece of a variable; a variable that is not cut has one.
+    """A shard of a variable, or a complete variable.
 
     Attributes:
-        owner: name of the worker that holds it; None: all do.
-        mates: names of those that hold the same, in other pipelines.
-        shape: of the piece.
+        owner: name of the worker that holds it; None: all workers hold it.
+        mates: names of the workers that hold the same shard in other pipelines.
+        shape: of the shard.
     """
 
     owner: str | None
@@ -48,13 +48,13 @@ class VariablePlan(_Part):
         name: of the variable.
         shape: length of each axis.
         dtype: of its elements.
-        bytes: of all of it.
+        bytes: its size.
         gradient: "dense" or "sparse".
-        rows: of a sparse one, that a worker's part of the first batch touches; None: not known.
-        synchronizer: in words.
-        axis: along which it is cut; None: it is whole.
-        shards: its pieces.
-        slots: what the optimizer keeps for it.
+        rows: number of rows of a sparse gradient for a worker's part of the first batch; None: not known.
+        synchronizer: its description.
+        axis: the axis along which it is partitioned; None: not partitioned.
+        shards: its shards.
+        slots: the optimizer's slots for it.
         sent: bytes that each worker sends for it in a step, by the worker's index.
     """
 
@@ -72,20 +72,20 @@ class VariablePlan(_Part):
 
     @property
     def rows_are_missing(self) -> bool:
-        """Whether what it costs is told without its rows, whose number is not known."""
+        """True if the cost excludes rows, because their number is not known."""
         return self.gradient == "sparse" and self.rows is None
 
 
 class WorkerPlan(_Part):
-    """What one worker does.
+    """The work of one worker.
 
     Attributes:
         name: of the worker.
-        replicas: it runs; of a pipeline, the micro-batches.
-        sent: bytes in a step.
-        received: bytes in a step.
+        replicas: number of its replicas; in a pipeline, of the micro-batches.
+        sent: bytes per step.
+        received: bytes per step.
         held: bytes of variables, slots included.
-        flops: that TensorFlow counts in a step on its part of the first batch; None: not known.
+        flops: TensorFlow's count for a step on the worker's part of the first batch; None: not known.
     """
 
     name: str
@@ -97,13 +97,13 @@ class WorkerPlan(_Part):
 
 
 class LinkPlan(_Part):
-    """What goes from one worker to another.
+    """The traffic from one worker to another.
 
     Attributes:
         source: name of the worker that sends.
         target: name of the worker that receives.
-        bytes: in a step.
-        is_least: whether there is more, of which it is not known how much.
+        bytes: per step.
+        is_least: True if `bytes` is a lower bound.
     """
 
     source: str
@@ -116,14 +116,14 @@ class PlannedStrategy(_Part):
     """A strategy for one step.
 
     Attributes:
-        strategy: as it was asked for.
-        builder: that decided.
-        step: its name; of several steps of one name, with a number.
+        strategy: as the user named it.
+        builder: that built it.
+        step: its name; of several steps with one name, with a number.
         variables: in the order of their gradients.
         workers: by index.
-        links: those on which something goes.
-        sums: how they are made and what they take on paper, in a sentence; empty: there are none, or it is not known.
-        pipeline: its stages, if it has some.
+        links: those with traffic.
+        sums: the algorithm of the sums and their estimated time, in a sentence; empty: none, or not known.
+        pipeline: its stages; None: not a pipeline.
     """
 
     strategy: str
@@ -137,7 +137,7 @@ class PlannedStrategy(_Part):
 
     @property
     def title(self) -> str:
-        """What decided, and on how many machines it is carried out."""
+        """The step, the strategy, and the number of replicas and workers."""
         if self.pipeline is not None:
             return f"{self._of_step}{self.strategy}: {self.pipeline.title}"
         replicas = sum(worker.replicas for worker in self.workers)
@@ -154,12 +154,12 @@ class PlannedStrategy(_Part):
 
 
 class Plans(_Part):
-    """What `autodist plan --json` writes.
+    """The content of the file that `autodist plan --json` writes.
 
     Attributes:
         script: that was captured.
         plans: of each step in their order, one for each strategy.
-        note: the steps that are planned, and why no more of them, as a sentence or more.
+        note: the planned steps and the reason why there are no more, in one or more sentences.
     """
 
     script: str
@@ -174,20 +174,20 @@ class Plans(_Part):
 
 
 def read_plan(path: Path) -> dict[str, PlannedStrategy]:
-    """The plan of each step in a file that `autodist plan --json` wrote, by the step's name.
+    """Reads a file written by `autodist plan --json`, and returns the plan of each step by the step's name.
 
     Raises:
-        UsageError: it cannot be read, or holds none, or several.
+        UsageError: the file cannot be read, or does not hold exactly one plan per step.
     """
     try:
         found = Plans.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     except pydantic.ValidationError as error:
-        raise UsageError(f"{path} is no plan; write one by `autodist plan --json SCRIPT > plan.json`.") from error
+        raise UsageError(f"{path} is not a plan; write one with `autodist plan --json SCRIPT > plan.json`.") from error
     steps = found.by_step
     if any(len(plans) != 1 for plans in steps.values()):
         raise UsageError(
-            f"{path} holds {len(found.plans)} plans; write each into a file of its own, by one --strategy at a time."
+            f"{path} holds {len(found.plans)} plans; write each into its own file, with one --strategy at a time."
         )
     return {step: plans[0] for step, plans in steps.items()}

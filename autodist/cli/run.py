@@ -1,4 +1,4 @@
-"""`autodist run`: runs a script on the machines, and under the strategy, that the command line names."""
+"""`autodist run`: runs a script on the machines and under the strategy of the command line."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def run(
     index: Index = None,
     max_restarts: MaxRestarts = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be started where, and the plan; start nothing.")
+        bool, typer.Option("--dry-run", help="Show the processes that would be started, and the plan; start nothing.")
     ] = False,
     traceback: Traceback = False,
 ) -> None:
-    """Run a script on the machines that are given here, which need not stand in its code: `AutoDist()` is enough.
+    """Run a script on the machines of the command line. The script itself needs only `AutoDist()`.
 
-    What is not given here is as the script says. The script runs in this process: signals, exit status, standard input
-    and terminal are as with `python SCRIPT`. A script that makes no AutoDist, or two, or ends before a step of it, ends
-    with status 2. What AutoDist cannot do is told in words with the script's line, and status 1.
+    Options that are left out keep the script's values. The script runs in this process: signals, exit status, standard
+    input and terminal are as with `python SCRIPT`. Exit status 2: the script creates no AutoDist, or two, or ends
+    before a step of it. An error of AutoDist is printed with the script's line, and the exit status is 1.
 
-    Where a scheduler has started several of these (SLURM, Open MPI, PMI, an indexed Job of Kubernetes, TF_CONFIG), and
-    the options name no machines, they train together: the environment says which is which.
+    If a scheduler has started several of these processes (SLURM, Open MPI, PMI, an indexed Job of Kubernetes,
+    TF_CONFIG) and the options name no machines, the processes train together, with their indices from the environment.
 
     Examples:
 
@@ -77,8 +77,8 @@ def run(
     target.require()
     file = None if cluster is None else os.path.abspath(cluster)
     if join is None:
-        CliOverrides(file, workers)  # told before the file is read
-    spec = None if file is None else ResourceSpec.from_file(file)  # told here, before TensorFlow is imported
+        CliOverrides(file, workers)  # checks the options before the file is read
+    spec = None if file is None else ResourceSpec.from_file(file)  # fails early, before TensorFlow is imported
     given = find_given(spec, join, index, workers)
     if given is not None:
         _require_no_look(dry_run)
@@ -98,7 +98,7 @@ def run(
 
 
 def find_given(spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None) -> Given | None:
-    """What this process is in a given cluster; None where it is in none, or has been told its machines.
+    """Returns the role of this process in a `nodes: given` cluster; None if it has none or its options name machines.
 
     Raises:
         UsageError: the options contradict one another.
@@ -115,13 +115,13 @@ def find_given(spec: ResourceSpec | None, join: str | None, index: int | None, w
 
 
 def _join_by_hand(spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None) -> None:
-    """Puts the options into this process's environment, where it finds them as if a scheduler had put them there."""
+    """Stores the options in this process's environment, as if a scheduler had set them."""
     if join is None or index is None:
-        raise UsageError("--join and --index belong together: where the chief is, and which process this is.")
+        raise UsageError("--join and --index belong together: the chief's address, and the index of this process.")
     if spec is not None and not spec.is_given:
-        raise UsageError("--join is for processes that are started by hand, and the YAML of --cluster names machines.")
+        raise UsageError("--join is for processes that are started by hand, but the YAML of --cluster names machines.")
     if index == 0 and workers is None:
-        raise UsageError("the chief, --index 0, has to know how many processes are to come: add --workers.")
+        raise UsageError("the chief, --index 0, needs the number of processes: add --workers.")
     host_and_port_of(join, "--join", None)
     os.environ |= {CHIEF: join, INDEX: str(index)}
     if workers is not None:
@@ -131,18 +131,18 @@ def _join_by_hand(spec: ResourceSpec | None, join: str | None, index: int | None
 def _require_no_look(dry_run: bool) -> None:
     if dry_run:
         raise UsageError(
-            "--dry-run starts nothing, and the machines of a given cluster are known when its processes have met; say "
-            "which to look at, by --cluster or --workers alone."
+            "--dry-run starts nothing, and the machines of `nodes: given` are not known until its processes have "
+            "joined; name the machines with only --cluster or --workers."
         )
 
 
 def _launched(target: Target) -> list[str]:
-    """Arguments of the Python that runs a script as this command does."""
+    """Returns the arguments of the Python process that runs the script as this command does."""
     return ["-m", "autodist.cli.launched", *(["-m"] if target.is_module else []), target.name, *target.arguments]
 
 
 def _script(target: Target) -> ScriptToRun:
-    """The script as a follower runs it."""
+    """Returns the script in the form that a follower runs."""
     file = None if target.is_module else os.path.abspath(target.name)
     return ScriptToRun(tuple(_launched(target)), os.getcwd(), file)
 
@@ -158,7 +158,7 @@ def _show_what_would_run(target: Target, asked: CliOverrides) -> None:
 
 
 def _processes(spec: ResourceSpec) -> Table:
-    """Each worker's process."""
+    """Returns a table of the workers' processes."""
     table = Table()
     for head in ("worker", "replicas on", "started", "port"):
         table.add_column(Text(head), overflow="fold")

@@ -1,4 +1,4 @@
-"""Runs a script in this process, as `python script.py` would."""
+"""Runs a script in this process, like `python script.py`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from autodist.errors import AutoDistError
 
 @dataclass(frozen=True)
 class Target:
-    """What a command was told to run.
+    """The script or module that a command runs.
 
     Attributes:
         name: path of a script, or name of a module.
-        is_module: which of the two.
+        is_module: True for a module.
         arguments: of the script.
     """
 
@@ -31,34 +31,34 @@ class Target:
     arguments: Sequence[str]
 
     def require(self) -> None:
-        """Passes if it is there.
+        """Checks that the script or module exists.
 
         Raises:
-            UsageError: it is not, or is no Python.
+            UsageError: it does not exist, or is not Python.
         """
         if self.is_module:
             self._require_module()
         elif os.path.isdir(self.name):
             if not os.path.isfile(os.path.join(self.name, "__main__.py")):
-                raise UsageError(f"{self.name} is a folder without a __main__.py; give a script.")
+                raise UsageError(f"{self.name} is a folder without a __main__.py; pass a script.")
         elif not os.path.isfile(self.name):
             if os.path.exists(self.name):
-                raise UsageError(f"{self.name} is no file, which each worker could read; save the script in one.")
-            raise UsageError(f"the script {self.name} is not there; give the path of a Python script.")
+                raise UsageError(f"{self.name} is not a file that each worker could read; save the script in a file.")
+            raise UsageError(f"the script {self.name} does not exist; pass the path of a Python script.")
         else:
             self._require_python()
 
     def command(self) -> list[str]:
-        """The command line of Python that runs it."""
+        """Returns the Python command line that runs it."""
         named = ["-m", self.name] if self.is_module else [self.name]
         return [sys.executable, *named, *self.arguments]
 
     def run_here(self) -> None:
-        """Runs it in this process, and returns when it has ended, or has called `sys.exit` with 0.
+        """Runs it in this process; returns when it has ended or called `sys.exit` with 0.
 
         Raises:
-            ScriptFailedError: it raised what AutoDist does not, or ended with another status.
-            AutoDistError: AutoDist's own.
+            ScriptFailedError: it raised an exception that is not AutoDist's, or ended with another status.
+            AutoDistError: AutoDist's own error.
         """
         with self.as_main():
             try:
@@ -78,7 +78,7 @@ class Target:
 
     @contextlib.contextmanager
     def as_main(self) -> Iterator[None]:
-        """What Python gives a script: its arguments, and its folder (or, for a module, this one) to import from."""
+        """Sets `sys.argv` and `sys.path` as Python does for a script (for a module, the current folder)."""
         before, path = sys.argv, list(sys.path)
         folder = os.getcwd() if self.is_module else os.path.dirname(os.path.abspath(self.name))
         sys.argv = [self.name, *self.arguments]
@@ -93,7 +93,7 @@ class Target:
         sys.path.insert(0, os.getcwd())
         try:
             found = importlib.util.find_spec(self.name)
-        except (ImportError, ValueError) as error:  # of a package around it; or no name of a module
+        except (ImportError, ValueError) as error:  # of a parent package; or not the name of a module
             raise UsageError(f"the module {self.name} cannot be found: {error}.") from error
         finally:
             sys.path.remove(os.getcwd())
@@ -107,17 +107,17 @@ class Target:
         except OSError as error:
             raise UsageError(f"the script {self.name} cannot be read: {error.strerror}.") from error
         if content.startswith(b"PK\x03\x04"):
-            return  # an archive, which Python runs as well
+            return  # an archive, which Python can run
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Python tells them where the script runs
+                warnings.simplefilter("ignore")  # Python shows them when the script runs
                 compile(content, self.name, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
-            raise UsageError(f"{self.name} is no Python script: {error}.") from error
+            raise UsageError(f"{self.name} is not a Python script: {error}.") from error
 
 
 def describe(error: BaseException, script: str) -> str:
-    """An exception in words, with the line of the script, or else of the file, that raised it."""
+    """Describes an exception, with the line of the script, or else of another file, that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     mine = [frame for frame in frames if os.path.basename(frame.filename) == os.path.basename(script)]
     at = (mine or frames)[-1:] if frames else []

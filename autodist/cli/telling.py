@@ -1,4 +1,4 @@
-"""How a command fails: what is wrong on standard error, and an exit status."""
+"""Error output of the commands: a message on standard error, and the exit status."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from autodist.errors import BAD_INPUT, AutoDistError
 
 
 class UsageError(AutoDistError):
-    """A command cannot do with what it was given; its exit status is 2."""
+    """Error raised when a command cannot use its arguments; the exit status is 2."""
 
 
 class ScriptFailedError(AutoDistError):
-    """The script that a command runs ended badly by itself.
+    """Error raised when the script that a command runs failed on its own.
 
     Args:
-        problem: which exception, and where in the script.
+        problem: the exception, and its position in the script.
     """
 
 
 def telling_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which tells what AutoDist and the system raise without a traceback, unless it is asked for one."""
+    """Wraps a command: prints errors of AutoDist and of the system without a traceback, unless `--traceback` is set."""
 
     @functools.wraps(command)
-    def told(*args: Any, **options: Any) -> None:
+    def wrapped(*args: Any, **options: Any) -> None:
         try:
             try:
                 command(*args, **options)
             finally:
                 _flush()
         except (AutoDistError, OSError) as error:
-            # A reader that wants no more, such as `head`, is nothing to tell of; what runs the command knows of it.
+            # A closed pipe (`| head`) is not an error to report; Typer handles it.
             if options.get("traceback") or isinstance(error, BrokenPipeError):
                 raise
             tell_error(str(error))
             raise typer.Exit(BAD_INPUT) from None
 
-    return told
+    return wrapped
 
 
 def _flush() -> None:
-    """Passes on what was written, now that it can still be told if it does not arrive."""
+    """Flushes standard output, so that a failure to write can still be reported."""
     if sys.stdout is None:
         return
     try:
@@ -61,25 +61,25 @@ def _flush() -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Passes if a file can be written, before the work whose result goes there; what is there stays as it is.
+    """Checks that a file can be written, before the work that produces its content; an existing file is not changed.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it cannot be written.
     """
     is_new = not path.exists()
     if not is_new and not path.is_file():
-        return  # a pipe, say, whose reader would take a look for the end
+        return  # for example a pipe, whose reader would take the closed file for the end
     try:
         with open(path, "ab"):
             pass
         if is_new:
-            path.resolve().unlink()  # of a link, what it leads to
+            path.resolve().unlink()  # for a link, its target
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
 def write_file(path: Path, text: str) -> None:
-    """Writes a command's result.
+    """Writes a command's result to a file.
 
     Raises:
         UsageError: it cannot be written.
@@ -95,12 +95,12 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
 
 
 def tell_error(problem: str) -> None:
-    """Writes what is wrong on standard error."""
-    with contextlib.suppress(OSError):  # nobody is told
+    """Writes an error message to standard error."""
+    with contextlib.suppress(OSError):  # no reader is left
         typer.echo(f"autodist: error: {problem}", err=True)
 
 
 def output() -> rich.console.Console:
-    """Where a command's result goes: standard output, as wide as the terminal."""
-    # Text is printed as it is: names of variables may hold square brackets.
+    """Returns the console for a command's result: standard output, as wide as the terminal."""
+    # Text is printed unchanged: names of variables may contain square brackets.
     return rich.console.Console(markup=False, highlight=False, soft_wrap=False)

@@ -1,4 +1,4 @@
-"""`autodist trace`: workers' traces as one file for Perfetto, and where a step's time goes."""
+"""`autodist trace`: merges the workers' traces into one file for Perfetto, and shows how a step spends its time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from autodist.cli.telling import output, require_writable, write_file
 def trace(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="Where workers have written their traces.", exists=True, file_okay=False),
+        typer.Argument(metavar="FOLDER", help="Folder with the workers' traces.", exists=True, file_okay=False),
     ],
     file: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The merged file; by default FOLDER/trace.json.", dir_okay=False),
+        typer.Option("--output", "-o", help="The merged file (default: FOLDER/trace.json).", dir_okay=False),
     ] = None,
     traceback: Traceback = False,
 ) -> None:
-    """Merge the traces of all workers, and tell where a step's time goes, by worker: computing, sending, waiting for
-    whom.
+    """Merge the traces of all workers, and show how each worker spends a step: computing, sending, or waiting for
+    another worker.
 
-    A run whose environment has `AUTODIST_TRACE=FOLDER` writes what the tenth run of each step did when, a file for each
-    worker, into that folder on the worker's machine; bring these files together first. Clocks of machines are aligned
-    by what each worker has measured against the chief's. The merged file is for https://ui.perfetto.dev or
-    `chrome://tracing`.
+    A run with `AUTODIST_TRACE=FOLDER` in its environment traces the tenth run of each step. Each worker writes one file
+    into that folder on its own machine; copy these files into one folder first. The clocks of the machines are aligned
+    with the chief's. Open the merged file in https://ui.perfetto.dev or `chrome://tracing`.
 
     Examples:
 
@@ -56,4 +55,4 @@ def trace(
             console.print(line, soft_wrap=True)
     for line in alignment_of([trace for one in traces.values() for trace in one]):
         console.print(line, soft_wrap=True)
-    console.print(f"{target}: all of it, for https://ui.perfetto.dev", soft_wrap=True)
+    console.print(f"{target}: the merged trace, for https://ui.perfetto.dev", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`autodist verify`: whether a script trains under a strategy as it does on one device."""
+"""`autodist verify`: checks that a script trains under a strategy as it does on one device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autodist.cli.telling import output
 from autodist.runs.cli_overrides import CliOverrides
 
 DIFFERENT = 1
-"""Exit status where the two trainings lie further apart than is promised."""
+"""Exit status if the two trainings differ by more than the limit."""
 
 
 def verify(
@@ -22,18 +22,19 @@ def verify(
     arguments: Arguments = None,
     is_module: IsModule = False,
     strategy: Strategy = None,
-    workers: Annotated[int, typer.Option(min=1, help="So many workers, processes on this machine.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers, as processes on this machine.")] = 2,
     replicas: Annotated[int, typer.Option(min=1, help="Replicas of each worker.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps that are compared.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps to compare.")] = 10,
     traceback: Traceback = False,
 ) -> None:
     """Train on one device and under a strategy in local processes, and compare. Exit status 1: they differ.
 
-    The script stays as it is, and needs no cluster: its machines are left aside. Keras makes everything in float64 that
-    the script gives no type; the largest relative difference that is promised then is 1e-9. Where variables have
-    another type, it is ten times what one device differs from itself when the examples of each batch are permuted.
+    The script is not changed and needs no cluster: the machines of its YAML are ignored. Keras creates everything in
+    float64 for which the script sets no dtype; the limit for relative differences is then 1e-9. For variables of
+    another dtype, the limit is ten times the difference of one device from itself when the examples of each batch are
+    permuted.
 
-    The reference is the training step as it was captured, which one device runs; the script ends after so many steps.
+    The reference is the captured training step on one device. The script ends after the requested number of steps.
 
     Examples:
 
@@ -43,7 +44,7 @@ def verify(
     """
     target = Target(script, is_module, arguments or [])
     target.require()
-    from autodist.cli.verifying import verify_script  # and NumPy
+    from autodist.cli.verifying import verify_script  # imports NumPy
 
     with tempfile.TemporaryDirectory(prefix="autodist-verify-") as folder:
         asked = CliOverrides(None, workers, replicas, strategy)

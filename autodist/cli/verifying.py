@@ -1,4 +1,4 @@
-"""Runs a script on one device and under a strategy, each in processes of its own, and compares what they record."""
+"""Runs a script on one device and under a strategy, each in its own processes, and compares the records of both."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from autodist.verify.recording import ERROR, NOTES, Recording
 from autodist.verify.rounding import ALONE, NoFloorError, Rounding, limit_of
 
 PERMUTATIONS = 2
-"""Of the examples of each batch, by which the rounding floor is measured."""
+"""Number of permutations of each batch by which the rounding floor is measured."""
 
 _ONE_DEVICE = CliOverrides(workers=1, replicas=1)
 
 
 NOT_PERMUTED = (
-    "the examples of each batch cannot be permuted, since the step takes sparse or ragged ones, or none that could be "
-    "split"
+    "the examples of each batch cannot be permuted, since the step takes sparse or ragged examples, or none that can "
+    "be split"
 )
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification has found.
+    """The result of a verification.
 
     Attributes:
         compared: the two runs.
         asked: machines and strategy.
-        limit: the largest relative difference that is promised.
-        precision: in words.
-        notes: what is known of the step.
-        alone: by kind and name, values that are rounding alone, and by how much one device differs from itself.
-        no_floor: why it was not measured which values are rounding alone; "": it was, or need not be.
-        stages: of a pipeline, how many; None: it is none.
+        limit: the largest relative difference allowed.
+        precision: its description.
+        notes: properties of the step.
+        alone: values that differ only by rounding, by kind and name, with the difference of one device from itself.
+        no_floor: the reason why rounding was not measured; "": it was measured, or was not needed.
+        stages: number of pipeline stages; None: not a pipeline.
         micro_batches: of a pipeline.
     """
 
@@ -65,7 +65,7 @@ class Verified:
         return self.compared.first is not None
 
     def table(self) -> Table:
-        """The largest relative difference of each variable, slot and output."""
+        """Returns the largest relative difference of each variable, slot and output."""
         table = Table(title=Text("largest relative differences"), title_justify="left")
         for head in ("kind", "name", "difference", "in step"):
             table.add_column(head, justify="right" if head in ("difference", "in step") else "left", overflow="fold")
@@ -76,42 +76,42 @@ class Verified:
         return table
 
     def words(self) -> Iterator[str]:
-        """The verdict, and what explains it."""
+        """Yields the lines of the verdict and its explanation."""
         workers, replicas = self.asked.workers or 1, self.asked.replicas or 1
         part = "replica" if self.stages is None else "micro-batch"
         where = f"{counted(workers, 'worker')} of {counted(replicas, 'replica')}"
         if self.stages is not None:
             where = f"{self.stages} pipeline stages with {self.micro_batches} micro-batches"
-        told = f"{self.compared.steps} steps on {where} and on one device, {self.precision}"
+        text = f"{self.compared.steps} steps on {where} and on one device, {self.precision}"
         if self.compared.left_out:
-            yield f"not compared, since one worker has its part alone: {', '.join(self.compared.left_out)}"
-        yield from self._told_of_rounding()
+            yield f"not compared, since only one worker has its part: {', '.join(self.compared.left_out)}"
+        yield from self._rounding_lines()
         first = self.compared.first
         if first is None:
-            yield f"alike: {told}; promised are {self.limit:.1e}"
+            yield f"alike: {text}; the limit is {self.limit:.1e}"
             return
         yield (
-            f"DIFFERENT: {told}; the first past the promise ({self.limit:.1e}) is {first.name} in step {first.at}, by "
+            f"DIFFERENT: {text}; the first past the limit ({self.limit:.1e}) is {first.name} in step {first.at}, by "
             f"{first.largest:.1e}"
         )
         if self.no_floor:
-            yield f"Whether that is rounding alone was not measured: {self.no_floor}."
+            yield f"It was not measured if that is rounding alone: {self.no_floor}."
         if self.notes["draws"]:
             yield (
                 f"The step draws random numbers ({', '.join(self.notes['draws'])}), and each {part} draws its own: "
-                "with dropout, say, it cannot agree with one device. Verify without."
+                "for example with dropout, it cannot agree with one device. Verify without it."
             )
         if self.notes["normalises"]:
             yield (
-                f"The step has batch normalisation, which sees its {part}'s part of the batch: "
-                f"{'use BatchNormalization(synchronized=True), or ' if self.stages is None else ''}verify without."
+                f"The step has batch normalisation, which sees only its {part}'s part of the batch: "
+                f"{'use BatchNormalization(synchronized=True), or ' if self.stages is None else ''}verify without it."
             )
         yield (
-            "If the script feeds a step itself, see that the parts of all workers make up the batch of one device: "
+            "If the script feeds a step itself, check that the parts of all workers make up the batch of one device: "
             "divide it by ad.num_workers, or use @ad.function(batch='global')."
         )
 
-    def _told_of_rounding(self) -> Iterator[str]:
+    def _rounding_lines(self) -> Iterator[str]:
         for difference in self.compared.differences:
             floor = self.alone.get(difference.name, 0.0)
             if self.limit < difference.largest <= FLOORS * floor:
@@ -122,21 +122,21 @@ class Verified:
 
 
 def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path, shows_output: bool) -> Verified:
-    """Runs and compares.
+    """Runs the script on one device and under a strategy, and compares the runs.
 
     Args:
         target: the script.
         asked: workers, replicas and strategy.
-        steps: that are compared.
-        folder: for what is recorded.
-        shows_output: whether what the script prints is shown on standard error.
+        steps: number of steps to compare.
+        folder: for the records.
+        shows_output: True to show the script's output on standard error.
 
     Raises:
-        UsageError: it makes no AutoDist, or comes to no training step; or its precision cannot be judged.
-        ScriptFailedError: it ended badly.
+        UsageError: the script creates no AutoDist, or reaches no training step; or its precision cannot be judged.
+        ScriptFailedError: the script failed.
     """
     if asked.strategy is not None:
-        with target.as_main():  # a builder of the user's may stand beside the script
+        with target.as_main():  # a custom builder may be defined next to the script
             named_builder(asked.strategy)
     runs = _Runs(target, steps, folder, shows_output)
     reference = runs.alone_in_float64()
@@ -152,7 +152,7 @@ def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path,
     if steps_of(other) != steps_of(reference):
         raise UsageError(
             f"the script makes {steps_of(reference)} training steps on one device and {steps_of(other)} on "
-            f"{asked.workers} workers; both have to make the same."
+            f"{asked.workers} workers; both must make the same number."
         )
     compared, no_floor = compare(reference, other, limit), ""
     if compared.first is not None and rounding is None and not _notes(reference)["draws"]:
@@ -177,7 +177,7 @@ def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path,
 
 
 def _rounding_as_written(runs: _Runs, reference: Path) -> tuple[Rounding, float]:
-    """The rounding of a run in the script's own precision, and the floor of what is not rounding alone.
+    """Returns the rounding of a run in the script's own precision, and the floor of values that are not only rounding.
 
     Raises:
         UsageError: it cannot be measured.
@@ -186,8 +186,8 @@ def _rounding_as_written(runs: _Runs, reference: Path) -> tuple[Rounding, float]
         rounding = runs.rounding_of(reference, in_float64=False)
     except NoFloorError as error:
         raise UsageError(
-            f"the variables are not in float64, and how far rounding goes cannot be measured: {error}. Let the script "
-            "make its variables in float64."
+            f"the variables are not in float64, and the size of rounding cannot be measured: {error}. Let the script "
+            "create its variables in float64."
         ) from error
     return rounding, rounding.floor
 
@@ -198,9 +198,9 @@ class _Runs:
 
     Attributes:
         target: the script.
-        steps: that are recorded.
+        steps: number of recorded steps.
         folder: for all runs.
-        shows_output: whether what it prints is shown.
+        shows_output: True to show the script's output.
     """
 
     target: Target
@@ -209,26 +209,26 @@ class _Runs:
     shows_output: bool
 
     def alone_in_float64(self) -> Path | None:
-        """The run on one device in float64; None where the script does not allow that."""
+        """Returns the run on one device in float64; None if the script does not allow that."""
         try:
             folder = self.run("alone", _ONE_DEVICE, in_float64=True, is_reference=True)
-        except ScriptFailedError:  # what is none of float64's is told when it runs as it was written
+        except ScriptFailedError:  # the run as written reports a failure that is not due to float64
             return None
         return folder if _notes(folder)["is_in_float64"] else None
 
     def alone_as_written(self) -> Path:
-        """The run on one device in the script's own precision."""
+        """Returns the run on one device in the script's own precision."""
         return self.run("alone-as-written", _ONE_DEVICE, in_float64=False, is_reference=True)
 
     def rounding_of(self, reference: Path, in_float64: bool) -> Rounding:
-        """What another order of the examples in each batch changes on one device.
+        """Returns the change on one device caused by another order of the examples in each batch.
 
         Args:
             reference: the run in the script's own order.
-            in_float64: the precision of that run, if it is not the script's own.
+            in_float64: True if that run is in float64, not in the script's own precision.
 
         Raises:
-            NoFloorError: the examples cannot be put in another order, the order matters, or the script fails then.
+            NoFloorError: the examples cannot be reordered, the order matters, or the script then fails.
         """
         try:
             permuted = [
@@ -240,16 +240,16 @@ class _Runs:
         if not all(_notes(run)["is_permuted"] for run in permuted):
             raise NoFloorError(NOT_PERMUTED)
         if in_float64 and not all(_notes(run)["has_permuted"] for run in permuted):
-            raise NoFloorError("the step takes no batches that could be permuted")
+            raise NoFloorError("the step takes no batches that can be permuted")
         return Rounding.of(reference, permuted, FLOAT64_LIMIT / FLOORS if in_float64 else ALONE)
 
     def run(
         self, name: str, asked: CliOverrides, in_float64: bool, is_reference: bool, permutation: int | None = None
     ) -> Path:
-        """One run; returns the folder of what it has recorded.
+        """Runs the script once; returns the folder of its records.
 
         Raises:
-            ScriptFailedError, UsageError: it has not come to its end, or to a step.
+            ScriptFailedError, UsageError: it failed, or reached no step.
         """
         folder = self.folder / name
         folder.mkdir()
@@ -265,8 +265,8 @@ class _Runs:
             raise ScriptFailedError(f"{_doing(asked, in_float64)}, the script failed: {_why(folder, done.returncode)}")
         if steps_of(folder) == 0:
             raise UsageError(
-                f"{self.target.name} ended before a training step of an AutoDist. Build what it trains in `with "
-                "ad.scope():`, and pass the arguments, too, with which it trains."
+                f"{self.target.name} ended before a training step of an AutoDist. Build the training in `with "
+                "ad.scope():`, and also pass the arguments with which it trains."
             )
         return folder
 
@@ -277,7 +277,7 @@ def _doing(asked: CliOverrides, in_float64: bool) -> str:
 
 
 def _why(folder: Path, status: int) -> str:
-    """What the script's process said last."""
+    """Returns the error of the script's process, or else its last line."""
     if (folder / ERROR).exists():
         return str(json.loads((folder / ERROR).read_text(encoding="utf-8")))
     lines = (folder / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()

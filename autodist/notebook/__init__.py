@@ -1,1 +1,1 @@
-"""Training from a notebook: a function goes to new processes, and what it returns comes back."""
+"""Training from a notebook: runs a function in new processes and returns its result."""

@@ -1,4 +1,4 @@
-"""What a launched process does, and what comes of it: what goes between it and the one that launches it."""
+"""The function call sent to a launched process, and the outcome that it returns."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from autodist.runs.cli_overrides import CliOverrides
 from autodist.strategies import BuildsStrategy
 
 RETURNS = (
-    "Return arrays, numbers, what `model.get_weights()` gives, or a Keras model; anything that needs this run, or is "
-    "made of functions of TensorFlow, stays there. What was trained is lost with it, unless the function has saved it."
+    "Return arrays, numbers, the result of `model.get_weights()`, or a Keras model; objects that need this run, or "
+    "contain TensorFlow functions, cannot be returned. What was trained is then lost, unless the function has saved it."
 )
 
 
@@ -25,9 +25,9 @@ class LaunchedCall:
     Attributes:
         function: takes an AutoDist, and then `args`.
         args: of the function.
-        spec: the machines, as `ResourceSpec.to_payload` has them; None: this machine.
-        asked: of this machine, so many workers and replicas.
-        builder: decides the strategy; None: what the machines' YAML says.
+        spec: the machines, from `ResourceSpec.to_payload`; None: this machine.
+        asked: number of workers and replicas on this machine.
+        builder: builds the strategy; None: the strategy of the machines' YAML.
     """
 
     function: Callable[..., Any]
@@ -38,12 +38,12 @@ class LaunchedCall:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A function's name in messages."""
+    """Returns a function's name for messages."""
     return getattr(function, "__name__", None) or type(function).__name__
 
 
 class LaunchedTraceback(Exception):
-    """Where a launched function has failed: the cause of what is raised where it was launched."""
+    """The traceback of a launched function; the cause of the exception raised by `launch`."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -55,13 +55,13 @@ class LaunchedTraceback(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call has ended, on the chief.
+    """The result of a call on the chief.
 
     Attributes:
-        value: what the function returned, packed; None if it has failed.
-        error: what it raised, packed; None if that cannot be, or if it has not failed.
-        told: that error in words.
-        trace: where it was raised.
+        value: the pickled return value; None if the function failed.
+        error: the pickled exception; None if it cannot be pickled, or if the function did not fail.
+        told: the text of the exception.
+        trace: its traceback.
     """
 
     value: bytes | None = None
@@ -76,16 +76,16 @@ class Outcome:
         try:
             packed = pack(error, "the error", "")
             unpack(packed)
-        except Exception:  # noqa: BLE001 - an error may hold anything: then its words are what comes back
+        except Exception:  # noqa: BLE001 - an exception may hold anything: then only its text is returned
             return Outcome(None, None, told, trace)
         return Outcome(None, packed, told, trace)
 
     def result(self) -> Any:
-        """What the function returned.
+        """Returns the return value of the function.
 
         Raises:
-            BaseException: what the function raised, of which the chief's traceback is the cause.
-            LaunchError: in its place, where it cannot be made here.
+            BaseException: the exception of the function, with the chief's traceback as the cause.
+            LaunchError: instead of it, if it cannot be unpickled here.
         """
         return unpack(self.value) if self.value is not None else self._raise()
 

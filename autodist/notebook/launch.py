@@ -1,4 +1,4 @@
-"""`autodist.launch`: a function trains on several workers, and what it returns comes back."""
+"""`autodist.launch`: trains a function on several workers, and returns its result."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _log = logging.getLogger("autodist")
 _MODULE = "autodist.notebook.launched"
 
 _TRAINED = {"keras": "Layer", "tensorflow": "Variable"}
-"""By module, what a function may train."""
+"""By module, the class of objects that a function may train."""
 
 _TAKES = (
-    "Let the function import or make within itself what belongs to one process (data sets, sessions, locks, open "
-    "files), and pass it plain values: arrays, numbers, names of files."
+    "Let the function import or create objects that belong to one process (data sets, sessions, locks, open "
+    "files), and pass it plain values: arrays, numbers, file names."
 )
 
 
@@ -46,32 +46,31 @@ def launch(
     workers: int | None = None,
     replicas: int | None = None,
 ) -> Any:
-    """Calls `function(ad, *args)` on every worker, each in a new process, and returns what it returns on the chief.
+    """Calls `function(ad, *args)` on every worker, each in a new process, and returns the chief's result.
 
-    For notebooks and prompts, where no script stands that other workers could run. `ad` is the AutoDist; the function
-    trains within `ad.scope()` as a script does. It goes to the workers, on this machine and on others, with what it
-    uses of the notebook, as copies. What all workers print comes out here as it is printed. An error of the function is
-    raised here, with its traceback. An interrupt ends the run, and so does the end of this process.
+    For notebooks and prompts, which have no script that other workers could run. `ad` is the AutoDist; the function
+    trains within `ad.scope()` like a script. The workers, on this machine and on others, receive copies of the function
+    and of the notebook's objects that it uses. The output of all workers is printed here as it comes. An exception of
+    the function is raised here, with its traceback. An interrupt, or the end of this process, ends the run.
 
     Args:
-        function: what every worker calls.
+        function: the function that every worker calls.
         args: of the function, after `ad`.
-        cluster: the YAML of the machines, or what would stand in it; None: this machine.
-        strategy: the name of a builder, a builder, what the YAML may have under `strategy`, or a YAML file with that
-            section; None: what the cluster's YAML says.
-        workers: so many on this machine, in place of a cluster.
+        cluster: the YAML of the machines, or a mapping with its content; None: this machine.
+        strategy: the name of a builder, a builder, a value of the YAML's `strategy`, or a YAML file with that section;
+            None: the strategy of the cluster's YAML.
+        workers: number of workers on this machine, instead of a cluster.
         replicas: of each of these workers.
 
     Returns:
-        What the function returns on the chief, where it can go to another process: arrays, numbers, what is made of
-        them; a Keras model comes back with its weights and its optimizer's state.
+        The result of the function on the chief, if it can be pickled: arrays, numbers, or containers of them. A Keras
+        model returns with its weights and its optimizer's state.
 
     Raises:
-        LaunchError: the function, its arguments or what it returns cannot go to another process, or the chief's process
-            was ended.
-        ResourceSpecError, StrategyError: machines or strategy cannot be used.
-        Exception: what the function has raised on the chief.
-        WorkerFailedError: another worker ended badly.
+        LaunchError: the function, its arguments or its result cannot be pickled, or the chief's process was killed.
+        ResourceSpecError, StrategyError: the machines or the strategy cannot be used.
+        Exception: the exception of the function on the chief.
+        WorkerFailedError: another worker failed.
     """
     _require_outside_of_a_run()
     _require_callable(function, args)
@@ -82,10 +81,10 @@ def launch(
     name = name_of(function)
     order = _packed(call, name)
     log_to_the_terminal(is_chief=True)
-    _tell_of_names_that_are_set(function, name)
+    _warn_of_assigned_globals(function, name)
     returned = _result(run_module(_MODULE, order, (spec or Timeouts()).stop_timeout), name)
     if returned is None:
-        _tell_of_copies(function, args, name)
+        _warn_of_copies(function, args, name)
     return returned
 
 
@@ -93,32 +92,32 @@ def _require_outside_of_a_run() -> None:
     api = sys.modules.get("autodist.runs.dry_run")
     if api is not None and api.look() is not None:
         raise LaunchError(
-            "launch() starts processes of its own, which `autodist plan` and `autodist verify` cannot look at. Give "
+            "launch() starts processes of its own, which `autodist plan` and `autodist verify` cannot analyze. Pass "
             "them a script that calls the function itself: `function(AutoDist())`."
         )
     if CONTROL_VARIABLE in os.environ or Main.of_this_process().is_module(_MODULE):
         raise LaunchError(
-            "launch() is called within a run, on one of its workers, and would start another one. Call the function "
-            "itself there, or launch it where the notebook or the script runs."
+            "launch() is called within a run, on one of its workers, and would start another run. Call the function "
+            "itself there, or launch it from the notebook or the script."
         )
 
 
 def _require_callable(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if not callable(function):
-        raise LaunchError(f"launch takes a function, and was given {function!r:.80}.")
+        raise LaunchError(f"launch takes a function, but got {function!r:.80}.")
     name = name_of(function)
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise LaunchError(f"{name} only begins when it is called (async, or yield); give a function that trains.")
+        raise LaunchError(f"{name} does not run when it is called (async, or yield); pass a function that trains.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # of C, say, which has none
+        return  # for example a C function, which has no signature
     try:
         signature.bind(None, *args)
     except TypeError as error:
         raise LaunchError(
             f"{name}{signature} cannot be called with an AutoDist and {len(args)} arguments ({error}). Write `def "
-            f"{name}(ad, …)`, and give launch what comes after `ad`."
+            f"{name}(ad, …)`, and pass launch the arguments after `ad`."
         ) from None
 
 
@@ -132,14 +131,14 @@ def _packed(call: LaunchedCall, name: str) -> bytes:
         raise named or error from None
     if len(order) > LARGEST:
         raise LaunchError(
-            f"{whole} has {len(order) >> 20} MiB, {_largest(call)}and each worker would get them; {LARGEST >> 20} MiB "
-            "are allowed. Let the function read its data itself, from files that every machine has."
+            f"{whole} has {len(order) >> 20} MiB, {_largest(call)}and each worker would receive them; the limit is "
+            f"{LARGEST >> 20} MiB. Let the function read its data itself, from files that every machine has."
         )
     return order
 
 
 def _why_it_stays(value: object, what: str = "") -> LaunchError | None:
-    """What a value that cannot go to another process is refused by."""
+    """Returns the error of pickling a value; None if it can be pickled."""
     try:
         pack(value, what, _TAKES)
     except LaunchError as error:
@@ -153,21 +152,21 @@ def _largest(call: LaunchedCall) -> str:
     return f"of which `{name}` has {sizes[name] >> 20}, " if name else ""
 
 
-def _tell_of_names_that_are_set(function: Callable[..., Any], name: str) -> None:
+def _warn_of_assigned_globals(function: Callable[..., Any], name: str) -> None:
     if names := ", ".join(sets(function)):
         _log.warning(
-            "%s assigns %s (`global`) in the workers' processes alone; here that stays as it is. Let it return that.",
+            "%s assigns %s (`global`) only in the workers' processes; here they do not change. Return them instead.",
             name, names,
         )  # fmt: skip
 
 
-def _tell_of_copies(function: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:
+def _warn_of_copies(function: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:
     kinds = tuple(getattr(sys.modules[m], kind) for m, kind in _TRAINED.items() if m in sys.modules)
     copies = ", ".join(name for name, value in uses(function, args).items() if isinstance(value, kinds))
     if copies:
         _log.warning(
-            "%s has returned nothing, and its workers had copies of %s, which here is as it was. To have what was "
-            "trained, return that, or its weights.", name, copies,
+            "%s returned nothing, and its workers had copies of %s, which is unchanged here. To get the trained "
+            "values, return it, or its weights.", name, copies,
         )  # fmt: skip
 
 
@@ -175,7 +174,7 @@ def _read_cluster(cluster: object, workers: int | None, replicas: int | None) ->
     if cluster is None:
         return None
     if workers is not None or replicas is not None:
-        raise LaunchError("give launch a cluster, or workers and replicas on this machine, not both.")
+        raise LaunchError("pass launch a cluster, or workers and replicas on this machine, not both.")
     if isinstance(cluster, ResourceSpec):
         spec = cluster
     elif isinstance(cluster, Mapping):
@@ -184,11 +183,11 @@ def _read_cluster(cluster: object, workers: int | None, replicas: int | None) ->
         spec = ResourceSpec.from_file(cluster)
     else:
         raise LaunchError(
-            f"cluster is a {type(cluster).__name__}; give the path of a YAML file, a mapping or a ResourceSpec."
+            f"cluster is a {type(cluster).__name__}; pass the path of a YAML file, a mapping or a ResourceSpec."
         )
     if spec.is_given:
         raise LaunchError(
-            "launch starts the workers itself, and the cluster says `nodes: given`, by which a scheduler does. Name "
+            "launch starts the workers itself, but the cluster has `nodes: given`, for which a scheduler does. Name "
             "the machines."
         )
     return spec
@@ -208,11 +207,11 @@ def _result(ended: Ended, name: str) -> Any:
     if not ended.outcome:
         reason = exit_reason(ended.status, joined=True, done=False)
         raise LaunchError(
-            f"{name}: the chief's process {reason}; what it printed last may tell why (a system that is out of memory "
+            f"{name}: the chief's process {reason}; its last output may show why (a system that is out of memory "
             "ends processes by SIGKILL)."
         )
     outcome: Outcome = pickle.loads(ended.outcome)
     if outcome.value is not None and ended.status != 0:
         reason = exit_reason(ended.status, joined=True, done=False)
-        raise LaunchError(f"{name} returned, and then the chief's process {reason}; what it printed last may tell why.")
+        raise LaunchError(f"{name} returned, and then the chief's process {reason}; its last output may show why.")
     return outcome.result()

@@ -1,7 +1,7 @@
 """`python -m autodist.notebook.launched`: calls a launched function, on the chief and on every other worker.
 
-The chief finds the function in a file that its parent has handed to it, and leaves in another what comes of it. The
-others get the function from the chief.
+The chief reads the function from a file descriptor passed by its parent, and writes the outcome into another. The other
+workers receive the function from the chief.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from autodist.runs.cli_overrides import take_over
 
 
 def main() -> None:
-    sys.excepthook = _tell
+    sys.excepthook = _print_error
     member = WorkerClient.from_environment()
     if member is not None:
         _call(member.brought)
         return
-    # Both stay open, also where this process begins anew (`max_restarts`), which needs them once more.
+    # Both stay open for a re-exec of this process (`max_restarts`), which needs them again.
     ordered, outcome = map(int, os.environ.pop(FILES).split(","))
     order = os.pread(ordered, os.fstat(ordered).st_size, 0)
-    # Whole lines: other workers' go between them. Without a terminal, Python would keep many.
+    # Line buffering, since other workers' lines come in between. Without a terminal, Python would buffer much more.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # it is Python's own
     bring_along(order)
     _call_as_chief(order, _Report(outcome))
@@ -41,14 +41,14 @@ _CALLERS = (__file__, "<frozen runpy>")
 
 
 class _Report:
-    """What becomes of the call on the chief; it is written when the run has ended, which may fail as well."""
+    """The outcome of the call on the chief; written at the end of the run, which may fail, too."""
 
     def __init__(self, file: int) -> None:
         from autodist.notebook.call import Outcome
 
         self._file, self.outcome = file, Outcome()
-        os.ftruncate(file, 0)  # of a start before
-        atexit.register(self._write)  # before there is an AutoDist, so that this is done after its end
+        os.ftruncate(file, 0)  # drops the outcome of an earlier start
+        atexit.register(self._write)  # before an AutoDist exists, so that this runs after its end
 
     def _write(self) -> None:
         from autodist.api import made
@@ -68,7 +68,7 @@ def _call_as_chief(order: bytes, report: _Report) -> None:
 
     try:
         returned = _call(order)
-        report.outcome = Outcome(pack(returned, f"what the function returned, a {type(returned).__name__},", RETURNS))
+        report.outcome = Outcome(pack(returned, f"the result of the function, a {type(returned).__name__},", RETURNS))
     except SystemExit as ended:
         is_bad = ended.code not in (None, 0)
         error = LaunchError(f"the function ended by sys.exit({ended.code!r}).")
@@ -76,32 +76,32 @@ def _call_as_chief(order: bytes, report: _Report) -> None:
         raise
     except BaseException as error:
         report.outcome = Outcome.of_error(error.with_traceback(_within_the_function(error.__traceback__)))
-        sys.excepthook = _tell_nothing  # it is raised where the function was launched
+        sys.excepthook = _print_nothing  # `launch` raises the exception in the parent
         raise
 
 
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints an error as Python does, lines of a notebook's cells included, which stand in no file."""
+def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints an exception as Python does, with lines of notebook cells, which are in no file."""
     traceback.print_exception(kind, error, _within_the_function(trace))
 
 
 def _within_the_function(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without what calls the function."""
+    """Returns a traceback without the frames that call the function."""
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _CALLERS:
         trace = trace.tb_next
     return trace
 
 
-def _tell_nothing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None: ...
+def _print_nothing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None: ...
 
 
 def _call(order: bytes) -> Any:
-    from autodist import AutoDist  # before TensorFlow, which comes with the function
+    from autodist import AutoDist  # before TensorFlow, which the function imports
     from autodist.logs.quiet import quiet_tensorflow
     from autodist.notebook.call import LaunchedCall
     from autodist.notebook.pickled import unpack
 
-    with quiet_tensorflow():  # what the function uses may be the first here that asks TensorFlow for something
+    with quiet_tensorflow():  # unpickling may be the first use of TensorFlow in this process
         call: LaunchedCall = unpack(order, takes_settings=True)
     if call.asked.asks:
         os.environ |= call.asked.environment()

@@ -1,4 +1,4 @@
-"""`%load_ext autodist`, then `%%autodist`: the cell trains on several workers."""
+"""The IPython magic `%%autodist`, loaded by `%load_ext autodist`: runs a cell on several workers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _count = itertools.count(1)
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Called by `%load_ext autodist`; gives a notebook the magic `%%autodist`."""
+    """Registers the magic `%%autodist`; called by `%load_ext autodist`."""
     ipython.register_magic_function(_Magic(ipython), "cell", "autodist")
 
 
 class _Magic:
-    """Runs a cell as a script on every worker, in which `ad` is the AutoDist.
+    """Runs a cell as a script on every worker; `ad` is the AutoDist.
 
     Args:
-        ipython: whose names go in and come out.
+        ipython: the shell with the notebook's variables.
     """
 
     def __init__(self, ipython: Any) -> None:
@@ -36,13 +36,13 @@ class _Magic:
         missing = [name for name in options.ins if name not in names]
         if missing:
             raise LaunchError(
-                f"--in names {', '.join(missing)}, which this notebook has not; leave that out, or make it."
+                f"--in names {', '.join(missing)}, which does not exist in this notebook; define it, or leave it out."
             )
         file = f"<autodist-cell-{next(_count)}>"
         try:
             compile(cell, file, "exec", dont_inherit=True)
         except SyntaxError:
-            # What the cell is compiled from is told with the error.
+            # The traceback of the error shows the source of the cell.
             linecache.cache[file] = (len(cell), None, cell.splitlines(keepends=True), file)
             raise
         known = {name: names[name] for name in options.ins}
@@ -52,10 +52,10 @@ class _Magic:
 
 
 def read_options(line: str) -> argparse.Namespace:
-    """What stands behind `%%autodist`.
+    """Parses the options after `%%autodist`.
 
     Raises:
-        LaunchError: it cannot be used.
+        LaunchError: they are not valid.
     """
     options = _Parser(prog="%%autodist", add_help=False, allow_abbrev=False)
     options.add_argument("--cluster")
@@ -66,12 +66,12 @@ def read_options(line: str) -> argparse.Namespace:
     options.add_argument("--out", dest="outs", type=_names, default=(), metavar="NAME,…")
     try:
         return options.parse_args(shlex.split(line))
-    except ValueError as error:  # of shlex: a quotation mark without its other one
+    except ValueError as error:  # of shlex: an unmatched quotation mark
         raise LaunchError(f"%%autodist {line}: {error}.") from None
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong, where it would end the process."""
+    """Raises an error instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise LaunchError(f"{message}. {' '.join(self.format_usage().split())}")
@@ -80,28 +80,28 @@ class _Parser(argparse.ArgumentParser):
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(filter(None, (name.strip() for name in text.split(","))))
     if wrong := [name for name in names if not name.isidentifier()]:
-        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is no name")
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not a name")
     return names
 
 
 def run_cell(
     ad: Any, cell: str, file: str, known: Mapping[str, Any], outs: tuple[str, ...], others: frozenset[str]
 ) -> dict[str, Any]:
-    """A cell as a script.
+    """Runs a cell as a script.
 
     Args:
-        ad: which it finds as `ad`.
+        ad: available to the cell as `ad`.
         cell: its source.
-        file: what stands for its file in tracebacks.
-        known: by name, what else it finds.
-        outs: names of what it is to leave.
-        others: names that the notebook has, and that it does not find.
+        file: the file name for tracebacks.
+        known: further variables of the cell, by name.
+        outs: names of variables to return.
+        others: names of notebook variables that the cell does not have.
 
     Returns:
-        What it left, by name.
+        The values of `outs`, by name.
 
     Raises:
-        LaunchError: it left no such thing.
+        LaunchError: the cell did not define one of `outs`.
     """
     linecache.cache[file] = (len(cell), None, cell.splitlines(keepends=True), file)
     names = {"__name__": "__main__", **known, "ad": ad}
@@ -109,9 +109,9 @@ def run_cell(
         exec(compile(cell, file, "exec", dont_inherit=True), names)  # noqa: S102 - it is what the user runs
     except NameError as error:
         if error.name in others:
-            error.add_note(f"The notebook has {error.name}: %%autodist --in {error.name} brings it to the workers.")
+            error.add_note(f"The notebook has {error.name}: %%autodist --in {error.name} copies it to the workers.")
         raise
     missing = [name for name in outs if name not in names]
     if missing:
-        raise LaunchError(f"--out names {', '.join(missing)}, which the cell has not made.")
+        raise LaunchError(f"--out names {', '.join(missing)}, which the cell did not define.")
     return {name: names[name] for name in outs}

@@ -1,7 +1,7 @@
-"""What goes between a notebook's process and those that it launches: values as bytes, functions and classes included.
+"""Serializes values between a notebook's process and the processes that it launches, with functions and classes.
 
-Functions and classes that stand in no module that can be imported, as those of cells, go as they are (cloudpickle), and
-their source with them: AutoGraph and tracebacks read it.
+Functions and classes outside importable modules, such as those of cells, are pickled by value (cloudpickle), with their
+source for AutoGraph and tracebacks.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ import cloudpickle
 from autodist.errors import LaunchError
 
 LARGEST = 256 << 20
-"""Bytes of a function with all that it needs; each worker gets them in one piece."""
+"""Bytes of a function with all that it needs; each worker receives them in one message."""
 
 _LONGEST_REASON = 400
-"""Letters: Keras tells why it cannot save or load something on a page or two."""
+"""Characters; Keras's explanations of a failed save or load may fill pages."""
 
 _MODULES = (
-    "Modules that a launched function uses have to be installed, or stand at the same path, on every machine; `sync` "
-    "in the YAML brings a folder there."
+    "Modules that a launched function uses must be installed, or be at the same path, on every machine; `sync` "
+    "in the YAML copies a folder there."
 )
 
 
 @dataclass(frozen=True)
 class Pickled:
-    """What one process packs and another unpacks.
+    """A value packed by one process for another.
 
     Attributes:
-        content: the value, pickled.
-        sources: by name of a file, or of a cell, its text: what the value's functions were compiled from.
-        path: folders of modules that the packing process imports from.
+        content: the pickled value.
+        sources: by name of a file or cell, the source text of the value's functions.
+        path: folders from which the packing process imports modules.
         settings: of each Keras that the packing process has imported.
     """
 
@@ -53,21 +53,21 @@ class Pickled:
 
 
 def pack(value: object, what: str, mend: str) -> bytes:
-    """A value as bytes, for a process of the same Python.
+    """Returns a value as bytes, for a process with the same Python.
 
     Args:
-        value: what goes there.
+        value: the value.
         what: its name in an error.
-        mend: how a value that cannot go there is replaced by one that can.
+        mend: the fix that the error suggests for a value that cannot be pickled.
 
     Raises:
-        LaunchError: it holds what belongs to this process alone.
+        LaunchError: it holds an object that belongs to this process alone.
     """
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     try:
         pickler.dump(value)
-    except Exception as error:  # what is pickled says itself how, and may raise anything
+    except Exception as error:  # pickling calls methods of the value, which may raise anything
         raise LaunchError(f"{what} cannot go to another process ({_in_short(error)}). {mend}") from error
     sources = {file: text for file in pickler.files if (text := "".join(linecache.getlines(file)))}
     path = tuple(os.path.abspath(folder) for folder in sys.path if folder)
@@ -75,29 +75,29 @@ def pack(value: object, what: str, mend: str) -> bytes:
 
 
 def unpack(packed: bytes, takes_settings: bool = False) -> Any:
-    """What `pack` was given.
+    """Returns the value that `pack` packed.
 
     Args:
-        packed: by it.
-        takes_settings: whether Keras is told here what it was told there, before anything is made.
+        packed: result of `pack`.
+        takes_settings: True to apply the sender's Keras settings before the value is unpickled.
 
     Raises:
-        LaunchError: this process lacks a module, or something in one, that it is made of, or it cannot be made again.
+        LaunchError: this process lacks a module or a name in it that the value needs, or unpickling failed.
     """
     pickled: Pickled = pickle.loads(packed)
     sys.path[1:1] = [folder for folder in pickled.path if folder not in sys.path]
     for file, text in pickled.sources.items():
         if not os.path.exists(file):
-            # No time of change: the text stays, whatever looks for the file.
+            # Without a modification time, `linecache` keeps the text although the file does not exist.
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
         if takes_settings:
             for settings in pickled.settings:
                 settings.apply()
         return pickle.loads(pickled.content)
-    except Exception as error:  # as above
+    except Exception as error:  # unpickling may raise anything, too
         mend = _MODULES if isinstance(error, ImportError | AttributeError) else "Send what it can be made of."
-        raise LaunchError(f"what was sent here cannot be put together ({_in_short(error)}). {mend}") from error
+        raise LaunchError(f"the value sent here cannot be unpickled ({_in_short(error)}). {mend}") from error
 
 
 def _in_short(error: Exception) -> str:
@@ -105,10 +105,10 @@ def _in_short(error: Exception) -> str:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Notes the files of functions that are pickled as they are.
+    """Records the files of functions that are pickled by value.
 
     Attributes:
-        files: names of these.
+        files: their names.
     """
 
     def __init__(self, stream: io.BytesIO) -> None:
@@ -120,7 +120,7 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, FunctionType):
             if reduced is not NotImplemented:
                 self.files.add(obj.__code__.co_filename)
-        elif isinstance(obj, CodeType):  # cloudpickle leaves out which file's it is, since 3.1.3
+        elif isinstance(obj, CodeType):  # cloudpickle drops the file name since 3.1.3
             make, parts = self.dispatch_table[CodeType](obj)
             return _code_of_file, (obj.co_filename, make, *parts)
         elif isinstance(obj, BaseException):
@@ -128,7 +128,7 @@ class _Pickler(cloudpickle.Pickler):
                 return _remade_error, (type(obj), obj.args, dict(vars(obj)))
         elif (saveable := _keras_saveable()) is not None and isinstance(obj, saveable):
             own, saved = _own_classes(obj), obj.__reduce__()
-            if own:  # Keras saves them whether or not it can make them again: better told here than there
+            if own:  # Keras saves these classes even if it cannot load them: the error is clearer here
                 _remade_by_keras(own, *saved)
             return _remade_by_keras, (own, *saved)
         return reduced
@@ -139,7 +139,7 @@ def _code_of_file(file: str, make: Callable[..., CodeType], *parts: Any) -> Code
 
 
 def _remade_error(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """An error without its `__init__`, which may take other arguments than the message that it has made of them."""
+    """Creates an error without calling its `__init__`, whose parameters may differ from `args`."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(state)
@@ -147,13 +147,13 @@ def _remade_error(kind: type[BaseException], args: tuple[Any, ...], state: dict[
 
 
 def _keras_saveable() -> type | None:
-    """What Keras pickles in the form of its files; None where Keras is not in use."""
+    """Returns the class of objects that Keras pickles in its file format; None if Keras is not in use."""
     module = sys.modules.get("keras.src.saving.keras_saveable")
     return getattr(module, "KerasSaveable", None)
 
 
 def _own_classes(saved: Any) -> tuple[type, ...]:
-    """Classes of the script's own in a model: Keras's files hold their names alone."""
+    """Returns the custom classes in a model; Keras's files hold only their names."""
     parts: Iterable[Any] = (saved, getattr(saved, "optimizer", None), getattr(saved, "loss", None))
     if hasattr(saved, "_flatten_layers"):
         parts = (*parts, *saved._flatten_layers())
@@ -166,20 +166,20 @@ def _remade_by_keras(kinds: tuple[type, ...], make: Callable[..., Any], argument
 
     names = {name: kind for kind in kinds for name in (kind.__name__, keras.saving.get_registered_name(kind))}
     with keras.saving.custom_object_scope(names), warnings.catch_warnings():
-        # Of an optimizer that has made no step: what Keras counts and tells of is not lost, it is not there yet.
+        # An optimizer without any step has no variables yet, so this warning of Keras reports no loss.
         warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer .* saved optimizer has 2 variables")
         return make(*arguments)
 
 
 @dataclass(frozen=True)
 class KerasSettings:
-    """Settings of one Keras by which the same code makes and computes something else.
+    """Settings of a Keras module that change the results of the same code.
 
     Attributes:
-        floatx: the type of floats, by name.
-        epsilon: the small number that Keras divides by in place of 0.
-        image_data_format: where images have their channels.
-        dtype_policy: as Keras serializes it; None: nobody has asked for one, so it goes by `floatx`.
+        floatx: the default float dtype, by name.
+        epsilon: the small number that Keras uses to avoid division by 0.
+        image_data_format: position of the channel axis of images.
+        dtype_policy: as Keras serializes it; None: not set, so `floatx` applies.
         library: the module of that Keras, `keras` or `tf_keras`.
     """
 
@@ -191,17 +191,17 @@ class KerasSettings:
 
     @staticmethod
     def of_this_process() -> tuple[KerasSettings, ...]:
-        """The settings of each Keras that is in use here."""
+        """Returns the settings of each Keras module in use."""
         found = []
         for library, policies in _LIBRARIES.items():
-            if hasattr(sys.modules.get(library), "Model"):  # else it is being imported, or is not in use
+            if hasattr(sys.modules.get(library), "Model"):  # else it is being imported, or not in use
                 own = sys.modules[library].backend
                 told = policies.asked_for()
                 found.append(KerasSettings(own.floatx(), own.epsilon(), own.image_data_format(), told, library))
         return tuple(found)
 
     def apply(self) -> None:
-        """Makes them those of this process."""
+        """Applies the settings to this process."""
         own = importlib.import_module(self.library).backend
         own.set_floatx(self.floatx)
         own.set_epsilon(self.epsilon)
@@ -211,11 +211,11 @@ class KerasSettings:
 
 
 class _Policies:
-    """The dtype policy that Keras 3 gives to all layers."""
+    """The global dtype policy of Keras 3."""
 
     @staticmethod
     def asked_for() -> Any:
-        """The policy as Keras serializes it; None where nobody has set one. Keras's own function would settle it."""
+        """Returns the serialized policy; None if it is not set. Keras's own getter would set it."""
         import keras
         from keras.src.backend.common import global_state
 
@@ -230,7 +230,7 @@ class _Policies:
 
 
 class _LegacyPolicies:
-    """The dtype policy that tf_keras gives to all layers."""
+    """The global dtype policy of tf_keras."""
 
     @staticmethod
     def asked_for() -> Any:

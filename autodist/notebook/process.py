@@ -1,6 +1,6 @@
-"""A new process whose output is shown here as it comes, and that ends when this process, or the call, does.
+"""A child process whose output is shown here as it comes, and that ends with this process or with the call.
 
-It is started, never forked, under the guard that workers have: however this process ends, nothing of it is left.
+It is started, never forked, under the same guard as workers: however this process ends, no child process is left.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import IO
 _log = logging.getLogger("autodist")
 
 FILES = "AUTODIST_LAUNCHED"
-"""Environment variable of the process: file descriptors of what it is to do, and for what becomes of that."""
+"""Environment variable of the process: the file descriptors of its order and of its outcome."""
 
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a process.
+    """The result of a process.
 
     Attributes:
         status: exit status; a negative one is the number of a signal.
-        outcome: what it left; b"" if it came to nothing.
-        interrupt: the Ctrl-C that came here meanwhile, and that it was told of.
+        outcome: content of its outcome file; b"" if it wrote none.
+        interrupt: the Ctrl-C that arrived meanwhile and was passed on to the process.
     """
 
     status: int
@@ -41,14 +41,14 @@ class Ended:
 
 
 def run_module(module: str, order: bytes, stop_timeout: float) -> Ended:
-    """Runs `python -m module` in a new process, and shows what it prints in this one's outputs.
+    """Runs `python -m module` in a new process, and shows its output in this process's streams.
 
-    A first Ctrl-C is passed on, for the process to end as it likes; a second one ends it.
+    The first Ctrl-C is passed on to the process, which may handle it; the second one ends it.
 
     Args:
-        module: what to run.
-        order: what it is to do, in the first of the files that `FILES` names; what it leaves goes to the second.
-        stop_timeout: seconds between asking it to end and ending it, where it has to.
+        module: the module to run.
+        order: content of the first file that `FILES` names; the process writes its outcome into the second.
+        stop_timeout: seconds between SIGTERM and SIGKILL, if the process must be ended.
 
     Raises:
         KeyboardInterrupt: the second one.
@@ -63,29 +63,29 @@ def run_module(module: str, order: bytes, stop_timeout: float) -> Ended:
 
 
 def _file_in_memory(name: str) -> IO[bytes]:
-    """A file on no disk, which may be full: what a run has trained is not lost by that, and nothing is left of it."""
+    """Opens a file in memory: a full disk cannot lose the outcome, and no file is left behind."""
     return os.fdopen(os.memfd_create(f"autodist-{name}"), "w+b")
 
 
 class _Process:
-    """The guard of the new process, as its parent has it.
+    """The guard of the new process, seen from its parent.
 
     Attributes:
-        status: exit status, once `end` has returned.
+        status: exit status, after `end` has returned.
     """
 
     def __init__(self, guard: subprocess.Popen[bytes], reports: int) -> None:
         self._guard, self._reports = guard, reports
-        self._said, self._is_over = b"", False
+        self._reported, self._is_over = b"", False
         self.status = 1
-        assert guard.stdout is not None and guard.stderr is not None, "they are pipes"
+        assert guard.stdout is not None and guard.stderr is not None, "both are pipes"
         self._selector = selectors.DefaultSelector()
         for name, pipe in (("stdout", guard.stdout), ("stderr", guard.stderr)):
             self._selector.register(pipe, selectors.EVENT_READ, _Shown(name))
         self._selector.register(reports, selectors.EVENT_READ)
 
     def show_all(self) -> KeyboardInterrupt | None:
-        """Shows what is printed until nothing of the process is left; returns the Ctrl-C that was passed on to it."""
+        """Shows the output until the process and its children have ended; returns the Ctrl-C passed on to it."""
         try:
             self._show()
         except KeyboardInterrupt as interrupt:
@@ -100,16 +100,16 @@ class _Process:
         return None
 
     def end(self) -> None:
-        """Ends the process if it has not ended, and returns when nothing of it is left, as its guard promises."""
+        """Ends the process if it still runs; returns when, by its guard, no child process is left."""
         self._let_go()
         self._selector.close()
         while piece := os.read(self._reports, _PIECE):
-            self._said += piece
+            self._reported += piece
         os.close(self._reports)
         guarded = self._guard.wait()
-        if len(self._said.split()) == 2:
-            self.status = int(self._said.split()[1])
-        else:  # the guard itself was ended
+        if len(self._reported.split()) == 2:
+            self.status = int(self._reported.split()[1])
+        else:  # the guard itself was killed
             self.status = guarded or 1
             if group := self._group:
                 with suppress(ProcessLookupError):
@@ -120,28 +120,28 @@ class _Process:
 
     @property
     def _group(self) -> int | None:
-        """Number of the process, and of its group, once that was told."""
-        told = self._said.split(b"\n")
-        return int(told[0]) if len(told) > 1 else None
+        """Process id and group id of the process, once the guard has reported it."""
+        lines = self._reported.split(b"\n")
+        return int(lines[0]) if len(lines) > 1 else None
 
     def _let_go(self) -> None:
         assert self._guard.stdin is not None
         self._guard.stdin.close()
 
     def _show(self) -> None:
-        """Returns when the guard has ended, and all is shown that was printed by then."""
+        """Returns when the guard has ended and all output until then is shown."""
         while not self._is_over:
             self._show_some(None)
         while self._show_some(0.0):
             pass
 
     def _show_some(self, timeout: float | None) -> bool:
-        """Shows one piece of each output that has one; says whether there was anything."""
+        """Shows one piece of each stream that has data; returns True if any had."""
         events = self._selector.select(timeout)
         for key, _ in events:
             piece = os.read(key.fd, _PIECE)
             if key.fd == self._reports:
-                self._said += piece
+                self._reported += piece
                 self._is_over = not piece
             else:
                 key.data.show(piece)
@@ -151,11 +151,11 @@ class _Process:
 
 
 class _Shown:
-    """One output of the process.
+    """One output stream of the process.
 
     Args:
-        name: "stdout" or "stderr", of which each is shown in this process's own; that is looked up again for each
-            piece, since a notebook has one for each cell.
+        name: "stdout" or "stderr"; shown in the same stream of this process, which is looked up for each piece, since
+            a notebook replaces it for each cell.
     """
 
     def __init__(self, name: str) -> None:
@@ -163,7 +163,7 @@ class _Shown:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def show(self, piece: bytes) -> None:
-        """Shows it, or, where it is empty, what is left of the last character."""
+        """Shows a piece; an empty piece flushes an incomplete last character."""
         target = getattr(sys, self._name)
         if target is not None and (text := self._decoder.decode(piece, final=not piece)):
             target.write(text)
@@ -172,9 +172,9 @@ class _Shown:
 
 @contextmanager
 def _started(module: str, files: tuple[IO[bytes], IO[bytes]], stop_timeout: float) -> Iterator[_Process]:
-    """The process while the context is open."""
+    """Context manager that runs the process."""
     handed = [file.fileno() for file in files]
-    # PYTHONBREAKPOINT: nobody types there. PYTHONINSPECT: likewise.
+    # PYTHONBREAKPOINT and PYTHONINSPECT are disabled, since nobody can type there.
     environment = {"PYTHONBREAKPOINT": "0"} | os.environ | {"PYTHONIOENCODING": "utf-8"}
     environment[FILES] = ",".join(map(str, handed))
     environment.pop("PYTHONINSPECT", None)
@@ -182,7 +182,7 @@ def _started(module: str, files: tuple[IO[bytes], IO[bytes]], stop_timeout: floa
     guard = ["-P", "-m", "autodist.cluster.guard", str(report), environment[FILES], str(stop_timeout)]
     try:
         started = subprocess.Popen(
-            # By a shell, since debuggers go after what starts Python.
+            # Started by a shell, since debuggers attach to commands that start Python.
             ["/bin/sh", "-c", 'exec "$0" "$@"', sys.executable, *guard, sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What a function uses of where it was written, by the names that it has there."""
+"""Finds the variables that a function uses from its surroundings, by name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 
 def uses(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """What goes with a function, by name: its arguments, their defaults, and what it reads of around it.
+    """Returns the values that a function uses, by name: arguments, defaults, and variables from its surroundings.
 
     Args:
-        function: which is called with something in front of `args`.
+        function: called with one value before `args`.
         args: of the function.
     """
     return dict(_of_function(function)) | dict(_of_arguments(function, args))
 
 
 def sets(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names that a function assigns around it (`global`), which it does where it runs, and nowhere else."""
+    """Returns the global variables that a function assigns, which changes them only in the process where it runs."""
     code = getattr(function, "__code__", None)
     return tuple(dict.fromkeys(_globals_of(code, ("STORE_GLOBAL", "DELETE_GLOBAL")))) if code is not None else ()
 
 
 def what_stays(function: Callable[..., Any], args: tuple[Any, ...], goes: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Of all that goes with a function, the first that does not, as deep down as there are names, and the way to it.
+    """Returns the first value used by a function that cannot be pickled, as deep as names go, with the path to it.
 
     >>> settings = {"rate": 1.0, "lock": "a lock"}
     >>> what_stays(lambda ad: settings, (), lambda value: "lock" not in str(value))
@@ -36,8 +36,8 @@ def what_stays(function: Callable[..., Any], args: tuple[Any, ...], goes: Callab
 
     Args:
         function: as in `uses`.
-        args: likewise.
-        goes: whether a value does, with all that it holds.
+        args: as in `uses`.
+        goes: returns True if a value, with all its content, can be pickled.
     """
     return _stays("", function, uses(function, args), goes, {id(function)})
 
@@ -48,14 +48,14 @@ def _stays(
     for name, part in parts.items():
         if id(part) not in seen and not goes(part):
             seen.add(id(part))
-            # What a function uses stands behind an arrow, what a value holds behind the value's name.
+            # An arrow precedes a variable that a function uses; a part of a value follows the value's name.
             further = f"{way}{name}" if name.startswith(("[", ".")) else f"{way} → {name}" if way else name
             return _stays(further, part, dict(_parts(part)), goes, seen)
     return way, value
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value is made of; of a library's none, whose insides tell the user nothing."""
+    """Yields the parts of a value; none for objects of libraries, whose internals do not help the user."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple):
@@ -69,7 +69,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 def _of_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     try:
         bound = inspect.signature(function).bind(None, *args).arguments
-    except (TypeError, ValueError):  # of C, say, which has none
+    except (TypeError, ValueError):  # for example a C function, which has no signature
         yield from ((f"argument {index}", value) for index, value in enumerate(args, 1))
         return
     yield from list(bound.items())[1:]
@@ -96,17 +96,17 @@ def _of_closure(function: FunctionType) -> Iterator[tuple[str, Any]]:
         try:
             yield name, cell.cell_contents
         except ValueError:
-            continue  # the function around it has not come to it
+            continue  # the enclosing function has not assigned it yet
 
 
 def _is_imported(function: FunctionType) -> bool:
-    """Whether it is found in a module, so that its name alone goes to another process."""
+    """Returns True if the function is importable from its module, so that only its name is pickled."""
     module = sys.modules.get(function.__module__ or "")
     return function.__module__ != "__main__" and getattr(module, function.__name__, None) is function
 
 
 def _globals_of(code: CodeType, steps: tuple[str, ...]) -> Iterator[str]:
-    """Names of its module with which a function, or one within it, does this, in words of Python's bytecode."""
+    """Yields the global names that a function, or a nested one, uses in the given bytecode instructions."""
     yield from (step.argval for step in dis.get_instructions(code) if step.opname in steps)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

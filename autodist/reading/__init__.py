@@ -1,1 +1,1 @@
-"""What a worker reads of a data set of global batches: rows of its own, or files of its own."""
+"""Input sharding: the part of a data set of global batches that a worker reads, by rows or by files."""

@@ -1,4 +1,4 @@
-"""Global batches of which a worker reads its own part alone."""
+"""Global batches from which a worker reads only its own part."""
 
 from __future__ import annotations
 
@@ -13,69 +13,69 @@ from autodist.reading.quick_reads import reading
 
 
 class Slices:
-    """Tells a script which examples of a batch are this worker's, and whether it has asked.
+    """Returns the examples of a batch that belong to this worker, and records its use.
 
     Args:
-        share: gives, of a number of examples, the index of this worker's first and the one behind its last.
+        share: maps a number of examples to the first index of this worker and one past its last.
     """
 
     def __init__(self, share: Callable[[int], tuple[int, int]]) -> None:
-        self._share, self._asked = share, 0
+        self._share, self._requests = share, 0
 
     def __call__(self, start: int, stop: int) -> slice:
-        """Of the examples from `start` to `stop`, this worker's.
+        """Returns this worker's slice of the examples from `start` to `stop`.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no examples.
         """
         if stop <= start:
-            raise ValueError(f"a batch of the examples from {start} to {stop} has none.")
-        self._asked += 1
+            raise ValueError(f"a batch of the examples from {start} to {stop} is empty.")
+        self._requests += 1
         first, end = self._share(stop - start)
         return slice(start + first, start + end)
 
     def are_asked_by(self, call: Callable[[], Any]) -> tuple[Any, bool]:
-        """What `call` returns, and whether it has asked for a slice."""
-        before = self._asked
-        return call(), self._asked > before
+        """Returns the result of `call`, and True if `call` requested a slice."""
+        before = self._requests
+        return call(), self._requests > before
 
 
 OwnRows = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""Of a global batch of so many examples, the first row that a worker has to read, and how many; both int64."""
+"""Maps the number of examples in a global batch to the first row that a worker reads and their number; both int64."""
 
 
 class AssignedFiles(Protocol):
-    """Gives this worker's part of each step, of the records of its own files."""
+    """Iterates over this worker's part of each step, from the records of its own files."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
     def holds_anywhere(self, here: bool) -> bool:
-        """Whether something holds for any worker; all of them ask."""
+        """Returns True if the value is true on any worker; a collective call."""
 
 
 class AssignsFiles(Protocol):
-    """Deals out the files of data sets."""
+    """Shards the files of data sets."""
 
     def deal(self, dataset: Any) -> AssignedFiles:
-        """What gives this worker's part of each step.
+        """Returns an iterable over this worker's part of each step.
 
         Raises:
-            AutoDistError: files cannot be dealt out so that each record is used once.
+            AutoDistError: the files cannot be sharded so that each record is used once.
         """
 
     def refused(self, problem: str) -> AutoDistError:
-        """The error for what cannot be dealt out, with the place in the YAML."""
+        """Returns the error for a data set that cannot be sharded, with the position in the YAML."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a worker reads its own part of global batches.
+    """The rule by which a worker reads its own part of global batches.
 
     Attributes:
-        rows: says which rows of a batch; None: it reads whole batches, unless the data gives it its part.
-        workers: how many there are.
-        slices: by which a script gives it its part.
-        files: how the files of data sets are dealt out, in place of rows of batches; None: they are not.
+        rows: the rows of a batch to read; None: complete batches, unless the script returns only the worker's part.
+        workers: number of workers.
+        slices: used by a script that returns only the worker's part.
+        files: shards the files of data sets instead of the rows of batches; None: files are not sharded.
     """
 
     rows: OwnRows | None
@@ -88,9 +88,9 @@ class Counted(NamedTuple):
     """A worker's part of a global batch.
 
     Attributes:
-        examples: how many the global batch has; int64.
-        order: what is alike on all workers that follow one order, such as the numbers of the batch's examples.
-        rows: this worker's.
+        examples: number of examples in the global batch; int64.
+        order: equal on all workers that read in one order, for example the numbers of the batch's examples.
+        rows: this worker's rows.
     """
 
     examples: tf.Tensor
@@ -100,11 +100,11 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeBatch:
-    """A global batch of which a worker is given its part.
+    """A global batch; a worker receives a part of it.
 
     Attributes:
-        examples: how many it has.
-        alike: by name, arrays that have to be the same on every worker.
+        examples: number of its examples.
+        alike: by name, arrays that must be equal on every worker.
     """
 
     examples: int
@@ -112,15 +112,15 @@ class WholeBatch:
 
 
 Given = tuple[Any, WholeBatch | None]
-"""A batch that is given to a step, and the global one of which it is this worker's part; None: it is the whole."""
+"""An input of a step, and the global batch that it is this worker's part of; None: it is the complete batch."""
 
 
 class ShardedBatches:
-    """Gives this worker's rows of each global batch; each iteration begins anew.
+    """Iterates over this worker's rows of each global batch; each iteration starts at the first batch.
 
     Args:
         counted: a data set whose elements are `Counted`.
-        alike: by name, arrays that have to be the same on every worker.
+        alike: by name, arrays that must be equal on every worker.
     """
 
     def __init__(self, counted: tf.data.Dataset, alike: Sequence[tuple[str, Any]] = ()) -> None:
@@ -131,10 +131,10 @@ class ShardedBatches:
 
 
 class ShardedIterator:
-    """Gives this worker's rows of one global batch after the other.
+    """Yields this worker's rows of the global batches, one after the other.
 
     Attributes:
-        whole: the batch of which it has given rows last; None: it has given none.
+        whole: the global batch of the last rows; None: no rows were read yet.
     """
 
     def __init__(self, counted: Iterator[Counted], alike: Sequence[tuple[str, Any]]) -> None:
@@ -151,12 +151,12 @@ class ShardedIterator:
 
 
 def whole_of(iterator: Iterator[Any]) -> WholeBatch | None:
-    """The global batch of which an iterator has given a part last; None: it gives whole ones."""
+    """Returns the global batch of the last part of an iterator; None: the iterator returns global batches."""
     return iterator.whole if isinstance(iterator, ShardedIterator) else None
 
 
 class PartsGiven:
-    """Gives what a data set gives that the script cuts by `Slices`: parts of batches, counted as they come.
+    """Iterates over a data set that the script shards with `Slices`: its elements are this worker's parts.
 
     Args:
         parts: the data set.
@@ -170,7 +170,7 @@ class PartsGiven:
 
 
 class PartsIterator:
-    """Gives this worker's own parts, one after the other."""
+    """Yields this worker's own parts, one after the other."""
 
     def __init__(self, parts: Iterator[Any]) -> None:
         self._read = reading(parts)

@@ -1,4 +1,4 @@
-"""What `tf.data` pipelines are made of."""
+"""Inspects the structure of `tf.data` pipelines."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import tensorflow as tf
 
 
 def all_of(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """A data set, and those that it is made of."""
+    """Yields a data set and, recursively, its inputs."""
     yield dataset
     for one in dataset._inputs():
         yield from all_of(one)
 
 
 def kind_of(dataset: Any) -> str:
-    """What a data set does, as TensorFlow calls it: "Batch" for a `_BatchDataset`."""
+    """Returns TensorFlow's name for the operation of a data set: "Batch" for a `_BatchDataset`."""
     return type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
 
 
 def begins_within(dataset: Any) -> bool:
-    """Whether one iteration begins something that it reads several times, each time with another shuffled order."""
+    """Returns True if one iteration restarts an input several times, each time with another shuffled order."""
     if not isinstance(dataset, tf.data.Dataset) or dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         return False
     return any(kind_of(one) in ("Repeat", "Concatenate") for one in all_of(dataset))

@@ -1,9 +1,9 @@
-"""A `tf.data` pipeline of global batches, of which a worker maps the elements of its own part alone.
+"""Rewrites a `tf.data` pipeline of global batches so that a worker maps only the elements of its own part.
 
-All workers draw and order elements alike. Where the maps behind the last change of order give one element for each and
-draw nothing by themselves, a worker chooses its elements before them:
+All workers draw and order the elements in the same way. If the maps after the last change of order are one-to-one and
+draw no random numbers, a worker selects its elements before these maps:
 
-    source.shuffle(n).map(decode).batch(64)    becomes    source.shuffle(n), its own of each 64, .map(decode), batches
+    source.shuffle(n).map(decode).batch(64)    →    source.shuffle(n), its own of each 64, .map(decode), batches
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.util import structure  # by which data sets hand elements to functions
+from tensorflow.python.data.util import structure  # packs the elements that data sets pass to functions
 from tensorflow.python.framework import op_def_registry
 
 from autodist.graph.ops import Trait, having
@@ -38,13 +38,13 @@ _CUTS: dict[str, Callable[[Any, Any], Any]] = {
     "Take": lambda data, was: data.take(was._count),
     "Skip": lambda data, was: data.skip(was._count),
 }
-"""What goes by the numbers of elements alone: before a map of one to one it gives the same as behind it."""
+"""Operations on element numbers alone; before a one-to-one map they give the same result as after it."""
 
 _SAME_AGAIN = having(Trait.CALL | Trait.BRANCH | Trait.LOOP | Trait.READ | Trait.TABLE_READ | Trait.TELLS)
-"""Operations that TensorFlow takes for stateful, and that give the same for an element whatever came before it."""
+"""Operations that TensorFlow counts as stateful, but whose result for an element does not depend on earlier ones."""
 
 _CALLERS = {"PyFunc": "tf.numpy_function"}
-"""Of operations that call Python code, what makes them, where it is not tf.py_function."""
+"""For operations that call Python code, the function that creates them, if it is not tf.py_function."""
 
 _LEAVES = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
 
@@ -54,30 +54,30 @@ class ReadWhole:
     """A map that each worker computes for all examples.
 
     Attributes:
-        map: what it is called, and where it stands.
-        reason: why.
+        map: its name and source position.
+        reason: the reason.
     """
 
     map: str
     reason: str
 
     def told(self, workers: int) -> str:
-        """What the script is told of it."""
+        """Returns the log message."""
         return (
             f"{self.map}, a map of the data set, is computed for all examples by each of {workers} workers, which "
-            f"takes {workers} times one device's processor time in all, since {self.reason}. A worker computes its own "
-            "examples alone where data are shuffled first, then mapped by functions that draw nothing, or by stateless "
-            "seeds that come with the elements, and batched then."
+            f"takes {workers} times one device's processor time in all, since {self.reason}. A worker computes only "
+            "its own examples if the data is first shuffled, then mapped by functions that draw no random numbers (or "
+            "use stateless seeds from the elements), and then batched."
         )
 
 
 @dataclass(frozen=True)
 class ElementReading:
-    """How a worker reads a data set.
+    """The way in which a worker reads a data set.
 
     Attributes:
-        own: its part of each batch; None: it reads whole batches.
-        whole: what is computed for all examples nevertheless; None: there is no such map.
+        own: its part of each batch; None: it reads complete batches.
+        whole: a map that is computed for all examples nevertheless; None: there is no such map.
     """
 
     own: ShardedBatches | None
@@ -86,14 +86,14 @@ class ElementReading:
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """A data set from its last change of order on; each part in the order in which elements come through.
+    """A data set after its last change of order; operations are in the order in which elements pass them.
 
     Attributes:
-        base: which all workers read alike.
-        cuts: of its elements by their numbers.
+        base: read by all workers in the same way.
+        cuts: selections of elements by number.
         maps: of elements.
-        batch: what makes batches of them.
-        behind: maps of batches, and cuts by their numbers.
+        batch: makes batches of the elements.
+        behind: maps of batches, and selections of batches by number.
     """
 
     base: Any
@@ -104,49 +104,49 @@ class _Pipeline:
 
 
 def own_elements(dataset: Any, own_rows: OwnRows) -> ElementReading:
-    """A worker's part of each batch of a data set, where that spares it a map.
+    """Returns a worker's part of each batch of a data set, if that saves the computation of a map.
 
     Args:
         dataset: of batches.
-        own_rows: which rows of a batch the worker has to read.
+        own_rows: the rows of a batch that the worker reads.
     """
     if not isinstance(dataset, tf.data.Dataset) or not tf.executing_eagerly():
         return ElementReading(None, None)
     found = _take_apart(dataset)
     if isinstance(found, ReadWhole | None):
         return ElementReading(None, found)
-    whole = _map_before(found.base, f"{kind_of(found.base)}, which may change the order, stands behind it")
+    whole = _map_before(found.base, f"{kind_of(found.base)}, which may change the order, comes after it")
     if not found.maps:
         return ElementReading(None, whole)
     return ElementReading(ShardedBatches(_counted(found, own_rows).with_options(dataset.options())), whole)
 
 
 def reading_own(dataset: Any, reading: Reading) -> ShardedBatches | None:
-    """As `own_elements`; what is computed for all examples is told, once."""
+    """Like `own_elements`; logs once a map that is computed for all examples."""
     if reading.rows is None:
         return None
     found = own_elements(dataset, reading.rows)
     if found.whole is not None:
-        _tell(found.whole.told(reading.workers))
+        _log_once(found.whole.told(reading.workers))
     return found.own
 
 
 @functools.cache
-def _tell(told: str) -> None:
-    log.info("%s", told, extra=ALIKE_EVERYWHERE)
+def _log_once(message: str) -> None:
+    log.info("%s", message, extra=ALIKE_EVERYWHERE)
 
 
 def _take_apart(dataset: Any) -> _Pipeline | ReadWhole | None:
-    """The pipeline of a data set; else a map that all workers compute for all examples, if there is one."""
+    """Splits a data set into a pipeline; otherwise returns a map that all workers compute for all examples, or None."""
     behind, batch = _stretch(dataset)
     for one in _maps(behind):
         reason = _why_not_by_rows(one)
         if reason is not None:
             return ReadWhole(_named(one), reason)
     if kind_of(batch) not in _BATCHES:
-        return _map_before(batch, f"{kind_of(batch)} stands behind it")
+        return _map_before(batch, f"{kind_of(batch)} comes after it")
     if dataset.options().deterministic is False or getattr(batch, "_deterministic", "") == "false":
-        return _map_before(batch, "the order is left open (deterministic=False)")
+        return _map_before(batch, "the order is not deterministic (deterministic=False)")
     elements, base = _stretch(batch._input_dataset)
     for number, one in enumerate(elements):
         reason = _why_not_alone(one) if kind_of(one) in _MAPS else None
@@ -154,13 +154,13 @@ def _take_apart(dataset: Any) -> _Pipeline | ReadWhole | None:
             elements, base = elements[:number], one
             break
     if not all(isinstance(leaf, _LEAVES) for leaf in tf.nest.flatten(base.element_spec)):
-        return _map_before(batch, "its elements are others than tensors")
+        return _map_before(batch, "its elements are not tensors")
     cuts = [one for one in elements if kind_of(one) in _CUTS]
     return _Pipeline(base, cuts[::-1], _maps(elements)[::-1], batch, behind[::-1])
 
 
 def _stretch(data: Any) -> tuple[list[Any], Any]:
-    """The maps and cuts with which a data set ends, the last first, and what is before them."""
+    """Returns the maps and selections at the end of a data set, the last first, and the data set before them."""
     found = []
     while kind_of(data) in (*_MAPS, *_PASSES, *_CUTS):
         if kind_of(data) not in _PASSES:
@@ -173,11 +173,11 @@ def _maps(operations: Sequence[Any]) -> list[Any]:
     return [one for one in operations if kind_of(one) in _MAPS]
 
 
-# -- what is told ----------------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 
 def _map_before(data: Any, reason: str) -> ReadWhole | None:
-    """The last map before an operation of a data set, or that operation itself."""
+    """Returns the last map before an operation of a data set, or that operation if it is a map."""
     if kind_of(data) in _MAPS:
         return ReadWhole(_named(data), _why_not_alone(data) or reason)
     found = (_map_before(one, reason) for one in data._inputs())
@@ -191,17 +191,17 @@ def _named(data: Any) -> str:
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
-# -- what a map may do -----------------------------------------------------------------------------------------------
+# -- checks of maps ---------------------------------------------------------------------------------------------------
 
 
 def _why_not_alone(data: Any) -> str | None:
-    """Why what a map gives for an element may depend on others; None: it does not."""
+    """Returns the reason why a map's result for an element may depend on other elements; None if it does not."""
     if getattr(data, "_deterministic", "") == "false":
-        return "its order is left open (deterministic=False)"
+        return "its order is not deterministic (deterministic=False)"
     function = data._map_func.function
     graph_def = function.graph.as_graph_def() if hasattr(function, "graph") else None
     if graph_def is None:
-        return "it is a function of TensorFlow 1, whose graph is not at hand"
+        return "it is a TensorFlow 1 function, whose graph is not available"
     nodes = [*graph_def.node, *(node for one in graph_def.library.function for node in one.node_def)]
     functions = {one.signature.name for one in graph_def.library.function}
     for node in nodes:
@@ -210,42 +210,42 @@ def _why_not_alone(data: Any) -> str | None:
             continue
         if is_elementwise(node):
             continue
-        return _told_of_python(node) or f"its {node.op} may give something else each time ({node.name})"
+        return _python_call_reason(node) or f"its {node.op} may return something else each time ({node.name})"
     return None
 
 
-def _told_of_python(node: tf.compat.v1.NodeDef) -> str | None:
-    """What is said of Python code that the script has not marked; None: it is something else."""
+def _python_call_reason(node: tf.compat.v1.NodeDef) -> str | None:
+    """Returns the message for a node that calls Python code without a mark; None for other nodes."""
     called = name_called(node)
     if called is None:
         return None
     marked = called if called.isidentifier() else "function"
     return (
-        f"its {node.op} calls Python code, {called}, which may give something else each time. If {called} works on one "
-        f"element at a time and keeps no state of its own, mark it: ad.elementwise({marked}) in the call of "
+        f"its {node.op} calls Python code, {called}, which may return something else each time. If {called} works on "
+        f"one element at a time and keeps no state of its own, mark it: ad.elementwise({marked}) in the call of "
         f"{_CALLERS.get(node.op, 'tf.py_function')}"
     )
 
 
 def _why_not_by_rows(data: Any) -> str | None:
-    """Why a map of batches may give other rows for a part of a batch than for the whole; None: it does not."""
+    """Returns the reason why a map of batches may depend on the other rows of a batch; None if it does not."""
     reason = _why_not_alone(data)
     if reason is not None:
         return reason
     specs = tf.nest.flatten(data._input_dataset.element_spec)
     if not all(isinstance(x, tf.TensorSpec) and x.shape.rank and x.shape[0] is None for x in specs):
-        return "it takes batches of a fixed length, or of what are no tensors"
+        return "it takes batches of a fixed length, or inputs that are not tensors"
     graph = data._map_func.function.graph
     inputs = graph.inputs[: len(specs)]
     kinds = propagate(graph.as_graph_def(), {x.name: 0 for x in inputs}, lambda x: graph.get_tensor_by_name(x).shape)
     found = [kinds.kind(output.name) for output in graph.outputs]
     if all(x == PerExample(0) and x.mixed_at is None for x in found) and _keeps_length(graph, inputs):
         return None
-    return "it is given whole batches, and it is not known that it gives of each example a row that is this one's alone"
+    return "it takes complete batches, and a row of its result may depend on more than one example"
 
 
 def _keeps_length(graph: tf.Graph, inputs: Sequence[tf.Tensor]) -> bool:
-    """Whether a function gives as many rows as it is given, which its shapes say."""
+    """Returns True if, by its shapes, a function returns as many rows as it takes."""
     rows = 7
     with tf.Graph().as_default():
         given = {x.name: tf.compat.v1.placeholder(x.dtype, [rows, *x.shape[1:]]) for x in inputs}
@@ -266,26 +266,26 @@ def _counted(pipeline: _Pipeline, own_rows: OwnRows) -> tf.data.Dataset:
     mine = batches.flat_map(ours(lambda number, batch: _own_of(number, batch, own_rows)))
     for one in pipeline.maps:
         mine = mine.map(_behind_the_count(one), **_parallel(one))
-    # Each batch but the last has as many of its own, so that these are those of one batch after the other.
+    # All batches but the last have the same number of own elements, so these are the parts of consecutive batches.
     parts = mine.batch(own_rows(size)[1])
     for one in pipeline.behind:
         is_cut = kind_of(one) in _CUTS
         parts = _CUTS[kind_of(one)](parts, one) if is_cut else parts.map(_behind_the_count(one), **_parallel(one))
-    return parts.map(ours(lambda told, rows: Counted(told[0][0], told[1][0], rows))).prefetch(tf.data.AUTOTUNE)
+    return parts.map(ours(lambda info, rows: Counted(info[0][0], info[1][0], rows))).prefetch(tf.data.AUTOTUNE)
 
 
 def _own_of(number: tf.Tensor, batch: Any, own_rows: OwnRows) -> tf.data.Dataset:
-    """A worker's elements of a batch, each beside how many the batch has and what all workers have alike of it."""
+    """Returns a worker's elements of a batch, each with the batch's size and a digest that all workers share."""
     elements = tf.data.Dataset.zip(batch)
     examples = elements.cardinality()
     start, size = own_rows(examples)
     digest = tf.cond(tf.equal(number, 0), lambda: _digest(elements), lambda: tf.constant(0, tf.int64))
-    told = tf.data.Dataset.from_tensors((examples, digest)).repeat()
-    return tf.data.Dataset.zip((told, elements.skip(start).take(size)))
+    info = tf.data.Dataset.from_tensors((examples, digest)).repeat()
+    return tf.data.Dataset.zip((info, elements.skip(start).take(size)))
 
 
 def _digest(elements: tf.data.Dataset) -> tf.Tensor:
-    """Tells batches apart: by it workers see whether they read the same."""
+    """Returns a digest of a batch, by which workers check that they read the same data."""
 
     @ours
     def add(state: tf.Tensor, *element: Any) -> tf.Tensor:
@@ -297,13 +297,13 @@ def _digest(elements: tf.data.Dataset) -> tf.Tensor:
 
 
 def _behind_the_count(data: Any) -> Callable[[Any, Any], Any]:
-    """The function of a map, as it was traced, on elements that come with what is told of their batch."""
+    """Returns a map's traced function, applied to elements that carry the information about their batch."""
     takes, gives, function = data._input_dataset.element_spec, data.element_spec, data._map_func.function
 
     @ours
-    def call(told: Any, element: Any) -> Any:
+    def call(info: Any, element: Any) -> Any:
         results = function(*structure.to_tensor_list(takes, element))
-        return told, structure.from_compatible_tensor_list(gives, results)
+        return info, structure.from_compatible_tensor_list(gives, results)
 
     return call
 

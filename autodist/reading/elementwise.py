@@ -1,4 +1,4 @@
-"""`ad.elementwise`: Python functions of a data set's maps that work on one element at a time."""
+"""`ad.elementwise`: marks Python functions in a data set's maps that work on one element at a time."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import script_ops  # where py_function and numpy_function keep what they call
+from tensorflow.python.ops import script_ops  # holds the functions of py_function and numpy_function
 
 _MARK = "_autodist_elementwise"
 
 
 def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, marked as one that gives the same for an element whatever it was called with before.
+    """Marks a function whose result for an element does not depend on earlier calls; returns the marked function.
 
     Args:
         function: as `tf.py_function` or `tf.numpy_function` takes it.
 
     Raises:
-        TypeError: it cannot be called.
+        TypeError: the function is not callable.
     """
     if not _is_function(function):
         raise TypeError(
-            f"ad.elementwise is given {function!r}; give the Python function that tf.py_function or tf.numpy_function "
+            f"ad.elementwise got {function!r}; pass the Python function that tf.py_function or tf.numpy_function "
             "calls for each element."
         )
 
@@ -46,7 +46,7 @@ def is_elementwise(node: tf.compat.v1.NodeDef) -> bool:
 
 
 def name_called(node: tf.compat.v1.NodeDef) -> str | None:
-    """The name of the Python function that a node calls; None: it calls none."""
+    """Returns the name of the Python function that a node calls; None if it calls none."""
     function = _called_by(node)
     return None if function is None else getattr(function, "__name__", type(function).__name__)
 

@@ -1,8 +1,8 @@
-"""A `tf.data` pipeline whose files are dealt out to the workers, each of which trains on records of its own.
+"""Shards the files of a `tf.data` pipeline over the workers; each worker trains on the records of its own files.
 
-    tf.data.TFRecordDataset(names).shuffle(n).batch(64)    becomes, of N workers, names[k::N], and 64 / N of its records
+    tf.data.TFRecordDataset(names).shuffle(n).batch(64)    →    for N workers, names[k::N], and 64 / N of its records
 
-All workers end together: one whose files are exhausted first takes part with no examples, until all are.
+All workers end together: a worker whose files are exhausted takes part without examples until all are exhausted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import distribute  # by which tf.distribute deals out files
+from tensorflow.python.data.experimental.ops import distribute  # shards files for tf.distribute
 
 from autodist.batch.examples import Share, length_of, share_of, slice_rows
 from autodist.errors import AutoDistError, ClusterError
@@ -25,15 +25,15 @@ from autodist.reading.batch_sharding import PartsIterator
 from autodist.reading.data_sets import all_of, kind_of
 
 MOST_AHEAD = 64
-"""Parts that a worker has read, at most, when it says that it has them."""
+"""Largest number of parts that a worker has read when it announces them."""
 
 _BYTES_AHEAD = 32 << 20
 
 _STRING_BYTES = 64
 
 NOTHING_DEALT = (
-    "`shard: files` is in the YAML, and no data set's files were dealt out: it holds for what `fit` or "
-    "ad.distribute_dataset is given. Give it a tf.data.Dataset there, or leave `shard` out."
+    "`shard: files` is in the YAML, but no data set's files were sharded: it applies to the data passed to `fit` or "
+    "ad.distribute_dataset. Pass a tf.data.Dataset there, or remove `shard`."
 )
 
 _UNSHARDABLE, _OP = "unshardable source dataset", re.compile(r'^op: "(\w+)"', re.MULTILINE)
@@ -43,14 +43,14 @@ _TOO_FEW = re.compile(r"the dataset only has (\d+) file")
 
 @dataclass(frozen=True)
 class Files:
-    """How files are dealt out.
+    """The rule by which files are sharded.
 
     Attributes:
         replicas: for each replica, the index of its worker, in rising order; workers without replicas have no files.
         worker: index of this worker.
         names: of all workers, by index.
-        agree: tells the chief what this worker says, and all what the chief decides of what each has said.
-        error: made of a problem for what cannot be dealt out, with the place in the YAML.
+        agree: collective call: sends this worker's message to the chief, and returns the chief's decision on all.
+        error: makes the error for data that cannot be sharded, with the position in the YAML.
     """
 
     replicas: Sequence[int]
@@ -60,11 +60,11 @@ class Files:
     error: Callable[[str], AutoDistError]
 
     def deal(self, dataset: Any) -> ShardedFiles:
-        """What gives this worker's part of each step; see `ShardedFiles`."""
+        """Returns an iterable over this worker's part of each step; see `ShardedFiles`."""
         return ShardedFiles(dataset, self)
 
     def refused(self, problem: str) -> AutoDistError:
-        """The error for what cannot be dealt out."""
+        """Returns the error for a data set that cannot be sharded."""
         return self.error(problem)
 
     @property
@@ -74,41 +74,41 @@ class Files:
 
 
 def why_not_dealt(is_compared: bool, is_pipeline: bool) -> str | None:
-    """Why files cannot be dealt out in a run, with what is allowed; None: they can.
+    """Returns the reason why a run cannot shard files, with what is allowed; None if it can.
 
     Args:
-        is_compared: whether the run is compared with one device.
-        is_pipeline: whether the strategy is a pipeline.
+        is_compared: True if the run is compared with one device.
+        is_pipeline: True if the strategy is a pipeline.
     """
     if is_compared:
         return (
-            "where each worker reads files of its own, batches are others than on one device, with which a run is "
-            "compared; allowed: no `shard` under autodist verify and autodist diff."
+            "with each worker reading its own files, the batches differ from those of one device, with which the run "
+            "is compared; allowed: no `shard` under autodist verify and autodist diff."
         )
     if is_pipeline:
         return (
-            "the stages of a pipeline work on the same examples, and one worker reads them; allowed: no `shard` with a "
+            "the stages of a pipeline work on the same examples, which one worker reads; allowed: no `shard` with a "
             "Pipeline, or another strategy."
         )
     return None
 
 
 class ShardedFiles:
-    """Gives this worker's part of each step, of the records of its own files; each iteration is an epoch of them.
+    """Iterates over this worker's part of each step, from the records of its own files; each iteration is an epoch.
 
     Args:
         dataset: of global batches, read from files.
-        files: how these are dealt out.
+        files: the sharding rule.
 
     Raises:
-        AutoDistError: they cannot be, so that each record is used once.
+        AutoDistError: the files cannot be sharded so that each record is used once.
     """
 
     def __init__(self, dataset: Any, files: Files) -> None:
         if not isinstance(dataset, tf.data.Dataset):
             raise files.refused(
-                f"a {type(dataset).__name__} has no files that can be dealt out; allowed: a tf.data.Dataset that reads "
-                "files (tf.data.TFRecordDataset, say). Leave `shard` out, and each worker reads its part of all else."
+                f"a {type(dataset).__name__} has no files that can be sharded; allowed: a tf.data.Dataset that reads "
+                "files (for example tf.data.TFRecordDataset). Without `shard`, each worker reads its part of any data."
             )
         for one in all_of(dataset):
             problem = _problem(one)
@@ -116,11 +116,11 @@ class ShardedFiles:
                 raise files.refused(problem)
         self._files, self._spec = files, dataset.element_spec
         if all(getattr(leaf, "shape", tf.TensorShape(None)).rank == 0 for leaf in tf.nest.flatten(self._spec)):
-            raise files.refused(_no_rows("none of it has rows"))
+            raise files.refused(_no_rows("none of its tensors has rows"))
         self._dealt = _dealt(dataset, files) if files.worker in files.readers else None
 
     def holds_anywhere(self, here: bool) -> bool:
-        """Whether something holds for any worker; all of them ask."""
+        """Returns True if the value is true on any worker; a collective call."""
         return bool(json.loads(self._files.agree(json.dumps(here), lambda said: json.dumps("true" in said))))
 
     def __iter__(self) -> FilesIterator:
@@ -128,15 +128,15 @@ class ShardedFiles:
 
 
 class FilesIterator(PartsIterator):
-    """Gives this worker's parts, one after the other, as long as any worker has some.
+    """Yields this worker's parts, one after the other, as long as any worker has some.
 
-    The workers agree on how many steps come next by what each has read ahead: 1, then 2, 4 and so on, as many as memory
-    bears.
+    From the parts that each worker has read ahead, the workers agree on the number of next steps: 1, then 2, 4 and so
+    on, within the limits of memory.
 
     Args:
         batches: of this worker's records.
         spec: of a batch.
-        files: how they are dealt out.
+        files: the sharding rule.
     """
 
     def __init__(self, batches: Iterator[Any], spec: Any, files: Files) -> None:
@@ -182,14 +182,14 @@ class FilesIterator(PartsIterator):
         self._round = max(1, min(2 * self._round, MOST_AHEAD, _BYTES_AHEAD // max(said["bytes"], 1)))
 
     def _read_ahead(self) -> Exception | None:
-        """Reads ahead as many parts as are to be told of; returns what was raised, None: nothing."""
+        """Reads ahead the parts of the next announcement; returns an exception, or None."""
         try:
             while len(self._ahead) < self._round and not self._has_ended:
                 try:
                     self._ahead.append(self._read())
                 except StopIteration:
                     self._has_ended = True
-        except Exception as error:  # noqa: BLE001 - all workers raise then
+        except Exception as error:  # noqa: BLE001 - raised on all workers
             return error
         return None
 
@@ -198,9 +198,9 @@ class FilesIterator(PartsIterator):
         if found:
             workers = len(self._files.readers)
             return self._files.refused(
-                f"the data set reads {max(found)} file{'s' if max(found) > 1 else ''}, and {workers} workers are to "
-                f"read files of their own; allowed: {workers} files or more. Write the records into more files, or "
-                "leave `shard` out."
+                f"the data set reads {max(found)} file{'s' if max(found) > 1 else ''}, but {workers} workers need "
+                f"files of their own; allowed: {workers} files or more. Write the records into more files, or "
+                "remove `shard`."
             )
         if mine is not None:
             return mine
@@ -220,8 +220,8 @@ class FilesIterator(PartsIterator):
     def _rows_of(self, batch: Any) -> int:
         lengths = {rows for leaf in tf.nest.flatten(batch) if (rows := length_of(leaf)) is not None}
         if len(lengths) != 1:
-            told = ", ".join(map(str, sorted(lengths)))
-            raise self._files.refused(_no_rows(f"what is in it has different numbers of rows ({told})"))
+            lengths_text = ", ".join(map(str, sorted(lengths)))
+            raise self._files.refused(_no_rows(f"its tensors have different numbers of rows ({lengths_text})"))
         return lengths.pop()
 
     def _no_examples(self) -> Any:
@@ -232,38 +232,38 @@ class FilesIterator(PartsIterator):
         leaves = tf.nest.flatten(self._spec)
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
             raise self._files.refused(
-                f"the files of {self._files.names[self._files.worker]} have no record at all, and the data set gives "
-                "sparse or ragged tensors; allowed: files of which each worker gets a record at least."
+                f"the files of {self._files.names[self._files.worker]} have no record at all, and the data set returns "
+                "sparse or ragged tensors; allowed: files with at least one record for each worker."
             )
-        assert self._shapes is not None, "a worker that has a part has said so"
+        assert self._shapes is not None, "a worker with a part has sent its shapes"
         shapes = [[0, *shape[1:]] if shape else [] for shape in self._shapes]
         empty = [tf.zeros(shape, leaf.dtype) for leaf, shape in zip(leaves, shapes, strict=True)]
         return tf.nest.pack_sequence_as(self._spec, empty)
 
 
 def dealt_otherwise(taken: int) -> str:
-    """What is said of an epoch that was under way when files were dealt out to other workers, or other files.
+    """Returns the warning for an epoch that an earlier run had begun with other files or another sharding.
 
     Args:
-        taken: steps that were made of it.
+        taken: steps done in that epoch.
     """
     return (
-        f"the epoch under way had come to step {taken} on files as they were dealt out then, and they are dealt out "
-        "otherwise now (`shard: files`): it is read from its beginning, and some of its records are trained on twice."
+        f"the interrupted epoch had reached step {taken}, but its files were sharded differently then "
+        "(`shard: files`): it is read from its beginning, and some of its records are trained on twice."
     )
 
 
 def part_sizes(rows: int, full: int, replicas: Sequence[int], worker: int) -> list[int]:
-    """The numbers of examples of the parts into which a worker's batch is cut, one part for each step.
+    """Returns the numbers of examples in the parts of a worker's batch, one part for each step.
 
-    Where all workers have equally many replicas, their parts of a step add up to a full batch, which has an example for
-    each of them. No part has none: other workers may have none left.
+    If all workers have equally many replicas, their parts of a step add up to a full batch, provided that it has an
+    example for each worker. No part is empty: the other workers may have no examples left.
 
     Args:
-        rows: in the batch.
-        full: in the largest so far.
+        rows: number of examples in the batch.
+        full: number of examples in the largest batch so far.
         replicas: for each replica, the index of its worker, in rising order.
-        worker: whose batch it is.
+        worker: index of the batch's worker.
 
     >>> [part_sizes(10, 10, [0, 1, 2], worker) for worker in range(3)]
     [[4, 3, 3], [3, 3, 4], [3, 4, 3]]
@@ -285,7 +285,7 @@ def part_sizes(rows: int, full: int, replicas: Sequence[int], worker: int) -> li
 
 
 def _decide(said: list[str]) -> str:
-    """On the chief, of what each worker says."""
+    """On the chief, combines the workers' announcements."""
     told = [json.loads(one) for one in said]
     return json.dumps(
         {
@@ -302,7 +302,7 @@ def _decide(said: list[str]) -> str:
 
 
 def _dealt(dataset: tf.data.Dataset, files: Files) -> Any:
-    """The data set with every n-th of its files."""
+    """Returns the data set with every n-th of its files."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     readers = files.readers
@@ -313,45 +313,45 @@ def _dealt(dataset: tf.data.Dataset, files: Files) -> Any:
             raise
         op = _OP.search(str(error))
         raise files.refused(
-            f"the data set begins with a {op[1] if op else 'source'}, which reads no files that can be dealt out; "
-            "allowed: tf.data.TFRecordDataset, TextLineDataset and FixedLengthRecordDataset, by themselves or in "
-            "interleave and flat_map over names of files. Where a map reads a file for each element, leave `shard` "
-            "out: a worker maps its own elements alone."
+            f"the data set begins with a {op[1] if op else 'source'}, which does not read files that can be sharded; "
+            "allowed: tf.data.TFRecordDataset, TextLineDataset and FixedLengthRecordDataset, directly or in "
+            "interleave and flat_map over file names. If a map reads a file for each element, remove `shard`: "
+            "a worker then maps only its own elements."
         ) from None
 
 
 def _problem(data: Any) -> str | None:
-    """Why records would be left out or used twice where a part of a data set comes behind files that are dealt out."""
+    """Returns the reason why an operation after sharded files would drop or repeat records; None if it would not."""
     kind = kind_of(data)
     if kind in ("Take", "Skip", "Shard"):
         return (
-            f"the data set has a {kind.lower()}, which would count what one worker has, and not what all have; "
-            "allowed: none. Choose the files in Python, from the list of their names."
+            f"the data set has a {kind.lower()}, which would count the records of one worker instead of all; "
+            "allowed: none. Select the files in Python, from the list of their names."
         )
     if kind == "AssertCardinality":
         return (
             "the data set has an assert_cardinality, and the files of one worker have fewer elements than all; "
-            "allowed: none, the workers find the end of an epoch by themselves."
+            "allowed: none, the workers detect the end of an epoch themselves."
         )
     if kind == "Cache" and data._filename.numpy():
         return (
-            "the data set has a cache in a file, which would be that of another worker, or of a run with other "
+            "the data set has a cache in a file, which could belong to another worker, or to a run with other "
             "workers; allowed: a cache in memory, cache()."
         )
     drops = getattr(data, "_drop_remainder", None)
     if drops is not None and bool(drops) and data._input_dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
         return (
-            "the data set drops the remainder of its batches, which would leave out records of each worker; allowed: "
-            "batches without drop_remainder=True, or of a data set that is repeated for ever. Parts that are uneven "
-            "train as they should."
+            "the data set drops the remainder of its batches, which would drop records of each worker; allowed: "
+            "batches without drop_remainder=True, or of a data set that repeats without end. Uneven parts train "
+            "correctly."
         )
     return None
 
 
 def _no_rows(why: str) -> str:
     return (
-        f"it is not known what an example is of what the data set gives, since {why}; allowed: batches, as "
-        "dataset.batch(64) makes them."
+        f"the examples in the elements of the data set are not known, since {why}; allowed: batches, as made by "
+        "dataset.batch(64)."
     )
 
 

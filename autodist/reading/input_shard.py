@@ -1,4 +1,4 @@
-"""InputShard: what one worker reads of the data of a run."""
+"""InputShard: the part of a run's data that one worker reads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from autodist.runs.run import Run
 
 
 class InputShard:
-    """One worker's share of the data.
+    """One worker's shard of the data.
 
     Args:
-        run: whose worker it is.
+        run: the run of the worker.
 
     Attributes:
-        slices: tells the script which examples of a batch are this worker's.
+        slices: returns the examples of a batch that belong to this worker.
     """
 
     def __init__(self, run: Run) -> None:
@@ -27,21 +27,21 @@ class InputShard:
         return share.start, share.start + share.size
 
     def reading(self, is_gathered: bool = False) -> Reading | None:
-        """How this worker reads global batches; None: whole, since it trains on all of them.
+        """Returns the rule by which this worker reads global batches; None: it trains on complete batches.
 
         Args:
-            is_gathered: the parts that all workers read are brought together before a pipeline trains on them.
+            is_gathered: True if the parts of all workers are gathered before a pipeline trains on them.
         """
         if self._run.workers == 1:
             return None
-        rows = None  # where it is recorded, which is given whole batches
+        rows = None  # a recorded run reads complete batches
         if self._run.recorder is None:
             workers = self._run.spec.feeding_workers if is_gathered else self._run.spec.replica_workers
             rows = rows_to_read(workers, self._run.index)
         return Reading(rows, self._run.workers, self.slices, self._files())
 
     def _files(self) -> Files | None:
-        """How files are dealt out to the workers; None: they are not."""
+        """Returns the rule by which files are sharded; None if they are not."""
         spec = self._run.spec
         if spec.shard is None:
             return None
@@ -49,13 +49,13 @@ class InputShard:
         return Files(spec.replica_workers, self._run.index, names, self._run.coordination.agree, spec.shard_refused)
 
     def require_no_files(self, what: str) -> None:
-        """Passes unless the files of data sets are dealt out to several workers.
+        """Checks that the files of data sets are not sharded over several workers.
 
         Args:
-            what: has no part in that.
+            what: the reason why sharded files are not supported here.
 
         Raises:
-            ResourceSpecError: they are.
+            ResourceSpecError: files are sharded.
         """
         if self._run.deals_files:
             raise self._run.spec.shard_refused(

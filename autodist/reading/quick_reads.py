@@ -1,4 +1,4 @@
-"""What a data set's iterator gives next, read with a third of the Python that its own `next` takes."""
+"""Reads the next element of a data set's iterator with a third of the Python overhead of its `next`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Read = Callable[[], Any]
 
 
 def quick_read(iterator: Iterator[Any]) -> Read | None:
-    """What reads the next element as `next(iterator)` does, and keeps no hold of the iterator.
+    """Returns a function that reads the next element like `next(iterator)`, without a reference to the iterator.
 
-    TensorFlow finds out anew for each element how its tensors are put together, which for small batches takes longer
-    than reading them.
+    TensorFlow computes the structure of the element again for each element, which for small batches takes longer than
+    reading it.
 
     Returns:
-        Raises StopIteration where the data end, and TensorFlow's errors. None: `next` is to be called, since the
-        iterator is not a data set's, or gives other things than tensors.
+        A function that raises StopIteration at the end of the data, and TensorFlow's errors. None: use `next`, since
+        the iterator is not a data set's, or its elements are not tensors.
     """
     if not isinstance(iterator, tf.data.Iterator) or not tf.config.experimental.get_synchronous_execution():
         return None
@@ -31,25 +31,25 @@ def quick_read(iterator: Iterator[Any]) -> Read | None:
         return None
     (resource,) = tf.nest.flatten(iterator, expand_composites=True)
     types, shapes = [one.dtype for one in specs], [one.shape for one in specs]
-    put_together = _putting_together(spec)
+    pack = _packer(spec)
 
     def read() -> Any:
         try:
             tensors = tf.raw_ops.IteratorGetNext(iterator=resource, output_types=types, output_shapes=shapes)
         except tf.errors.OutOfRangeError:
             raise StopIteration from None
-        return put_together(tensors)
+        return pack(tensors)
 
     return read
 
 
 def reading(iterator: Iterator[Any]) -> Read:
-    """What reads the next element as `next(iterator)` does, quickly where it can."""
+    """Returns a function that reads the next element like `next(iterator)`, the fast one if possible."""
     return quick_read(iterator) or iterator.__next__
 
 
-def _putting_together(spec: Any) -> Callable[[list[tf.Tensor]], Any]:
-    """An element, of its tensors."""
+def _packer(spec: Any) -> Callable[[list[tf.Tensor]], Any]:
+    """Returns a function that packs tensors into an element."""
     try:
         plain_nests.form_of(spec, _require_tensor)
     except NotPlainError:

@@ -1,1 +1,1 @@
-"""What `autodist check` finds out about machines, and what it makes of that."""
+"""The checks of `autodist check`, and its report."""

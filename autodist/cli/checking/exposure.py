@@ -1,6 +1,6 @@
-"""What is open to whom while a run trains, and the firewall line that closes it.
+"""The ports that are open while a run trains, and the firewall rules that close them.
 
-TensorFlow's servers listen on all interfaces, whatever address a cluster names, and ask for no password.
+TensorFlow's servers listen on all interfaces, whatever address a cluster names, and require no password.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from autodist.cli.checking.looking import FoundMachine
 from autodist.cluster.addresses import is_loopback
 
 ANY_FREE_PORT = "20000-31999"
-"""What the ports are taken from where the YAML names none (`autodist.cluster.ports`)."""
+"""The range of ports used if the YAML names none (`autodist.cluster.ports`)."""
 
 
 class Exposure(pydantic.BaseModel):
-    """What of one machine is open to others.
+    """The open ports of one machine.
 
     Attributes:
         machine: its address.
-        ports: on which its workers' servers listen, as nftables spells them.
-        open_to: who can connect, unless a firewall stands in front: each address of the machine with its interface.
-        is_public: whether one of these addresses is the internet's.
-        commands: that let nobody connect but the machines of the cluster, with nftables, in its usual chain.
+        ports: of its workers' servers, in the syntax of nftables.
+        open_to: each address of the machine with its interface; without a firewall, anyone who reaches it can connect.
+        is_public: True if one of these addresses is a public internet address.
+        commands: nftables commands, for its usual chain, that admit only the machines of the cluster.
     """
 
     machine: str
@@ -36,20 +36,18 @@ class Exposure(pydantic.BaseModel):
     commands: tuple[str, ...]
 
     def words(self) -> str:
-        """In a sentence or two."""
+        """Describes the exposure in one or two sentences."""
         where = ", ".join(self.open_to) or "no network"
         warning = " At least one is an address of the internet." if self.is_public else ""
-        return (
-            f"port{'s' if '-' in self.ports else ''} {self.ports}: open on {where}, for whoever reaches them.{warning}"
-        )
+        return f"port{'s' if '-' in self.ports else ''} {self.ports}: open on {where} to anyone.{warning}"
 
 
 def exposure_of(found: FoundMachine, others: Iterable[FoundMachine]) -> Exposure | None:
-    """What is open on a machine; None where it was not reached, or is alone with one worker and starts no server.
+    """Returns the open ports of a machine; None if it was not reached, or is alone with one worker, without a server.
 
     Args:
-        found: of the machine.
-        others: of the other machines.
+        found: the check of the machine.
+        others: the checks of the other machines.
     """
     others = list(others)
     if found.machine is None or (len(found.workers) == 1 and not others):
@@ -74,9 +72,9 @@ def _ports(found: FoundMachine) -> str:
 
 
 def _commands(ports: str, others: Sequence[str]) -> list[str]:
-    """Commands that drop what comes to the ports from anywhere else.
+    """Returns commands that drop connections to the ports from anywhere else.
 
-    The machine's own workers connect to one another by `lo`, under whichever address.
+    The machine's own workers connect to one another over `lo`, whatever address they use.
     """
     base = f'nft add rule inet filter input iifname != "lo" tcp dport {ports}'
     others = [other for other in others if not is_loopback(other)]
@@ -88,7 +86,7 @@ def _commands(ports: str, others: Sequence[str]) -> list[str]:
     commands = []
     for family, selector, version in (("ipv4", "ip saddr", 4), ("ipv6", "ip6 saddr", 6)):
         allowed = sorted({str(address) for address in flat if address.version == version})
-        allowed += lost if version == 4 else []  # a name that cannot be resolved here is left to who runs the command
+        allowed += lost if version == 4 else []  # the user must replace a name that cannot be resolved here
         admits = f"{selector} != {{ {', '.join(allowed)} }}" if allowed else f"meta nfproto {family}"
         commands.append(f"{base} {admits} drop")
     return commands

@@ -1,6 +1,6 @@
-"""How fast machines reach one another: which pairs are measured, and what came of it.
+"""Measures the links between machines.
 
-The measuring is a small run of its own (`measure_links`), which starts, ends and is ended as any run.
+The measurement is a small run of its own (`measure_links`), which starts and ends like any run.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from autodist.cli.checking.looking import FoundMachine
 from autodist.resources import ResourceSpec
 
 ENVIRONMENT: Mapping[str, str] = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-"""Of the processes that measure."""
+"""Environment of the measuring processes."""
 
 _END_LIMIT, _SLACK = 3.0, 60.0
 
-_MOST_SAID = 2000
+_LONGEST_ERROR = 2000
 
 
 class MeasureOrder(pydantic.BaseModel):
-    """What is to be measured.
+    """The order to measure links.
 
     Attributes:
-        spec: the machines, as `ResourceSpec.to_payload` has them.
+        spec: the machines, from `ResourceSpec.to_payload`.
         pairs: names of workers.
-        seconds: after which no further pair is measured.
+        seconds: time after which no further pair is measured.
     """
 
     spec: str
@@ -49,10 +49,10 @@ class MeasuredLink(pydantic.BaseModel):
     Attributes:
         one: name of one of them.
         other: name of the other.
-        round_trip: seconds that a byte takes forth and back through TensorFlow's transport; None: see `problem`.
-        there: bytes a second from the one to the other.
-        back: the other way.
-        problem: why it could not be measured.
+        round_trip: seconds for one byte forth and back through TensorFlow's transport; None: see `problem`.
+        there: bytes per second from `one` to `other`.
+        back: bytes per second from `other` to `one`.
+        problem: the reason why the link could not be measured.
     """
 
     one: str = ""
@@ -68,11 +68,11 @@ class MeasuredLink(pydantic.BaseModel):
 
 @dataclass(frozen=True)
 class Measured:
-    """The links that were measured, and those that were not.
+    """The measured links, and the pairs left out.
 
     Attributes:
-        links: that were measured.
-        left_out: in words, what was not, and why.
+        links: the measurements.
+        left_out: messages about pairs that were not measured, with the reason.
     """
 
     links: tuple[MeasuredLink, ...] = ()
@@ -80,7 +80,7 @@ class Measured:
 
 
 def pairs_of(workers: Sequence[str]) -> list[tuple[str, str]]:
-    """Each pair once: first the chief's, then neighbours, then those that lie farther apart.
+    """Returns each pair once: first the chief's, then neighbours, then pairs that are further apart.
 
     >>> pairs_of(["a", "b", "c", "d"])
     [('a', 'b'), ('a', 'c'), ('a', 'd'), ('b', 'c'), ('c', 'd'), ('b', 'd')]
@@ -90,12 +90,12 @@ def pairs_of(workers: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def measure(spec: ResourceSpec, usable: Sequence[FoundMachine], seconds: float) -> Measured:
-    """Measures the links between machines, a pair at a time; of one machine alone, between two of its workers.
+    """Measures the links between machines, one pair at a time; for a single machine, between two of its workers.
 
     Args:
         spec: all machines.
-        usable: those that have no fault, the chief's first.
-        seconds: after which no further pair is measured.
+        usable: the machines without a fault, the chief's first.
+        seconds: time after which no further pair is measured.
     """
     small = _one_worker_each(spec, usable)
     pairs = pairs_of([worker.name for worker in small.workers])
@@ -108,7 +108,7 @@ def measure(spec: ResourceSpec, usable: Sequence[FoundMachine], seconds: float) 
 
 
 def _one_worker_each(spec: ResourceSpec, usable: Sequence[FoundMachine]) -> ResourceSpec:
-    """A worker on each machine, or two on a machine that is alone and has several."""
+    """Returns a spec with one worker on each machine, or two on a single machine that has several."""
     workers = 2 if len(usable) == 1 and usable[0].node.workers > 1 else 1
     changed = {"workers": workers, "cpus": list(range(workers)), "gpus": []}
     content = spec.to_dict()
@@ -123,15 +123,15 @@ def _why_left_out(
     if not left:
         return
     which = ", ".join(f"{one} and {other}" for one, other in left[:5]) + (" and others" if len(left) > 5 else "")
-    reason = problem or f"{seconds:g} s were over; `--seconds` gives more"
+    reason = problem or f"{seconds:g} s were over; `--seconds` sets the limit"
     yield f"{len(left)} of {len(pairs)} pairs were not measured ({which}): {reason}"
 
 
 def _run(order: MeasureOrder, limit: float) -> tuple[list[MeasuredLink], str | None]:
-    """What is measured, and why it ended early, if it did."""
+    """Returns the measurements, and the reason for an early end or None."""
     command = [sys.executable, "-P", "-m", "autodist.cli.checking.measure_links"]
     links = []
-    with tempfile.TemporaryFile() as said, _started(command, said) as process:
+    with tempfile.TemporaryFile() as errors, _started(command, errors) as process:
         assert process.stdin and process.stdout, "both are pipes"
         is_late = threading.Event()
 
@@ -145,23 +145,23 @@ def _run(order: MeasureOrder, limit: float) -> tuple[list[MeasuredLink], str | N
             with contextlib.suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(order.model_dump_json().encode())
             for line in process.stdout:
-                with contextlib.suppress(pydantic.ValidationError):  # what a worker prints
+                with contextlib.suppress(pydantic.ValidationError):  # output of a worker
                     links.append(MeasuredLink.model_validate_json(line))
             status = process.wait()
         finally:
             timer.cancel()
-        said.seek(0)
-        complaints = said.read().decode(errors="replace").strip()[-_MOST_SAID:]
+        errors.seek(0)
+        complaints = errors.read().decode(errors="replace").strip()[-_LONGEST_ERROR:]
     if is_late.is_set():
-        return links, f"measuring did not end within {limit:g} s"
-    return links, None if status == 0 else complaints or f"measuring ended with status {status}"
+        return links, f"the measurement did not end within {limit:g} s"
+    return links, None if status == 0 else complaints or f"the measurement ended with status {status}"
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a command, and ends it, if it still runs: Ctrl-C has reached it, too, and its workers end with it."""
+def _started(command: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command, and kills it at the end if it still runs; Ctrl-C reaches it too, and its workers end with it."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, env=os.environ | ENVIRONMENT)
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, env=os.environ | ENVIRONMENT)
     try:
         yield process
     finally:

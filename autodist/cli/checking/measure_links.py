@@ -1,7 +1,7 @@
-"""`python -m autodist.cli.checking.measure_links`: how fast machines reach one another, through TensorFlow's transport.
+"""`python -m autodist.cli.checking.measure_links`: measures the links between machines through TensorFlow's transport.
 
-On the chief it reads the order from standard input, starts itself on the other workers as any script, and writes a line
-for each pair as soon as it is measured.
+The chief reads the order from standard input, starts this module on the other workers like any script, and writes a
+line for each pair as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from autodist.errors import AutoDistError
 from autodist.resources import ResourceSpec
 
 SIZES = tuple(1 << power for power in (20, 23, 26))
-"""Bytes of a transfer: the larger ones only where the smaller one took little time."""
+"""Bytes of a transfer; a larger size is measured only if the smaller one took little time."""
 
 _ENOUGH = 0.1
-"""Seconds of a transfer that tell the bandwidth well."""
+"""Seconds of a transfer that suffice to measure the bandwidth."""
 
 _RUN_LIMIT = 20_000
 """Milliseconds of one transfer."""
 
 _FEW_TURNS, _MANY_TURNS = 2, 22
-"""How often a number goes forth and back: the difference of two runs is free of what else a run takes."""
+"""Numbers of round trips in a run; the difference of the two runs cancels the fixed cost of a run."""
 
 _RUNS = 3
-"""The fastest of so many counts: the others were held up by something."""
+"""Number of runs; the fastest counts, since the others were delayed."""
 
 
 def main() -> int:
-    logging.getLogger("autodist").setLevel(logging.ERROR)  # that servers listen everywhere is told by the check
+    logging.getLogger("autodist").setLevel(logging.ERROR)  # the check itself reports open ports
     member = WorkerClient.from_environment()
     if member is None:
         return _measure_all(MeasureOrder.model_validate_json(sys.stdin.buffer.read()))
@@ -81,7 +81,7 @@ def _write(line: str) -> None:
 
 
 def _measure(target: str, one: int, other: int) -> MeasuredLink:
-    """The link between two workers, both ways, from a session on the chief."""
+    """Measures the link between two workers in both directions, from a session on the chief."""
     with tf.Graph().as_default():
         turns = [_forth_and_back(one, other, count) for count in (_FEW_TURNS, _MANY_TURNS)]
         there = [_transfer(one, other, size) for size in (1, *SIZES)]
@@ -98,7 +98,7 @@ def _measure(target: str, one: int, other: int) -> MeasuredLink:
 
 
 def _config(one: int, other: int) -> tf.compat.v1.ConfigProto:
-    """A session with two workers and its own, which sends what it is told to send."""
+    """Returns the config of a session with two workers and the chief, without graph rewrites."""
     config = tf.compat.v1.ConfigProto(device_filters=[f"/job:{JOB}/task:{task}" for task in {0, one, other}])
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
@@ -110,11 +110,11 @@ def _device(task: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Sending:
-    """What is sent, and timed.
+class _Transfer:
+    """A transfer to be timed.
 
     Attributes:
-        prepare: makes the bytes.
+        prepare: creates the bytes.
         run: sends them.
     """
 
@@ -122,32 +122,32 @@ class _Sending:
     run: tf.Operation
 
 
-def _forth_and_back(one: int, other: int, count: int) -> _Sending:
-    """A byte that goes from one worker to the other and back, so many times."""
+def _forth_and_back(one: int, other: int, count: int) -> _Transfer:
+    """Sends one byte from one worker to the other and back, `count` times."""
     prepare, value = _bytes(one, 1)
     for task in (other, one) * count:
         with tf.device(_device(task)):
             value = tf.identity(value)
-    return _Sending(prepare, value.op)
+    return _Transfer(prepare, value.op)
 
 
-def _transfer(source: int, target: int, size: int) -> _Sending:
-    """So many bytes that go from one worker to another."""
+def _transfer(source: int, target: int, size: int) -> _Transfer:
+    """Sends `size` bytes from one worker to another."""
     prepare, value = _bytes(source, size)
     with tf.device(_device(target)):
-        return _Sending(prepare, tf.identity(value).op)
+        return _Transfer(prepare, tf.identity(value).op)
 
 
 def _bytes(task: int, size: int) -> tuple[tf.Operation, tf.Tensor]:
-    """Bytes that a worker has in memory, which a variable gives without a copy; and what makes them."""
+    """Returns the initializer and value of bytes in a worker's memory; a variable provides them without a copy."""
     with tf.device(_device(task)), tf.compat.v1.variable_scope(f"w{task}", reuse=tf.compat.v1.AUTO_REUSE):
         zeros = tf.compat.v1.zeros_initializer()
         variable = tf.compat.v1.get_variable(f"b{size}", [size], tf.uint8, zeros, trainable=False, use_resource=True)
         return variable.initializer, variable.read_value()
 
 
-def _bandwidth(session: tf.compat.v1.Session, transfers: list[_Sending]) -> float:
-    """Bytes a second, by the largest transfer that is worth its time."""
+def _bandwidth(session: tf.compat.v1.Session, transfers: list[_Transfer]) -> float:
+    """Returns bytes per second, by the largest transfer that was measured."""
     least = _seconds(session, transfers[0])
     rate = 0.0
     for size, transfer in zip(SIZES, transfers[1:], strict=True):
@@ -158,15 +158,15 @@ def _bandwidth(session: tf.compat.v1.Session, transfers: list[_Sending]) -> floa
     return rate
 
 
-def _seconds(session: tf.compat.v1.Session, sending: _Sending) -> float:
-    """The shortest time that a run takes; the first one, which sets up, is left out."""
+def _seconds(session: tf.compat.v1.Session, transfer: _Transfer) -> float:
+    """Returns the shortest duration of a run, without the first one, which sets up the connection."""
     options = tf.compat.v1.RunOptions(timeout_in_ms=_RUN_LIMIT)
-    for first in (sending.prepare, sending.run):
+    for first in (transfer.prepare, transfer.run):
         session.run(first, options=options)
     best = float("inf")
     for _ in range(_RUNS):
         began = time.perf_counter()
-        session.run(sending.run, options=options)
+        session.run(transfer.run, options=options)
         best = min(best, time.perf_counter() - began)
         if best > _ENOUGH:
             break

@@ -1,7 +1,7 @@
-"""The probe: on each machine, it answers what `autodist check` asks, and ends with its standard input.
+"""The probe: answers the requests of `autodist check` on each machine, and ends with its standard input.
 
-`python -m autodist.cli.checking.probe SECONDS` ends after so many seconds in any case: a link that is cut ends nothing
-by itself. It writes nothing on the machine, and TensorFlow is not imported in its process.
+`python -m autodist.cli.checking.probe SECONDS` ends after SECONDS in any case, since a cut link does not end it. It
+writes nothing on the machine, and its process does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from autodist.cluster.ports import PortHeld
 from autodist.cluster.protocol import Inspect
 
 _BEAT_INTERVAL = 1.0
-"""Seconds between two empty lines, by which the other end knows that the machine is still there."""
+"""Seconds between two empty lines, the heartbeat of the machine."""
 
 _MOST_AT_ONCE = 64
-"""Connections that are tried at one time."""
+"""Number of connections tried at the same time."""
 
 
 class Probe:
-    """Answers questions about this machine, and keeps its workers' ports meanwhile."""
+    """Answers requests about this machine, and reserves its workers' ports meanwhile."""
 
     def __init__(self) -> None:
         self._held: list[PortHeld] = []
 
     def close(self) -> None:
-        """Lets the ports go."""
+        """Releases the ports."""
         for held in self._held:
             held.release()
 
@@ -76,11 +76,11 @@ class Probe:
                 return Reached(problems=_unreachable(question.addresses, question.limit))
 
     def _look(self, look: MachineQuestion) -> MachineAnswer:
-        asked = [Inspect(look.script, look.directory or os.sep, port, look.packages) for port in look.ports]
-        found = [find_facts(inspect) for inspect in asked]
+        inspections = [Inspect(look.script, look.directory or os.sep, port, look.packages) for port in look.ports]
+        found = [find_facts(inspect) for inspect in inspections]
         for _, held in found:
             if held is not None:
-                held.listen()  # so that other machines can see whether they reach it
+                held.listen()  # so that other machines can test the connection
                 self._held.append(held)
         problems = dict.fromkeys(problem for facts, _ in found for problem in facts.problems)
         return MachineAnswer(
@@ -92,14 +92,14 @@ class Probe:
 
 
 def _unreachable(addresses: Sequence[str], limit: float) -> dict[str, str]:
-    """Why this machine cannot connect to some of the addresses."""
+    """Returns the addresses that this machine cannot connect to, with the reasons."""
     with concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        told = pool.map(lambda address: _why_not(address, limit), addresses)
-        return {address: problem for address, problem in zip(addresses, told, strict=True) if problem is not None}
+        reasons = pool.map(lambda address: _why_not(address, limit), addresses)
+        return {address: problem for address, problem in zip(addresses, reasons, strict=True) if problem is not None}
 
 
 def _why_not(address: str, limit: float) -> str | None:
-    """Why an address cannot be connected to; None if it can."""
+    """Returns the reason why a connection to an address fails; None if it succeeds."""
     host, _ = split_host_and_port(address)
     try:
         with socket.create_connection(split_host_and_port(address), timeout=limit):
@@ -114,8 +114,8 @@ def _why_not(address: str, limit: float) -> str | None:
 
 def main() -> int:
     signal.alarm(int(sys.argv[1]))
-    # Descriptors of its own: what anything else prints must not look like an answer, and Python must not wait at its
-    # end for the threads below.
+    # Separate descriptors: other output must not look like an answer, and Python must not wait for the threads below
+    # when it exits.
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     writing = threading.Lock()
@@ -135,7 +135,7 @@ def main() -> int:
             time.sleep(_BEAT_INTERVAL)
             write(b"\n")
 
-    # Beside this thread, so that the process ends with its standard input whatever it does.
+    # In threads, so that the process ends with its standard input, whatever the threads do.
     questions: queue.SimpleQueue[Question] = queue.SimpleQueue()
     for name, work in {"answers": answer_all, "beat": beat}.items():
         threading.Thread(target=work, name=f"autodist-{name}", daemon=True).start()
@@ -151,17 +151,17 @@ if __name__ == "__main__":
 
 
 _DRIVER_LIMIT, _TENSORFLOW_LIMIT = 20.0, 60.0
-"""In seconds: a driver that hangs must not hang the check."""
+"""Seconds; a driver that hangs must not hang the check."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
 
 def find_hardware(directory: str) -> Hardware:
-    """What this machine has.
+    """Returns the hardware of this machine.
 
     Args:
-        directory: of the file system that counts; the home directory's, if it is not there.
+        directory: selects the file system to report; if it does not exist, that of the home directory.
     """
     memory, memory_free = _memory()
     disk, disk_free = _disk(directory)
@@ -172,23 +172,23 @@ def find_hardware(directory: str) -> Hardware:
 
 
 def see_gpus() -> SeenGPUs:
-    """What TensorFlow sees here, in a process of its own: it takes the memory of the GPUs that it looks at."""
+    """Returns the GPUs that TensorFlow sees, from a separate process, since TensorFlow takes the memory of the GPUs."""
     command = [sys.executable, "-P", "-m", "autodist.cli.checking.seen_gpus"]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TENSORFLOW_LIMIT, check=False
         )
     except subprocess.TimeoutExpired:
-        return SeenGPUs(count=0, reason=f"it did not say so within {_TENSORFLOW_LIMIT:g} s")
+        return SeenGPUs(count=0, reason=f"TensorFlow did not answer within {_TENSORFLOW_LIMIT:g} s")
     try:
         return SeenGPUs.model_validate_json(done.stdout.splitlines()[-1])
     except (IndexError, pydantic.ValidationError):
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return SeenGPUs(count=0, reason=said[-1] if said else f"it ended with status {done.returncode}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return SeenGPUs(count=0, reason=lines[-1] if lines else f"TensorFlow ended with status {done.returncode}")
 
 
 def _cores() -> int:
-    """How many cores the machine has or, if that is fewer, this process or its container may use."""
+    """Returns the number of cores that this process may use, within the limits of its container."""
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
         quota, period = (_CGROUP / "cpu.max").read_text().split()
@@ -221,12 +221,12 @@ def _disk(directory: str) -> tuple[int, int]:
 def _gpus() -> Iterator[GPU]:
     command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(
+        listing = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DRIVER_LIMIT, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return  # no driver, or none that works: TensorFlow's own reason is told where GPUs are asked for
-    for line in said.decode(errors="replace").splitlines():
+        return  # no working driver: for GPUs that the YAML names, the report shows TensorFlow's reason
+    for line in listing.decode(errors="replace").splitlines():
         memory, _, name = line.partition(", ")
         yield GPU(name=name.strip(), memory=int(memory) * 1024**2 if memory.strip().isdecimal() else 0)
 
@@ -247,11 +247,11 @@ def _interfaces() -> Iterator[Interface]:
 
 
 def _address_of(interface: str) -> str | None:
-    """The first IPv4 address of an interface; None if it has none."""
-    asked = struct.pack("256s", interface.encode())
+    """Returns the first IPv4 address of an interface; None if it has none."""
+    request = struct.pack("256s", interface.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, contextlib.suppress(OSError):
         address, mask = (
-            socket.inet_ntoa(fcntl.ioctl(any_socket, what, asked)[20:24]) for what in (_SIOCGIFADDR, _SIOCGIFNETMASK)
+            socket.inet_ntoa(fcntl.ioctl(any_socket, what, request)[20:24]) for what in (_SIOCGIFADDR, _SIOCGIFNETMASK)
         )
         return str(ipaddress.ip_interface(f"{address}/{mask}"))
     return None

@@ -1,4 +1,4 @@
-"""What `autodist check` asks the probe on each machine, and what that answers: one JSON object a line."""
+"""Protocol between `autodist check` and the probe on each machine: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class _Part(pydantic.BaseModel):
 
 
 class MachineQuestion(_Part):
-    """Look at your machine, and keep its workers' ports. Answered by `MachineAnswer`.
+    """Request to inspect the machine and reserve its workers' ports. Answered by `MachineAnswer`.
 
     Attributes:
-        script: path of the script, if it is known which will run.
-        directory: where it is to run, if that is known.
+        script: path of the script, if it is known.
+        directory: its working directory, if it is known.
         ports: of the workers' servers; None: any free one.
-        packages: whose versions are to be told.
-        counts_gpus: whether TensorFlow is to be asked for GPUs, which takes seconds.
+        packages: the packages whose versions are requested.
+        counts_gpus: True to count GPUs with TensorFlow, which takes seconds.
     """
 
     kind: Literal["look"] = "look"
@@ -33,10 +33,10 @@ class MachineQuestion(_Part):
 
 
 class GPU(_Part):
-    """One of a machine's GPUs, as its driver tells of it.
+    """One GPU of a machine, as reported by its driver.
 
     Attributes:
-        name: of its kind.
+        name: of the model.
         memory: in bytes.
     """
 
@@ -49,7 +49,7 @@ class Interface(_Part):
 
     Attributes:
         name: of the interface.
-        address: with the length of its network's prefix, as in 10.0.0.1/24.
+        address: with the prefix length of its network, as in 10.0.0.1/24.
     """
 
     name: str
@@ -57,16 +57,16 @@ class Interface(_Part):
 
 
 class Hardware(_Part):
-    """What a machine has. Sizes are in bytes; those that are not known are 0.
+    """The hardware of a machine. Sizes are in bytes; 0 if not known.
 
     Attributes:
-        cores: that a process may use.
+        cores: number of cores that a process may use.
         memory: of the machine, or of the container.
-        memory_free: that processes can still get.
-        disk: of the file system where the script runs, or else the home directory stands.
-        disk_free: of it.
-        gpus: as their driver tells.
-        interfaces: with their addresses, the loopback one left out.
+        memory_free: memory available to processes.
+        disk: size of the file system of the script, or else of the home directory.
+        disk_free: its free space.
+        gpus: as reported by their driver.
+        interfaces: with their addresses, without loopback.
     """
 
     cores: int
@@ -79,11 +79,11 @@ class Hardware(_Part):
 
 
 class SeenGPUs(_Part):
-    """What TensorFlow sees.
+    """The GPUs that TensorFlow sees.
 
     Attributes:
-        count: of GPUs.
-        reason: why it is not more, if that is known.
+        count: number of GPUs.
+        reason: the reason for missing GPUs, if known.
     """
 
     count: int
@@ -91,13 +91,13 @@ class SeenGPUs(_Part):
 
 
 class MachineAnswer(_Part):
-    """What a machine has to say.
+    """The state of a machine.
 
     Attributes:
-        facts: that a run compares before it starts.
-        ports: kept, by worker; None where that is not possible, which is among the facts' problems.
+        facts: those that a run compares before it starts.
+        ports: reserved, by worker; None if that failed, which is among the problems of `facts`.
         hardware: of the machine.
-        seen_gpus: None: nobody has asked.
+        seen_gpus: None: not requested.
     """
 
     kind: Literal["machine"] = "machine"
@@ -108,7 +108,7 @@ class MachineAnswer(_Part):
 
 
 class Tick(_Part):
-    """What time is it? Answered by `Tock`."""
+    """Request for the time. Answered by `Tock`."""
 
     kind: Literal["tick"] = "tick"
 
@@ -125,7 +125,7 @@ class Tock(_Part):
 
 
 class Reach(_Part):
-    """Connect to other machines' ports. Answered by `Reached`.
+    """Request to connect to ports of other machines. Answered by `Reached`.
 
     Attributes:
         addresses: as "host:port".
@@ -138,10 +138,10 @@ class Reach(_Part):
 
 
 class Reached(_Part):
-    """Which addresses could not be connected to.
+    """The addresses that could not be connected to.
 
     Attributes:
-        problems: by address, why it cannot be connected to; those that can are left out.
+        problems: the reason for each of them.
     """
 
     kind: Literal["reached"] = "reached"
@@ -155,13 +155,13 @@ _QUESTION: pydantic.TypeAdapter[Question] = pydantic.TypeAdapter(Question)
 _ANSWER: pydantic.TypeAdapter[Answer] = pydantic.TypeAdapter(Answer)
 
 
-def line_of(said: Question | Answer) -> bytes:
-    """The line that carries it, its end included."""
-    return said.model_dump_json().encode() + b"\n"
+def line_of(message: Question | Answer) -> bytes:
+    """Returns the line for a message, with its newline."""
+    return message.model_dump_json().encode() + b"\n"
 
 
 def question_in(line: bytes) -> Question | None:
-    """What is asked; None for a line that asks nothing, as the heartbeats of an SSH connection do."""
+    """Returns the request in a line; None for other lines, such as the heartbeats of an SSH connection."""
     try:
         return _QUESTION.validate_json(line)
     except pydantic.ValidationError:
@@ -169,7 +169,7 @@ def question_in(line: bytes) -> Question | None:
 
 
 def answer_in(line: bytes) -> Answer | None:
-    """What is answered; None for a line that answers nothing, as the greeting of a login."""
+    """Returns the answer in a line; None for other lines, such as the greeting of a login."""
     try:
         return _ANSWER.validate_json(line)
     except pydantic.ValidationError:

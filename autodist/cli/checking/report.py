@@ -1,4 +1,4 @@
-"""What `autodist check` has to tell, as a value that becomes tables or JSON."""
+"""The report of `autodist check`: data that is shown as tables or JSON."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class MachineReport(pydantic.BaseModel):
 
     Attributes:
         address: in the YAML.
-        is_chief: whether the script is started there.
-        way: how it is reached.
+        is_chief: True if the script is started there.
+        way: the SSH command that reaches it, or "this machine".
         host_key: "known" or "not checked"; None: it is not reached over SSH.
-        is_reached: whether it was, and let the user in.
+        is_reached: True if it was reached and accepted the login.
         python, tensorflow, keras, autodist: versions; None: not known, or not installed.
-        script: "same", "another" or "not there"; None: no script was given.
-        ports: of the workers' servers; None: it cannot be had.
+        script: "same", "another" or "not there"; None: no script was named.
+        ports: of the workers' servers; None: not available.
         clock_ahead: seconds by which its clock is ahead of the chief's; None: not known.
-        clock_uncertainty: of that, in seconds.
+        clock_uncertainty: of `clock_ahead`, in seconds.
         hardware: None: not known.
-        faults: what keeps it from taking part, each with its mend.
-        notes: what does not.
+        faults: problems that keep it from taking part, each with its fix.
+        notes: other remarks.
     """
 
     address: str
@@ -57,14 +57,14 @@ class MachineReport(pydantic.BaseModel):
 
 
 class Report(pydantic.BaseModel):
-    """All that `autodist check` has found.
+    """The complete result of `autodist check`.
 
     Attributes:
         cluster: the YAML file.
         machines: the chief's first.
-        links: between them, that were measured.
-        left_out: what was not measured, and why.
-        exposure: what is open to whom while a run trains.
+        links: the measured links between them.
+        left_out: pairs that were not measured, with the reason.
+        exposure: ports that are open while a run trains.
     """
 
     cluster: str
@@ -79,18 +79,18 @@ class Report(pydantic.BaseModel):
 
 
 def usable(everywhere: Sequence[FoundMachine], script: str | None) -> list[FoundMachine]:
-    """Machines without a fault; none if the chief's has one, since all begins there."""
+    """Returns the machines without a fault; none if the chief's has one, since it starts the others."""
     found = [one for one in everywhere if not faults_of(one, everywhere, script)]
     return found if found and found[0] is everywhere[0] else []
 
 
 def report_of(spec: ResourceSpec, everywhere: Sequence[FoundMachine], script: str | None, measured: Measured) -> Report:
-    """Makes the report.
+    """Creates the report.
 
     Args:
         spec: the machines.
-        everywhere: what was found of them, the chief's first.
-        script: its path, if one was given.
+        everywhere: the checks of all machines, the chief's first.
+        script: path of the script, if one was named.
         measured: their links.
     """
     exposure = (exposure_of(one, [other for other in everywhere if other is not one]) for one in everywhere)
@@ -108,7 +108,7 @@ def _machine(
 ) -> MachineReport:
     settings = ssh_settings(spec, found.node)
     host_key = None if settings is None else "known" if settings.host_key_checking else "not checked"
-    told = MachineReport(
+    report = MachineReport(
         address=found.name,
         is_chief=found.node.chief,
         way=_way(settings),
@@ -118,9 +118,9 @@ def _machine(
         notes=tuple(notes_of(found, host_key == "not checked")),
     )
     if found.machine is None:
-        return told
+        return report
     facts, clock = found.machine.facts, found.clock
-    return told.model_copy(
+    return report.model_copy(
         update={
             "python": facts.python,
             "tensorflow": facts.tensorflow,
@@ -144,7 +144,7 @@ def _script(found: FoundMachine, everywhere: Sequence[FoundMachine], script: str
 
 
 def _way(settings: SSHSettings | None) -> str:
-    """How the machine is reached, as a user would do it by hand."""
+    """Returns the SSH command with which a user would reach the machine."""
     if settings is None:
         return "this machine"
     try:
@@ -156,77 +156,77 @@ def _way(settings: SSHSettings | None) -> str:
 
 
 CLOCK_LIMIT = 1.0
-"""Seconds that clocks may differ without a word."""
+"""Clock difference in seconds up to which there is no note."""
 
 _LITTLE_DISK = 1 << 30
 
 
 def faults_of(found: FoundMachine, everywhere: Sequence[FoundMachine], script: str | None) -> list[str]:
-    """What keeps a machine from taking part in a run.
+    """Returns the problems that keep a machine from taking part in a run.
 
     Args:
-        found: of the machine.
-        everywhere: of all machines, the chief's first.
-        script: its path, if it is known.
+        found: the check of the machine.
+        everywhere: the checks of all machines, the chief's first.
+        script: path of the script, if it is known.
     """
-    told = [] if found.problem is None else [found.problem]
+    problems = [] if found.problem is None else [found.problem]
     if found.machine is None:
-        return told
+        return problems
     chief = everywhere[0].machine
     if chief is not None:
-        told += faults(found.machine.facts, chief.facts, script)
+        problems += faults(found.machine.facts, chief.facts, script)
     else:
-        told += found.machine.facts.problems
-    told += _gpu_faults(found)
+        problems += found.machine.facts.problems
+    problems += _gpu_faults(found)
     try:
         check_reach([found.node.address, *(other.node.address for other in everywhere)])
     except ClusterError as error:
         if is_loopback(found.node.address):
-            told.append(str(error))
+            problems.append(str(error))
     else:
-        told += _ports_unreached(found, {a: other for other in everywhere for a in other.addresses})
-    return told
+        problems += _ports_unreached(found, {a: other for other in everywhere for a in other.addresses})
+    return problems
 
 
 def notes_of(found: FoundMachine, takes_any_key: bool = False) -> Iterator[str]:
-    """What does not keep a machine from taking part.
+    """Yields remarks that do not keep a machine from taking part.
 
     Args:
-        found: of the machine.
-        takes_any_key: whether its host key is not checked.
+        found: the check of the machine.
+        takes_any_key: True if its host key is not checked.
     """
     if takes_any_key:
         yield (
-            "its host key is not checked (`host_key_checking: false`), so that somebody else could answer in its "
-            "place; add it to known_hosts by `ssh-keyscan`, and compare it with the machine's own"
+            "its host key is not checked (`host_key_checking: false`), so another machine could answer in its "
+            "place; add it to known_hosts with `ssh-keyscan`, and compare it with the machine's own"
         )
     if found.clock is not None and abs(found.clock.ahead) - found.clock.uncertainty > CLOCK_LIMIT:
         side = "ahead of" if found.clock.ahead > 0 else "behind"
         yield (
-            f"its clock is {abs(found.clock.ahead):.1f} s {side} the chief's; training does not depend on it, dates "
-            "of files and logs do: run an NTP service (chrony, systemd-timesyncd) there"
+            f"its clock is {abs(found.clock.ahead):.1f} s {side} the chief's; training does not depend on it, but "
+            "dates of files and logs do: run an NTP service (chrony, systemd-timesyncd) there"
         )
     if found.machine is not None and 0 < found.machine.hardware.disk_free < _LITTLE_DISK:
         yield "less than 1 GiB is free on the disk where the script runs"
 
 
 def _gpu_faults(found: FoundMachine) -> Iterator[str]:
-    assert found.machine is not None, "it was reached"
+    assert found.machine is not None, "the machine was reached"
     seen = found.machine.seen_gpus
     if seen is None:
         return
     absent = [gpu for gpu in found.node.gpus if gpu >= seen.count]
     if absent:
         reason = f": {seen.reason}" if seen.reason else ""
-        allowed = f"name {', '.join(map(str, range(seen.count)))}" if seen.count else "name `cpus` in place of `gpus`"
+        allowed = f"name {', '.join(map(str, range(seen.count)))}" if seen.count else "name `cpus` instead of `gpus`"
         yield (
             f"there is no GPU {', '.join(map(str, absent))}: TensorFlow sees {seen.count or 'none'} there{reason}; "
-            f"mend that, or {allowed}"
+            f"fix that, or {allowed}"
         )
 
 
 def _ports_unreached(found: FoundMachine, machines: Mapping[str, FoundMachine]) -> Iterator[str]:
-    """By the machine that cannot be reached from here, in one fault for all of its ports."""
+    """Yields one fault for each unreachable machine and reason, with all of its ports."""
     by_machine: dict[str, dict[str, list[str]]] = {}
     for address, problem in found.unreachable.items():
         by_machine.setdefault(machines[address].name, {}).setdefault(problem, []).append(address)
@@ -237,7 +237,7 @@ def _ports_unreached(found: FoundMachine, machines: Mapping[str, FoundMachine]) 
 
 def _port_mend(found: FoundMachine, other: str, problem: str) -> str:
     if other == found.name:
-        return f"give the node the address that the machine has on the network in place of {other}"
+        return f"set the node's address to the one that the machine has on the network, instead of {other}"
     if "resolved" in problem:
-        return f"add the name to the DNS or to /etc/hosts there, or give the node {other} its IP address"
+        return f"add the name to the DNS or to /etc/hosts there, or use the IP address of the node {other}"
     return f"let the firewall of {other}, or of the network between, admit {found.name} to these ports"

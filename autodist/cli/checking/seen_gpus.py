@@ -1,4 +1,4 @@
-"""`python -m autodist.cli.checking.seen_gpus`: writes how many GPUs TensorFlow sees here, and why it is not more."""
+"""`python -m autodist.cli.checking.seen_gpus`: prints how many GPUs TensorFlow sees, and why not more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # nobody wants to know without the probe
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # ends with the probe
     import tensorflow as tf
 
     from autodist.runtime.gpus import GPUSupport

@@ -1,4 +1,4 @@
-"""The report as tables and words for a terminal."""
+"""Formats the report as tables and text for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_KNOWN = "–"
 
 
 def tables_of(report: Report) -> Iterator[Table | str]:
-    """Machines, links, what is open to whom, and what is wrong, in this order: the last is read first."""
+    """Yields machines, links, open ports, and faults. Faults come last, since the end of the output is read first."""
     yield _machines(report)
     if report.links:
         yield _links(report.links)
@@ -26,7 +26,7 @@ def tables_of(report: Report) -> Iterator[Table | str]:
     if report.exposure:
         yield from _exposure(report)
     for head, rows in (
-        ("Worth knowing:", [(machine.address, note) for machine in report.machines for note in machine.notes]),
+        ("Notes:", [(machine.address, note) for machine in report.machines for note in machine.notes]),
         ("Faults:", list(_faults(report))),
     ):
         if rows:
@@ -70,7 +70,7 @@ def _cells(machine: MachineReport) -> list[str]:
 
 
 def _script(machine: MachineReport) -> str:
-    return "no script given" if machine.script is None else f"script: {machine.script}"
+    return "no script named" if machine.script is None else f"script: {machine.script}"
 
 
 def _ports(machine: MachineReport) -> str:
@@ -80,7 +80,7 @@ def _ports(machine: MachineReport) -> str:
 
 
 def _clock(machine: MachineReport) -> str:
-    """How far its clock is from the chief's.
+    """Formats the offset of a clock from the chief's.
 
     >>> _clock(MachineReport(address="a", is_chief=False, way="", is_reached=True, clock_ahead=-0.5,
     ...                      clock_uncertainty=0.0021))
@@ -123,21 +123,21 @@ def _rate(bytes_a_second: float | None) -> str:
 
 
 def _exposure(report: Report) -> Iterator[str]:
-    """What is open, and the lines that close it."""
+    """Yields the open ports, and the commands that close them."""
     yield (
-        "While a run trains, TensorFlow's servers listen on every interface, without a password: who connects can run "
-        "code as you. Whether a firewall stands in front is not seen from here."
+        "While a run trains, TensorFlow's servers listen on every interface without a password: anyone who connects "
+        "can run code as you. This check cannot see if a firewall protects the machines."
     )
     rows = []
     for exposure in report.exposure:
         rows += [(exposure.machine, exposure.words()), *((exposure.machine, f"  {c}") for c in exposure.commands)]
     yield aligned(rows)
     if any(exposure.ports == ANY_FREE_PORT for exposure in report.exposure):
-        yield "Give each node a `port`, and only that port (and those that follow, of further workers) needs closing."
+        yield "Set a `port` for each node; then only that port (and the next ones, for more workers) needs closing."
 
 
 def readable_seconds(seconds: float) -> str:
-    """A time with two or three digits that count.
+    """Formats a time with two or three significant digits.
 
     >>> readable_seconds(0.00012), readable_seconds(0.5), readable_seconds(3.25), readable_seconds(86400.2)
     ('120 µs', '500 ms', '3.25 s', '86400 s')

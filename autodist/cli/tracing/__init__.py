@@ -1,1 +1,1 @@
-"""What `autodist trace` makes of the traces that workers have written."""
+"""Reads the traces that workers have written, and analyzes them for `autodist trace`."""

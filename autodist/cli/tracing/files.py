@@ -1,4 +1,4 @@
-"""Workers' traces, read from a folder, their times brought to the chief's clock."""
+"""Reads workers' traces from a folder, and aligns their times with the chief's clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS = {unit: 1024**power for power, unit in enumerate(["", "K", "M", "G", "T"
 
 MEND = (
     "Run the script with AUTODIST_TRACE=FOLDER in its environment: each worker writes the tenth run of each of its "
-    "steps into that folder on its own machine; bring them together"
+    "steps into that folder on its own machine; copy the files into one folder"
 )
 
 
@@ -51,13 +51,13 @@ class _RawTrace(pydantic.BaseModel):
 
 @dataclass(frozen=True)
 class TracedTransfer:
-    """A tensor on its way.
+    """The transfer of a tensor.
 
     Attributes:
         source: index of the worker that sends.
         target: index of the worker that receives.
-        tensor: its name, without an output's number.
-        bytes: about, as TensorFlow tells them.
+        tensor: its name, without an output number.
+        bytes: approximate size, as TensorFlow reports it.
     """
 
     source: int
@@ -68,19 +68,19 @@ class TracedTransfer:
 
 @dataclass(frozen=True)
 class Event:
-    """What ran somewhere for a while. Times are in microseconds by the chief's clock.
+    """An operation or transfer during an interval. Times are in microseconds by the chief's clock.
 
     Attributes:
-        task: index of the worker in whose process it ran.
-        device: there, as in "CPU:0".
-        lane: of things that did not run at one time.
+        task: index of the worker whose process ran it.
+        device: in that process, as in "CPU:0".
+        lane: number of a lane; events of one lane do not overlap.
         name: of the operation.
         operation: its type; "" if it is not known.
-        start: when it began.
-        length: how long it took.
-        queue: by which name all workers know the queue that it uses, if it uses one.
-        transfer: None: it is none.
-        label: as TensorFlow tells it.
+        start: start time.
+        length: duration.
+        queue: name of the queue that it uses, equal on all workers; None: it uses none.
+        transfer: None: it is not a transfer.
+        label: as TensorFlow reports it.
     """
 
     task: int
@@ -105,11 +105,11 @@ class Trace:
 
     Attributes:
         step: its name.
-        worker: whose run it is.
+        worker: the worker that ran it.
         machine: name of its machine.
-        workers: how many there are.
+        workers: number of workers.
         uncertainty: of its clock, in seconds; None: its clock was not compared with the chief's.
-        events: by their start.
+        events: ordered by start.
     """
 
     step: str
@@ -129,14 +129,14 @@ class Trace:
 
 
 def read_traces(folder: Path) -> dict[str, list[Trace]]:
-    """By step, the traces of its workers, in their order.
+    """Returns the traces of each step, in the order of the workers.
 
     Raises:
         UsageError: there are none, or one cannot be read.
     """
     found = sorted((file, match) for file in folder.iterdir() if (match := _FILE.match(file.name)))
     if not found:
-        raise UsageError(f"{folder} has no traces (step_1.worker_0.json, say). {MEND}.")
+        raise UsageError(f"{folder} has no traces (for example step_1.worker_0.json). {MEND}.")
     raw = {(match["step"], int(match["worker"])): _read(file) for file, match in found}
     ahead = {worker: trace.otherData.clock_ahead or 0.0 for (_, worker), trace in raw.items() if worker != 0}
     traces: dict[str, list[Trace]] = {}
@@ -159,11 +159,11 @@ def _read(file: Path) -> _RawTrace:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{file} is no trace that AutoDist wrote ({where}: {first['msg']}). {MEND}.") from error
+        raise UsageError(f"{file} is not a trace written by AutoDist ({where}: {first['msg']}). {MEND}.") from error
 
 
 def _events(raw: Sequence[_RawEvent], ahead: Mapping[int, float]) -> tuple[Event, ...]:
-    """Events of one file; each stands on the clock of the machine where it ran."""
+    """Returns the events of one file; the time of each is corrected by the clock of the machine that ran it."""
     devices = {event.pid: str(event.args.get("name", "")) for event in raw if event.ph == "M"}
     events = [_event(event, devices.get(event.pid, ""), ahead) for event in raw if event.ph == "X"]
     return tuple(sorted(events, key=lambda event: event.start))
@@ -197,5 +197,5 @@ def _task(place: str) -> int:
 
 
 def _natural(name: str) -> tuple[str | int, ...]:
-    """Orders step_2 before step_10."""
+    """Sort key that orders step_2 before step_10."""
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))

@@ -1,4 +1,4 @@
-"""Stretches of time, as lists of (start, end) that are sorted and do not overlap."""
+"""Sets of times, as sorted lists of (start, end) intervals that do not overlap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Intervals = list[tuple[float, float]]
 
 
 def union(stretches: Iterable[tuple[float, float]]) -> Intervals:
-    """All of it, once.
+    """Returns the union of intervals.
 
     >>> union([(3, 4), (0, 2), (1, 2.5), (5, 5)])
     [(0, 2.5), (3, 4)]
@@ -26,7 +26,7 @@ def union(stretches: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def minus(whole: Intervals, taken: Intervals) -> Intervals:
-    """What is left of `whole`.
+    """Returns `whole` without `taken`.
 
     >>> minus([(0, 10), (20, 30)], [(2, 3), (8, 22), (29, 40)])
     [(0, 2), (3, 8), (22, 29)]
@@ -51,7 +51,7 @@ def minus(whole: Intervals, taken: Intervals) -> Intervals:
 
 
 def overlap(one: Intervals, other: Intervals) -> Intervals:
-    """What lies in both.
+    """Returns the intersection of two sets.
 
     >>> overlap([(0, 10), (20, 30)], [(5, 25)])
     [(5, 10), (20, 25)]
@@ -60,7 +60,7 @@ def overlap(one: Intervals, other: Intervals) -> Intervals:
 
 
 def within(whole: Intervals, begin: float, end: float) -> Intervals:
-    """What lies between two moments.
+    """Returns the part of a set between two times.
 
     >>> within([(0, 2), (3, 9)], 1, 4)
     [(1, 2), (3, 4)]
@@ -69,12 +69,12 @@ def within(whole: Intervals, begin: float, end: float) -> Intervals:
 
 
 def length(stretches: Intervals) -> float:
-    """How long all are together."""
+    """Returns the total length."""
     return sum(end - start for start, end in stretches)
 
 
 def end_of_stretch(stretches: Intervals, moment: float) -> float | None:
-    """The end of the one that a moment lies in, if it lies in one.
+    """Returns the end of the interval that contains a time; None if there is none.
 
     >>> end_of_stretch([(0, 2), (3, 9)], 4), end_of_stretch([(0, 2), (3, 9)], 2)
     (9, None)

@@ -1,4 +1,4 @@
-"""All workers' traces as one, in Chrome's trace format, which Perfetto reads: a process for each worker."""
+"""Merges all workers' traces into one in Chrome's trace format for Perfetto, with a process for each worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autodist.cli.tracing.words import worker_names
 
 
 def merged(traces: Mapping[str, Sequence[Trace]]) -> dict[str, Any]:
-    """What goes into the file.
+    """Returns the content of the merged file.
 
     Args:
         traces: of all workers, by step.
@@ -22,13 +22,13 @@ def merged(traces: Mapping[str, Sequence[Trace]]) -> dict[str, Any]:
 
 
 def _events(traces: Sequence[Trace], origin: float) -> Iterator[dict[str, Any]]:
-    """In microseconds from the first event on."""
+    """Yields events with times in microseconds after the first one."""
     names = worker_names(traces)
     lanes: dict[tuple[int, str], int] = {}
     tasks = sorted({event.task for trace in traces for event in trace.events})
     for task in tasks:
-        told = {"name": names.get(task, f"worker {task}")}
-        yield {"ph": "M", "name": "process_name", "pid": task, "tid": 0, "args": told}
+        process = {"name": names.get(task, f"worker {task}")}
+        yield {"ph": "M", "name": "process_name", "pid": task, "tid": 0, "args": process}
         yield {"ph": "M", "name": "process_sort_index", "pid": task, "tid": 0, "args": {"sort_index": task}}
     for trace in traces:
         for event in trace.events:
@@ -44,7 +44,7 @@ def _events(traces: Sequence[Trace], origin: float) -> Iterator[dict[str, Any]]:
 
 
 def _lane(trace: Trace, event: Event) -> str:
-    """Where an event stands: what one worker's step does at another one stands there by itself."""
+    """Returns the lane of an event; work for another worker's step has a lane of its own."""
     of = "" if event.task == trace.worker else f", for worker {trace.worker}"
     return f"{trace.step}{of}: {event.device} {event.lane}"
 

@@ -1,7 +1,7 @@
-"""Where a worker's time goes in a step: computing, sending, waiting for whom.
+"""Computes how a worker spends its time in a step: computing, sending, reading, or waiting for another worker.
 
-At each moment the first of these counts that is so: an operation computes in the worker's process; a tensor is on its
-way to or from it; it waits for a batch; it waits for another worker, of several for the one that lets it wait longest.
+At each moment the first matching case counts: an operation computes in the worker's process; a tensor is in transfer to
+or from it; it waits for a batch; it waits for another worker, of several for the one that it waits for longest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autodist.cli.tracing.files import Event, Trace, TracedTransfer
 from autodist.cli.tracing.intervals import Intervals, end_of_stretch, length, minus, overlap, union, within
 
 ANYBODY = -1
-"""In place of a worker's index, where it is not known which one was waited for."""
+"""Worker index for a wait whose cause is not known."""
 
 _READS_DATA = re.compile(r"Iterator.*GetNext|.*Dataset")
 _COLLECTIVE = re.compile(r"Collective")
@@ -26,24 +26,24 @@ _BLOCKS = re.compile(r"Queue\w*Dequeue|Barrier|\w*TakeGradient|\w*Recv\Z")
 
 
 class Meanwhile(enum.Enum):
-    """What a worker did while another one waited for it."""
+    """The activity of a worker while another one waited for it."""
 
-    ABSENT = "had not begun the step: see what its script does before it"
+    ABSENT = "had not begun the step: check the work of its script before the step"
     COMPUTING = "computed"
     SENDING = "sent and received"
-    ELSE = "was at something that the traces do not show"
+    ELSE = "did work that the traces do not show"
 
 
 @dataclass(frozen=True)
 class Stretches:
-    """What one worker did when, in one step. The first that is so of a moment is what counts.
+    """The intervals of one worker's activities in one step. At each moment only the first activity counts.
 
     Attributes:
         trace: of that step.
         computing: in its process.
-        sending: or receiving, while it computed nothing.
+        sending: or receiving, while it did not compute.
         reading: data, while it did none of these.
-        waiting: meanwhile, by whom it waited for; for several at a time, maybe.
+        waiting: while it did none of these, by the worker that it waited for; several waits may overlap.
     """
 
     trace: Trace
@@ -57,22 +57,22 @@ class Stretches:
         return union(stretch for stretches in self.waiting.values() for stretch in stretches)
 
     def waited_for(self, moment: float) -> dict[int, float]:
-        """For whom it waits then, and until when."""
+        """Returns the workers that it waits for at a time, with the end of each wait."""
         ends = {whom: end_of_stretch(stretches, moment) for whom, stretches in self.waiting.items()}
         return {whom: end for whom, end in ends.items() if end is not None}
 
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """Where one worker's time went, in one step. Times are in microseconds.
+    """The times that one worker spent on its activities in one step, in microseconds.
 
     Attributes:
         trace: of that step.
         computing: in its process.
-        sending: or receiving, while it computed nothing.
+        sending: or receiving, while it did not compute.
         reading: data, while it did none of these.
-        waiting: by the index of the worker that it waited for in the end, and by what that one did meanwhile: where
-            that one waited itself, for whomever that one waited for.
+        waiting: by the worker at the end of the chain of waits (if the awaited worker waits itself, the one that it
+            waits for), and by that worker's activity.
         sent: bytes to other workers, by their index.
     """
 
@@ -93,19 +93,19 @@ class TimeSpent:
 
     @property
     def rest(self) -> float:
-        """In which nothing of it was seen: TensorFlow between two operations, or what is not traced."""
+        """Time without any traced activity: TensorFlow between two operations, or work that is not traced."""
         return max(0.0, self.took - self.computing - self.sending - self.reading - self.waited)
 
 
 def time_spent(traces: Sequence[Trace]) -> list[TimeSpent]:
-    """Where the time of each worker goes, in one step of all."""
+    """Returns the times that each worker spent in one step, from the traces of all workers."""
     step = _Step(traces)
     stretches = {trace.worker: _stretches(trace, step) for trace in traces}
     return [_spent(one, stretches, step) for one in stretches.values()]
 
 
 def kind_of(event: Event) -> str:
-    """computing, transfer, reading or waiting."""
+    """Returns "computing", "transfer", "reading" or "waiting"."""
     if event.transfer is not None:
         return "transfer"
     if _READS_DATA.match(event.operation):
@@ -114,7 +114,7 @@ def kind_of(event: Event) -> str:
 
 
 class _Step:
-    """What all workers' traces of one step say together."""
+    """Combines all workers' traces of one step."""
 
     def __init__(self, traces: Sequence[Trace]) -> None:
         self.moved: list[tuple[float, Event]] = []
@@ -131,39 +131,39 @@ class _Step:
                     self._came.setdefault(event.name, []).append((event.start, trace.worker))
 
     def moved_by(self, worker: int) -> Iterator[tuple[float, Event, TracedTransfer]]:
-        """What was on its way to or from a worker, and since when."""
+        """Yields the transfers to or from a worker, with their start times."""
         for since, event in self.moved:
             moved = event.transfer
             if moved is not None and moved.source != moved.target and worker in (moved.source, moved.target):
                 yield since, event, moved
 
     def who_filled(self, event: Event, worker: int) -> int:
-        """Who put in what a worker waited for: of all that filled the queue by then, the last."""
+        """Returns the worker that filled the queue which a worker waited for: the last to fill it by then."""
         filled = [fill for fill in self._fills.get(event.queue or "", ()) if fill[1] != worker]
         by_then = [fill for fill in filled if fill[0] <= event.end]
         return max(by_then)[1] if by_then else min(filled)[1] if filled else ANYBODY
 
     def last_to_come(self, event: Event, worker: int) -> tuple[float, int]:
-        """When, and with which other worker, all had come to a collective that a worker waited in."""
+        """Returns the time of the last arrival at a collective that a worker waited in, and the arriving worker."""
         came = [one for one in self._came.get(event.name, ()) if one[1] != worker]
         last, whom = max(came, default=(event.end, ANYBODY))
         return min(max(last, event.start), event.end), whom
 
 
 def _on_its_way(event: Event, made: Mapping[tuple[int, str], float]) -> float:
-    """Since when a tensor was on its way: it is asked for before it is made."""
-    assert event.transfer is not None, "it is one"
+    """Returns the start time of a transfer: it is requested before the tensor is computed."""
+    assert event.transfer is not None, "the event is a transfer"
     return min(max(event.start, made.get((event.transfer.source, event.transfer.tensor), event.start)), event.end)
 
 
 def _stretches(trace: Trace, step: _Step) -> Stretches:
-    mine = [event for event in trace.events if event.task == trace.worker]
+    own = [event for event in trace.events if event.task == trace.worker]
     taken: Intervals = []
     found = []
     for stretches in (
-        [(event.start, event.end) for event in mine if kind_of(event) == "computing"],
+        [(event.start, event.end) for event in own if kind_of(event) == "computing"],
         list(_sending(trace, step)),
-        [(event.start, event.end) for event in mine if kind_of(event) == "reading"],
+        [(event.start, event.end) for event in own if kind_of(event) == "reading"],
     ):
         found.append(minus(within(union(stretches), trace.begin, trace.end), taken))
         taken = union([*taken, *found[-1]])
@@ -175,10 +175,10 @@ def _stretches(trace: Trace, step: _Step) -> Stretches:
     return Stretches(trace, computing, sending, reading, waiting)
 
 
-def _spent(mine: Stretches, everybody: Mapping[int, Stretches], step: _Step) -> TimeSpent:
-    worker = mine.trace.worker
+def _spent(own: Stretches, everybody: Mapping[int, Stretches], step: _Step) -> TimeSpent:
+    worker = own.trace.worker
     waiting: dict[tuple[int, Meanwhile], float] = {}
-    for start, end in _moments(mine, everybody.values()):
+    for start, end in _moments(own, everybody.values()):
         whom = _held_up_by(worker, start, everybody)
         for meanwhile, time in _meanwhile((start, end), everybody.get(whom)):
             waiting[whom, meanwhile] = waiting.get((whom, meanwhile), 0.0) + time
@@ -186,35 +186,35 @@ def _spent(mine: Stretches, everybody: Mapping[int, Stretches], step: _Step) -> 
     for _, _, moved in step.moved_by(worker):
         if moved.source == worker:
             sent[moved.target] = sent.get(moved.target, 0) + moved.bytes
-    return TimeSpent(mine.trace, length(mine.computing), length(mine.sending), length(mine.reading), waiting, sent)
+    return TimeSpent(own.trace, length(own.computing), length(own.sending), length(own.reading), waiting, sent)
 
 
-def _moments(mine: Stretches, everybody: Iterable[Stretches]) -> Iterator[tuple[float, float]]:
-    """When one worker waits, in pieces within which nobody begins or ends to wait."""
+def _moments(own: Stretches, everybody: Iterable[Stretches]) -> Iterator[tuple[float, float]]:
+    """Yields the waits of one worker, split where the wait of any worker begins or ends."""
     cuts = sorted({cut for one in everybody for them in one.waiting.values() for stretch in them for cut in stretch})
-    for start, end in mine.all_waiting:
+    for start, end in own.all_waiting:
         inner = cuts[bisect.bisect_right(cuts, start) : bisect.bisect_left(cuts, end)]
         yield from ((a, b) for a, b in itertools.pairwise([start, *inner, end]) if a < b)
 
 
 def _held_up_by(worker: int, moment: float, everybody: Mapping[int, Stretches]) -> int:
-    """For whom a worker waits in the end: one that waits for nobody itself; of several, the one that is last."""
+    """Returns the worker at the end of the chain of waits; of several, the one that is waited for longest."""
     first = everybody[worker].waited_for(moment)
-    asked, seen, found = [worker], {worker}, dict[int, float]()
-    while asked:
-        for whom, end in everybody[asked.pop()].waited_for(moment).items():
+    pending, seen, found = [worker], {worker}, dict[int, float]()
+    while pending:
+        for whom, end in everybody[pending.pop()].waited_for(moment).items():
             if whom not in seen:
                 seen.add(whom)
                 if whom in everybody and everybody[whom].waited_for(moment):
-                    asked.append(whom)
+                    pending.append(whom)
                 else:
                     found[whom] = end
-    last = found or first  # all wait for one another: what they wait for is under way, unseen
+    last = found or first  # all wait for each other: their data is in transfer, untraced
     return max(last, key=lambda whom: last[whom])
 
 
 def _meanwhile(stretch: tuple[float, float], other: Stretches | None) -> Iterator[tuple[Meanwhile, float]]:
-    """What the one that is waited for did."""
+    """Yields the activities of the awaited worker, with their durations."""
     rest: Intervals = [stretch]
     if other is not None:
         begin = other.trace.begin
@@ -232,7 +232,7 @@ def _meanwhile(stretch: tuple[float, float], other: Stretches | None) -> Iterato
 
 
 def _sending(trace: Trace, step: _Step) -> Iterator[tuple[float, float]]:
-    """When something was on its way to or from a worker."""
+    """Yields the intervals of transfers to or from a worker."""
     for since, event, _ in step.moved_by(trace.worker):
         yield since, event.end
     for event in trace.events:
@@ -241,7 +241,7 @@ def _sending(trace: Trace, step: _Step) -> Iterator[tuple[float, float]]:
 
 
 def _waits(trace: Trace, step: _Step) -> Iterator[tuple[float, float, int]]:
-    """From when to when a worker had to wait for another one, which may have been at work for it."""
+    """Yields the intervals in which a worker had to wait for another one, which may have worked for it meanwhile."""
     for since, event, moved in step.moved_by(trace.worker):
         if moved.target == trace.worker:
             yield event.start, since, moved.source
@@ -250,7 +250,7 @@ def _waits(trace: Trace, step: _Step) -> Iterator[tuple[float, float, int]]:
             continue
         if event.task != trace.worker:
             if event.queue is None:
-                yield event.start, event.end, event.task  # something of its step that another worker computes
+                yield event.start, event.end, event.task  # part of its step on another worker
         elif _COLLECTIVE.match(event.operation):
             until, whom = step.last_to_come(event, trace.worker)
             yield event.start, until, whom

@@ -1,4 +1,4 @@
-"""Where a step's time goes, in a table and in words."""
+"""Formats the time spent in a step, as a table and as text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from autodist.cli.tracing.spent import ANYBODY, TimeSpent
 from autodist.logs.formatting import readable_bytes
 
 _WORTH_A_WORD = 0.05
-"""The part of a step from which on a worker's waiting is told."""
+"""Fraction of a step above which a worker's waiting is mentioned."""
 
 
 def table_of(step: str, times: Sequence[TimeSpent]) -> Table:
-    """A row for each worker."""
+    """Returns a table with a row for each worker."""
     table = Table(title=Text(f"{step}: the run that was traced, by worker"), title_justify="left")
     for head in ("worker", "took", "computing", "sending", "reading", "waiting", "rest"):
-        # In a narrow terminal cells are broken, and none is left out.
+        # Wraps cells in a narrow terminal instead of dropping columns.
         table.add_column(Text(head), justify="left" if head == "worker" else "right", overflow="fold")
     names = worker_names([spent.trace for spent in times])
     for spent in times:
@@ -31,7 +31,7 @@ def table_of(step: str, times: Sequence[TimeSpent]) -> Table:
 
 
 def words_of(times: Sequence[TimeSpent]) -> Iterator[str]:
-    """Who waits for whom and why, what each sends, and what holds up the step."""
+    """Yields sentences on the waits of each worker, its bytes sent, and the cause of delays."""
     names = worker_names([spent.trace for spent in times])
     for spent in times:
         mine = names[spent.trace.worker]
@@ -45,30 +45,30 @@ def words_of(times: Sequence[TimeSpent]) -> Iterator[str]:
 
 
 def alignment_of(traces: Sequence[Trace]) -> Iterator[str]:
-    """How well the clocks are aligned, and which workers' traces are missing."""
+    """Yields sentences on the accuracy of the clocks, and on missing traces."""
     workers = {trace.worker for trace in traces}
     known = [trace.uncertainty for trace in traces if trace.worker and trace.uncertainty is not None]
     if known:
         yield f"clocks are aligned with the chief's to ± {readable_seconds(max(known))}"
     for worker in sorted({trace.worker for trace in traces if trace.uncertainty is None}):
         yield (
-            f"worker {worker}'s clock was not compared with the chief's (an older AutoDist wrote its trace): its times "
-            "are those of its own machine"
+            f"worker {worker}'s clock was not compared with the chief's (its trace is from an older AutoDist): its "
+            "times are those of its own machine"
         )
     missing = sorted(set(range(max(trace.workers for trace in traces))) - workers)
     if missing:
         which = ", ".join(f"*.worker_{worker}.json" for worker in missing)
-        yield f"not here: {which}; bring them from the folder of that name on their workers' machines"
+        yield f"missing: {which}; copy them from the folder of that name on their workers' machines"
 
 
 def worker_names(traces: Sequence[Trace]) -> dict[int, str]:
-    """What workers are called: with their machines, where there are several."""
+    """Returns the workers' display names, with their machines if there are several."""
     several = len({trace.machine for trace in traces}) > 1
     return {trace.worker: f"worker {trace.worker}" + (f" ({trace.machine})" if several else "") for trace in traces}
 
 
 def _verdict(times: Sequence[TimeSpent], names: Mapping[int, str]) -> Iterator[str]:
-    """What most of the time goes into, and who holds up the others."""
+    """Yields the activity that takes most of the time, and the worker that delays the others."""
     waited: dict[int, float] = {}
     for spent in times:
         for (whom, _), time in spent.waiting.items():
@@ -77,13 +77,13 @@ def _verdict(times: Sequence[TimeSpent], names: Mapping[int, str]) -> Iterator[s
         "computing": sum(spent.computing for spent in times),
         "sending and receiving": sum(spent.sending for spent in times),
         "reading data": sum(spent.reading for spent in times),
-        "waiting for one another": sum(waited.values()),
+        "waiting for each other": sum(waited.values()),
     }
     most = max(parts, key=lambda kind: parts[kind])
     yield f"most of all workers' time is {most}: {_part(parts[most], sum(spent.took for spent in times))}"
-    if most == "waiting for one another":
+    if most == "waiting for each other":
         whom = max(waited, key=lambda worker: waited[worker])
-        yield f"held up most by {_name(whom, names)}, for which the others wait {_time(waited[whom])} together"
+        yield f"delayed most by {_name(whom, names)}, for which the others wait {_time(waited[whom])} together"
 
 
 def _name(worker: int, names: Mapping[int, str]) -> str:

@@ -111,7 +111,7 @@ def test_files_are_dealt_out_neither_to_other_axes_nor_to_a_function_of_the_scri
     model.train_function = lambda iterator: {"loss": 0.0}
     with pytest.raises(ResourceSpecError, match="a train function of the script's own"):
         model.fit(data, verbose=0)
-    with pytest.raises(ResourceSpecError, match="no files that can be dealt out"):
+    with pytest.raises(ResourceSpecError, match="no files that can be sharded"):
         with_files(steps).fit(X, X[:, :1], verbose=0)
 
 

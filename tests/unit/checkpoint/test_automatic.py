@@ -49,7 +49,7 @@ def test_a_run_goes_on_where_the_last_one_was_saved(tmp_path, caplog):
     run(autodist(tmp_path, PartitionedPS(max_shards=3, **SHARDS)), 5, ends=False)
     with caplog.at_level(logging.INFO, "autodist"):
         ad = autodist(tmp_path, replicas=3)
-    assert f"going on from step 4, which was saved as {tmp_path}/ckpt-2" in caplog.text
+    assert f"resuming from step 4, saved as {tmp_path}/ckpt-2" in caplog.text
     assert ad.steps_done == 4
     found = run(ad, 9)
     expected = Model()
@@ -91,7 +91,7 @@ def test_a_loop_that_counts_by_itself_is_told(tmp_path, caplog):
     run(autodist(tmp_path), 2)
     _, step = distributed(autodist(tmp_path))
     step(*batch(0))
-    assert "those after 2 steps, and the script has not asked for ad.steps_done" in caplog.text
+    assert "those after 2 steps, but the script has not read ad.steps_done" in caplog.text
 
 
 class Two:
@@ -164,7 +164,7 @@ def test_another_model_is_refused_before_it_is_trained(tmp_path):
 def test_a_checkpoint_of_the_scripts_own_is_refused(tmp_path):
     ad = AutoDist()
     ad.checkpoint(tmp_path, model=Model()).save(step=3)
-    with pytest.raises(CheckpointError, match="was saved by a script of its own"):
+    with pytest.raises(CheckpointError, match="was saved by a script's own call"):
         autodist(tmp_path)
 
 

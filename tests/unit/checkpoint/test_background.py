@@ -100,7 +100,7 @@ def test_what_failed_the_next_save_raises_once(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         failing(patch)
         checkpoint.save(step=2, background=True)
-        with pytest.raises(CheckpointError, match="No space left on device.*Make room"):
+        with pytest.raises(CheckpointError, match="No space left on device.*Free some space"):
             checkpoint.save(step=3)
     assert checkpoint.latest == path
     assert checkpoint.save(step=4) != path

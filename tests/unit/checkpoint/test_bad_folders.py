@@ -47,7 +47,10 @@ def test_a_disk_that_fills_while_it_saves_leaves_the_last_one(tmp_path, is_in_se
         checkpoint.wait()
 
     limit = 100 if is_in_session else 9_000  # what is in the session is written first, in small files
-    with pytest.raises(CheckpointError, match=r"could not be written in .*: .*Make room"), files_of_at_most(limit):
+    with (
+        pytest.raises(CheckpointError, match=r"could not be written in .*: .*Free some space"),
+        files_of_at_most(limit),
+    ):
         save(2)
     assert sorted(os.listdir(tmp_path)) == before
     assert checkpoint.latest == path and checkpoint.restore() == 1
@@ -60,7 +63,7 @@ def test_a_side_file_that_finds_no_room_leaves_the_last_one(tmp_path):
     checkpoint = autodist().checkpoint(tmp_path, weight=tf.Variable(1.0))
     path = checkpoint.save(step=1)
     before = sorted(os.listdir(tmp_path))
-    with pytest.raises(CheckpointError, match="Make room there"), files_of_at_most(20_000):
+    with pytest.raises(CheckpointError, match="Free some space there"), files_of_at_most(20_000):
         checkpoint.save_with(lambda: Content(about={"told": "much" * 6_000}), step=2, background=False)
     assert checkpoint.restore() == 1 and checkpoint.latest == path
     checkpoint.save(step=3)
@@ -83,11 +86,11 @@ def test_a_folder_that_is_removed_while_it_saves_is_told_so_and_checkpoints_that
         shutil.rmtree(tmp_path / "there")
         return Content()
 
-    with pytest.raises(CheckpointError, match=r"there, since that folder, .*, was removed meanwhile: .*See what"):
+    with pytest.raises(CheckpointError, match=r"there, since that folder, .*, was removed meanwhile: .*Find out what"):
         checkpoint.save_with(remove, step=2, background=False)
     checkpoint.save(step=3)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'there' / 'ckpt-1'}, which this run has saved last, was removed; see what removes it."
+        f"{tmp_path / 'there' / 'ckpt-1'}, the last checkpoint of this run, was removed; find out what removes it."
     ]
     assert checkpoint.restore() == 3
 

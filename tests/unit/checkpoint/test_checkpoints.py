@@ -276,7 +276,7 @@ def test_a_side_file_that_is_damaged_or_of_a_later_version_is_refused(tmp_path):
     checkpoint = ad.checkpoint(tmp_path, model=Model())
     side = Path(f"{checkpoint.save()}.json")
     side.write_text(json.dumps({**json.loads(side.read_text()), "format": 2}))
-    with pytest.raises(CheckpointError, match="a later one has written it"):
+    with pytest.raises(CheckpointError, match="a later version has written it"):
         checkpoint.restore()
     side.write_text("{")
     with pytest.raises(CheckpointError, match="is damaged"):
@@ -320,7 +320,7 @@ def test_a_save_that_fails_leaves_the_earlier_ones(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("autodist.checkpoint.folder.os.fsync", full)
-        with pytest.raises(CheckpointError, match="No space left on device.*Make room"):
+        with pytest.raises(CheckpointError, match="No space left on device.*Free some space"):
             checkpoint.save(step=6)
     assert checkpoint.latest == path and checkpoint.restore() == 5
     assert checkpoint.save(step=7) != path and checkpoint.restore() == 7

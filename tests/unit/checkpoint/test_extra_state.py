@@ -73,10 +73,10 @@ def test_what_draws_from_tensorflow_s_own_state_is_told(tmp_path, caplog, draw):
     checkpoint.save()
     with caplog.at_level(logging.WARNING, "autodist"):
         stepping(tmp_path, draw)[0].restore()
-        assert ("random_uniform/RandomUniform draw from a state" in caplog.text and "begin anew" in caplog.text) == draw
+        assert ("RandomUniform draw from a TensorFlow" in caplog.text and "start over" in caplog.text) == draw
         caplog.clear()
         checkpoint.restore()
-        assert ("go on as they are" in caplog.text) == draw
+        assert ("continue as they are" in caplog.text) == draw
 
 
 def test_what_compressors_kept_on_other_workers_is_told(tmp_path, caplog):
@@ -95,4 +95,4 @@ def test_what_compressors_kept_on_other_workers_is_told(tmp_path, caplog):
     side.write_text(sealed({**about, "files": {}, "workers": 2, "inexact": ["weight"]}))
     with caplog.at_level(logging.WARNING, "autodist"):
         assert checkpoint.restore() == 0
-    assert "of the gradients of weight is not restored: 2 workers have saved it, and 1 go on" in caplog.text
+    assert "for the gradients of weight are not restored: 2 workers have saved it, and 1 resume" in caplog.text

@@ -244,7 +244,7 @@ def test_another_model_is_not_saved_into_the_folder_of_one(tmp_path):
     ad = autodist()
     callback = ad.checkpoint_callback(tmp_path, every_steps=1)
     build(ad).fit(X, Y, callbacks=[callback], verbose=0)
-    with pytest.raises(CheckpointError, match="a folder has those of one model"):
+    with pytest.raises(CheckpointError, match="a folder holds those of one model"):
         build(ad).fit(X, Y, callbacks=[callback], verbose=0)
 
 
@@ -279,4 +279,4 @@ def test_an_epoch_of_files_that_are_dealt_out_otherwise_begins_anew(tmp_path, mo
         with caplog.at_level("WARNING", "autodist"):
             assert fit(ad, build(ad), tmp_path, [counting], every_steps=100, killed=(1, 4)) is None
         assert steps[0] == begins and steps == list(range(begins, 5))
-        assert any("the epoch under way had come to step 1" in m for m in caplog.messages) == (begins == 0)
+        assert any("the interrupted epoch had reached step 1" in m for m in caplog.messages) == (begins == 0)

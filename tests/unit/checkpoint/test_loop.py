@@ -130,9 +130,9 @@ def test_a_loop_whose_head_is_not_seen_is_told(tmp_path, caplog):
 
     with caplog.at_level(logging.WARNING, "autodist"):
         train(5)
-        assert "generator was drawn from" not in caplog.text
+        assert "generator was used between steps" not in caplog.text
         train(6)
-    assert "NumPy's or Python's generator was drawn from between steps" in caplog.text
+    assert "NumPy's or Python's generator was used between steps" in caplog.text
 
 
 def test_a_data_set_that_passes_over_by_itself_is_told_and_left_alone(tmp_path, caplog):
@@ -165,7 +165,7 @@ def test_a_data_set_that_is_made_between_two_steps_is_told(tmp_path, caplog):
             step(batch)
     ad._automatic._saves.wait()
     assert (
-        "is made by ad.distribute_dataset or ad.sampler after the first training step has no place in checkpoints"
+        "created by ad.distribute_dataset or ad.sampler after the first training step have no position in checkpoints"
         in caplog.text
     )
 

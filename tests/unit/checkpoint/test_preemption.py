@@ -71,7 +71,7 @@ def test_the_run_is_saved_before_it_ends_by_the_signal(ended_by: list[Any], capl
     assert not of_steps.is_due(3)
     terminate()
     assert caplog.messages == [
-        "SIGTERM: what is trained is saved after this step, and the run ends; another one ends it at once."
+        "SIGTERM: the run is saved after this step, and then ends; another SIGTERM ends it at once."
     ]
     preempted.watch(of_fit)  # which begins later, and is the one that saves
     run.step = 5
@@ -126,9 +126,9 @@ def test_the_run_is_saved_where_it_came_to_another_worker(
     preempted.watch(of_steps)
     for worker in ("10.0.0.2", "10.0.0.3"):
         run.end.leaves(worker)
-    then = "starts again" if max_restarts else "ends"
+    then = "restarts" if max_restarts else "ends"
     assert caplog.messages == [
-        f"SIGTERM came to {worker}: what is trained is saved after this step, and the run {then}."
+        f"SIGTERM came to {worker}: the run is saved after this step, and then {then}."
         for worker in ("10.0.0.2", "10.0.0.3")
     ]
     run.step = 2
@@ -158,7 +158,7 @@ def test_where_it_comes_to_all_the_chief_s_is_no_second_one_and_ends_the_run(end
 
 def test_where_the_signal_cannot_come_here_it_is_refused() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    with pytest.raises(ResourceSpecError, match="the script handles that itself; leave its handler out"):
+    with pytest.raises(ResourceSpecError, match="the script has a handler of its own; remove that handler"):
         Preemption(Run()).begin()  # type: ignore[arg-type]
     errors: list[str] = []
 
@@ -171,7 +171,7 @@ def test_where_the_signal_cannot_come_here_it_is_refused() -> None:
     thread = threading.Thread(target=begin)
     thread.start()
     thread.join()
-    assert "in the main thread alone" in errors[0]
+    assert "only in the main thread" in errors[0]
 
 
 def test_what_the_yaml_may_say() -> None:

@@ -226,7 +226,7 @@ def test_of_a_pipeline_it_is_planned_what_each_stage_holds_computes_and_hands_on
     assert "2 stages, 4 micro-batches by GPipe; a worker waits 20 % of a step" in told
     assert "FLOPs and bytes of a micro-batch of 3 examples; by FLOPs a worker waits" in told
     assert "0 → 1" in told
-    assert "What crosses" in page.read_text()
+    assert "Cross-stage transfers" in page.read_text()
 
 
 def test_of_a_mesh_the_sums_between_mates_are_planned(tmp_path: Path) -> None:
@@ -286,12 +286,12 @@ def test_a_session_s_step_is_planned_without_the_flops_of_a_batch_that_is_not_fe
 @pytest.mark.parametrize(
     "text, told",
     [
-        ("print('no training')", "makes no AutoDist"),
-        (HEAD + "AutoDist()\nAutoDist()", "makes two AutoDist objects"),
+        ("print('no training')", "creates no AutoDist"),
+        (HEAD + "AutoDist()\nAutoDist()", "creates two AutoDist objects"),
         (HEAD + "ad = AutoDist()\nwith ad.scope():\n    tf.Variable(1.0)", "ended before a training step"),
         ("import sys\nsys.exit(3)", r"ended by sys.exit\(3\)"),
         ("raise ValueError('of its own')", r"ValueError: of its own \(.*train.py:1\)"),
-        ("this is no python", "is no Python script"),
+        ("this is no python", "is not a Python script"),
     ],
 )
 def test_a_script_that_comes_to_no_step_is_refused(tmp_path: Path, text: str, told: str) -> None:
@@ -307,14 +307,14 @@ def test_what_cannot_be_planned_is_refused_before_the_script_runs(tmp_path: Path
     cluster = write(tmp_path, "nodes: [{address: localhost}]", "cluster.yml")
     nowhere = str(tmp_path / "no" / "plan.html")
     for words, told in [
-        ([missing], f"the script {missing} is not there"),
+        ([missing], f"the script {missing} does not exist"),
         (["-m", "no_module_of_this_name"], "there is no module no_module_of_this_name"),
         (["--strategy", "AllReduced", script], "There is no builder named AllReduced"),
         (["--strategy", cluster, script], "has no section `strategy`"),
         (["--cluster", cluster, "--workers", "2", script], "leave out --workers"),
         (["--html", nowhere, script], f"{nowhere} cannot be written"),
         (["/proc/self/mem"], "/proc/self/mem cannot be read"),
-        (["/dev/null"], "/dev/null is no file"),
+        (["/dev/null"], "/dev/null is not a file"),
     ]:
         result = plan(*words)
         assert (result.exit_code, result.stdout) == (2, ""), words
@@ -370,7 +370,7 @@ def test_both_steps_of_a_gan_are_planned_the_second_with_the_loads_of_the_first(
     script = write(tmp_path, GAN + CALLS + "maker_step(ids, found['rows'])\nraise RuntimeError('it went on')")
     found, note = tables_of_gan(script)
     assert found == [CRITIC, MAKER]
-    assert note.startswith("Planned: critic_step, maker_step. There the script was ended. Steps that it comes to later")
+    assert note.startswith("Planned: critic_step, maker_step. The script was ended there. Later steps")
     told = plan("--workers", "2", "--strategy", "PS", "--strategy", "AllReduce", script).stdout
     assert "variables of critic_step" in told and "variables of maker_step" in told and "Planned: critic_step" in told
 
@@ -381,7 +381,7 @@ for _ in range(3): maker_step(ids, found['rows'])
 assert not np.any(critic.numpy()) and not np.any(maker.numpy())
 """
     found, note = tables_of_gan("--calls", "9", write(tmp_path, GAN + CALLS + later))
-    assert (found, note) == ([CRITIC, MAKER], "Planned: critic_step, maker_step. There the script came to its end.")
+    assert (found, note) == ([CRITIC, MAKER], "Planned: critic_step, maker_step. The script then ended.")
 
 
 def test_a_script_whose_other_functions_train_nothing_is_ended_at_its_first_step(tmp_path: Path) -> None:
@@ -392,17 +392,15 @@ def test_a_script_whose_other_functions_train_nothing_is_ended_at_its_first_step
     assert result.exit_code == 0, result.stderr
     found = Plans.model_validate_json(result.stdout)
     assert [one.step for one in found.plans] == ["step"]
-    assert found.note.startswith(
-        "Planned: step. There the script was ended. Steps that it comes to later are not shown"
-    )
+    assert found.note.startswith("Planned: step. The script was ended there. Later steps are not shown")
 
 
 @pytest.mark.parametrize(
     ("later", "end"),
     [
-        (CALLS, "The script was ended where it calls a step again, before maker_step."),
-        ("1 / (float(found['loss']) - 1)", "Behind that, the script failed: ZeroDivisionError: "),
-        ("", "There the script came to its end."),
+        (CALLS, "The script was ended when it called a step again, before maker_step."),
+        ("1 / (float(found['loss']) - 1)", "After that, the script failed: ZeroDivisionError: "),
+        ("", "The script then ended."),
     ],
 )
 def test_it_is_told_why_a_later_step_is_not_planned(tmp_path: Path, later: str, end: str) -> None:
@@ -423,7 +421,9 @@ def test_a_script_whose_step_returns_a_shape_that_a_run_shows_is_ended_there(tmp
     text = GAN.replace('"rows": rows}', '"rows": rows, "some": tf.boolean_mask(rows, rows[:, 0] > 0)}')
     found, note = tables_of_gan(write(tmp_path, text + CALLS + "maker_step(ids, found['rows'])"))
     assert found == [CRITIC]
-    assert note.startswith("Planned: critic_step. What that step returns has a shape that is known once it has run: ")
+    assert note.startswith(
+        "Planned: critic_step. An output of that step has a shape that is known only after the step runs: "
+    )
 
 
 def test_a_step_that_is_part_of_another_is_not_waited_for(tmp_path: Path) -> None:
@@ -465,9 +465,9 @@ def test_diff_compares_the_plans_of_each_step(tmp_path: Path) -> None:
     files = [write(tmp_path, plan(*words, name, both).stdout, f"{name}.json") for name in ("PSLoadBalancing", "PS")]
     files.append(write(tmp_path, plan(*words, "PS", "--calls", "1", both).stdout, "first.json"))
     balanced = RUNNER.invoke(app, ["diff", files[0], files[1]])
-    assert "1 variables differ, 1 are alike" in balanced.stdout and "maker" in balanced.stdout
+    assert "1 variables differ, 1 are equal" in balanced.stdout and "maker" in balanced.stdout
     fewer = RUNNER.invoke(app, ["diff", files[1], files[2]])
-    assert fewer.exit_code == 1 and f"maker_step is planned in {files[1]} alone" in fewer.stdout.replace("\n", " ")
+    assert fewer.exit_code == 1 and f"maker_step is only in the plan {files[1]}" in fewer.stdout.replace("\n", " ")
 
 
 class _Page(HTMLParser):
@@ -522,17 +522,17 @@ def test_diff_names_the_variables_that_differ(tmp_path: Path) -> None:
     parallax, servers, shared = files
     result = RUNNER.invoke(app, ["diff", parallax, servers])
     assert result.exit_code == 1
-    assert "1 variables differ, 1 are alike" in result.stdout and "weight" in result.stdout
+    assert "1 variables differ, 1 are equal" in result.stdout and "weight" in result.stdout
     assert "table" not in result.stdout
-    assert "2 variables differ, 0 are alike" in RUNNER.invoke(app, ["diff", servers, shared]).stdout
+    assert "2 variables differ, 0 are equal" in RUNNER.invoke(app, ["diff", servers, shared]).stdout
     alike = RUNNER.invoke(app, ["diff", servers, servers])
-    assert (alike.exit_code, alike.stdout) == (0, "0 variables differ, 2 are alike\n")
+    assert (alike.exit_code, alike.stdout) == (0, "0 variables differ, 2 are equal\n")
 
 
 def test_diff_refuses_what_is_no_plan_or_several(tmp_path: Path) -> None:
     script = write(tmp_path, STEP)
     several = write(tmp_path, plan("--json", "--strategy", "PS", "--strategy", "AllReduce", script).stdout, "both.json")
-    for file, told in [(several, "holds 2 plans"), (script, "is no plan")]:
+    for file, told in [(several, "holds 2 plans"), (script, "is not a plan")]:
         result = RUNNER.invoke(app, ["diff", file, file])
         assert result.exit_code == 2 and told in result.stderr
         assert f"> {file}" not in result.stderr, "who does as told would lose it"

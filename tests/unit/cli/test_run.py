@@ -105,7 +105,7 @@ if ad.is_chief:
 @pytest.mark.parametrize(
     "text, status, told",
     [
-        ("print('no training')", 2, "train.py made no AutoDist"),
+        ("print('no training')", 2, "train.py created no AutoDist"),
         (HEAD + "AutoDist()\nAutoDist()", 2, "the script makes two AutoDist objects"),
         (HEAD + "AutoDist()\nsys.exit(0)", 2, "train.py ended before a step of its AutoDist"),
         ("raise ValueError('of its own')", 1, 'Traceback (most recent call last):\n  File "{script}", line 1'),
@@ -196,7 +196,7 @@ def test_what_cannot_be_run_is_refused_with_status_2(tmp_path: Path) -> None:
     script = write(tmp_path, "raise SystemExit('it ran')")
     wrong = write(tmp_path, "nodes: [{address: localhost, gpu: [0]}]", "cluster.yml")
     for words, told in [
-        ([str(tmp_path / "missing.py")], "is not there"),
+        ([str(tmp_path / "missing.py")], "does not exist"),
         (["--cluster", wrong, script], "cluster.yml:1: nodes[0].gpu"),
         (["--cluster", wrong, "--workers", "2", script], "leave out --workers"),
         (["--no-such-option", script], "--no-such-option"),
@@ -215,7 +215,7 @@ def test_options_of_processes_that_are_started_by_hand_are_looked_at_before_anyt
     for options, problem in [
         (join, "--join and --index belong together"),
         (["--index", "1"], "--join and --index belong together"),
-        ([*join, "--index", "0"], "has to know how many processes are to come: add --workers"),
+        ([*join, "--index", "0"], "needs the number of processes: add --workers"),
         (["--join", "10.0.0.1", "--index", "1"], "--join is '10.0.0.1'; allowed: HOST:PORT"),
         ([*join, "--index", "1", "--cluster", str(named)], "the YAML of --cluster names machines"),
         ([*join, "--index", "3", "--workers", "2"], "AUTODIST_INDEX is 3, and AUTODIST_WORKERS is 2"),
@@ -252,4 +252,4 @@ def test_machines_that_are_not_known_yet_are_not_looked_at(command: str, tmp_pat
     words = [given] if command == "check" else ["--cluster", given, script]
     ended = RUNNER.invoke(app, [command, *words])
     assert ended.exit_code == 2, ended.output
-    assert "are known when" in ended.stderr
+    assert "are not known until" in ended.stderr

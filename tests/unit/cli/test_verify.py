@@ -172,7 +172,7 @@ def test_a_bias_of_keys_is_rounding_alone_and_hides_no_fault_of_a_millionth(tmp_
     assert result.exit_code == (1 if wrong else 0), result.output
     lines = [line for line in result.stdout.splitlines() if line.startswith("rounding alone: ")]
     if wrong:
-        assert "the first past the promise (1.0e-09) is variable multi_head_attention/query/" in result.stdout
+        assert "the first past the limit (1.0e-09) is variable multi_head_attention/query/" in result.stdout
     else:
         assert len(lines) == 3 and all("key" in line and "bias" in line for line in lines), result.stdout
         assert "alike: 4 steps on 2 workers of 1 replica and on one device, in float64" in result.stdout
@@ -185,7 +185,7 @@ def test_a_difference_of_a_step_that_takes_no_batch_is_told_not_to_be_measured(t
     step = step.replace("def step(x, y):", "def step(scale):").replace("model(x) - y", "scale * model(x[:8]) - y[:8]")
     result = verify("--steps", "2", write(tmp_path, step))
     assert result.exit_code == 1, result.output
-    told = "Whether that is rounding alone was not measured: the step takes no batches that could be permuted."
+    told = "It was not measured if that is rounding alone: the step takes no batches that can be permuted."
     assert told in result.stdout
 
 
@@ -296,7 +296,7 @@ def test_what_explains_a_difference_under_a_pipeline_speaks_of_micro_batches(tmp
     told = "\n".join(found.words())
     assert "DIFFERENT: 1 steps on 2 pipeline stages with 4 micro-batches and on one device" in told
     assert "each micro-batch draws its own" in told
-    assert "its micro-batch's part of the batch: verify without." in told
+    assert "its micro-batch's part of the batch: verify without it." in told
     assert "the parts of all workers make up the batch of one device" in told
 
 
@@ -309,7 +309,7 @@ def test_a_script_that_comes_to_no_step_is_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_verified_is_refused_before_anything_runs(tmp_path: Path) -> None:
     script = write(tmp_path, "raise SystemExit('it ran')")
     for words, told in [
-        ([str(tmp_path / "missing.py")], "is not there"),
+        ([str(tmp_path / "missing.py")], "does not exist"),
         (["--strategy", "AllReduced", script], "There is no builder named AllReduced"),
         (["--steps", "0", script], "--steps"),
         (["--workers", "0", script], "--workers"),

@@ -75,9 +75,9 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Orders:
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda: launch(3), LaunchError, "takes a function, and was given 3"),
-        (lambda: launch(trains_later), LaunchError, "only begins when it is called"),
-        (lambda: launch(trains_bit_by_bit), LaunchError, "only begins when it is called"),
+        (lambda: launch(3), LaunchError, "takes a function, but got 3"),
+        (lambda: launch(trains_later), LaunchError, "does not run when it is called"),
+        (lambda: launch(trains_bit_by_bit), LaunchError, "does not run when it is called"),
         (lambda: launch(lambda: None), LaunchError, "cannot be called with an AutoDist and 0 arguments"),
         (lambda: launch(train, 1, 2), LaunchError, r"train\(ad: 'object', more: .*with an AutoDist and 2 arguments"),
         (lambda: launch(train, cluster=ONE, workers=2), LaunchError, "a cluster, or workers and replicas"),
@@ -105,7 +105,7 @@ def test_what_cannot_be_launched_is_refused_before_anything_starts(
 
 def test_a_function_that_is_too_large_is_refused(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_module, "LARGEST", 1 << 20)
-    with pytest.raises(LaunchError, match="has 2 MiB, of which `more` has 2, .*1 MiB are allowed"):
+    with pytest.raises(LaunchError, match="has 2 MiB, of which `more` has 2, .*the limit is 1 MiB"):
         launch(train, bytes(2 << 20))
     assert not orders.calls
 
@@ -184,7 +184,7 @@ def test_what_is_trained_and_not_returned_is_told(orders: Orders, caplog: pytest
     assert not caplog.messages
     orders.ended = Ended(0, pickle.dumps(Outcome(pack(None, "", ""))), None)
     launch(lambda ad, of, weight: (model, of), 3, tf.Variable(1.0))
-    assert "<lambda> has returned nothing, and its workers had copies of model, weight, which" in caplog.text
+    assert "<lambda> returned nothing, and its workers had copies of model, weight, which" in caplog.text
 
 
 def test_names_that_only_the_workers_assign_are_told(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
@@ -193,4 +193,4 @@ def test_names_that_only_the_workers_assign_are_told(orders: Orders, caplog: pyt
         count = 1
 
     launch(counts)
-    assert "counts assigns count (`global`) in the workers' processes alone" in caplog.text
+    assert "counts assigns count (`global`) only in the workers' processes" in caplog.text

@@ -49,7 +49,7 @@ def test_a_cell_takes_and_leaves_the_names_that_are_asked_for(notebook: Notebook
 def test_a_name_of_another_cell_is_told_with_the_option_that_brings_it(notebook: Notebook) -> None:
     with pytest.raises(NameError) as caught:
         notebook.run("--in y", "y + x")
-    assert caught.value.__notes__ == ["The notebook has x: %%autodist --in x brings it to the workers."]
+    assert caught.value.__notes__ == ["The notebook has x: %%autodist --in x copies it to the workers."]
     with pytest.raises(NameError) as caught:
         notebook.run("", "nowhere")
     assert not hasattr(caught.value, "__notes__")
@@ -58,9 +58,9 @@ def test_a_name_of_another_cell_is_told_with_the_option_that_brings_it(notebook:
 @pytest.mark.parametrize(
     ("line", "cell", "error", "said"),
     [
-        ("--in a", "", LaunchError, "--in names a, which this notebook has not"),
-        ("--out a", "b = 1", LaunchError, "--out names a, which the cell has not made"),
-        ("--in 1a", "", LaunchError, "'1a' is no name.*usage: %%autodist"),
+        ("--in a", "", LaunchError, "--in names a, which does not exist in this notebook"),
+        ("--out a", "b = 1", LaunchError, "--out names a, which the cell did not define"),
+        ("--in 1a", "", LaunchError, "'1a' is not a name.*usage: %%autodist"),
         ("--worker 2", "", LaunchError, "unrecognized arguments: --worker 2"),
         ("--workers two", "", LaunchError, "invalid int value: 'two'"),
         ("train.py", "", LaunchError, "unrecognized arguments"),

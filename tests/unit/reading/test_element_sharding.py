@@ -166,7 +166,7 @@ def test_a_marked_python_function_is_called_for_own_elements_alone(
 
 def test_what_is_no_function_is_refused_a_mark() -> None:
     for given in (3, Decoder):
-        with pytest.raises(TypeError, match="ad.elementwise is given"):
+        with pytest.raises(TypeError, match="ad.elementwise got"):
             elementwise(given)  # type: ignore[arg-type]
 
 
@@ -227,10 +227,10 @@ READ_WHOLE = {
         r"EagerPyFunc calls Python code, doubled.*ad.elementwise\(doubled\) in the call of tf.py_function",
     ),
     "python behind the batch": (
-        lambda: source().batch(10).map(python_map(elementwise(doubled), tf.py_function)), r"is given whole batches"
+        lambda: source().batch(10).map(python_map(elementwise(doubled), tf.py_function)), r"takes complete batches"
     ),
-    "shuffled behind": (lambda: source().map(decode).shuffle(3).batch(10), r"decode.*Shuffle.*stands behind it"),
-    "padded": (lambda: source().map(decode).padded_batch(10), r"decode.*PaddedBatch stands behind it"),
+    "shuffled behind": (lambda: source().map(decode).shuffle(3).batch(10), r"decode.*Shuffle.*comes after it"),
+    "padded": (lambda: source().map(decode).padded_batch(10), r"decode.*PaddedBatch comes after it"),
     "open order": (open_order, r"decode.*deterministic=False"),
     "in a parallel map": (
         lambda: source().map(decode, 2, deterministic=False).batch(10), r"decode.*deterministic=False"

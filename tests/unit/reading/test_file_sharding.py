@@ -216,10 +216,10 @@ def test_ragged_and_sparse_examples_are_cut_and_are_none_in_the_end(names: list[
 
 REFUSED: dict[str, tuple[Callable[[list[str]], Any], str]] = {
     "arrays": (lambda _: [np.zeros((4, 2))], "a list has no files"),
-    "no file": (lambda _: Data.range(9).batch(2), "begins with a RangeDataset, which reads no files"),
+    "no file": (lambda _: Data.range(9).batch(2), "begins with a RangeDataset, which does not read files"),
     "a file an element": (
         lambda names: Data.from_tensor_slices(names).map(tf.io.read_file).batch(2),
-        "begins with a TensorSliceDataset, which reads no files.*leave `shard` out",
+        "begins with a TensorSliceDataset, which does not read files.*remove `shard`",
     ),
     "numbers beside": (
         lambda names: Data.zip((tf.data.TFRecordDataset(names), Data.range(9))).batch(2),
@@ -234,7 +234,7 @@ REFUSED: dict[str, tuple[Callable[[list[str]], Any], str]] = {
     ),
     "kept": (lambda names: tf.data.TFRecordDataset(names).cache("/nowhere/at/all").batch(2), "a cache in a file"),
     "dropped": (lambda names: tf.data.TFRecordDataset(names).batch(2, drop_remainder=True), "drops the remainder"),
-    "single": (tf.data.TFRecordDataset, "not known what an example is.*none of it has rows"),
+    "single": (tf.data.TFRecordDataset, "are not known, since none of its tensors has rows"),
     "too few": (lambda names: tf.data.TFRecordDataset(names[:2]).batch(2), "reads 2 files, and 3 workers"),
     "one": (lambda names: tf.data.TFRecordDataset(names[0]).batch(2), "reads 1 file, and 3 workers"),
 }

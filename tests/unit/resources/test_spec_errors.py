@@ -191,7 +191,7 @@ SECTIONS = {
         HEAD + "ssh:\n  lab:\n    python_venv: source ~/venv/bin/activate\n",
         5,
         "ssh.lab.python_venv",
-        '"source ~/venv/bin/activate" is a shell command, and no shell runs it; allowed: the path of a virtual environment',
+        '"source ~/venv/bin/activate" is a shell command, and no shell runs it; allowed: the path of a virtual',
     ),
     "key file": (
         HEAD + 'ssh:\n  lab:\n    key_file: "a\\nb"\n',

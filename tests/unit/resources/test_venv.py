@@ -30,4 +30,6 @@ def test_shell_lines_are_told_with_the_environment_that_they_name(line: str, her
     ("path", "venv"), [("~/my venv/bin/activate.fish", "~/my venv"), ("/opt/venv/bin/python3.11", "/opt/venv")]
 )
 def test_files_in_an_environment_are_told_with_it(path: str, venv: str) -> None:
-    assert str(venv_fault(path)).endswith(f"is a file in a virtual environment; allowed: the environment itself, {venv}")
+    assert str(venv_fault(path)).endswith(
+        f"is a file in a virtual environment; allowed: the environment itself, {venv}"
+    )

@@ -17,7 +17,7 @@ def test_the_line_admits_the_other_machines_alone() -> None:
         BASE + "15000 ip saddr != { 10.0.0.2, 10.0.0.3 } drop",
         BASE + "15000 meta nfproto ipv6 drop",
     )
-    assert exposure.words() == "port 15000: open on 10.0.0.1/24 (eth0), for whoever reaches them."
+    assert exposure.words() == "port 15000: open on 10.0.0.1/24 (eth0) to anyone."
 
 
 def test_of_machines_with_ipv6_the_other_family_is_closed() -> None:

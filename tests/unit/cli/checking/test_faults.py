@@ -55,7 +55,7 @@ def test_ports_that_cannot_be_reached_are_told_by_machine_with_who_has_to_admit_
 def test_a_machine_that_does_not_have_its_own_address_is_told_so() -> None:
     own = found(1, unreachable={"10.0.0.2:15000": "Connection refused"})
     (fault,) = faults_of(own, [found(), own], None)
-    assert "give the node the address that the machine has on the network in place of 10.0.0.2" in fault
+    assert "set the node's address to the one that the machine has on the network, instead of 10.0.0.2" in fault
 
 
 def test_a_loopback_address_beside_others_is_told_once_at_its_node() -> None:
@@ -69,9 +69,9 @@ def test_a_loopback_address_beside_others_is_told_once_at_its_node() -> None:
 def test_gpus_that_tensorflow_does_not_see_are_a_fault_with_its_reason() -> None:
     assert faults(found(0, GPUS, seen_gpus=SeenGPUs(count=3))) == []
     (fault,) = faults(found(0, GPUS, seen_gpus=SeenGPUs(count=1, reason="CUDA_VISIBLE_DEVICES is '0'")))
-    assert "there is no GPU 1, 2: TensorFlow sees 1 there: CUDA_VISIBLE_DEVICES is '0'; mend that, or name 0" in fault
+    assert "there is no GPU 1, 2: TensorFlow sees 1 there: CUDA_VISIBLE_DEVICES is '0'; fix that, or name 0" in fault
     (fault,) = faults(found(0, GPUS, seen_gpus=SeenGPUs(count=0)))
-    assert "TensorFlow sees none there; mend that, or name `cpus` in place of `gpus`" in fault
+    assert "TensorFlow sees none there; fix that, or name `cpus` instead of `gpus`" in fault
 
 
 @pytest.mark.parametrize(("offset", "words"), [(3.25, "3.2 s ahead of the chief's"), (-86400, "86400.0 s behind")])

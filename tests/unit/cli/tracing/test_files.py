@@ -47,15 +47,15 @@ def test_what_is_missing_or_not_aligned_is_told(tmp_path: Path) -> None:
     told = list(alignment_of(read_traces(tmp_path)["step_1"]))
     assert told[0] == "clocks are aligned with the chief's to ± 2 ms"
     assert told[1].startswith("worker 2's clock was not compared with the chief's")
-    assert told[2].startswith("not here: *.worker_3.json; bring them from")
+    assert told[2].startswith("missing: *.worker_3.json; copy them from")
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "has no traces (step_1.worker_0.json, say). Run the script with AUTODIST_TRACE=FOLDER"),
-        ("{", "step_1.worker_0.json is no trace that AutoDist wrote"),
-        ('{"traceEvents": [{"ph": "X"}]}', "is no trace that AutoDist wrote (traceEvents.0.pid: Field required)"),
+        (None, "has no traces (for example step_1.worker_0.json). Run the script with AUTODIST_TRACE=FOLDER"),
+        ("{", "step_1.worker_0.json is not a trace written by AutoDist"),
+        ('{"traceEvents": [{"ph": "X"}]}', "is not a trace written by AutoDist (traceEvents.0.pid: Field required)"),
         ('{"traceEvents": []}', "step_1.worker_0.json has no events"),
     ],
 )

@@ -68,10 +68,10 @@ def test_where_workers_wait_for_one_another_it_is_for_the_one_that_none_has_hear
     assert waiting(first) == waiting(third) == late
     told = list(words_of(times(tmp_path)))
     assert told[0].startswith(
-        "worker 0 waits 89 ms (89%) for worker 1, which had not begun the step: see what its script"
+        "worker 0 waits 89 ms (89%) for worker 1, which had not begun the step: check the work of its script"
     )
-    assert told[-2] == "most of all workers' time is waiting for one another: 198 ms (95%)"
-    assert told[-1] == "held up most by worker 1, for which the others wait 198 ms together"
+    assert told[-2] == "most of all workers' time is waiting for each other: 198 ms (95%)"
+    assert told[-1] == "delayed most by worker 1, for which the others wait 198 ms together"
 
 
 def test_a_collective_waits_for_the_last_to_come_and_sends_from_then_on(tmp_path: Path) -> None:
