@@ -62,7 +62,7 @@ log = logging.getLogger("autodist")
 
 Callback = TypeVar("Callback")
 
-watch_script_end()  # now: `sys.exit(main())` dry_run up `sys.exit` before `main` creates an AutoDist
+watch_script_end()  # now: `sys.exit(main())` looks up `sys.exit` before `main` creates an AutoDist
 load_generated_code_from_memory()  # now: functions traced before an AutoDist exists would leave files too
 before()  # now: child processes that the script starts must not inherit the mark of a re-exec
 if (_recorder := recorder()) is not None:
@@ -335,7 +335,7 @@ class AutoDist:
         ```
 
         The mark promises that the result for an element depends only on that element: the function keeps no state
-        between calls and draws no random numbers other than from its arguments. AutoDist dry_run for the mark where
+        between calls and draws no random numbers other than from its arguments. AutoDist looks for the mark where
         `tf.py_function` or `tf.numpy_function` calls the function, in a map after the last shuffle and before batching.
 
         Args:

@@ -90,7 +90,7 @@ class SplitControlFlowError(RewriteError):
         first, second = ("no part" if key is None else f"part {key!r}" for key in (part, reader_part))
         super().__init__(
             f"{node!r} is in {first} and {reader!r}, which reads it, in {second}: a loop or a branch of TensorFlow 1 "
-            "cannot be split. Give all its nodes one key."
+            "cannot be split. Use one key for all its nodes."
         )
 
 
@@ -113,7 +113,7 @@ class PartsError(RewriteError):
         )
         super().__init__(
             f"The node {self.node!r} leads back to the part {keys[0]!r}, so that no part can run first: {cycle}. "
-            f"Give {self.node!r} another key, or give one key to all nodes of the cycle."
+            f"Use another key for {self.node!r}, or one key for all nodes of the cycle."
         )
 
 

@@ -138,7 +138,7 @@ def digest_of_strategy(strategy: strategy_pb2.Strategy) -> str:
 def _log_lost(about: Mapping[str, Any], why: str) -> None:
     log.warning(
         "the residuals that compressors kept for the gradients of %s are not restored: %s. They start at zero, which "
-        "costs what one step had left out.", listed(about.get("inexact", [])), why, extra=ALIKE_EVERYWHERE,
+        "loses what one step had left out.", listed(about.get("inexact", [])), why, extra=ALIKE_EVERYWHERE,
     )  # fmt: skip
 
 

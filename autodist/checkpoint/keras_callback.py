@@ -101,7 +101,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self._of is not None and self._of is not model:
             raise CheckpointError(
                 f"{model.name} is fitted with the checkpoints of {self._of.name} in {self.folder}, and a folder holds "
-                "those of one model. Give each a callback of its own: ad.checkpoint_callback(folder, every_minutes=10)."
+                "those of one model. Create a callback for each: ad.checkpoint_callback(folder, every_minutes=10)."
             )
         self._fit += 1
         if self._checkpoints is None or not self._has_same_optimizer():

@@ -44,7 +44,7 @@ class Owner:
 
     @classmethod
     def this_process(cls) -> Self:
-        """Returns the owner that stands for this process."""
+        """Returns the owner for this process."""
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         return cls(socket.gethostname(), os.getpid(), since, _began(os.getpid()))
 

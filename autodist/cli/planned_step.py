@@ -205,7 +205,7 @@ def held_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int) -> lis
 
 
 def _of_the_chief(item: Step, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the inputs in the chief's part of the first batch, whose shapes on one device are `shapes`.
+    """Returns the shapes of the inputs in the chief's part of the first batch; `shapes` are those on one device.
 
     An input that the script feeds as one worker's own part keeps its shape.
     """

@@ -25,7 +25,7 @@ from autodist.runs.step_plans import share_names
 from autodist.strategies import BuildsStrategy
 
 _OF_TRAINING = frozenset({"GradientTape", "gradient", "minimize", "apply_gradients"})
-"""Names of which the code of a training function contains at least one."""
+"""The code of a training function contains at least one of these names."""
 
 _AT_ITS_END = "The script then ended."
 

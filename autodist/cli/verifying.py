@@ -95,7 +95,7 @@ class Verified:
             f"{first.largest:.1e}"
         )
         if self.no_floor:
-            yield f"It was not measured if that is rounding alone: {self.no_floor}."
+            yield f"It was not measured whether that is rounding alone: {self.no_floor}."
         if self.notes["draws"]:
             yield (
                 f"The step draws random numbers ({', '.join(self.notes['draws'])}), and each {part} draws its own: "

@@ -96,7 +96,7 @@ def unpack(packed: bytes, takes_settings: bool = False) -> Any:
                 settings.apply()
         return pickle.loads(pickled.content)
     except Exception as error:  # unpickling may raise anything, too
-        mend = _MODULES if isinstance(error, ImportError | AttributeError) else "Send what it can be made of."
+        mend = _MODULES if isinstance(error, ImportError | AttributeError) else "Send the values that it is made from."
         raise LaunchError(f"the value sent here cannot be unpickled ({_in_short(error)}). {mend}") from error
 
 

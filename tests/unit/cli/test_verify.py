@@ -185,7 +185,7 @@ def test_a_difference_of_a_step_that_takes_no_batch_is_told_not_to_be_measured(t
     step = step.replace("def step(x, y):", "def step(scale):").replace("model(x) - y", "scale * model(x[:8]) - y[:8]")
     result = verify("--steps", "2", write(tmp_path, step))
     assert result.exit_code == 1, result.output
-    told = "It was not measured if that is rounding alone: the step takes no batches that can be permuted."
+    told = "It was not measured whether that is rounding alone: the step takes no batches that can be permuted."
     assert told in result.stdout
 
 

@@ -167,7 +167,7 @@ def test_a_part_that_needs_itself_through_another_is_refused_by_the_node_that_go
     assert caught.value.node == "d"
     assert str(caught.value) == (
         "The node 'd' leads back to the part 'outer', so that no part can run first: 'outer' feeds 'inner' (a → b), "
-        "'inner' feeds 'outer' (b → d). Give 'd' another key, or give one key to all nodes of the cycle."
+        "'inner' feeds 'outer' (b → d). Use another key for 'd', or one key for all nodes of the cycle."
     )
 
 

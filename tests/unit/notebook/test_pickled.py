@@ -175,7 +175,7 @@ def settings_of(library: str) -> KerasSettings:
 
 
 def test_what_cannot_be_put_together_is_told() -> None:
-    with pytest.raises(LaunchError, match=r"cannot be unpickled \(ZeroDivisionError: .*zero\). Send what"):
+    with pytest.raises(LaunchError, match=r"cannot be unpickled \(ZeroDivisionError: .*zero\). Send the values"):
         unpack(pack(Divides(), "", ""))
 
 
