@@ -64,19 +64,19 @@ class AroundFit:
 
     def _in_order(self, passed: Any) -> Any:
         is_list = isinstance(passed, keras.callbacks.CallbackList)
-        given = [c for c in (passed.callbacks if is_list else tree.flatten(passed)) if c is not None]
-        saving = [c for c in given if isinstance(c, CheckpointCallback)]
+        listed = [c for c in (passed.callbacks if is_list else tree.flatten(passed)) if c is not None]
+        saving = [c for c in listed if isinstance(c, CheckpointCallback)]
         if self._callback is not None and all(c.folder != self._callback.folder for c in saving):
             saving.append(self._callback)
         if not saving:
             return passed
-        others = [c for c in given if not isinstance(c, CheckpointCallback)]
+        others = [c for c in listed if not isinstance(c, CheckpointCallback)]
         for callback in saving:
             callback.others = [c for c in others if not isinstance(c, keras.callbacks.History)]
             callback.comes_to_fit()
         if not is_list:
             return [*others, *saving]
-        if self._callback is not None and self._callback not in given:
+        if self._callback is not None and self._callback not in listed:
             self._callback.set_model(passed.model)
             self._callback.set_params(passed.params)
         passed.callbacks[:] = [*others, *saving]  # Keras uses such a list unchanged
@@ -109,11 +109,11 @@ class AroundLegacyFit:
 
         def call(bound: inspect.BoundArguments) -> Any:
             self._share.require_no_files("fit of tf_keras reads whole batches on every worker")
-            given = callbacks_in(argument(bound, "callbacks"))
-            if self._saves or any(isinstance(callback, CheckpointCallback) for callback in given):
-                what = "`checkpoint` in the YAML" if self._saves else "ad.checkpoint_callback"
+            listed = callbacks_in(argument(bound, "callbacks"))
+            if self._saves or any(isinstance(callback, CheckpointCallback) for callback in listed):
+                feature = "`checkpoint` in the YAML" if self._saves else "ad.checkpoint_callback"
                 raise CheckpointError(
-                    f"{what} cannot save the epoch and batch of a `fit` of tf_keras. Pass it "
+                    f"{feature} cannot save the epoch and batch of a `fit` of tf_keras. Pass it "
                     "tf_keras.callbacks.BackupAndRestore(folder), or train with Keras 3."
                 )
             with self._noting_interrupts():

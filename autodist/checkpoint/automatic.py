@@ -74,7 +74,7 @@ class Automatic(StepObserver):
         self._saves, self._preemption = Saves(run, self._folder, section.keep), preemption
         self.schedule = Schedule(
             run.index == 0,
-            lambda said: run.coordination.share(said, "a training step"),
+            lambda decision: run.coordination.share(decision, "a training step"),
             section.every_steps,
             section.every_minutes,
             run.step,
@@ -84,7 +84,7 @@ class Automatic(StepObserver):
         self._steps: list[list[str]] = []
         self._round: set[int] = set()
         self._has_begun = False
-        self._beside = ExtraState(run)
+        self._extra_state = ExtraState(run)
         self.loop = Loop(self._saved_loop)
         self.on_schedule(self.schedule)
 
@@ -174,7 +174,7 @@ class Automatic(StepObserver):
         if self._run.resumed:
             prefix = self._run.resumed["prefix"]
             require_seen(self._run.index, prefix)
-            self._beside.resume(prefix, read_about(prefix), is_same=False)
+            self._extra_state.resume(prefix, read_about(prefix), is_same=False)
         if self._run.index == 0:
             self._folder.claim()
         self._run.end.before.append(self._save_at_end)
@@ -185,7 +185,7 @@ class Automatic(StepObserver):
         if not resumed or resumed["made_by"] != STEPS:
             return {}
         require_seen(self._run.index, resumed["prefix"])
-        return self._beside.script(resumed["prefix"], read_about(resumed["prefix"]))
+        return self._extra_state.script(resumed["prefix"], read_about(resumed["prefix"]))
 
     def _save_at_end(self) -> None:
         """Saves at the end of the script if it has trained since the last save."""

@@ -42,7 +42,7 @@ class Checkpoints:
         self._run, self._folder = run, Folder(folder)
         self._root = tf.train.Checkpoint(**objects)
         self._saves = Saves(run, self._folder, keep)
-        self._beside = ExtraState(run)
+        self._extra_state = ExtraState(run)
 
     @property
     def latest(self) -> str | None:
@@ -73,7 +73,7 @@ class Checkpoints:
 
     def save_with(
         self,
-        beside: Callable[[], Content],
+        extra: Callable[[], Content],
         step: int | None,
         background: bool,
         is_certain: bool = False,
@@ -82,7 +82,7 @@ class Checkpoints:
         """Saves like `save`, with extra content, which is computed only on the chief.
 
         Args:
-            beside: returns the extra content.
+            extra: returns the extra content.
             step: as for `save`.
             background: as for `save`.
             is_certain: True if all workers are known to make this call.
@@ -91,7 +91,7 @@ class Checkpoints:
         self._prepare()
         above = self._count()
         return self._run.chief.save(
-            lambda: self._saves.save(lambda n: self._content(n, step, beside()), background, above),
+            lambda: self._saves.save(lambda n: self._content(n, step, extra()), background, above),
             is_certain,
             tell,
         )
@@ -130,17 +130,17 @@ class Checkpoints:
                 found = self._find(path)
             except CheckpointError as raised:
                 error, found = raised, {"error": str(raised)}
-        told = json.loads(self._run.coordination.share(json.dumps(found), RESTORE, is_certain=False))
-        if error is not None or "error" in told:
-            raise error or CheckpointError(told["error"])
-        if not told:
+        checkpoint = json.loads(self._run.coordination.share(json.dumps(found), RESTORE, is_certain=False))
+        if error is not None or "error" in checkpoint:
+            raise error or CheckpointError(checkpoint["error"])
+        if not checkpoint:
             return None
-        require_seen(self._run.index, told["prefix"], told["index"])
-        self._assign(told["prefix"])
-        self._beside.resume(told["prefix"], told["about"], is_same=self._run.strategy is not None)
-        resume_draws(self._beside.script(told["prefix"], told["about"]))
-        self._run.step = self._run.saved_step = int(told["about"].get("step", 0))
-        self._run.saved_as = told["prefix"]
+        require_seen(self._run.index, checkpoint["prefix"], checkpoint["index"])
+        self._assign(checkpoint["prefix"])
+        self._extra_state.resume(checkpoint["prefix"], checkpoint["about"], is_same=self._run.strategy is not None)
+        resume_draws(self._extra_state.script(checkpoint["prefix"], checkpoint["about"]))
+        self._run.step = self._run.saved_step = int(checkpoint["about"].get("step", 0))
+        self._run.saved_as = checkpoint["prefix"]
         return self._run.step
 
     # -- saving ----------------------------------------------------------------------------------------------------
@@ -161,13 +161,13 @@ class Checkpoints:
         """Returns the number of the last checkpoint according to the objects."""
         return int(self._root.save_counter)
 
-    def _content(self, number: int, step: int | None, beside: Content) -> Content:
+    def _content(self, number: int, step: int | None, extra: Content) -> Content:
         self._root.save_counter.assign(number)
         objects = SavedObjects.of(self._root)
         graph = objects.graph.SerializeToString(deterministic=True)
         values = [Value(value.key, value.read, self._kept(value.variable)) for value in objects.values.values()]
         return Content(
-            [*values, Value(GRAPH_KEY, lambda: tf.constant(graph))], {"step": step or 0, **beside.about}, beside.files
+            [*values, Value(GRAPH_KEY, lambda: tf.constant(graph))], {"step": step or 0, **extra.about}, extra.files
         )
 
     def _kept(self, variable: tf.Variable | None) -> Kept | None:
@@ -184,8 +184,8 @@ class Checkpoints:
         about = read_about(prefix)
         require_whole(prefix, about)
         self._require_fits(prefix)
-        told = {key: value for key, value in about.items() if key != "files"}
-        return {"prefix": prefix, "index": digest(f"{prefix}.index"), "about": told}
+        entries = {key: value for key, value in about.items() if key != "files"}
+        return {"prefix": prefix, "index": digest(f"{prefix}.index"), "about": entries}
 
     def _require_fits(self, prefix: str) -> None:
         """Checks that a checkpoint can be restored here.

@@ -110,8 +110,8 @@ class FitDraws:
 
 def _changes(states: Sequence[dict[str, Any]]) -> list[dict[str, Any] | None]:
     """Returns the states, with None for each that equals the previous one."""
-    told = [json.dumps(state) for state in states]
-    return [None if k and told[k] == told[k - 1] else state for k, state in enumerate(states)]
+    texts = [json.dumps(state) for state in states]
+    return [None if k and texts[k] == texts[k - 1] else state for k, state in enumerate(states)]
 
 
 def _all(changes: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:

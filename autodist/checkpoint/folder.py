@@ -144,8 +144,8 @@ class Folder:
         for path in rest:
             sync(path)
         found = {**known, **checksums(rest, readers)}
-        told = {suffix: {"bytes": os.path.getsize(path), "crc32": found[path]} for suffix, path in files.items()}
-        _write(f"{prefix}.json", sealed({"format": FORMAT, **about, "files": told}))
+        entries = {suffix: {"bytes": os.path.getsize(path), "crc32": found[path]} for suffix, path in files.items()}
+        _write(f"{prefix}.json", sealed({"format": FORMAT, **about, "files": entries}))
         index = files.pop(".index")
         for suffix, path in files.items():
             os.replace(path, prefix + suffix)

@@ -132,16 +132,16 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._fit == self._resumed.get(FIT) and epoch == self._resumed["epoch"] and not self._resumed["is_over"]:
-            told, self._resumed = self._resumed, {}
-            set_states(self._with_history(), told["callbacks"], self._arrays)
-            taken = told["batch"]
-            if taken and told.get("dealt", []) != self._dealt():
+            resumed, self._resumed = self._resumed, {}
+            set_states(self._with_history(), resumed["callbacks"], self._arrays)
+            taken = resumed["batch"]
+            if taken and resumed.get("dealt", []) != self._replica_workers():
                 log.warning("%s", dealt_otherwise(taken), extra=ALIKE_EVERYWHERE)
                 taken = 0
             else:
-                self._give_back_metrics(told["metrics"])
-            skip_batches(epoch - told["first_epoch"], taken, self._draws)
-            self._first_epoch = told["first_epoch"]
+                self._give_back_metrics(resumed["metrics"])
+            skip_batches(epoch - resumed["first_epoch"], taken, self._draws)
+            self._first_epoch = resumed["first_epoch"]
         else:
             if self._first_epoch is None:
                 self._first_epoch = epoch
@@ -170,7 +170,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     # --------------------------------------------------------------------------------------------------------------
 
-    def _dealt(self) -> list[int]:
+    def _replica_workers(self) -> list[int]:
         """Returns the reading worker of each replica if files are sharded, else an empty list."""
         return list(self._run.spec.replica_workers) if self._run.deals_files else []
 
@@ -185,7 +185,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self._has_looked:
             return
         self._has_looked = True
-        said: dict[str, Any] = {}
+        position: dict[str, Any] = {}
         prefix = Folder(self.folder).latest() if self._run.index == 0 else None
         if prefix is not None:
             about = read_about(prefix)
@@ -194,31 +194,33 @@ class CheckpointCallback(keras.callbacks.Callback):
                     f"{prefix} was not saved by a `fit`, so it has no epoch to resume at. Name another folder, or "
                     "restore it with ad.checkpoint before `fit`."
                 )
-            said = {**about[FIT], "prefix": prefix, "step": about["step"]}
-        self._resumed = json.loads(self._run.coordination.share(json.dumps(said)))
+            position = {**about[FIT], "prefix": prefix, "step": about["step"]}
+        self._resumed = json.loads(self._run.coordination.share(json.dumps(position)))
         if self._resumed:
             prefix = self._resumed["prefix"]
             require_seen(self._run.index, prefix)
             self._draws.resume(ExtraState(self._run).script(prefix, read_about(prefix)))
 
     def _restore(self, checkpoints: Checkpoints) -> None:
-        told, draws = self._resumed, Draws.now()
-        checkpoints.restore(told["prefix"])
+        resumed, draws = self._resumed, Draws.now()
+        checkpoints.restore(resumed["prefix"])
         draws.resume()  # skipped batches come first
-        self._run.step = told["step"]
-        self._arrays = arrays_in(told["prefix"] + _SUFFIX)
-        where = "was over" if told["is_over"] else f"goes on at batch {told['batch']} of epoch {told['epoch'] + 1}"
-        log.info("fit %s, after %d steps, by %s.", where, told["step"], told["prefix"])
+        self._run.step = resumed["step"]
+        self._arrays = arrays_in(resumed["prefix"] + _SUFFIX)
+        where = (
+            "was over" if resumed["is_over"] else f"goes on at batch {resumed['batch']} of epoch {resumed['epoch'] + 1}"
+        )
+        log.info("fit %s, after %d steps, by %s.", where, resumed["step"], resumed["prefix"])
 
     def _save(self, batch: int, is_over: bool, background: bool) -> None:
         assert self._checkpoints is not None and self.schedule is not None, "`fit` has begun"
         step = self._run.step
         self._checkpoints.save_with(
-            lambda: self._beside(batch, is_over), step, background, is_certain=True, tell=self._draws.state
+            lambda: self._position(batch, is_over), step, background, is_certain=True, tell=self._draws.state
         )
         self.schedule.saved(step)
 
-    def _beside(self, batch: int, is_over: bool) -> Content:
+    def _position(self, batch: int, is_over: bool) -> Content:
         """Returns the position of `fit`, on the chief."""
         callbacks, arrays = states_of(self._with_history())
         state = {
@@ -230,7 +232,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             "callbacks": callbacks,
             "fits": [*self._over, without_arrays(callbacks)],
             "metrics": self._metrics() if batch else [],
-            "dealt": self._dealt(),
+            "dealt": self._replica_workers(),
         }
         return Content(about={"made_by": FIT, FIT: state}, files={_SUFFIX: writer_of(arrays)})
 

@@ -22,24 +22,24 @@ _ARRAY = "array"
 def states_of(callbacks: Iterable[keras.callbacks.Callback]) -> tuple[list[Any], dict[str, np.ndarray]]:
     """Returns the callbacks' states as JSON, and the arrays that they refer to."""
     arrays: dict[str, np.ndarray] = {}
-    told = [
+    states = [
         {"class": type(one).__name__, "state": _as_json(state, arrays)}
         for one in callbacks
         if (state := _state_of(one)) is not None
     ]
-    return told, arrays
+    return states, arrays
 
 
 def set_states(
-    callbacks: Iterable[keras.callbacks.Callback], told: Sequence[Any], arrays: Mapping[str, np.ndarray]
+    callbacks: Iterable[keras.callbacks.Callback], states: Sequence[Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
     """Restores callbacks' states; each callback takes the first remaining state of its class."""
-    left = list(told)
+    left = list(states)
     for callback in callbacks:
-        mine = next((one for one in left if one["class"] == type(callback).__name__), None)
-        if mine is not None and _state_of(callback) is not None:
-            left.remove(mine)
-            _set_state(callback, _from_json(mine["state"], arrays))
+        own = next((one for one in left if one["class"] == type(callback).__name__), None)
+        if own is not None and _state_of(callback) is not None:
+            left.remove(own)
+            _set_state(callback, _from_json(own["state"], arrays))
 
 
 def _state_of(callback: keras.callbacks.Callback) -> Any:
@@ -79,14 +79,14 @@ def _from_json(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     return [_from_json(one, arrays) for one in value] if isinstance(value, list) else value
 
 
-def without_arrays(told: Sequence[Any]) -> list[Any]:
+def without_arrays(states: Sequence[Any]) -> list[Any]:
     """Removes arrays, such as the best weights, from states made by `states_of`.
 
     For a callback of the script, the complete state is kept or removed.
     """
     ours = {kind.__name__ for kind in _STATES}
     found = []
-    for one in told:
+    for one in states:
         if one["class"] in ours:
             found.append({**one, "state": {k: value for k, value in one["state"].items() if not _has_array(value)}})
         elif not _has_array(one["state"]):
@@ -105,8 +105,8 @@ def writer_of(arrays: Mapping[str, np.ndarray]) -> Callable[[str], None]:
 
     def write(path: str) -> None:
         with open(path, "wb") as opened:
-            given: dict[str, Any] = dict(arrays)
-            np.savez(opened, **given)
+            named: dict[str, Any] = dict(arrays)
+            np.savez(opened, **named)
 
     return write
 

@@ -107,7 +107,7 @@ class Loop:
         assert self._noted is not None and self._first is not None, "noted above"
         draws, places = self._noted
         has_drawn = self._saved().get(_HAS_DRAWN, False) or len(self._first.unmoved()) < len(self._first.states)
-        positions = {kind: [place() for place in given] for kind, given in places.items()}
+        positions = {kind: [place() for place in getters] for kind, getters in places.items()}
         return {DRAWS: draws.told(), _HAS_DRAWN: has_drawn, **positions}
 
     # --------------------------------------------------------------------------------------------------------------

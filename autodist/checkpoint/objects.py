@@ -87,9 +87,9 @@ def match(ours: graph_pb2.TrackableObjectGraph, theirs: graph_pb2.TrackableObjec
     """
     found = {0: 0}
     ahead = [0]
-    for mine in ahead:
-        children = {child.local_name: child.node_id for child in theirs.nodes[found[mine]].children}
-        for child in ours.nodes[mine].children:
+    for own in ahead:
+        children = {child.local_name: child.node_id for child in theirs.nodes[found[own]].children}
+        for child in ours.nodes[own].children:
             if child.local_name in children and child.node_id not in found:
                 found[child.node_id] = children[child.local_name]
                 ahead.append(child.node_id)
@@ -103,10 +103,10 @@ def build_optimizers(objects: SavedObjects, theirs: graph_pb2.TrackableObjectGra
         True if an optimizer was built, so that there is more to restore.
     """
     found = match(objects.graph, theirs)
-    variables = {node: objects.objects[mine] for mine, node in found.items()}
+    variables = {node: objects.objects[own] for own, node in found.items()}
     built = False
-    for mine, node in found.items():
-        optimizer = objects.objects[mine]
+    for own, node in found.items():
+        optimizer = objects.objects[own]
         if not isinstance(optimizer, keras.Optimizer) or optimizer.built:
             continue
         trained = [variables.get(child) for child in _trained(theirs, node)]

@@ -65,9 +65,9 @@ class SessionCheckpoints(Checkpoints):
     def _count(self) -> int:
         return 0  # only the folder's numbers count; a counter could not be read while a graph is built
 
-    def _content(self, number: int, step: int | None, beside: Content) -> Content:
+    def _content(self, number: int, step: int | None, extra: Content) -> Content:
         values = [Value.in_session(name, kept) for name, kept in self._session.saved_variables().items()]
-        return Content(values, {"step": step or 0, **beside.about}, beside.files)
+        return Content(values, {"step": step or 0, **extra.about}, extra.files)
 
     def _require_fits(self, prefix: str) -> None:
         self._keys(prefix)

@@ -103,8 +103,8 @@ def require_seen(worker: int, prefix: str, index: str | None = None) -> None:
         )
 
 
-def _damaged(prefix: str, what: str) -> CheckpointError:
-    return CheckpointError(f"the checkpoint {prefix} is damaged, and nothing was restored: {what}. Restore another.")
+def _damaged(prefix: str, fault: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint {prefix} is damaged, and nothing was restored: {fault}. Restore another.")
 
 
 def saved_graph(prefix: str) -> graph_pb2.TrackableObjectGraph | None:
@@ -180,9 +180,9 @@ def _describe(value: ObjectValue) -> str:
 
 
 def _keys_by_objects(objects: SavedObjects, theirs: graph_pb2.TrackableObjectGraph) -> Iterator[tuple[str, str]]:
-    for mine, node in match(objects.graph, theirs).items():
+    for own, node in match(objects.graph, theirs).items():
         saved = {attribute.name: attribute.checkpoint_key for attribute in theirs.nodes[node].attributes}
-        for attribute in objects.graph.nodes[mine].attributes:
+        for attribute in objects.graph.nodes[own].attributes:
             if attribute.name in saved:
                 yield attribute.checkpoint_key, saved[attribute.name]
 

@@ -47,7 +47,7 @@ class Saves:
         self._part_writer: PartWriter | None = None
         self._is_waited_for = False
         self._last_saved: str | None = None
-        self._beside = ExtraState(run)
+        self._extra_state = ExtraState(run)
 
     def save(self, content: Callable[[int], Content], is_in_background: bool = False, above: int = 0) -> str:
         """Writes a checkpoint of the current values; called on the chief, while no worker is in a step.
@@ -74,18 +74,18 @@ class Saves:
             stack.enter_context(self._translate_errors())
             made = stack.enter_context(self._folder.unfinished())
             number = max([above, *self._folder.numbers()]) + 1
-            told = content(number)
+            contents = content(number)
             prefix = os.path.join(made, "merged")
-            values = [*told.values, *self._beside.values(), _MARK]
+            values = [*contents.values, *self._extra_state.values(), _MARK]
             if is_in_background:
                 parts, finished = self._write_parts(values, made), {}
             else:
                 with ChecksummedWrites() as trail:
                     parts, finished = self._write_parts(values, made, trail.follow), trail.checksums()
             merge(parts, prefix)
-            for suffix, write in {**told.files, **self._beside.files()}.items():
+            for suffix, write in {**contents.files, **self._extra_state.files()}.items():
                 write(prefix + suffix)
-            about = {"number": number, **self._about(), **self._beside.about(), **told.about}
+            about = {"number": number, **self._about(), **self._extra_state.about(), **contents.about}
             if is_in_background:
                 rest = stack.pop_all()
                 self._wait_at_end()

@@ -173,9 +173,9 @@ def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
-def _restored(prefix: str, asked: Iterable[tuple[str, str, tf.DType]]) -> Sequence[tf.Tensor]:
+def _restored(prefix: str, requests: Iterable[tuple[str, str, tf.DType]]) -> Sequence[tf.Tensor]:
     """Returns the values under the given keys, each with its slice and dtype."""
-    keys, places, dtypes = zip(*asked, strict=True)
+    keys, places, dtypes = zip(*requests, strict=True)
     values: Sequence[tf.Tensor] = tf.raw_ops.RestoreV2(
         prefix=prefix, tensor_names=keys, shape_and_slices=places, dtypes=dtypes
     )

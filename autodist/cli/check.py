@@ -64,7 +64,7 @@ def check(
     from autodist.cli.checking.report import report_of, usable
     from autodist.cli.checking.tables import tables_of
 
-    with _telling() as say:
+    with _status() as say:
         everywhere = look_at_all(spec, file, None if script is None else os.getcwd(), say)
         ready = usable(everywhere, file)
         measured = Measured()
@@ -94,9 +94,9 @@ def _file_of(target: Target) -> str | None:
 
 
 @contextmanager
-def _telling() -> Iterator[Callable[[str], None]]:
+def _status() -> Iterator[Callable[[str], None]]:
     """Shows the current activity on a terminal."""
     import rich.console
 
     with rich.console.Console(stderr=True).status("autodist: checking …") as status:
-        yield lambda what: status.update(f"autodist: {what} …")
+        yield lambda activity: status.update(f"autodist: {activity} …")

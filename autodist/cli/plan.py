@@ -58,8 +58,8 @@ def plan(
     if html is not None:
         require_writable(html)
     target = Target(script, is_module, arguments or [])
-    asked = CliOverrides(None if cluster is None else str(cluster), workers, replicas)
-    plans, _ = make_plans_quietly(target, asked, strategies or [], calls)
+    overrides = CliOverrides(None if cluster is None else str(cluster), workers, replicas)
+    plans, _ = make_plans_quietly(target, overrides, strategies or [], calls)
     if html is not None:
         from autodist.cli.plan_page import page_of
 
@@ -82,11 +82,11 @@ def show(plans: Plans) -> None:
 
 
 def make_plans_quietly(
-    target: Target, asked: CliOverrides, strategies: Sequence[str], calls: int | None = None
+    target: Target, overrides: CliOverrides, strategies: Sequence[str], calls: int | None = None
 ) -> tuple[Plans, ResourceSpec]:
     """Calls `make_plans`, with the script's standard output redirected to standard error."""
     target.require()  # before TensorFlow is imported, which takes seconds
     with importing_tensorflow():
         from autodist.cli.planning import make_plans
     with contextlib.redirect_stdout(sys.stderr):
-        return make_plans(target, asked, strategies, calls)
+        return make_plans(target, overrides, strategies, calls)

@@ -49,9 +49,9 @@ class PlannedStep:
 
     def __init__(self, item: Step, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool) -> None:
         self._item, self._spec, self._rehearses = item, spec, rehearses
-        self._whole, own = shapes, _of_the_chief(item, shapes, spec)
+        self._global_shapes, own = shapes, _of_the_chief(item, shapes, spec)
         self._rows, self._flops = gradient_rows(item, own), count_flops(item, own)
-        self._whole_rows = gradient_rows(item, shapes)
+        self._global_rows = gradient_rows(item, shapes)
         self._synced = {variable.name: variable for variable in synced_variables(item)}
         self._slots = find_slots(item)
         self._names = [worker.name for worker in spec.workers]
@@ -76,7 +76,9 @@ class PlannedStep:
         named = name or f"{strategy.builder} (the script's)"
         held = held_bytes(item, strategy, len(self._names))
         if strategy.pipeline.stages:
-            return self._of_pipeline(named, shown_as, strategy, held, costs_of(item, context, self._whole, seen))
+            return self._of_pipeline(
+                named, shown_as, strategy, held, costs_of(item, context, self._global_shapes, seen)
+            )
         links: dict[WorkerConnection, int] = {}
         variables = []
         for node in strategy.nodes:
@@ -122,8 +124,8 @@ class PlannedStep:
         """Returns the plan of a variable of a stage; the stage's workers exchange its gradient for their examples."""
         stage, variable = stage_of(strategy, node), self._synced[node.variable]
         holders = workers_of(strategy, stage)
-        whole = self._whole_rows.get(variable.name)
-        rows = None if whole is None else ceil(whole / len(holders))
+        global_rows = self._global_rows.get(variable.name)
+        rows = None if global_rows is None else ceil(global_rows / len(holders))
         step, row = (sent.by_worker(len(self._names)) for sent in sent_to_mates(variable, holders))
         sent = tuple(one + more * (rows or 0) for one, more in zip(step, row, strict=True))
         found = self._variable(variable, node, rows, sent)
@@ -237,7 +239,7 @@ def count_flops(item: Step, shapes: Mapping[str, Sequence[int]]) -> int | None:
         None if the shape of a fed or iterator-produced tensor is not known.
     """
     graph = with_inferred_shapes(item, sorted(item.named), shapes)
-    given = [t for op in graph.get_operations() if op.type in _INPUTS for t in op.outputs]
-    if not all(tensor.shape.is_fully_defined() for tensor in given):
+    inputs = [t for op in graph.get_operations() if op.type in _INPUTS for t in op.outputs]
+    if not all(tensor.shape.is_fully_defined() for tensor in inputs):
         return None
     return PartialCount.of(flops_of_nodes(graph).values()).count

@@ -14,7 +14,7 @@ from autodist.runs.dry_run import looking
 
 
 def make_plans(
-    target: Target, asked: CliOverrides, strategies: Sequence[str], calls: int | None = None
+    target: Target, overrides: CliOverrides, strategies: Sequence[str], calls: int | None = None
 ) -> tuple[Plans, ResourceSpec]:
     """Returns the plans of a script's training steps, and the machines that they are for.
 
@@ -35,7 +35,7 @@ def make_plans(
     with target.as_main():  # a custom builder may be defined next to the script
         for name in strategies:
             named_builder(name)  # now: the script may take long to reach its first step
-    look = PlanningLook(asked, strategies, calls)
+    look = PlanningLook(overrides, strategies, calls)
     with looking(look):
         try:
             target.run_here()

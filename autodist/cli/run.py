@@ -82,19 +82,19 @@ def run(
     given = find_given(spec, join, index, workers)
     if given is not None:
         _require_no_look(dry_run)
-        asked = CliOverrides(file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts)
+        overrides = CliOverrides(file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts)
         limits = spec or Timeouts()
         if given.index:
             follow(FollowerOrder(given, _script(target), limits.join_timeout))
     else:
-        asked = CliOverrides(file, workers, replicas, strategy, max_restarts=max_restarts)
+        overrides = CliOverrides(file, workers, replicas, strategy, max_restarts=max_restarts)
     if dry_run:
-        _show_what_would_run(target, asked)
+        _show_what_would_run(target, overrides)
         return
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
-    told = replace(asked, traceback=traceback).environment()
-    os.execve(sys.executable, [sys.executable, *_launched(target)], os.environ | told)
+    variables = replace(overrides, traceback=traceback).environment()
+    os.execve(sys.executable, [sys.executable, *_launched(target)], os.environ | variables)
 
 
 def find_given(spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None) -> Given | None:
@@ -147,9 +147,11 @@ def _script(target: Target) -> ScriptToRun:
     return ScriptToRun(tuple(_launched(target)), os.getcwd(), file)
 
 
-def _show_what_would_run(target: Target, asked: CliOverrides) -> None:
-    strategies = [] if asked.strategy is None else [asked.strategy]
-    plans, spec = make_plans_quietly(target, CliOverrides(asked.cluster, asked.workers, asked.replicas), strategies)
+def _show_what_would_run(target: Target, overrides: CliOverrides) -> None:
+    strategies = [] if overrides.strategy is None else [overrides.strategy]
+    plans, spec = make_plans_quietly(
+        target, CliOverrides(overrides.cluster, overrides.workers, overrides.replicas), strategies
+    )
     console = output()
     command = ["python", *(["-m"] if target.is_module else []), target.name, *target.arguments]
     console.print(f"{shlex.join(command)} would run as", soft_wrap=True)

@@ -119,7 +119,7 @@ class Target:
 def describe(error: BaseException, script: str) -> str:
     """Describes an exception, with the line of the script, or else of another file, that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [frame for frame in frames if os.path.basename(frame.filename) == os.path.basename(script)]
-    at = (mine or frames)[-1:] if frames else []
+    own = [frame for frame in frames if os.path.basename(frame.filename) == os.path.basename(script)]
+    at = (own or frames)[-1:] if frames else []
     where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in at)
     return f"{type(error).__name__}: {error}{where}"

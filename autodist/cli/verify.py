@@ -47,8 +47,8 @@ def verify(
     from autodist.cli.verifying import verify_script  # imports NumPy
 
     with tempfile.TemporaryDirectory(prefix="autodist-verify-") as folder:
-        asked = CliOverrides(None, workers, replicas, strategy)
-        verified = verify_script(target, asked, steps, Path(folder), shows_output=traceback)
+        overrides = CliOverrides(None, workers, replicas, strategy)
+        verified = verify_script(target, overrides, steps, Path(folder), shows_output=traceback)
     console = output()
     console.print(verified.table())
     for line in verified.words():

@@ -122,16 +122,16 @@ def _require_callable(function: Callable[..., Any], args: tuple[Any, ...]) -> No
 
 
 def _packed(call: LaunchedCall, name: str) -> bytes:
-    whole = f"{name}, with its arguments and all that it uses,"
+    label = f"{name}, with its arguments and all that it uses,"
     try:
-        order = pack(call, whole, _TAKES)
+        order = pack(call, label, _TAKES)
     except LaunchError as error:
         way, value = what_stays(call.function, call.args, lambda one: _why_it_stays(one) is None)
         named = _why_it_stays(value, f"{name} → {way}, a {type(value).__name__},") if way else None
         raise named or error from None
     if len(order) > LARGEST:
         raise LaunchError(
-            f"{whole} has {len(order) >> 20} MiB, {_largest(call)}and each worker would receive them; the limit is "
+            f"{label} has {len(order) >> 20} MiB, {_largest(call)}and each worker would receive them; the limit is "
             f"{LARGEST >> 20} MiB. Let the function read its data itself, from files that every machine has."
         )
     return order

@@ -196,8 +196,8 @@ class KerasSettings:
         for library, policies in _LIBRARIES.items():
             if hasattr(sys.modules.get(library), "Model"):  # else it is being imported, or not in use
                 own = sys.modules[library].backend
-                told = policies.asked_for()
-                found.append(KerasSettings(own.floatx(), own.epsilon(), own.image_data_format(), told, library))
+                serialized = policies.asked_for()
+                found.append(KerasSettings(own.floatx(), own.epsilon(), own.image_data_format(), serialized, library))
         return tuple(found)
 
     def apply(self) -> None:
@@ -223,10 +223,10 @@ class _Policies:
         return None if policy is None else keras.dtype_policies.serialize(policy)
 
     @staticmethod
-    def ask_for(told: Any) -> None:
+    def ask_for(serialized: Any) -> None:
         import keras
 
-        keras.config.set_dtype_policy(keras.dtype_policies.deserialize(told))
+        keras.config.set_dtype_policy(keras.dtype_policies.deserialize(serialized))
 
 
 class _LegacyPolicies:
@@ -239,10 +239,10 @@ class _LegacyPolicies:
         return None if policy._global_policy is None else policy.serialize(policy._global_policy)
 
     @staticmethod
-    def ask_for(told: Any) -> None:
+    def ask_for(serialized: Any) -> None:
         from tf_keras.src.mixed_precision import policy
 
-        policy.set_global_policy(policy.deserialize(told))
+        policy.set_global_policy(policy.deserialize(serialized))
 
 
 _LIBRARIES: dict[str, type[_Policies] | type[_LegacyPolicies]] = {"keras": _Policies, "tf_keras": _LegacyPolicies}

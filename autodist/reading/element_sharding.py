@@ -248,9 +248,9 @@ def _keeps_length(graph: tf.Graph, inputs: Sequence[tf.Tensor]) -> bool:
     """Returns True if, by its shapes, a function returns as many rows as it takes."""
     rows = 7
     with tf.Graph().as_default():
-        given = {x.name: tf.compat.v1.placeholder(x.dtype, [rows, *x.shape[1:]]) for x in inputs}
+        placeholders = {x.name: tf.compat.v1.placeholder(x.dtype, [rows, *x.shape[1:]]) for x in inputs}
         names = [x.name for x in graph.outputs]
-        outputs = tf.import_graph_def(graph.as_graph_def(), given, names, name="")
+        outputs = tf.import_graph_def(graph.as_graph_def(), placeholders, names, name="")
     return all(x.shape.rank and x.shape[0] == rows for x in outputs)
 
 
@@ -263,11 +263,11 @@ def _counted(pipeline: _Pipeline, own_rows: OwnRows) -> tf.data.Dataset:
         data = _CUTS[kind_of(cut)](data, cut)
     size = pipeline.batch._batch_size
     batches = data.window(size, drop_remainder=pipeline.batch._drop_remainder).enumerate()
-    mine = batches.flat_map(ours(lambda number, batch: _own_of(number, batch, own_rows)))
+    selected = batches.flat_map(ours(lambda number, batch: _own_of(number, batch, own_rows)))
     for one in pipeline.maps:
-        mine = mine.map(_behind_the_count(one), **_parallel(one))
+        selected = selected.map(_behind_the_count(one), **_parallel(one))
     # All batches but the last have the same number of own elements, so these are the parts of consecutive batches.
-    parts = mine.batch(own_rows(size)[1])
+    parts = selected.batch(own_rows(size)[1])
     for one in pipeline.behind:
         is_cut = kind_of(one) in _CUTS
         parts = _CUTS[kind_of(one)](parts, one) if is_cut else parts.map(_behind_the_count(one), **_parallel(one))

@@ -35,8 +35,8 @@ def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
     return marked
 
 
-def _is_function(given: object) -> bool:
-    return callable(given) and not isinstance(given, type)
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
 
 
 def is_elementwise(node: tf.compat.v1.NodeDef) -> bool:

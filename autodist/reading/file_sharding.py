@@ -117,14 +117,14 @@ class ShardedFiles:
         self._files, self._spec = files, dataset.element_spec
         if all(getattr(leaf, "shape", tf.TensorShape(None)).rank == 0 for leaf in tf.nest.flatten(self._spec)):
             raise files.refused(_no_rows("none of its tensors has rows"))
-        self._dealt = _dealt(dataset, files) if files.worker in files.readers else None
+        self._sharded = _sharded(dataset, files) if files.worker in files.readers else None
 
     def holds_anywhere(self, here: bool) -> bool:
         """Returns True if the value is true on any worker; a collective call."""
-        return bool(json.loads(self._files.agree(json.dumps(here), lambda said: json.dumps("true" in said))))
+        return bool(json.loads(self._files.agree(json.dumps(here), lambda messages: json.dumps("true" in messages))))
 
     def __iter__(self) -> FilesIterator:
-        return FilesIterator(iter(()) if self._dealt is None else iter(self._dealt), self._spec, self._files)
+        return FilesIterator(iter(()) if self._sharded is None else iter(self._sharded), self._spec, self._files)
 
 
 class FilesIterator(PartsIterator):
@@ -166,20 +166,20 @@ class FilesIterator(PartsIterator):
 
     def _agree(self) -> None:
         error = self._read_ahead()
-        told = {
+        message = {
             "parts": min(len(self._ahead), self._round),
             "has_ended": self._has_ended and len(self._ahead) <= self._round,
             "bytes": max(map(_bytes_of, self._ahead), default=0),
             "shapes": _shapes_of(self._ahead[0]) if self._ahead else None,
             "failure": None if error is None else f"{type(error).__name__}: {words_of(error)}",
         }
-        said = json.loads(self._files.agree(json.dumps(told), _decide))
-        if said["failures"]:
+        decision = json.loads(self._files.agree(json.dumps(message), _decide))
+        if decision["failures"]:
             self._is_over = True
-            raise self._failure(said["failures"], error)
-        self._agreed, self._is_over = said["parts"], said["has_ended"] or not said["parts"]
-        self._shapes = self._shapes or said["shapes"]
-        self._round = max(1, min(2 * self._round, MOST_AHEAD, _BYTES_AHEAD // max(said["bytes"], 1)))
+            raise self._failure(decision["failures"], error)
+        self._agreed, self._is_over = decision["parts"], decision["has_ended"] or not decision["parts"]
+        self._shapes = self._shapes or decision["shapes"]
+        self._round = max(1, min(2 * self._round, MOST_AHEAD, _BYTES_AHEAD // max(decision["bytes"], 1)))
 
     def _read_ahead(self) -> Exception | None:
         """Reads ahead the parts of the next announcement; returns an exception, or None."""
@@ -193,7 +193,7 @@ class FilesIterator(PartsIterator):
             return error
         return None
 
-    def _failure(self, failures: dict[str, str], mine: Exception | None) -> Exception:
+    def _failure(self, failures: dict[str, str], own_error: Exception | None) -> Exception:
         found = [int(few[1]) for text in failures.values() if (few := _TOO_FEW.search(text))]
         if found:
             workers = len(self._files.readers)
@@ -202,8 +202,8 @@ class FilesIterator(PartsIterator):
                 f"files of their own; allowed: {workers} files or more. Write the records into more files, or "
                 "remove `shard`."
             )
-        if mine is not None:
-            return mine
+        if own_error is not None:
+            return own_error
         worker, text = next(iter(failures.items()))
         return ClusterError(f"{self._files.names[int(worker)]} cannot read its files: {text}")
 
@@ -284,16 +284,16 @@ def part_sizes(rows: int, full: int, replicas: Sequence[int], worker: int) -> li
     return [int(size) for size in np.diff(ends, prepend=0) if size]
 
 
-def _decide(said: list[str]) -> str:
+def _decide(messages: list[str]) -> str:
     """On the chief, combines the workers' announcements."""
-    told = [json.loads(one) for one in said]
+    announcements = [json.loads(one) for one in messages]
     return json.dumps(
         {
-            "parts": max(one["parts"] for one in told),
-            "has_ended": all(one["has_ended"] for one in told),
-            "bytes": max(one["bytes"] for one in told),
-            "shapes": next((one["shapes"] for one in told if one["shapes"] is not None), None),
-            "failures": {k: one["failure"] for k, one in enumerate(told) if one["failure"] is not None},
+            "parts": max(one["parts"] for one in announcements),
+            "has_ended": all(one["has_ended"] for one in announcements),
+            "bytes": max(one["bytes"] for one in announcements),
+            "shapes": next((one["shapes"] for one in announcements if one["shapes"] is not None), None),
+            "failures": {k: one["failure"] for k, one in enumerate(announcements) if one["failure"] is not None},
         }
     )
 
@@ -301,7 +301,7 @@ def _decide(said: list[str]) -> str:
 # -- the data set ----------------------------------------------------------------------------------------------------
 
 
-def _dealt(dataset: tf.data.Dataset, files: Files) -> Any:
+def _sharded(dataset: tf.data.Dataset, files: Files) -> Any:
     """Returns the data set with every n-th of its files."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE

@@ -201,8 +201,8 @@ class ResourceSpec(Timeouts):
     @functools.cached_property
     def workers(self) -> tuple[Worker, ...]:
         """The chief (index 0), the other workers of its node, then those of the other nodes in their order."""
-        dealt = deal_workers(self.nodes)
-        return allot(dealt, self.allotments) if self.allotments else dealt
+        assigned = deal_workers(self.nodes)
+        return allot(assigned, self.allotments) if self.allotments else assigned
 
     @functools.cached_property
     def replicas(self) -> tuple[Replica, ...]:

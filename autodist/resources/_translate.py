@@ -70,5 +70,5 @@ def _explain(details: ErrorDetails, root: type[Model], inner: dict[str, type[Mod
     if details["type"] == MISSING:
         return f"missing; allowed: {allowed}"
     # An environment variable may hold a secret, so its value is not shown.
-    given = "this" if name == "shared_envs" else as_yaml(details["input"])
-    return f"{given} is not allowed; allowed: {allowed}"
+    value_text = "this" if name == "shared_envs" else as_yaml(details["input"])
+    return f"{value_text} is not allowed; allowed: {allowed}"

@@ -39,24 +39,24 @@ def number_of(node: yaml.ScalarNode, is_secret: bool = False) -> Any:
         ValueError: with the reason and the fix: not of its type, too long, or a number that YAML 1.1 reads with
             another base than people and YAML 1.2 do (`1:20:30` is 4830, `010` is 8).
     """
-    given = "this" if is_secret else shown(node.value)
+    value_text = "this" if is_secret else shown(node.value)
     is_number = node.tag in (TAG + "int", TAG + "float")
     if is_number and is_long_number(node.value):
-        raise ValueError(f"{given} {LONG_NUMBER}")
+        raise ValueError(f"{value_text} {LONG_NUMBER}")
     try:
         value = _CONSTRUCTOR.construct_object(node)
     except (ValueError, KeyError, IndexError) as error:  # as for `!!int abc`, `!!bool abc`, `!!int ""`
         mend = "remove the tag, or put the text in quotes"
-        raise ValueError(f"{given} does not have the type of its tag; {mend}") from error
+        raise ValueError(f"{value_text} does not have the type of its tag; {mend}") from error
     if isinstance(value, int) and is_long_number(value):
-        raise ValueError(f"{given} {LONG_NUMBER}")
+        raise ValueError(f"{value_text} {LONG_NUMBER}")
     means, quotes = "" if is_secret else f", {value}", "or put it in quotes if it is text"
     if is_number and ":" in node.value:
-        raise ValueError(f"{given} is a base-60 number in YAML{means}; write a plain number, {quotes}")
+        raise ValueError(f"{value_text} is a base-60 number in YAML{means}; write a plain number, {quotes}")
     if isinstance(value, int) and _OCTAL.match(node.value) and value != (plain := int(node.value.replace("_", ""))):
         meant = "" if is_secret else f" (or {plain}, if that is meant)"
         mend = f"write it without the leading 0{meant}, {quotes}"
-        raise ValueError(f"{given} is an octal number in YAML{means}; {mend}")
+        raise ValueError(f"{value_text} is an octal number in YAML{means}; {mend}")
     return value
 
 
@@ -102,18 +102,18 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = ", ".join(part for part in (error.context, error.problem) if part)
-        what += _NO_TAB if _TAB in what else ""
-        raise _not_yaml(file, mark.line + 1 if mark else 1, what) from error
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        problem += _NO_TAB if _TAB in problem else ""
+        raise _not_yaml(file, mark.line + 1 if mark else 1, problem) from error
     except (ValueError, OverflowError) as error:  # PyYAML does not catch those of "\UFFFFFFFF" and `%YAML 1.9…9`
-        what = "a number in an escape or in a directive is too large"
-        raise _not_yaml(file, loader.get_mark().line + 1, what) from error
+        problem = "a number in an escape or in a directive is too large"
+        raise _not_yaml(file, loader.get_mark().line + 1, problem) from error
     finally:
         loader.dispose()
 
 
-def _not_yaml(file: str, line: int, what: str) -> ResourceSpecError:
-    return ResourceSpecError(f"not valid YAML: {what}", Place(file, line, "syntax"))
+def _not_yaml(file: str, line: int, problem: str) -> ResourceSpecError:
+    return ResourceSpecError(f"not valid YAML: {problem}", Place(file, line, "syntax"))
 
 
 class _Loader(yaml.SafeLoader):

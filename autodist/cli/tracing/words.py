@@ -34,13 +34,13 @@ def words_of(times: Sequence[TimeSpent]) -> Iterator[str]:
     """Yields sentences on the waits of each worker, its bytes sent, and the cause of delays."""
     names = worker_names([spent.trace for spent in times])
     for spent in times:
-        mine = names[spent.trace.worker]
+        own = names[spent.trace.worker]
         for (whom, meanwhile), waited in sorted(spent.waiting.items(), key=lambda entry: -entry[1]):
             if waited >= _WORTH_A_WORD * spent.took:
-                yield f"{mine} waits {_part(waited, spent.took)} for {_name(whom, names)}, which {meanwhile.value}"
+                yield f"{own} waits {_part(waited, spent.took)} for {_name(whom, names)}, which {meanwhile.value}"
         if spent.sent:
             sent = ", ".join(f"{readable_bytes(n)} to {_name(to, names)}" for to, n in sorted(spent.sent.items()))
-            yield f"{mine} sends {sent}"
+            yield f"{own} sends {sent}"
     yield from _verdict(times, names)
 
 

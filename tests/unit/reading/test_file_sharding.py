@@ -235,8 +235,8 @@ REFUSED: dict[str, tuple[Callable[[list[str]], Any], str]] = {
     "kept": (lambda names: tf.data.TFRecordDataset(names).cache("/nowhere/at/all").batch(2), "a cache in a file"),
     "dropped": (lambda names: tf.data.TFRecordDataset(names).batch(2, drop_remainder=True), "drops the remainder"),
     "single": (tf.data.TFRecordDataset, "are not known, since none of its tensors has rows"),
-    "too few": (lambda names: tf.data.TFRecordDataset(names[:2]).batch(2), "reads 2 files, and 3 workers"),
-    "one": (lambda names: tf.data.TFRecordDataset(names[0]).batch(2), "reads 1 file, and 3 workers"),
+    "too few": (lambda names: tf.data.TFRecordDataset(names[:2]).batch(2), "reads 2 files, but 3 workers"),
+    "one": (lambda names: tf.data.TFRecordDataset(names[0]).batch(2), "reads 1 file, but 3 workers"),
 }
 
 
@@ -275,7 +275,7 @@ def of_loop(data: Data, files: Files) -> DistributedDataset:
 
 
 def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [m for m in caplog.messages if "dealt out" in m]
+    return [m for m in caplog.messages if "sharded differently" in m]
 
 
 @pytest.mark.parametrize("seed", [None, 1])
