@@ -36,7 +36,7 @@ def reduce_mean(ctx: OpContext) -> Fact:
 
 
 def reduced(by: ReducedBy | None) -> Rule:
-    """Returns a rule for Any, All and similar ops. Over the batch, `by` combines the results; None: they cannot be combined."""
+    """Returns a rule for Any, All and similar ops; `by` combines results over the batch, None: nothing can."""
     return functools.partial(_reduced, by=by)
 
 
