@@ -1,1 +1,1 @@
-"""A run as one worker sees it: how it starts, what its workers tell one another, its steps' plans, and how it ends."""
+"""One worker's view of a run: its start, the coordination of its workers, the plans of its steps, and its end."""

@@ -1,4 +1,4 @@
-"""ChiefOnly: what the chief does for all workers between two steps, while they wait for it."""
+"""Actions of the chief for all workers between two steps, while the other workers wait."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("autodist")
 
 _SAVE, _WRITE = "checkpoint", "write"
-"""What the calls are named by which workers ask one another whether they come to the same."""
+"""Names under which workers match their save and write calls."""
 
 
 class ChiefOnly:
-    """The chief's acts in one run.
+    """The chief's actions in one run.
 
     Args:
-        run: in which it acts.
+        run: the run.
 
     Attributes:
-        memories: by worker, what kernels keep there from step to step; for the chief, while it acts.
-        scripts: by worker, what `tell` has given there; likewise.
-        all_wait: whether no worker makes steps while it acts.
+        memories: by worker, the specs of its persistent buffers; on the chief, during an action.
+        scripts: by worker, the value that its `tell` returned; on the chief, during an action.
+        all_wait: True if no worker makes steps during the action.
     """
 
     def __init__(self, run: Run) -> None:
@@ -41,16 +41,15 @@ class ChiefOnly:
     def save(
         self, save: Callable[[], str], is_certain: bool = False, tell: Callable[[], Any] = lambda: None
     ) -> str | None:
-        """Lets the chief save between two steps, while workers that come to this call wait; returns what `save` gives.
+        """Runs `save` on the chief between two steps, while workers that reach this call wait; returns its result.
 
         Args:
-            save: what the chief calls.
-            is_certain: whether all workers that still make steps are known to come to this call, however late.
-            tell: gives what a worker says of its script, a value that JSON can hold; called on each that comes to this
-                call.
+            save: called on the chief.
+            is_certain: True if all workers that still make steps are known to reach this call, however late.
+            tell: returns the state of a worker's script as a JSON value; called on each worker that reaches this call.
 
         Raises:
-            CheckpointError: on another worker, that the chief could not do it.
+            CheckpointError: on another worker, that the chief's `save` failed.
         """
         others_wait = self._run.have_joined and self._run.workers > 1
         if not (others_wait and self._run.coordination.all_make(lambda: (_SAVE, ""), is_certain)):
@@ -58,17 +57,17 @@ class ChiefOnly:
         return self.do_while_all_wait(save, tell)
 
     def write(self, what: str, write: Callable[[], Any]) -> Any:
-        """Lets the chief alone write what all workers are about to write alike, and others what they alone do.
+        """Calls `write` on the chief only if all workers make the same call, else on this worker.
 
         Args:
-            what: is written, and where.
-            write: does it.
+            what: the content and the target of the write; used to match the workers' calls.
+            write: writes it.
 
         Returns:
-            What `write` gives; None on other workers, where the chief has written.
+            The result of `write`; None on other workers if the chief has written.
 
         Raises:
-            CheckpointError: on another worker, that the chief could not do it.
+            CheckpointError: on another worker, that the chief's `write` failed.
         """
         if not self._run.have_joined or not self._run.coordination.all_make(lambda: (_WRITE, what), is_certain=False):
             return write()
@@ -82,10 +81,10 @@ class ChiefOnly:
         return found[0]
 
     def do_while_all_wait(self, act: Callable[[], str], tell: Callable[[], Any] = lambda: None) -> str | None:
-        """Lets the chief act while all other workers wait, which are known to come to this call; as `save`.
+        """Calls `act` on the chief while all other workers, which are known to reach this call, wait; see `save`.
 
         Raises:
-            CheckpointError: on another worker, that the chief could not do it.
+            CheckpointError: on another worker, that the chief's `act` failed.
         """
         with self._run.turn:
             self._run.coordination.meet()
@@ -107,14 +106,14 @@ class ChiefOnly:
             return found
 
     def tell_at_end(self, script: Any) -> None:
-        """At the end of another worker's script, tells the chief what it hears at the end of its own."""
+        """At the end of another worker's script, leaves its state for the chief, which reads it in `hear_at_end`."""
         if self._run.have_joined:
             self._run.coordination.leave_final_message(
                 json.dumps([self._run.index, self._told(script).decode()]).encode()
             )
 
     def hear_at_end(self, script: Any) -> None:
-        """On the chief, at the end of its script: takes in what all others told at theirs, if all have come there."""
+        """On the chief, at the end of its script, reads the final states of all others, if all have left one."""
         others = {worker: told.encode() for worker, told in map(json.loads, self._run.coordination.final_messages())}
         if self._run.workers == 1 or others:
             self._hear({0: self._told(script), **others})
@@ -126,18 +125,18 @@ class ChiefOnly:
         return act()
 
     def _hear_itself(self, script: Any) -> None:
-        """Takes in what the chief knows by itself, where the others do not come to the call."""
+        """Records the chief's own state, if the other workers do not reach the call."""
         own = self._run.graph_runners.memories.specs if self._run.have_joined else {}
         if own and self._run.workers > 1:
             log.warning(
-                "the chief saves without the other workers: what compressors keep from step to step is on each of "
-                "them, and not saved. Let all workers call save."
+                "the chief saves without the other workers: the persistent buffers of compressors are on each of them, "
+                "and are not saved. Let all workers call save."
             )
             own = {}
         self.memories, self.scripts = {0: own}, {0: script}
 
     def _told(self, script: Any) -> bytes:
-        """What this worker tells the chief: what kernels keep on it, and where its script is."""
+        """Returns this worker's message to the chief: the specs of its persistent buffers and its script's state."""
         own = {
             name: (spec.dtype.name, spec.shape.as_list())
             for name, spec in self._run.graph_runners.memories.specs.items()
@@ -145,7 +144,7 @@ class ChiefOnly:
         return json.dumps([own, script]).encode()
 
     def _hear(self, parts: Mapping[int, bytes]) -> None:
-        """On the chief, takes in what workers have told."""
+        """On the chief, decodes the workers' messages."""
         told = {worker: json.loads(part) for worker, part in parts.items()}
         self.memories = {
             worker: {name: tf.TensorSpec(shape, dtype) for name, (dtype, shape) in own.items()}

@@ -1,4 +1,4 @@
-"""What a command asks of the script that it runs: machines and strategy, in place of what the script says of them."""
+"""Machines and strategy that a command sets for the script that it runs, in place of the script's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from autodist.strategies import BuildsStrategy
 
 VARIABLE = "AUTODIST_ASKED"
-"""Environment variable by which a command tells the script's process, as JSON."""
+"""Environment variable in which a command passes its options to the script's process, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class CliOverrides:
     """Options of a command.
 
     Attributes:
-        cluster: path of the YAML of the machines; None: what the script says.
-        workers: on this machine alone; None: what the script says.
-        replicas: of each of these workers; None: one, or as many as there are GPUs for.
-        strategy: name of a builder, or path of a YAML file with a `strategy` section; None: what the YAML of the
-            machines or the script says.
-        given: whether a scheduler has started this process and those of the other workers.
-        max_restarts: how often all workers start again after one of them was lost; None: what the YAML says.
-        traceback: whether AutoDist's own errors are shown with where they come from.
+        cluster: path of the YAML of the machines; None: the script decides.
+        workers: number of workers, all on this machine; None: the script decides.
+        replicas: per worker; None: one on the CPU, else as many as there are GPUs for.
+        strategy: name of a builder, or path of a YAML file with a `strategy` section; None: the YAML of the machines or
+            the script decides.
+        given: True if a scheduler has started this process and those of the other workers.
+        max_restarts: how often all workers restart after one of them was lost; None: the YAML decides.
+        traceback: True to show AutoDist's own errors with a traceback.
     """
 
     cluster: str | None = None
@@ -44,8 +44,8 @@ class CliOverrides:
     def __post_init__(self) -> None:
         if self.cluster is not None and not self.given and (self.workers, self.replicas) != (None, None):
             raise ResourceSpecError(
-                f"--cluster {self.cluster} says which workers and replicas there are; leave out --workers and "
-                "--replicas, which are for workers on this machine."
+                f"--cluster {self.cluster} already sets the workers and replicas; leave out --workers and --replicas, "
+                "which are for workers on this machine."
             )
         for option, count in (("--workers", self.workers), ("--replicas", self.replicas)):
             if count is not None and count < 1:
@@ -53,7 +53,7 @@ class CliOverrides:
 
     @staticmethod
     def of_this_process() -> CliOverrides:
-        """What the command has asked of this process; nothing where it was started by none."""
+        """Returns the options of the command that started this process; empty options if no command did."""
         told = os.environ.get(VARIABLE)
         return (
             CliOverrides(**json.loads(told)) if told is not None else _taken_over[-1] if _taken_over else CliOverrides()
@@ -61,22 +61,22 @@ class CliOverrides:
 
     @property
     def asks(self) -> bool:
-        """Whether it asks for machines or a strategy."""
+        """True if the command sets machines or a strategy."""
         return replace(self, traceback=False) != CliOverrides()
 
     def environment(self) -> dict[str, str]:
-        """What a process finds in its environment, to which the same is asked."""
+        """Returns the environment variables that pass these options to another process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     def spec(self, said: Callable[[], ResourceSpec], gpus: Callable[[], int] = lambda: 0) -> ResourceSpec:
-        """The machines; of local ones holds what the script's YAML says besides (strategy, batch, limits of time).
+        """Returns the machines; local ones keep the other settings of the script's YAML (strategy, batch, timeouts).
 
         Args:
-            said: gives those of the script.
-            gpus: counts those of this machine, on which local workers run their replicas where there are enough.
+            said: returns the script's machines.
+            gpus: counts the GPUs of this machine; local workers run their replicas on them if there are enough.
 
         Raises:
-            ResourceSpecError: they cannot be used.
+            ResourceSpecError: the machines cannot be used.
         """
         spec = self._machines(said, gpus)
         return spec if self.max_restarts is None else spec.model_copy(update={"max_restarts": self.max_restarts})
@@ -95,13 +95,13 @@ class CliOverrides:
         return local.model_copy(update=kept)
 
     def builder(self, said: Callable[[], BuildsStrategy]) -> BuildsStrategy:
-        """What decides the strategy.
+        """Returns the builder that decides the strategy.
 
         Args:
-            said: gives that of the script, or of the YAML of its machines.
+            said: returns the builder of the script, or of the YAML of its machines.
 
         Raises:
-            StrategyError, ResourceSpecError: it cannot be used; with its place, where it comes from a file.
+            StrategyError, ResourceSpecError: it cannot be used; names the line if it comes from a file.
         """
         return said() if self.strategy is None else named_builder(self.strategy)
 
@@ -110,7 +110,7 @@ _taken_over: list[CliOverrides] = []
 
 
 def take_over() -> CliOverrides:
-    """Keeps what is asked of this process for it alone: processes that the script starts are none of the command's."""
+    """Moves this process's options out of the environment: processes that the script starts must not inherit them."""
     asked = CliOverrides.of_this_process()
     _taken_over.append(asked)
     os.environ.pop(VARIABLE, None)
@@ -118,33 +118,33 @@ def take_over() -> CliOverrides:
 
 
 def local_workers(workers: int, replicas: int | None, gpus: int = 0) -> ResourceSpec:
-    """So many workers on this machine, on its GPUs, or else on its CPU.
+    """Returns `workers` workers on this machine, on its GPUs if it has any, else on its CPU.
 
     Args:
-        workers: how many.
-        replicas: of each; None: one on the CPU, as many as each has GPUs for otherwise.
-        gpus: of the machine.
+        workers: number of workers.
+        replicas: per worker; None: one on the CPU, else as many as each worker has GPUs for.
+        gpus: number of GPUs of the machine.
 
     Raises:
-        ResourceSpecError: there are GPUs, and not enough.
+        ResourceSpecError: the machine has GPUs, but too few.
     """
     devices = workers * (replicas or max(gpus // workers, 1))
     if gpus and devices > gpus:
         raise ResourceSpecError(
-            f"{workers} workers need {devices} GPUs, one for each replica, and TensorFlow sees {gpus} here. Ask for "
-            "fewer workers or replicas, or name `cpus` in a YAML file."
+            f"{workers} workers need {devices} GPUs, one for each replica, and TensorFlow sees {gpus} here. Use fewer "
+            "workers or replicas, or list `cpus` in a YAML file."
         )
     kind = "gpus" if gpus else "cpus"
     return ResourceSpec.from_dict({"nodes": [{"address": "localhost", kind: list(range(devices)), "workers": workers}]})
 
 
 def named_builder(name: str) -> BuildsStrategy:
-    """The builder of a name, or of the `strategy` section of a YAML file.
+    """Returns the builder with a name, or the builder of the `strategy` section of a YAML file.
 
     Raises:
-        StrategyError, ResourceSpecError: there is none, or it cannot be used.
+        StrategyError, ResourceSpecError: it does not exist or cannot be used.
     """
-    # Here: a builder or compressor that is named may need TensorFlow, and options are told before that is imported.
+    # Imported here: a named builder or compressor may need TensorFlow, and faults in options are reported before that.
     from autodist.strategies import builder_from_section, registered_names
 
     is_file = name.endswith((".yml", ".yaml")) or os.sep in name
@@ -154,5 +154,5 @@ def named_builder(name: str) -> BuildsStrategy:
         return builder_from_section(StrategySection.from_script(name))
     section = StrategySection.from_file(name)
     if section is None:
-        raise StrategyError(f"{name} has no section `strategy`; add one, such as `strategy: AllReduce`.")
+        raise StrategyError(f"{name} has no section `strategy`; add one, for example `strategy: AllReduce`.")
     return builder_from_section(section)

@@ -1,4 +1,4 @@
-"""Talk: what the workers of a run tell one another between two steps."""
+"""Coordination: the control plane between the workers of a run, used between two steps."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from autodist.runtime.messages import Messages
 log = logging.getLogger("autodist")
 
 _REFUSALS = (CaptureError, ReductionError, RewriteError, StrategyError, UnevenBatchError)
-"""Errors by which a step may be refused before any part of it has run."""
+"""Errors that can refuse a step before any part of it has run."""
 
 FIT = "fit"
 RESTORE = "ad.checkpoint(…).restore"
 
 
 class Coordination:
-    """One worker's side of it. All workers say, and hear, the same things in the same order.
+    """One worker's end of the control plane. All workers make the same calls in the same order.
 
     Args:
         index: of this worker; the chief's is 0.
-        workers: how many there are.
+        workers: number of workers.
         peers: the other workers.
-        missed_step: of this worker's script.
-        join: brings this worker together with the others, unless it is already, and lets the talk `begin`.
-        land: waits until all is written that this worker's steps have asked for.
+        failed_step: failed-step guard of this worker's script.
+        join: connects this worker to the others, unless it is connected; calls `begin`.
+        land: waits until all writes requested by this worker's steps have been applied.
 
     Attributes:
-        messages: by which most of it is sent; None: the workers have not joined.
-        is_told_apart: whether the script has asked which worker it is on, so that workers may do different things.
-        has_agreed: whether the workers have told one another what they read of files that are dealt out.
-        has_work: whether they have agreed on something, or reduced something.
+        messages: transport of most control messages; None before the workers have joined.
+        are_workers_distinguished: True if the script has read its worker's index, so that workers may diverge.
+        has_agreed: True if the workers have exchanged what they read of sharded files.
+        has_work: True if the workers have agreed on something or reduced a value.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Coordination:
     # -- begin and end ---------------------------------------------------------------------------------------------
 
     def begin(self, messages: Messages, mailbox: Mailbox | None) -> None:
-        """Begins the talk, when all workers have joined.
+        """Starts coordination once all workers have joined.
 
         Args:
-            messages: of the run.
-            mailbox: which is read from now on; None where there is one worker.
+            messages: transport of the run.
+            mailbox: starts to be read here; None with one worker.
 
         Raises:
-            CheckpointError, ClusterError: the workers have come to different calls; on all workers.
+            CheckpointError, ClusterError: the workers have reached different calls; raised on all workers.
         """
         self.messages = messages
         if mailbox is not None:
@@ -96,7 +96,7 @@ class Coordination:
             self._require_alike()
 
     def _require_alike(self) -> None:
-        """Passes where all workers have made the calls in which the chief has spoken before they joined."""
+        """Checks that all workers have made the calls in which the chief has sent a message before they joined."""
         parts = self.gather(json.dumps(self._peers.apart).encode())
         apart = {w: told for w, part in enumerate(parts) if (told := json.loads(part)) is not None}
         found = json.dumps(next(iter(apart.items()), None)).encode()
@@ -107,41 +107,41 @@ class Coordination:
             raise _not_alike(told, RESTORE if RESTORE in (mine, chiefs) else FIT)
 
     def close(self) -> None:
-        """This worker's script says no more."""
+        """Announces that this worker's script makes no more calls, and stops reading the mailbox."""
         if self._calls is not None and self._mailbox is not None:
             self._peers.guard(self._calls.leave)
         self.end_reading()
 
     def end_reading(self) -> None:
-        """Reads no more of what other workers tell this one at any time."""
+        """Stops reading messages that other workers send at any time."""
         if self._mailbox is not None:
             self._mailbox.close()
 
-    # -- what all do alike -----------------------------------------------------------------------------------------
+    # -- collective calls ------------------------------------------------------------------------------------------
 
     def passes(self) -> None:
-        """This worker comes to what all workers do alike: a step, or what they tell one another between two."""
+        """Marks that this worker has reached a collective call: a step, or an exchange of messages between steps."""
         if self._calls is not None and self._calls.passes():
             self._peers.guard(self._calls.answer)
 
     def exchange(self, said: bytes = b"") -> bytes:
-        """What the chief says, once all others have come to it; all of them call it alike."""
+        """Returns the chief's message, on every worker, once all have made this collective call."""
         heard: bytes = self._peers.guard(self._begun.exchange, said)
         return heard
 
     def gather(self, said: bytes) -> list[bytes]:
-        """On the chief, what each worker says; on the others nothing. All of them call it alike."""
+        """Returns on the chief the message of each worker, on the others an empty list; a collective call."""
         heard: list[bytes] = self._peers.guard(self._begun.gather, said)
         return heard
 
     def meet(self) -> None:
-        """On the chief, waits until all others have finished their last step."""
+        """On the chief, waits until all other workers have finished their last step."""
         self._land()
         self.passes()
         self._peers.guard(self._begun.meet)
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
-        """On another worker, returns once the chief has called it as well."""
+        """On another worker, returns once the chief has made the matching call."""
         self.exchange(say)
 
     @property
@@ -149,13 +149,13 @@ class Coordination:
         assert self.messages is not None, "the workers have joined"
         return self.messages
 
-    # -- what comes before there are others, too -------------------------------------------------------------------
+    # -- calls that may come before the workers have joined --------------------------------------------------------
 
     def reduce(self, value: Any, how: str) -> np.ndarray:
-        """The mean, sum, largest or smallest of a value over all workers; all of them call it alike.
+        """Returns the mean, sum, maximum or minimum of a value over all workers; a collective call.
 
         Raises:
-            ReductionError: it cannot be reduced so; on all workers.
+            ReductionError: the value cannot be reduced this way; raised on all workers.
         """
         with self._missed_step.noted(is_step=False, is_before=True):
             require_reduction(how)
@@ -165,13 +165,13 @@ class Coordination:
         self.has_work = True
         with self._missed_step.turn:
             self._join()
-            self._land()  # what the script reads next has what all workers' steps have asked for
+            self._land()  # the script reads next, and must see all writes requested by the steps of all workers
             self.passes()
             parts = self.gather(mine)
             return unpack(self.exchange(combine_parts(parts) if parts else b""))
 
     def flush_together(self) -> None:
-        """Returns once all is written that the steps of all workers have asked for; all of them call it alike."""
+        """Returns once all writes requested by the steps of all workers have been applied; a collective call."""
         with self._missed_step.noted():
             self._land()
             self.passes()
@@ -179,27 +179,27 @@ class Coordination:
             self.exchange()
 
     def bring_together(self, fed: Sequence[GatheredInput]) -> WholeFed:
-        """What all workers feed to a step, brought to the chief; all of them call it alike, before the step.
+        """Gathers on the chief the values that all workers feed to a step; a collective call before the step.
 
         Raises:
-            CaptureError: the parts cannot be joined; on all workers.
-            EmptyBatchError: no worker has examples; on all workers.
+            CaptureError: the parts cannot be concatenated; raised on all workers.
+            EmptyBatchError: no worker has examples; raised on all workers.
         """
         self.passes()
         return bring_together(fed, self._index, self.gather, self.exchange)
 
     def agree(self, said: str, decide: Callable[[list[str]], str]) -> str:
-        """What the chief decides of what each worker says, on every worker; all of them call it alike, between steps.
+        """Returns on every worker the chief's decision about the workers' messages; a collective call between steps.
 
         Args:
-            said: by this worker.
-            decide: is called on the chief with what they say, by worker.
+            said: this worker's message.
+            decide: called on the chief with all messages, indexed by worker.
         """
         self.has_work = self.has_agreed = True
         return self._decided(said, decide)
 
     def is_true_everywhere(self, here: bool) -> bool:
-        """Whether something holds on all workers; all of them call it alike, between steps."""
+        """Returns True if a condition holds on all workers; a collective call between steps."""
         return bool(json.loads(self._decided(json.dumps(here), lambda said: json.dumps("false" not in said))))
 
     def _decided(self, said: str, decide: Callable[[list[str]], str]) -> str:
@@ -210,15 +210,17 @@ class Coordination:
             return self.exchange(decide(heard).encode() if heard else b"").decode()
 
     def share(self, said: str, what: str = FIT, is_certain: bool = True) -> str:
-        """What the chief says, on every worker; all of them call it alike, also before there are others.
+        """Returns the chief's text on every worker; a collective call, possible before the workers have joined.
 
         Args:
-            said: by the chief.
-            what: is called, by the script, in which they do.
-            is_certain: whether all are known to call it. Before they have joined, those that do not are found out then.
+            said: the chief's text.
+            what: name of the call that the script makes.
+            is_certain: True if all workers are known to make the call. Before they have joined, a worker that does not
+                make it is detected when it joins.
 
         Raises:
-            CheckpointError, ClusterError: they do not; where it comes out as they join, on all workers.
+            CheckpointError, ClusterError: some workers do not make the call; raised on all workers if it is detected as
+                they join.
         """
         if self.messages is None:
             self._peers.check()
@@ -238,18 +240,18 @@ class Coordination:
             return self.exchange(said.encode()).decode()
 
     def all_make(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool:
-        """Whether all workers make a call that each can also make for itself; the first may wait for them to join.
+        """Returns True if all workers make a call that each can also make alone; the first may wait until they join.
 
-        Before they have joined nobody can be asked. Then it is all workers' if the script cannot know which it is on,
-        and else nobody else's: one that runs on the chief alone would wait for others, which have no part in it.
+        Before they have joined, no worker can be queried. The call then counts as collective unless the script has read
+        its worker's index: a call under `if ad.is_chief:` would wait forever for workers that do not make it.
 
         Args:
-            describe: says what is called, and with which data.
-            is_certain: whether all workers are known to come to it.
+            describe: returns the name of the call and its data.
+            is_certain: True if all workers are known to make it.
         """
         if self._workers == 1:
             return True
-        if self._missed_step:  # by Ctrl-C, say: the others wait in it, and come to nothing that follows
+        if self._missed_step:  # after Ctrl-C, for example: the others wait in that step and make no later call
             return False
         if self.messages is None:
             self._peers.check()
@@ -259,27 +261,27 @@ class Coordination:
             is_certain = True
             self._join()
         assert self._calls is not None, "there are several workers"
-        with self._missed_step.noted(is_step=False):  # it may turn out to be this worker's alone
+        with self._missed_step.noted(is_step=False):  # this worker may be alone in it
             return bool(self._peers.guard(self._calls.are_made_together, Call(*describe()), is_certain))
 
     def _tell_of_evaluation_alone(self) -> None:
         if not self._has_told_of_evaluation:
             self._has_told_of_evaluation = True
             log.info(
-                "before the first training step, evaluations run on this worker alone, since the script has asked "
-                "which worker it is; all workers share those that come before ad.is_chief and ad.worker_index."
+                "before the first training step, evaluations run on this worker alone, since the script has read its "
+                "worker's index; evaluations before the first ad.is_chief or ad.worker_index are shared by all workers."
             )
 
-    # -- what has failed -------------------------------------------------------------------------------------------
+    # -- failures --------------------------------------------------------------------------------------------------
 
     def is_refused_by_all(self, error: BaseException, is_before: bool = False) -> bool:
         """Returns True if all workers refuse the same step before any part of it has run; waits for their answers.
 
-        A worker that has refused a step has not come to its `passes`, by which the others answer.
+        A worker that has refused a step has not reached its `passes`, which answers the others.
 
         Args:
             error: raised in the step on this worker.
-            is_before: whether it was raised before the step, which any exception refuses.
+            is_before: True if it was raised before the step; any exception then refuses the step.
         """
         if self._calls is None or isinstance(error, CaptureMismatchError):
             return False
@@ -290,11 +292,11 @@ class Coordination:
         call = Call("a refusal", type(error).__name__)
         try:
             return bool(self._peers.guard(self._calls.are_made_together, call, True))
-        except ClusterError:  # another worker has ended meanwhile; what comes next says so
+        except ClusterError:  # another worker has ended meanwhile; the next call raises that
             return False
 
     def give_up(self, told: str) -> None:
-        """On another worker, ends the run by what this worker has failed by; nobody waits for it."""
+        """On another worker, ends the run with this worker's failure as the reason; waits for no other worker."""
         if self._give_up is None:
             return
         try:
@@ -302,14 +304,14 @@ class Coordination:
         except (ClusterError, tf.errors.OpError, RuntimeError) as error:
             log.debug("the run had ended when this worker gave up: %s", words_of(error))
 
-    # -- last words ------------------------------------------------------------------------------------------------
+    # -- final messages --------------------------------------------------------------------------------------------
 
     def leave_final_message(self, words: bytes) -> None:
-        """At the end of another worker's script, leaves the chief something to hear at the end of its own."""
+        """On another worker, leaves a message that the chief reads at the end of its script."""
         self._peers.guard(self._begun.leave, words)
 
     def final_messages(self) -> list[bytes]:
-        """On the chief, at the end of its script, what all others have left; nothing where one does something else."""
+        """On the chief, returns the final message of every other worker; empty if any worker makes another call."""
         if self._calls is None or not self._peers.guard(self._calls.have_all_left):
             return []
         heard: list[bytes] = self._peers.guard(self._begun.left)
@@ -321,8 +323,8 @@ def _who(worker: int) -> str:
 
 
 def _not_alike(told: str, what: str) -> CheckpointError | ClusterError:
-    """What to raise where workers call different things."""
+    """Returns the error for workers that make different calls."""
     mend = f"Call {what} on every worker at the same place, and not under `if ad.is_chief:`."
     if what == RESTORE:
-        return CheckpointError(f"{told}. All workers restore what the chief has found, or none. {mend}")
+        return CheckpointError(f"{told}. All workers restore the checkpoint that the chief finds, or none does. {mend}")
     return ClusterError(f"{told}. {mend}")

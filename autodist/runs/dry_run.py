@@ -1,4 +1,4 @@
-"""A command's look at the script that this process runs."""
+"""Dry run: hooks of a command that inspects a script without training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from autodist.strategies import BuildsStrategy
 
 
 class DryRun(Protocol):
-    """What is told where the script makes its AutoDist, and where that comes to a step.
+    """Hooks called when the script makes its AutoDist and when it reaches a step.
 
-    No step that trains is made. Such a step returns what `answers` makes up, so that the script can go on.
+    No training step is executed. It returns the values of `answers` instead, so that the script can continue.
 
     Attributes:
-        asked: what the command was told.
-        spec: the machines of which the script is told.
+        asked: the command's options.
+        spec: the machines that the script sees.
     """
 
     @property
@@ -31,13 +31,13 @@ class DryRun(Protocol):
     def spec(self) -> ResourceSpec: ...
 
     def choose(self, spec: ResourceSpec, builder: BuildsStrategy) -> ResourceSpec:
-        """Called where the script makes its AutoDist; gives the machines on which it runs in place of those."""
+        """Called when the script makes its AutoDist; returns the machines to use in place of the arguments."""
 
     def defines_step(self, function: Callable[..., Any]) -> None:
-        """Called where the script puts a function under `@ad.function`."""
+        """Called when the script decorates a function with `@ad.function`."""
 
     def calls_within_step(self, name: str) -> None:
-        """Called where another step, which is being traced, calls such a function as a part of itself."""
+        """Called when a step that is being traced calls a decorated function as a part of itself."""
 
     def comes_to_step(
         self,
@@ -47,10 +47,10 @@ class DryRun(Protocol):
         rehearses: bool,
         name: str,
     ) -> None:
-        """Called where the script comes to a step that trains; arguments as of `Run.plan`."""
+        """Called when the script reaches a training step; the arguments are those of `Run.plan`."""
 
     def answers(self, item: Step, values: Sequence[Any]) -> list[np.ndarray]:
-        """Called for each call of a step that trains; returns values for its outputs.
+        """Called for each call of a training step; returns values for its outputs.
 
         Args:
             item: the step.
@@ -62,13 +62,13 @@ _looks: list[DryRun] = []
 
 
 def look() -> DryRun | None:
-    """Who looks at the script that this process runs; None: nobody."""
+    """Returns the dry run that inspects this process's script; None if there is none."""
     return _looks[-1] if _looks else None
 
 
 @contextmanager
 def looking(one: DryRun) -> Iterator[None]:
-    """Lets one look while the context is open."""
+    """Context in which a dry run is active."""
     _looks.append(one)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A step that failed on one worker and that its script survived."""
+"""Guard against a script that continues after a step has failed on its worker only."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from autodist.logs.formatting import words_of
 
 
 class FailedStepGuard:
-    """Sees to it that a worker which failed in a step takes part in no later one.
+    """Ensures that a worker that failed in a step takes part in no later one.
 
-    The others wait for the step that it missed; they would take its next part for that one's, and at the end wait for
-    ever. A script that survives the error ends the others when it makes its next step, and after `patience` at the
-    latest.
+    The other workers wait for the step that it missed. They would match its next messages with that step, and would
+    wait forever at the end. A script that survives the error ends the other workers when it makes its next step, and
+    after `patience` at the latest.
 
     Args:
-        others_wait: tells whether other workers have joined, which would wait for this one.
-        turn: held during a step, where threads of the script have to take turns.
-        is_met_by_all: returns True if all workers have raised the same kind of error here, and nothing has run. The
-            second argument is True where the error was raised before the step, of whatever kind it is.
-        on_survived: called once with the error of a missed step, when the script goes on after it; from any thread.
-        patience: seconds in which a script that does not survive the error has ended.
+        others_wait: returns True if other workers have joined, which would wait for this one.
+        turn: held during a step, if the script's threads must run steps one at a time.
+        is_met_by_all: returns True if all workers have raised the same kind of error here and nothing has run. Its
+            second argument is True if the error, of any kind, was raised before the step.
+        on_survived: called once, from any thread, with the error of a missed step when the script continues after it.
+        patience: seconds within which a script that does not survive the error has ended.
 
     Attributes:
-        turn: as given.
+        turn: the argument.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class FailedStepGuard:
         self._made_at: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether a step was missed."""
+        """True if a step was missed."""
         return self._error is not None
 
     @property
     def error(self) -> BaseException | None:
-        """What a step was missed by; None: none was."""
+        """The error of the missed step; None if none was missed."""
         return self._error
 
     def has_made_one_since(self, moment: float) -> bool:
-        """Whether a step was made later than `moment`, by `time.monotonic`."""
+        """Returns True if a step was made later than `moment`, by `time.monotonic`."""
         return self._made_at is not None and self._made_at > moment
 
     @contextmanager
@@ -66,16 +66,16 @@ class FailedStepGuard:
         is_step: bool = True,
         is_before: bool = False,
     ) -> Iterator[None]:
-        """Around what all workers do alike: notes it as missed if it raises here.
+        """Context of a collective call: marks it as missed if it raises here.
 
         Args:
-            but: exceptions that all workers raise alike, after which the script may go on.
-            is_step: whether it is a step, which shows that this worker goes on with the others.
-            is_before: whether it only comes before a step, which any exception refuses.
+            but: exceptions that all workers raise together, after which the script may continue.
+            is_step: True if it is a step, which proves that this worker continues with the others.
+            is_before: True if it precedes a step; any exception then refuses the step.
 
         Raises:
             ClusterError: this worker missed an earlier step.
-            WorkerFailedError: it did since another worker ended badly.
+            WorkerFailedError: it missed an earlier step because another worker failed.
         """
         with self.turn:
             self._require_none()
@@ -90,7 +90,7 @@ class FailedStepGuard:
 
     @contextmanager
     def noted_until_step(self) -> Iterator[None]:
-        """Around a call that makes steps: what it raises before the first of them refuses that one."""
+        """Context of a call that makes steps: an error before the first step refuses that step."""
         began = time.monotonic()
         try:
             yield
@@ -101,17 +101,17 @@ class FailedStepGuard:
             raise
 
     def note(self, error: BaseException) -> None:
-        """Notes what has kept this worker alone from coming to the next step."""
+        """Records an error that keeps this worker alone from reaching the next step."""
         if self._error is None:
             self._miss(error)
 
     def close(self) -> None:
-        """The script ends, which ends the run for the others."""
+        """Stops the timer: the end of the script ends the run for the others."""
         if self._waiting is not None:
             self._waiting.cancel()
 
     def _settle(self, error: BaseException, is_before: bool) -> None:
-        self._error = error  # also if Ctrl-C ends the wait for what the others have met
+        self._error = error  # set first, in case Ctrl-C interrupts the wait for the other workers' answers
         if self._is_met_by_all(error, is_before):
             self._error = None
         else:
@@ -119,7 +119,7 @@ class FailedStepGuard:
 
     def _miss(self, error: BaseException) -> None:
         self._error = error
-        if isinstance(error, Exception) and not isinstance(error, WorkerFailedError):  # Ctrl-C ends the run by itself
+        if isinstance(error, Exception) and not isinstance(error, WorkerFailedError):  # Ctrl-C already ends the run
             self._waiting = threading.Timer(self._patience, self._survive, (error,))
             self._waiting.name, self._waiting.daemon = "autodist-missed-step", True
             self._waiting.start()
@@ -135,9 +135,9 @@ class FailedStepGuard:
             raise self._error
         if self._error is not None:
             told = f"{type(self._error).__name__}: {words_of(self._error)}"
-            if isinstance(self._error, Exception):  # Ctrl-C ends the run in its own way
+            if isinstance(self._error, Exception):  # Ctrl-C already ends the run
                 self._survive(self._error)
             raise ClusterError(
                 f"this worker failed in an earlier step ({told}) and its script went on, while the other workers wait "
-                "for that step. Let what a step raises end the script."
+                "for that step. Let the script end with the error that a step raises."
             ) from self._error

@@ -1,4 +1,4 @@
-"""Whether two workers captured the same step, and where they differ first."""
+"""Compares the steps that two workers have captured and finds the first difference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autodist.graph.step import Step
 _SEPARATOR = b"\n"
 
 _NUMBERS = re.compile(r"_\d+(?![0-9A-Za-z])")
-"""What is counted up in a name: how many layers of a kind a process has made."""
+"""The counter in a name, which depends on how many layers of a kind a process has made."""
 
 Named = tuple[str, str, tuple[str, ...]]
 
@@ -32,13 +32,13 @@ class Fingerprint:
     """The nodes, variables and gradients of a step, and the values in it.
 
     Attributes:
-        variables: the name of each, its shape and dtype.
-        gradients: the variable of each, and its tensors.
-        nodes: the name of each, its op and its inputs.
-        apart: the inputs that have rows of their own, and which one has as many.
-        kernels: of the script's own, that rewrite the step, as they are told.
-        values: constants and attributes on which the training depends, seeds left out.
-        lengths: the shapes of the placeholders.
+        variables: name, and shape with dtype, of each variable.
+        gradients: the variable of each gradient, and its tensors.
+        nodes: name, op and inputs of each node.
+        apart: inputs with their own number of rows, and the input that has the same number.
+        kernels: the script's own kernels that rewrite the step, as text.
+        values: constants and attributes that affect training, except seeds.
+        lengths: shapes of the placeholders.
     """
 
     variables: tuple[tuple[str, str], ...] = ()
@@ -63,7 +63,7 @@ class Fingerprint:
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """One for each variable, gradient, input with rows of its own, and node."""
+        """One line for each variable, gradient, input with its own number of rows, and node."""
         variables = [f"variable {name} {kind}" for name, kind in self.variables]
         gradients = [f"gradient of {variable}: {', '.join(tensors)}" for variable, tensors in self.gradients]
         apart = [f"input {name} has as many rows as {by}" for name, by in self.apart]
@@ -72,7 +72,7 @@ class Fingerprint:
 
     @cached_property
     def structure(self) -> tuple[object, ...]:
-        """The same without what is counted up in names: nodes and variables are told by their positions."""
+        """The content of `lines` without the counters in names: nodes and variables are identified by position."""
         at = {name: k for k, (name, _, _) in enumerate(self.nodes)}
         positions = {name: k for k, (name, _) in enumerate(self.variables)}
 
@@ -91,7 +91,7 @@ class Fingerprint:
         return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
     def packed_with(self, content: bytes) -> bytes:
-        """A message with the fingerprint and `content`."""
+        """Returns a message with the fingerprint and `content`."""
         packed = [
             self.variables, self.gradients, self.nodes, self.apart, self.kernels, self.values, self.lengths
         ]  # fmt: skip
@@ -99,7 +99,7 @@ class Fingerprint:
 
     @classmethod
     def unpack(cls, message: bytes) -> tuple[Fingerprint, bytes]:
-        """What `packed_with` put together."""
+        """Returns the fingerprint and content of a message from `packed_with`."""
         packed, _, content = message.partition(_SEPARATOR)
         variables, gradients, nodes, apart, kernels, values, lengths = json.loads(packed)
         return cls(
@@ -117,10 +117,10 @@ class Fingerprint:
 
 
 def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: Step | None = None) -> Renaming:
-    """Passes if both captured the same step, but for numbers in names; returns the chief's names by mine.
+    """Checks that two workers captured the same step, up to counters in names; returns the chief's names by mine.
 
-    A process that has made one more layer of a kind counts on from there ("dense_4" for "dense_3"), which says nothing
-    of the step. An array that differs gets a warning, since it may be this worker's own part of the data.
+    A process that has made one more layer of a kind has higher counters ("dense_4" for "dense_3"), which do not affect
+    the step. A different array only logs a warning, since it may be this worker's own part of the data.
 
     Args:
         chief: the step of the chief.
@@ -129,16 +129,16 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: Step |
         item: the step of this worker; the error shows the line of the script that uses a value.
 
     Raises:
-        CaptureMismatchError: with the first line or value in which they differ, or the kernels of the script's own that
-            do.
+        CaptureMismatchError: the steps differ; shows the first different line or value, or the script's own kernels if
+            those differ.
     """
     if chief.kernels != mine.kernels:
         theirs, ours = ("; ".join(one.kernels) or "none" for one in (chief, mine))
         raise CaptureMismatchError(
-            f"{name} rewrites the step by other kernels of the script's own than the chief does:\n"
+            f"{name} rewrites the step with other kernels of the script's own than the chief does:\n"
             f"    chief:  {theirs}\n    here:   {ours}\n"
             "The script must register the same kernels on every worker, in the same order and with the same options, "
-            "before the step is made (register_kernel)."
+            "before the first step (register_kernel)."
         )
     if chief.lines == mine.lines:
         _require_same_values(chief, mine, name, item)
@@ -152,8 +152,8 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: Step |
     raise CaptureMismatchError(
         f"{name} captured another step than the chief; they differ first at line {at}:\n"
         f"    chief:  {theirs}\n    here:   {ours}\n"
-        "The script must build the same step on every worker: let nothing that shapes it depend on the worker, the "
-        "machine or chance. What it draws is alike where it draws after AutoDist(…), or by a generator with a seed."
+        "The script must build the same step on every worker: nothing in it may depend on the worker, the machine or "
+        "chance. Random draws are equal on all workers after AutoDist(…), or from a generator with a seed."
     )
 
 
@@ -171,7 +171,7 @@ def _changes(names: dict[str, str]) -> dict[str, str]:
 
 
 def _first_difference(chief: Fingerprint, mine: Fingerprint) -> tuple[int, str, str]:
-    """The first line that reads otherwise and stands for something else."""
+    """Returns the first line that differs both as text and in structure."""
     both = (zip(one.structure, one.lines, strict=True) for one in (chief, mine))
     pairs = list(zip(*both, strict=False))
     at = next(
@@ -184,13 +184,13 @@ def _first_difference(chief: Fingerprint, mine: Fingerprint) -> tuple[int, str, 
 log = logging.getLogger("autodist")
 
 _MEND = (
-    "The step has to have the same numbers on every worker. From AutoDist(...) on, random and np.random draw alike on "
-    "all workers; a generator of its own needs a seed (np.random.default_rng(1), the seed= of a tuner or a study). "
-    "What only one worker knows, ad.reduce gives to all: rate = float(ad.reduce(rate if ad.is_chief else 0.0, 'sum'))."
+    "The step must have the same numbers on every worker. After AutoDist(...), random and np.random draw the same "
+    "numbers on all workers; other generators need a seed (np.random.default_rng(1), the seed= of a tuner or a study). "
+    "To share one worker's number, use ad.reduce: rate = float(ad.reduce(rate if ad.is_chief else 0.0, 'sum'))."
 )
 
 _ROUNDING = {"float64": 1e-12, "complex128": 1e-12}
-"""By how much machines may compute a number differently; of all other types 1e-6."""
+"""Relative difference of a number computed on different machines, by dtype; 1e-6 for all other dtypes."""
 
 
 def require_same_values(
@@ -201,18 +201,18 @@ def require_same_values(
     have_own_lengths: bool = False,
     item: Step | None = None,
 ) -> None:
-    """Passes if a step has the same numbers on two workers; warns of arrays that differ.
+    """Checks that a step has the same numbers on two workers; logs a warning for arrays that differ.
 
     Args:
         chief: the values in the chief's step.
         mine: the values in this worker's.
         name: of this worker.
         nodes: name and op of each node of this worker's step.
-        have_own_lengths: whether the graphs are made for other numbers of examples; whole numbers may differ then.
+        have_own_lengths: True if the graphs are traced for different numbers of examples; integers may differ then.
         item: the step of this worker; the error shows the line of the script that uses a value.
 
     Raises:
-        CaptureMismatchError: one differs by more than rounding.
+        CaptureMismatchError: a number differs by more than rounding.
     """
     if chief == mine:
         return
@@ -225,9 +225,9 @@ def require_same_values(
         told = f"    chief:  {_shown(pair[0])}\n    here:   {_shown(pair[1])}\n{_used_by(item, node, op, key[1])}"
         if all(one is not None and one.shape for one in pair):
             log.warning(
-                "%s has another array in its step than the chief:\n%s Each worker trains with its own. That is right "
-                "for its part of the data, if all parts have equally many examples; parts of any size are arguments of "
-                "the step. Everything else has to be the same on every worker.",
+                "%s has another array in its step than the chief:\n%s Each worker trains with its own array. That is "
+                "correct for its part of the data, if all parts have the same number of examples; pass parts of other "
+                "sizes as arguments of the step. Everything else must be the same on every worker.",
                 name, told,
             )  # fmt: skip
             continue
@@ -249,12 +249,12 @@ def is_same_value(chief: Baked | None, mine: Baked | None) -> bool:
 def _number(value: Baked) -> float | None:
     try:
         return float(value.text)
-    except ValueError:  # an array, a truth value or a complex number
+    except ValueError:  # an array, a boolean or a complex number
         return None
 
 
 def _is_whole(value: Baked | None) -> bool:
-    """Returns True for what may be a number of examples, in a graph that is made for one number of them."""
+    """Returns True for a value that may be a number of examples, in a graph traced for a fixed batch size."""
     if value is None:
         return False
     number = _number(value)
@@ -271,7 +271,7 @@ def _shown(value: Baked | None) -> str:
 
 
 def _used_by(item: Step | None, node: str, op: str, what: str) -> str:
-    """A sentence that names the node with the value, and the first line of the script that depends on it."""
+    """Returns a sentence that names the node with the value, and the first line of the script that depends on it."""
     place = f"{what} of {node} ({op})" if what else f"the constant {node}"
     if item is None:
         return f"It is {place}."

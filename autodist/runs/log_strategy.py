@@ -1,4 +1,4 @@
-"""The strategy of a run's first training step, as the chief's log shows it."""
+"""Logs the strategy of a run's first training step on the chief."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autodist.strategies.stage_table import stage_tables
 log = logging.getLogger("autodist")
 
 WIDTH = 150
-"""Columns of the table where the log goes to no terminal."""
+"""Columns of the table if the log goes to no terminal."""
 
 
 def log_strategy(
@@ -33,20 +33,20 @@ def log_strategy(
     shapes: Mapping[str, Sequence[int]],
     seen: Rewriting | None = None,
 ) -> None:
-    """Shows the strategy as a table; of a pipeline what its stages do, too.
+    """Logs the strategy as a table; for a pipeline, also the work of its stages.
 
     Args:
         strategy: the plan for the step.
-        item: the step as it was captured.
-        rewritten: the same, rewritten, where it is by now; of one worker it is not needed.
+        item: the captured step.
+        rewritten: the rewritten step, if it exists already; not needed with one worker.
         spec: the machines.
         columns: of the terminal; None: there is none.
-        shapes: of the step's inputs, in the chief's part of the first batch, where it is known.
-        seen: the rewriting of the step, where it is by now.
+        shapes: of the step's inputs, in the chief's part of the first batch, if known.
+        seen: the rewriting of the step, if it exists already.
     """
     if not log.isEnabledFor(logging.INFO):
         return
-    # A file of its own: what captures flushes standard output too, and ends the process if nobody reads that.
+    # Written to a buffer: rich's capture also flushes standard output, which ends the process if nobody reads it.
     text, width = io.StringIO(), columns or WIDTH
     console = rich.console.Console(file=text, width=width, force_jupyter=False)
     names = [worker.name for worker in spec.workers]
@@ -60,7 +60,7 @@ def log_strategy(
 
 
 def _held_bytes(item: Step, rewritten: Step | None, workers: int) -> list[int] | None:
-    """Bytes of variables that each worker holds; None where the step is not rewritten yet."""
+    """Returns the bytes of variables that each worker holds; None if the step is not rewritten yet."""
     if workers > 1 and rewritten is None:
         return None
     placed = item if rewritten is None else rewritten

@@ -1,4 +1,4 @@
-"""OwnValues: initial values that this worker has drawn before AutoDist(...), and the chief has drawn otherwise."""
+"""Warning about initial values drawn before AutoDist(...), which differ from the chief's."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NAMED = 5
 
 
 class OwnValues:
-    """Warns of them, where this worker computes with them by itself.
+    """Warns if this worker computes locally with initial values that differ from the chief's.
 
     Args:
-        is_shared: whether there are other workers.
-        chiefs: what the chief has `told`; empty on the chief.
+        is_shared: True if there are other workers.
+        chiefs: the `told` of the chief; empty on the chief.
     """
 
     def __init__(self, is_shared: bool, chiefs: Mapping[str, str]) -> None:
@@ -30,23 +30,23 @@ class OwnValues:
         self._has_warned = False
 
     def told(self) -> dict[str, str]:
-        """What the others compare their own values with."""
+        """Returns the chief's values in the form that the other workers compare with theirs."""
         return self._early.told()
 
     def warn(self, what: str, variables: Sequence[Any]) -> None:
         """Warns, once, if some of the values are not the chief's.
 
         Args:
-            what: this worker computes by itself.
-            variables: with which.
+            what: the local computation.
+            variables: the variables that it uses.
         """
         names = [] if self._has_warned else self._early.differing(self._chiefs, variables)
         if names:
             self._has_warned = True
             rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             log.warning(
-                "%s computes on this worker with its own initial values of %s%s: they were made before AutoDist(...) "
-                "without a seed, and the chief has drawn others, with which all train. Build the model after "
-                "AutoDist(...), or call keras.utils.set_random_seed before it.",
+                "%s computes on this worker with its own initial values of %s%s: they were drawn before AutoDist(...) "
+                "without a seed, and training uses the chief's values. Build the model after AutoDist(...), or call "
+                "keras.utils.set_random_seed before it.",
                 what, ", ".join(names[:_NAMED]), rest,
             )  # fmt: skip

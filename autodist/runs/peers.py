@@ -1,4 +1,4 @@
-"""Peers: the other workers of a run, as this one sees them from the first step to the end of the script."""
+"""The other workers of a run, as one worker sees them from the first step to the end of the script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autodist.runtime.interruptible import InterruptibleExecutor
 
 log = logging.getLogger("autodist")
 
-# What TensorFlow raises in the workers that are left when one goes away, or when the session is closed under a run.
+# Errors that TensorFlow raises in the remaining workers when one goes away, or when the session closes during a run.
 _GONE = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -35,34 +35,34 @@ _GONE = (
     RuntimeError,  # a closed session
 )
 
-# Of these, what it raises as a rule where another worker is gone, and hardly ever for a reason of the script's.
+# Those that TensorFlow usually raises if another worker is gone, and rarely for a reason in the script.
 _ECHOES = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
-# Seconds in which the coordinator, told that a worker is lost, has seen to it; only a halted process exceeds it.
+# Seconds within which the coordinator has handled a lost worker; only a halted process exceeds it.
 _CAUSE_LIMIT = 60.0
 
 _joined: list[Peers] = []
-"""What this process has joined."""
+"""The peers that this process has joined."""
 
 
 class Peers:
-    """The chief starts the others and watches over them; each worker runs a server of its own that the others reach.
+    """The other workers: the chief starts and watches them; each worker runs a server that the others connect to.
 
     With a single worker `guard` is a plain call.
 
     Args:
         spec: the machines.
-        member: the link to the agent that started this process; None on the chief.
-        payload: what the chief tells those that it starts.
+        member: connection to the agent that started this process; None on the chief.
+        payload: the start message for workers that the chief starts.
         seed: of the run.
-        start_up: shows how far the start is.
+        start_up: shows the progress of the start.
 
     Attributes:
-        apart: on another worker, its call and the chief's, where the two came to different calls before all had joined;
-            "" stands for a step. None: they have not.
+        apart: on another worker, its call and the chief's, if they reached different calls before all had joined; ""
+            stands for a step. None: they have not.
         failure: of another worker, once the chief knows of it.
-        is_told: whether the script has seen that failure raised.
-        on_leaving: called, on the chief, with the name of a worker to which SIGTERM has come; from another thread.
+        is_told: True if the script has seen that failure raised.
+        on_leaving: called on the chief, from another thread, with the name of a worker that has received SIGTERM.
     """
 
     def __init__(
@@ -84,33 +84,33 @@ class Peers:
 
     @property
     def have_joined(self) -> bool:
-        """Whether there are other workers by now, which may wait for this one."""
+        """True if this worker has joined others, which may wait for it."""
         return self._caller is not None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way that waits for another worker."""
+        """True if no call that waits for another worker is in progress."""
         return self._caller is None or self._caller.is_idle
 
     def wait_until_idle(self, limit: float) -> None:
-        """Returns when nothing is under way that waits for another worker, or after `limit` seconds."""
+        """Returns when no call that waits for another worker is in progress, or after `limit` seconds."""
         if self._caller is not None:
             self._caller.wait_until_idle(limit)
 
     @property
     def fault(self) -> ClusterError | None:
-        """On the chief, what the run was lost by, where that was no doing of this process."""
+        """On the chief, the error by which the run was lost, if this process did not cause it."""
         if self._starting is None:
             return None
         return self.failure or self._starting.fault
 
     @property
     def leaving(self) -> tuple[str, ...]:
-        """On the chief, names of the workers to which SIGTERM has come."""
+        """On the chief, names of the workers that have received SIGTERM."""
         return () if self._starting is None else self._starting.coordinator.leaving
 
     def begin(self) -> None:
-        """On the chief, begins to start the others, if there are any; the script goes on meanwhile."""
+        """On the chief, starts the other workers, if there are any, in the background."""
         if self._member is None and len(self._spec.workers) > 1 and not _joined and self._starting is None:
             under_way = WorkerLaunch.under_way(self._spec)
             self._starting = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._start_up)
@@ -118,11 +118,11 @@ class Peers:
             self._starting.coordinator.on_leaving = self._on_leaving
 
     def check(self) -> None:
-        """Raises, in the chief's script, what has failed beside it before a step was made.
+        """Raises, in the chief's script, the failure of another worker before the first step.
 
         Raises:
             ClusterError: the others could not be started.
-            WorkerFailedError: one of them has ended badly.
+            WorkerFailedError: one of them has failed.
         """
         if self._caller is None and self._starting is not None:
             self._starting.check()
@@ -130,18 +130,18 @@ class Peers:
                 raise self._as_told_last(self.failure)
 
     def say(self, what: str, text: str) -> None:
-        """On the chief, tells the others what they `hear`, before all have joined.
+        """On the chief, sends the others a text that they receive with `hear`, before all have joined.
 
         Args:
-            what: is called, in which they hear it.
-            text: is said.
+            what: name of the call in which they receive it.
+            text: to send.
         """
         self.begin()
         if self._starting is not None:
             self._starting.coordinator.say(json.dumps([what, text]))
 
     def hear(self, what: str) -> str | None:
-        """On another worker, the text that the chief says in the same call; None: the chief is past that call."""
+        """On another worker, returns the text that the chief sends in the same call; None if the chief is past it."""
         assert self._member is not None, "the chief says it"
         said, text = json.loads(self._member.hear() or '["", ""]')
         if said == what:
@@ -150,28 +150,28 @@ class Peers:
         return None
 
     def note_unheard(self) -> None:
-        """On another worker that joins, notes a call that the chief has spoken in and this script has not made."""
+        """On another worker that joins, records a call that the chief has sent text in and this script has not made."""
         assert self._member is not None, "the chief says it"
         unheard = self._member.hear()
         if unheard is not None:
             self.apart = self.apart or ("", json.loads(unheard)[0])
 
     def join(self, config: tf.compat.v1.ConfigProto) -> str:
-        """Brings all workers together; returns the target for this one's session.
+        """Connects all workers; returns the target of this worker's session.
 
         Args:
             config: of this worker's server.
 
         Raises:
-            ClusterError: a worker could not be started, or this process has joined others already.
+            ClusterError: a worker could not be started, or this process has already joined others.
             WorkerFailedError: a worker ended before its server listened.
         """
         if len(self._spec.workers) == 1:
             return ""
         if _joined:
             raise ClusterError(
-                "a second AutoDist with several workers in one process: each worker has one server, which the first "
-                "one uses. Keep the first AutoDist and open its scope() again."
+                "a second AutoDist with several workers in one process: each worker has one server, and the first "
+                "AutoDist uses it. Keep the first AutoDist and open its scope() again."
             )
         _joined.append(self)
         self._caller = InterruptibleExecutor()
@@ -191,7 +191,7 @@ class Peers:
             self._joins_since = time.monotonic()
             limits = Limits(self._spec.stall_timeout, self._spec.answer_timeout, self._spec.deadlock_timeout)
             StallWatch(coordinator, self._spec.workers[0].name, self._progress, limits)
-            # From now on, whenever they were started: the script may take its time to come to its first step.
+            # Timed from here, not from the launch: a script may take long to reach its first step.
             try:
                 wait_until_listening(coordinator.addresses, self._spec.start_timeout, coordinator.require_on_their_way)
             except WorkerFailedError as failure:
@@ -206,12 +206,12 @@ class Peers:
         server = start_server(member.addresses, member.index, member.held, config)
         member.wait_for_chief()
         self.note_unheard()
-        # Longer than the chief waits, who says which worker is late.
+        # Longer than the chief, which reports the late worker.
         wait_until_listening(member.addresses, self._spec.start_timeout + self._spec.cause_timeout)
         return server
 
     def _progress(self) -> Progress:
-        """What this worker's script does."""
+        """Returns the state of this worker's script."""
         if self._ended_at is not None:
             return Progress.of_this_process(Doing.DONE, self._ended_at)
         joins_since = self._joins_since
@@ -223,22 +223,22 @@ class Peers:
 
     def _on_failure(self, failure: WorkerFailedError) -> None:
         self.failure = failure
-        log.error("%s", failure.headline)  # the rest where the script ends, or where it looks at what it has caught
+        log.error("%s", failure.headline)  # the rest follows at the end of the script, or if it formats the exception
         self.fail(failure)
 
     def _on_leaving(self, worker: str) -> None:
         self.on_leaving(worker)
 
     def fail(self, error: BaseException) -> None:
-        """Raises `error` in whatever waits for other workers, and in all that would."""
+        """Raises `error` in every present and future call that waits for other workers."""
         if self._caller is not None:
             self._caller.fail(error)
 
     def lose(self, worker: str, reason: str) -> NoReturn:
-        """On the chief, ends the run as if a worker had ended badly.
+        """On the chief, ends the run as if a worker had failed.
 
         Raises:
-            WorkerFailedError: it.
+            WorkerFailedError: always, for that worker.
         """
         assert self._starting is not None, "there are others"
         self._starting.coordinator.give_up(worker, reason)
@@ -247,15 +247,15 @@ class Peers:
         raise self._as_told_last(cause)
 
     def give_up(self, worker: int, reason: str) -> None:
-        """On the chief, ends the run as if a worker had ended badly, and waits for nothing; from any thread."""
+        """On the chief, ends the run as if a worker had failed, without waiting; callable from any thread."""
         assert self._starting is not None, "there are others"
         self._starting.coordinator.give_up(self._spec.workers[worker].name, reason)
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Calls what fails if another worker goes away; then raises why that worker went, not what it led to here.
+        """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.
 
         Raises:
-            WorkerFailedError: another worker ended badly.
+            WorkerFailedError: another worker failed.
         """
         if self._caller is None:
             return call(*args)
@@ -270,38 +270,38 @@ class Peers:
             raise
 
     def cause_of(self, error: BaseException) -> WorkerFailedError | None:
-        """Which worker's end made something fail here, if that was the reason and can be known here."""
+        """Returns the worker failure that caused an error here; None if there is none or it cannot be known here."""
         if self._member is not None and isinstance(error, _ECHOES):
-            # The chief knows which one, says so, and ends this worker, which has nothing to add.
+            # The chief reports the failed worker and ends this one, which has nothing to add.
             self._member.wait_to_be_ended(self._spec.cause_timeout)
         if self._starting is None or not isinstance(error, _GONE):
             return None
         return self.failure or self._starting.coordinator.first_cause(self._spec.cause_timeout)
 
     def _as_told_last(self, failure: WorkerFailedError) -> WorkerFailedError:
-        """The failure without its traceback: its message is to be the last thing that the user reads."""
+        """Returns the failure without its traceback, so that its message is the last text that the user reads."""
         self.is_told = True
         if self._starting is not None:
             self._lines_before = self._starting.coordinator.lines
         return failure.with_traceback(None)
 
     def abort(self, reason: str) -> None:
-        """On the chief, ends the others at once; on another worker, waits for the chief to tell its failure first."""
+        """On the chief, ends the others at once; on another worker, first waits for the chief to report its failure."""
         if self._member is not None and not self.have_joined:
             self._member.hold()
         if self._starting is None or (self._starting.has_joined and not self.have_joined):
-            return  # another AutoDist's
+            return  # they belong to another AutoDist
         self._starting.abort(reason)
         is_last_word = self.have_joined or self.is_told
         if self.failure is not None and is_last_word and self._starting.coordinator.lines > self._lines_before:
-            log.error("%s", self.failure)  # once more, below what other workers have printed since
+            log.error("%s", self.failure)  # repeated below the lines that other workers have printed since
 
     def finish(self) -> None:
-        """Waits, on the chief, until the others have ended, and on these until the chief has.
+        """On the chief, waits until the others have ended; on the others, until the chief has ended.
 
         Raises:
-            ClusterError: the others could not be started, which the script has not seen.
-            WorkerFailedError: one has ended badly.
+            ClusterError: the others could not be started, and the script has not seen that error.
+            WorkerFailedError: one has failed.
         """
         self._ended_at = time.monotonic()
         if self._member is not None:

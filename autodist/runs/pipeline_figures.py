@@ -1,4 +1,4 @@
-"""What is told of a pipeline, in a run's tables and in plans."""
+"""Figures of a pipeline for the tables of runs and plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def figures_of(
     held: Sequence[int] | None,
     costs: StageCosts | None,
 ) -> PipelineFigures:
-    """What the stages of a pipeline hold, compute and hand on.
+    """Returns the bytes that each stage of a pipeline holds, its FLOPs, and the bytes it sends to other stages.
 
     Args:
         strategy: with pipeline stages.
@@ -80,7 +80,7 @@ def _cuts(seats: Sequence[Sequence[int]], costs: StageCosts) -> tuple[CutFigures
 
 
 def _between_stages(ways: Mapping[Way, PartialCount], stages: Mapping[int, int]) -> dict[Way, PartialCount]:
-    """The most that goes from a worker of one stage to a worker of another."""
+    """Returns the largest transfer from a worker of one stage to a worker of another, by pair of stages."""
     found: dict[Way, list[PartialCount]] = {}
     for (source, target), tally in ways.items():
         found.setdefault((stages[source], stages[target]), []).append(tally)

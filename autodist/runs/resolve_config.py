@@ -1,4 +1,4 @@
-"""Which machines and which strategy a run has: what a command asks for, else what the script says."""
+"""Config resolution: the machines and the strategy of a run, from the command's options or else from the script."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def choose(
     builder: BuildsStrategy | str | Mapping[str, Any] | None,
     is_first: bool,
 ) -> tuple[ResourceSpec, BuildsStrategy]:
-    """Machines and strategy, as they are on the chief.
+    """Returns machines and strategy on the chief.
 
     Args:
         file: the YAML that the script names.
-        given: the machines that it gives in place of one.
-        builder: the strategy that it gives.
-        is_first: whether it has made no AutoDist before.
+        given: the machines that it passes instead of a file.
+        builder: the strategy that it passes.
+        is_first: True if the script has made no AutoDist before.
 
     Raises:
-        ResourceSpecError, StrategyError: they cannot be so.
-        MisusedError: a command asks for machines, and the script makes a second AutoDist.
-        ClusterError: processes that a scheduler has started do not meet.
+        ResourceSpecError, StrategyError: the machines or the strategy are not valid.
+        MisusedError: a command sets machines, and the script makes a second AutoDist.
+        ClusterError: the rendezvous of processes that a scheduler has started fails.
     """
     looks = look()
     asked = CliOverrides.of_this_process() if looks is None else looks.asked
@@ -55,9 +55,9 @@ def choose(
         require_can_restart(spec)
         spec = spec.without(before().left_out)
     else:
-        spec = spec.without_checkpoints()  # steps are compared: none is saved, and none is gone on from
+        spec = spec.without_checkpoints()  # a comparison of steps neither saves nor resumes
         if recording.is_reference and find_pipeline(chosen) is not None:
-            chosen = AllReduce()  # which is not asked of one device, where there are no stages either
+            chosen = AllReduce()  # a reference run has one device, and needs no stages
     log_to_the_terminal(is_chief=True)
     reason = why_not_dealt(is_compared=recording is not None, is_pipeline=find_pipeline(chosen) is not None)
     if spec.shard is not None and reason is not None:
@@ -80,8 +80,8 @@ def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -
         if not isinstance(spec, ResourceSpec):
             given = type(spec).__name__
             raise ResourceSpecError(
-                f"resource_spec is a {given}; give a ResourceSpec, as ResourceSpec.from_dict makes it, or the path of "
-                "a YAML file as resource_spec_file."
+                f"resource_spec is a {given}; give a ResourceSpec, made by ResourceSpec.from_dict for example, or the "
+                "path of a YAML file as resource_spec_file."
             )
         return spec
     if file is not None:

@@ -1,7 +1,7 @@
-"""Restarts: where a run has lost a worker, all workers start again, from the last checkpoint, and not for ever.
+"""Restarts: after a run has lost a worker, all workers restart from the last checkpoint, a limited number of times.
 
-The other workers have ended by then, and the chief's process runs its script once more (`cluster.begin_anew`), which
-starts the others as ever. What it has to know of the starts before it stands in its environment.
+The other workers have ended by then. The chief's process re-executes its script (`cluster.re_exec`), which starts the
+others as usual. State of earlier starts is passed in the environment.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from autodist.resources import ResourceSpec
 log = logging.getLogger("autodist")
 
 VARIABLE = "AUTODIST_RESTARTS"
-"""Environment variable by which a process that begins anew is told what came before, as JSON."""
+"""Environment variable that passes the state of earlier starts to a re-executed process, as JSON."""
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 
 
 @dataclass(frozen=True)
 class Before:
-    """What came before the start of this process's script.
+    """State of the starts before this one.
 
     Attributes:
-        count: how often it has begun anew.
-        fault: why, the last time.
-        step: that was under way then; None: nobody had made one.
+        count: number of restarts so far.
+        fault: reason of the last restart.
+        step: in progress at that time; None: none was made.
         saved: step of the last checkpoint; None: none was saved.
         saved_as: path of that checkpoint.
-        seeds: of the runs that the script had made, in order, which it makes again.
-        left_out: addresses of nodes that were away.
+        seeds: of the script's runs, in order; reused in the same order.
+        left_out: addresses of nodes that did not answer.
     """
 
     count: int = 0
@@ -59,14 +59,14 @@ def _without_checkpoint(told: Before) -> Before:
 
 @functools.cache
 def before() -> Before:
-    """What came before this start; taken from the environment, so that what the script starts does not find it."""
+    """Returns the state of earlier starts; removes it from the environment, so that child processes do not see it."""
     told = os.environ.pop(VARIABLE, None)
     if told is None:
         return Before()
     found = Before(**json.loads(told))
     if is_gone(found.saved_as):
         log.warning(
-            "%s, the checkpoint of step %d from which all workers were to start again, was removed: the script goes on "
+            "%s, the checkpoint of step %d from which all workers were to restart, was removed: the script continues "
             "from what is left in its folder, or begins at its first step.", found.saved_as, found.saved,
         )  # fmt: skip
         return _without_checkpoint(found)
@@ -74,14 +74,14 @@ def before() -> Before:
 
 
 _seeds: list[int] = []
-"""Of the runs that this process's script has made."""
+"""Seeds of the runs that this process's script has made."""
 
 
 def seed_of_next_run(draw: Callable[[], int]) -> int:
-    """The seed of the run that the script makes now: the same each time that it begins anew.
+    """Returns the seed of the script's next run: the same after each restart.
 
     Args:
-        draw: makes one for the first time.
+        draw: draws a seed on the first start.
     """
     drawn = before().seeds
     _seeds.append(drawn[len(_seeds)] if len(drawn) > len(_seeds) else draw())
@@ -89,15 +89,15 @@ def seed_of_next_run(draw: Callable[[], int]) -> int:
 
 
 def require_can_restart(spec: ResourceSpec) -> None:
-    """Passes where the script that makes a run of these machines could begin anew, if it may.
+    """Checks that the script can be restarted, if the machines' settings request restarts.
 
     Raises:
-        ResourceSpecError: it could not.
+        ResourceSpecError: it cannot be restarted.
     """
     if spec.max_restarts == 0:
         if spec.min_nodes is not None:
             raise ResourceSpecError(
-                f"min_nodes is {spec.min_nodes}, and says how many nodes have to be there when a run starts again; say "
+                f"min_nodes is {spec.min_nodes}: the number of nodes that must be present when a run restarts; set "
                 "`max_restarts`, too."
             )
         return
@@ -105,25 +105,25 @@ def require_can_restart(spec: ResourceSpec) -> None:
     if spec.is_given:
         reason = (
             "a scheduler has started the processes (`nodes: given`), and AutoDist cannot start one again; let the "
-            "scheduler start the job again, whose script goes on from its last checkpoint"
+            "scheduler restart the job, whose script continues from its last checkpoint"
         )
     elif len(spec.workers) == 1:
-        reason = "there is one worker, the script's own process, and nobody who would start it again; say 0"
+        reason = "there is one worker, the script's own process, and no other process could restart it; use 0"
     if reason is not None:
-        raise ResourceSpecError(f"max_restarts is {spec.max_restarts}, and cannot be done here: {reason}.")
+        raise ResourceSpecError(f"max_restarts is {spec.max_restarts}, which is not possible here: {reason}.")
 
 
 @dataclass(frozen=True)
 class LostRun:
-    """What a run was lost by.
+    """The failure by which a run was lost.
 
     Attributes:
-        error: as it was told to the script.
-        step: the training step that was under way; None: none was made.
+        error: as raised in the script.
+        step: the training step in progress; None: none was made.
         saved: step of the last checkpoint; None: none was saved.
-        away: addresses of nodes, where it could not start without them and nothing else was wrong.
-        leaving: addresses of nodes that have said, by SIGTERM, that they go away; the chief's is none of them.
-        chief_leaves: whether SIGTERM has come to this process.
+        away: addresses of nodes, if the run could not start without them and nothing else was wrong.
+        leaving: addresses of nodes other than the chief's that have received SIGTERM.
+        chief_leaves: True if this process has received SIGTERM.
         saved_as: path of the last checkpoint.
     """
 
@@ -137,7 +137,7 @@ class LostRun:
 
     @property
     def fault(self) -> str:
-        """In words, as a part of a sentence."""
+        """The error as a clause of a sentence."""
         error = self.error
         if isinstance(error, WorkerFailedError):
             return f"{error.worker} {error.reason}".rstrip(".")
@@ -150,20 +150,20 @@ class LostRun:
 
 
 def may_start_again(spec: ResourceSpec) -> bool:
-    """Whether a run may start again as far as its number of starts goes."""
+    """Returns True if the number of restarts so far is below the limit."""
     return before().count < spec.max_restarts
 
 
 def restart(lost: LostRun, spec: ResourceSpec) -> None:
-    """Lets the script begin anew when it has ended, if that may help; else says why it ends for good.
+    """Restarts the script at its end if that can help; else logs the reason why the run ends.
 
     Args:
-        lost: the run, of which nothing is left.
+        lost: the run, which has ended everywhere.
         spec: of that run.
     """
     earlier, limit = before(), spec.max_restarts
     if earlier.count and lost.away and not lost.chief_leaves and _are_enough_without(lost.away, spec):
-        # This start has trained nothing, so that it is none of those which are counted.
+        # This start has trained nothing, so it does not count as a restart.
         _leave_out(lost, spec, earlier)
         return
     reason = why_not(earlier, lost, limit)
@@ -181,7 +181,7 @@ def restart(lost: LostRun, spec: ResourceSpec) -> None:
         " What was read of standard input is gone." if has_lost_input() else "",
     )  # fmt: skip
     told = Before(count, lost.fault, lost.step, lost.saved, lost.saved_as, tuple(_seeds), left_out)
-    told = _without_checkpoint(told) if is_gone(lost.saved_as) else told  # which is told above
+    told = _without_checkpoint(told) if is_gone(lost.saved_as) else told  # logged above
     threading.Event().wait(wait)
     _begin(told)
 
@@ -219,22 +219,22 @@ def _source(lost: LostRun) -> str:
 
 
 def is_gone(saved_as: str | None) -> bool:
-    """Whether the checkpoint of a path is not there any more."""
+    """Returns True if the checkpoint with this path no longer exists."""
     return saved_as is not None and not os.path.exists(f"{saved_as}.index")
 
 
 def backoff(count: int) -> float:
-    """Seconds before a start: a machine needs time to come back, and its work has to end."""
+    """Returns the seconds before a restart: a machine needs time to come back, and its processes must end."""
     return min(_LONGEST_WAIT, _SHORTEST_WAIT * 2 ** (count - 1))
 
 
 def why_not(earlier: Before, lost: LostRun, limit: int) -> str | None:
-    """Why a run is not started again; None: it is.
+    """Returns the reason why a run is not restarted; None if it is.
 
     Args:
-        earlier: what came before it.
-        lost: how it was lost.
-        limit: how often it may be started again.
+        earlier: state of the starts before it.
+        lost: the failure.
+        limit: the number of restarts allowed.
     """
     error = lost.error
     if lost.chief_leaves:
@@ -242,7 +242,7 @@ def why_not(earlier: Before, lost: LostRun, limit: int) -> str | None:
     if not isinstance(error, WorkerFailedError) and earlier.count == 0:
         return "the workers could not be started, which is no loss"
     if isinstance(error, WorkerFailedError) and would_repeat(error):
-        return "the script would fail so again."
+        return "the script would fail in the same way again."
     if (
         earlier.count
         and _is_alike(earlier, lost)
@@ -256,9 +256,9 @@ def why_not(earlier: Before, lost: LostRun, limit: int) -> str | None:
 
 
 def _is_alike(earlier: Before, lost: LostRun) -> bool:
-    """Whether the start before was lost by the same, in the same step.
+    """Returns True if the previous start was lost by the same failure in the same step.
 
-    What a script raises in the step that follows a checkpoint comes, in the next start, before all have joined.
+    A script's error in the step after a checkpoint occurs, in the next start, before all workers have joined.
     """
     if _without_numbers(lost.fault) != _without_numbers(earlier.fault):
         return False
@@ -267,5 +267,5 @@ def _is_alike(earlier: Before, lost: LostRun) -> bool:
 
 
 def _without_numbers(fault: str) -> str:
-    """A fault without what differs from time to time, seconds say; which worker it was belongs to it."""
+    """Removes numbers that vary between starts, for example seconds; keeps the worker's name."""
     return re.sub(r"(?<= )\d+(?= s\b)", "N", fault)

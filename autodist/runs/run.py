@@ -1,4 +1,4 @@
-"""Run: one training run as one worker sees it, from the first captured step to the end of the script."""
+"""One worker's view of a training run, from the first captured step to the end of the script."""
 
 from __future__ import annotations
 
@@ -54,39 +54,39 @@ from autodist.strategies import BuildsStrategy
 from autodist.verify.recorder import SEED, recorder
 
 _END_LIMIT = 0.5
-"""Seconds for a call that was cancelled to come back; what waits for a worker that is gone may never do."""
+"""Seconds to wait for a cancelled call to return; a call that waits for a worker that has gone may never return."""
 
 _REFUSAL = "refusal"
-"""Key of what the chief sends in place of a strategy that it cannot make."""
+"""JSON key under which the chief sends the reason why it cannot make a strategy, in place of the strategy."""
 
 
 @dataclass
 class Run:
-    """Holds what lives as long as the run: the other workers, the session, the script's variables.
+    """The state that lives as long as the run: the other workers, the session and the script's variables.
 
     Args:
         spec: the machines.
-        builder: decides the strategy, on the chief; None on other workers, which are told its decision.
-        member: the link to the agent that started this process; None on the chief.
+        builder: decides the strategy on the chief; None on other workers, which receive the decision.
+        member: connection to the agent that started this process; None on the chief.
         seed: drawn by the chief for the whole run.
-        resumed: `prefix`, `step`, `seed` and `made_by` of the checkpoint that the YAML has the run go on from; empty:
-            none.
+        resumed: `prefix`, `step`, `seed` and `made_by` of the checkpoint that the run resumes from; empty if it resumes
+            from none.
 
     Attributes:
-        observer: hears of the training steps; what the YAML asks to save puts itself there.
-        on_training: called each time that a step which trains is made ready to run on all replicas.
-        before_training: called before each step of a function that trains.
-        on_first_program: called when the first such step is ready, once; None: nobody waits for that.
-        draws: names of operations that draw random numbers from a state which TensorFlow does not show.
-        chief: what the chief does for all workers between two steps.
-        talk: what the workers tell one another between two steps.
-        own_values: initial values that this worker has, and the chief has not.
-        end: of the run.
-        tables: names of the lookup tables that this worker has filled.
-        recorder: records its training steps; None: nobody has asked for that.
-        step: how many training steps were made, those before a checkpoint that was restored included.
-        is_in_step: whether a training step is running that `step` does not count yet.
-        saved_step: of the last checkpoint that was saved or restored; None: there was none.
+        observer: notified of training steps; used by the YAML's options that save something.
+        on_training: called each time a training step is made ready to run on all replicas.
+        before_training: called before each step of a training function.
+        on_first_program: called once, when the first training step is ready.
+        draws: names of operations that draw random numbers from a state that TensorFlow does not expose.
+        chief: actions of the chief for all workers between two steps.
+        coordination: control plane of the workers between two steps.
+        own_values: initial values that this worker has and the chief does not have.
+        end: the end of the run.
+        tables: names of the lookup tables that this worker has initialized.
+        recorder: records the training steps; None unless recording is enabled.
+        step: number of training steps so far, including those before the restored checkpoint.
+        is_in_step: True while a training step runs that `step` does not count yet.
+        saved_step: step of the last checkpoint that was saved or restored; None if there is none.
         saved_as: path of that checkpoint.
     """
 
@@ -107,7 +107,7 @@ class Run:
         self._peers = Peers(self.spec, self.member, self._payload(), self.seed, self.start_up)
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
-        # All workers do the same in the same order, so threads of the script take turns.
+        # All workers run the same steps in the same order, so the script's threads run steps one at a time.
         self.turn: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
         self.failed_step = FailedStepGuard(
             lambda: self._peers.have_joined,
@@ -157,11 +157,11 @@ class Run:
         choose: Callable[[], tuple[ResourceSpec, BuildsStrategy]],
         resume: Callable[[ResourceSpec], Mapping[str, Any]] = lambda spec: {},
     ) -> Run:
-        """The run that this process takes part in: the chief's own, or the one that its chief has started.
+        """Returns the run that this process takes part in: a new one on the chief, the chief's on other workers.
 
         Args:
-            choose: reads machines and strategy; called on the chief, whose choice counts.
-            resume: finds the checkpoint that it goes on from, with its seed; likewise.
+            choose: reads the machines and the strategy; called on the chief only.
+            resume: returns the checkpoint to resume from, with its seed; called on the chief only.
         """
         member = WorkerClient.from_environment()
         if member is None:
@@ -180,7 +180,7 @@ class Run:
         return cls(spec, None, member, told["seed"], resumed, _chiefs_early=told["early"])
 
     def _payload(self) -> bytes:
-        """What the chief tells the others that it starts."""
+        """Returns the start message from the chief to the other workers, as JSON."""
         told = {
             "spec": self.spec.for_workers().to_payload(),
             "seed": self.seed,
@@ -191,23 +191,23 @@ class Run:
         return json.dumps(told).encode()
 
     def start_others(self) -> None:
-        """On the chief, begins to start the other workers, which import, read data and trace while its script does."""
+        """On the chief, starts the other workers in the background; they import, read data and trace in parallel."""
         self._peers.begin()
 
     def check_others(self) -> None:
-        """Raises, in the chief's script, what has kept the others from coming to their first step.
+        """Raises, in the chief's script, the error that keeps the other workers from their first step.
 
         Raises:
             ClusterError: they could not be started.
-            WorkerFailedError: one of them has ended badly.
+            WorkerFailedError: one of them has failed.
         """
         self._peers.check()
 
     def check_devices(self) -> None:
-        """Passes if the GPUs that the machines are said to have are there.
+        """Checks that the GPUs listed for the machines are present.
 
         Raises:
-            ResourceSpecError: one is not.
+            ResourceSpecError: a listed GPU is missing.
         """
         if any(node.gpus for node in self.spec.nodes):
             present = len(tf.config.list_physical_devices("GPU"))
@@ -224,24 +224,26 @@ class Run:
         shapes: Mapping[str, Sequence[int]] | None = None,
         step: str = "",
     ) -> tuple[strategy_pb2.Strategy, Renaming]:
-        """The chief's strategy for a step, and the chief's names for its nodes; the first call waits for the others.
+        """Returns the chief's strategy for a step and the chief's names for its nodes.
+
+        The first call waits for the other workers.
 
         Args:
             item: the step.
-            names: under which the session knows each variable.
-            rehearses: whether exactly this item will run, so that the chief may rewrite it before the others join.
-            shapes: of the step's inputs, in this worker's part of the first batch, where it is known.
-            step: its name, as a person knows it.
+            names: the session's name of each variable.
+            rehearses: True if exactly this step will run, so that the chief may rewrite it before the others join.
+            shapes: shapes of the step's inputs in this worker's part of the first batch, if known.
+            step: name of the step for messages.
 
         Raises:
-            StrategyError: the strategy asks for what cannot be done; before any worker trains.
-            CaptureMismatchError: this worker captured another step than the chief.
+            StrategyError: the strategy is not possible for this step; raised before any worker trains.
+            CaptureMismatchError: this worker captured a different step than the chief.
         """
         self.check_others()
         looks = look()
         if looks is not None and item.gradients:
             looks.comes_to_step(item, names, shapes or {}, rehearses, step)
-            return strategy_pb2.Strategy(), Renaming()  # it will not be made
+            return strategy_pb2.Strategy(), Renaming()  # a dry run makes no step
         strategy = self._build(item, names) if self.index == 0 else None
         if self._engines is None:
             if strategy is not None and rehearses and self.workers > 1:
@@ -264,24 +266,24 @@ class Run:
         fetching: Fetching,
         kernels: Sequence[Kernel] = KERNELS,
     ) -> tuple[Program, Step]:
-        """A step rewritten for this worker and ready to run, and the rewritten item.
+        """Rewrites a step for this worker; returns the program that runs it and the rewritten step.
 
         Args:
             item: the step.
-            strategy: as `plan` gave it.
-            names: under which the session knows each variable.
-            fetching: which workers fetch what it returns.
-            kernels: that rewrite it.
+            strategy: returned by `plan`.
+            names: the session's name of each variable.
+            fetching: the workers that fetch the outputs.
+            kernels: the rewrites to apply.
 
         Raises:
-            FetchedElsewhereError: an output is computed on other workers, and workers need not fetch the same things.
+            FetchedElsewhereError: an output is computed on other workers, and workers may fetch different outputs.
         """
         self._has_program = self._has_program or kernels is not SETTING_KERNELS
         if item.gradients:
             self.on_training()
             self.draws |= {node.name for node in item.graph_index.having(Trait.SEEDED)}
         rewritten = self._plans.rewritten(item, strategy, names, fetching, kernels)
-        # Guarded, since the first run that is prepared in a session waits for all servers of the run.
+        # Guarded because the first run prepared in a session waits for all servers of the run.
         program: Program = self.guard(Program, self.graph_runners, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)
@@ -291,7 +293,7 @@ class Run:
         return program, rewritten
 
     def _build(self, item: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
-        """On the chief, the strategy for a step; what it cannot do is raised on all workers, once they have joined."""
+        """On the chief, builds the strategy for a step; once all workers have joined, all raise its StrategyError."""
         try:
             return self._plans.build(item, names)
         except StrategyError as error:
@@ -301,7 +303,7 @@ class Run:
             raise
 
     def _agree(self, item: Step, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
-        """The chief's strategy, on every worker, for a step that all have captured alike, and the chief's names."""
+        """Returns the chief's strategy and node names on every worker; checks that all captured the same step."""
         self.coordination.passes()
         if strategy is not None and self.workers == 1:
             return strategy, Renaming()
@@ -318,23 +320,23 @@ class Run:
 
     @property
     def deals_files(self) -> bool:
-        """Whether the files of data sets are dealt out to several workers."""
+        """True if the files of data sets are sharded across several workers."""
         return self.spec.shard is not None and self.workers > 1
 
     @property
     def has_idle_workers(self) -> bool:
-        """Whether other workers were started, and have had nothing to do but to set variables."""
+        """True if other workers were started and have done nothing except set variables."""
         return self._peers.have_joined and not self.has_worked
 
     @property
     def has_worked(self) -> bool:
-        """Whether a step was made, or something was reduced: more than that variables were set."""
+        """True if a step was made or a value was reduced, that is, more was done than to set variables."""
         return self._has_program or self.coordination.has_work
 
     # -- start and end ---------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Brings this worker together with the others, where it has not met them."""
+        """Connects this worker to the others, unless it is connected."""
         if self._engines is None:
             self.check_others()
             self._start()
@@ -353,28 +355,28 @@ class Run:
         self.coordination.begin(messages, mailbox)
 
     def _home(self, worker: int, dtype: tf.DType) -> str:
-        """The device on which a worker keeps a variable."""
+        """Returns the device on which a worker keeps a variable."""
         first = next(iter(self.spec.workers[worker].devices), "cpu:0")
         return home_of(worker, self.workers, first, dtype)
 
     @property
     def have_joined(self) -> bool:
-        """Whether this worker has met the others, so that steps can run."""
+        """True if this worker has joined the others, so that steps can run."""
         return self._engines is not None
 
     @property
     def graph_runners(self) -> GraphRunners:
-        """Where this worker's steps run; there from the first plan on."""
+        """The graph runners that execute this worker's steps; available from the first plan on."""
         assert self._engines is not None, "the first plan starts them"
         return self._engines
 
     @property
     def pieces(self) -> VariableSlices:
-        """Where the variables' values lie; there from the first plan on."""
+        """The storage of the variables' values; available from the first plan on."""
         return self._pieces
 
     def _close_session(self) -> None:
-        """Takes leave of the other workers' servers, unless one may be gone: that would wait for it for ever."""
+        """Closes the connections to the other workers' servers, unless one may be gone: closing would hang."""
         if self._engines is None:
             return
         if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self.end.is_bad):
@@ -385,9 +387,9 @@ class Run:
             self._engines.abandon()
 
     def _end_threads(self) -> None:
-        """Brings threads back from TensorFlow before Python ends: it aborts a process to which one comes back later.
+        """Makes threads return from TensorFlow before Python ends; a thread that returns later aborts the process.
 
-        Sessions in which nothing runs stay open, since exit handlers of the script may read variables.
+        Sessions without a running call stay open, since exit handlers of the script may read variables.
         """
         self.coordination.end_reading()
         if self._engines is not None and not (self._peers.is_idle and self._updates.is_idle):
@@ -395,15 +397,15 @@ class Run:
             self._peers.wait_until_idle(_END_LIMIT)
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Calls what fails if another worker goes away; then raises why that worker went, not what it led to here.
+        """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.
 
         Raises:
-            WorkerFailedError: another worker ended badly.
+            WorkerFailedError: another worker failed.
         """
         return self._peers.guard(call, *args)
 
     def _on_failed_update(self, error: BaseException) -> BaseException:
-        """Lets steps raise what an update beside them failed by: they would wait for that update for ever."""
+        """Makes later steps raise the error of a failed background update; they would wait for it forever."""
         told = self._peers.cause_of(error) or ClusterError(
             f"an update of what this worker owns failed: {type(error).__name__}: {words_of(error)}"
         )
@@ -411,11 +413,11 @@ class Run:
         return told
 
     def _is_refused_by_all(self, error: BaseException, is_before: bool) -> bool:
-        """Returns True if all workers refuse the step that this one refuses, before any part of it has run."""
+        """Returns True if all workers refuse the same step before any part of it has run."""
         return self.coordination.is_refused_by_all(error, is_before)
 
     def _end_others(self, error: BaseException) -> None:
-        """Ends the run on the other workers, which wait for a step that this worker's script went on without."""
+        """Ends the run on the other workers, which wait for a step that this worker's script has skipped."""
         kind = ("autodist.errors." if isinstance(error, AutoDistError) else "") + type(error).__name__
         told = f"failed in a step ({kind}: {words_of(error)}), and its script went on"
         if self.index == 0:
@@ -424,12 +426,12 @@ class Run:
             self.coordination.give_up(told)
 
     def have_made(self, steps: int) -> None:
-        """Training steps were made, several of them in one call."""
+        """Counts training steps, possibly several from one call, and notifies the observer."""
         self.step += steps
         self.observer.after_step()
 
     def resume_memories(self, saved: Saved) -> None:
-        """Restores what kernels keep on this worker from step to step, now or when the first step creates it."""
+        """Restores this worker's persistent buffers, now or when the first step creates them."""
         if self._engines is None:
             self._awaited_memories = saved
         else:
@@ -438,11 +440,11 @@ class Run:
     # -- variables -------------------------------------------------------------------------------------------------
 
     def pull(self, read: Tracked | None = None) -> None:
-        """Brings the script's variables up to date with the session's.
+        """Updates the script's variables to the session's values.
 
         Args:
-            read: the one that is read, for whose sake it happens: what own steps wrote is brought at once, and
-                what only other workers' steps may have written when it is read itself. None: all.
+            read: the variable that is read. If this worker's steps have written it, all that they have written are
+                updated. If only other workers' steps may have written it, it alone is updated. None: all.
         """
         if self._engines is not None:
             with self.turn:
@@ -454,14 +456,14 @@ class Run:
                 self.guard(self._pieces.pull, behind)
 
     def flush_together(self) -> None:
-        """Returns once all is written that the steps of all workers have asked for; all of them call it alike.
+        """Returns once all writes requested by the steps of all workers have been applied; call it on every worker.
 
-        Where no variable is asynchronous, what this worker's own steps have asked for is that.
+        Without asynchronous variables, the writes of this worker's own steps are all of them.
         """
         if any(t.is_asynchronous for t in self.tracker):
             self.coordination.flush_together()
 
     def land(self) -> None:
-        """Waits until all updates of this worker's steps are written, which may come some steps late."""
+        """Waits until all updates of this worker's steps are applied, which may be several steps late."""
         for land in self._landings:
             self.guard(land)

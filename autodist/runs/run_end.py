@@ -1,4 +1,4 @@
-"""RunEnd: how a run ends, where the script does."""
+"""The end of a run, at the end of the script."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class RunEnd:
 
     Args:
         spec: the machines.
-        is_chief: whether this is the chief.
+        is_chief: True on the chief.
         peers: the other workers.
-        missed_step: of this worker's script.
-        await_updates: waits for updates that run beside the steps.
-        close_session: takes leave of the other workers' servers.
-        end_threads: brings threads back from TensorFlow that a bad end has left there.
+        failed_step: failed-step guard of this worker's script.
+        await_updates: waits for the background updates.
+        close_session: closes the connections to the other workers' servers.
+        end_threads: makes threads return from TensorFlow that a failure has left there.
 
     Attributes:
-        before: called at the end of the script, while all values are still there; if one raises, the run ends badly by
-            that.
-        reason: why the others are stopped where the script ends badly by itself.
-        error: by what the run's end failed, after the script itself had ended; None: by nothing.
-        is_leaving: whether SIGTERM has come to this process, by which it ends once all is saved.
+        before: callbacks for the end of the script, called while all values still exist; if one raises, the run fails
+            with that error.
+        reason: the reason for stopping the others, if the script fails.
+        error: the error of the run's end, after the script itself has ended; None if there was none.
+        is_leaving: True if this process has received SIGTERM and ends once everything is saved.
     """
 
     def __init__(
@@ -60,29 +60,29 @@ class RunEnd:
 
     @property
     def is_lost(self) -> bool:
-        """On the chief, whether another worker's end has ended the run, in which no step is made any more."""
+        """On the chief, True if another worker's failure has ended the run, so that no further step can run."""
         return self._peers.failure is not None
 
     @property
     def is_bad(self) -> bool:
-        """Whether the script ends before its part of the run is done."""
+        """True if the script ends before its part of the run is done."""
         failed = self._script_end.is_bad or self._peers.failure is not None or bool(self._missed_step)
         return failed or self._is_interrupted
 
     @property
     def _is_interrupted(self) -> bool:
-        """Whether Ctrl-C came after the script's last step, even where the script caught it and went on."""
+        """True if Ctrl-C came after the script's last step, even if the script caught it and continued."""
         moment = self._script_end.interrupted_at
         return moment is not None and not self._missed_step.has_made_one_since(moment)
 
     @contextmanager
     def noting_interrupts(self, is_shared: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Around a call of several steps that all workers make: a worker that Ctrl-C ends in it makes no later step.
+        """Context of a collective call of several steps: after Ctrl-C in it, this worker may make no later step.
 
-        The others go on with the call's next step, and would take this worker's step after the call for that one.
+        The others continue with the call's next step, and would match it with this worker's first step after the call.
 
         Args:
-            is_shared: tells, after Ctrl-C, whether the workers make this call together.
+            is_shared: returns True after Ctrl-C if the workers make this call together.
         """
         before = self._script_end.interrupted_at
         try:
@@ -93,23 +93,23 @@ class RunEnd:
             raise
 
     def heed_leaving(self, heed: Callable[[str], None]) -> None:
-        """On the chief, from now on calls `heed`, in another thread, with each worker to which SIGTERM has come."""
+        """On the chief, registers `heed` to be called, in another thread, with each worker that receives SIGTERM."""
         self._peers.on_leaving = heed
 
     def lose(self, worker: str, reason: str) -> NoReturn:
-        """On the chief, ends the run as if a worker had ended badly.
+        """On the chief, ends the run as if a worker had failed.
 
         Raises:
-            WorkerFailedError: it.
+            WorkerFailedError: always, for that worker.
         """
         self._peers.lose(worker, reason)
 
     def lost(self, step: int | None, saved_step: int | None, saved_as: str | None = None) -> LostRun | None:
-        """On the chief, how this run was lost; None where it was not, or the script ended for a reason of its own.
+        """On the chief, returns how this run was lost; None if it was not, or the script ended for a reason of its own.
 
         Args:
-            step: the training step that was under way; None: before the first.
-            saved_step: of the last checkpoint; None: there was none.
+            step: the training step in progress; None before the first.
+            saved_step: step of the last checkpoint; None if there is none.
             saved_as: path of that checkpoint.
         """
         fault, ended_by = self._peers.fault, self._script_end.raised
@@ -121,12 +121,12 @@ class RunEnd:
         return LostRun(fault, step, saved_step, away, leaving, self.is_leaving, saved_as)
 
     def _nodes_of(self, workers: Collection[str]) -> tuple[str, ...]:
-        """Addresses of other nodes than the chief's that run one of these workers."""
+        """Returns the addresses of the nodes, except the chief's, that run one of these workers."""
         others = (worker for worker in self._spec.workers if not worker.node.chief)
         return tuple(dict.fromkeys(worker.node.address for worker in others if worker.name in workers))
 
     def finish(self) -> None:
-        """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
+        """Ends the run at the end of the script: the chief waits for all workers, the others wait for the chief."""
         self._missed_step.close()
         try:
             self._take_leave()
@@ -145,11 +145,11 @@ class RunEnd:
             self._peers.abort("the chief's updates failed")
             raise
         failures = [] if self.is_bad else list(self._close_what_is_open())
-        # Before the other workers end: closing takes leave of their servers.
+        # Before the other workers end, since closing contacts their servers.
         self._close_session()
-        if self.is_bad:  # another worker just leaves, which is told to the chief
+        if self.is_bad:  # another worker only leaves; its agent reports that to the chief
             self._peers.abort(_INTERRUPTED if self._is_interrupted else self.reason)
-            for error in self._close_what_is_open():  # the others are told first; how it ends is known already
+            for error in self._close_what_is_open():  # after the others are notified; the outcome is already known
                 log.error("%s", error)
             self._tell_what_no_status_tells()
         else:
@@ -158,7 +158,7 @@ class RunEnd:
                 raise error
 
     def _close_what_is_open(self) -> Iterator[AutoDistError]:
-        """Calls what is to be called before the run ends, the last first; yields what that raises."""
+        """Calls the `before` callbacks, last first; yields the errors that they raise."""
         while self.before:
             try:
                 self.before.pop()()
@@ -169,13 +169,13 @@ class RunEnd:
         """On the chief, raises a failure that the script's own exit status would not show.
 
         Raises:
-            WorkerFailedError: another worker ended badly while the script was in no step.
-            ClusterError: a step failed in a thread of the script, which nobody waits for.
+            WorkerFailedError: another worker failed while the script was in no step.
+            ClusterError: a step failed in a thread of the script that is not joined.
         """
         if not self._is_chief:
-            return  # its chief tells
+            return  # the chief reports it
         if self._script_end.is_bad and not self._peers.have_joined:
-            return  # the script's own error is the first cause; others have come to the same, maybe
+            return  # the script's own error is the first cause; other workers may have raised the same
         if self._peers.failure is not None and not (self._peers.is_told and self._script_end.is_bad):
             raise self._peers.failure
         if self._missed_step.error is not None and not self._script_end.is_bad and not self._is_interrupted:
@@ -191,7 +191,7 @@ class RunEnd:
 
 
 def _comes_of_others(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it was raised from or during, tells of other workers."""
+    """Returns True if an exception, or one in its chain of causes and contexts, is about other workers."""
     while error is not None and not isinstance(error, ClusterError):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline compute and hand on, for a batch of given length."""
+"""Costs of the stages of a pipeline for a given batch size: FLOPs, and bytes sent between stages."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from autodist.kernels.pipelined.stage_placement import StagePlacement
 from autodist.kernels.replicate.replicate import Replicate
 
 Way = tuple[int, int]
-"""Who sends, and who receives: two workers, or two stages."""
+"""Sender and receiver: two workers, or two stages."""
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What stages do in a step.
+    """The work of the stages in a step.
 
     Attributes:
-        examples: of the largest micro-batch.
-        is_fed: whether that is the first batch's, and not one example, for want of a batch.
-        forward: FLOPs of each stage, for the largest micro-batch; those of the update are left out.
-        backward: likewise.
+        examples: in the largest micro-batch.
+        is_fed: True if that is from the first batch; False if it is one example, because no batch is known.
+        forward: FLOPs of each stage for the largest micro-batch, without the update.
+        backward: the same for the backward pass.
         each: bytes from worker to worker for the largest micro-batch.
-        once: likewise, that go once a step: inputs of the batch, values of variables, sums of gradients, what a step
-            returns.
+        once: bytes from worker to worker that are sent once a step: inputs of the batch, values of variables, sums of
+            gradients, outputs of the step.
         links: bytes from worker to worker in a step, as if all micro-batches were as large.
     """
 
@@ -54,11 +54,11 @@ class StageCosts:
 
 @dataclass
 class Rewriting:
-    """Keeps what a step was on its way through the kernels; handed to `rewrite`.
+    """Records the intermediate forms of a step between kernels; passed to `rewrite`.
 
     Attributes:
-        assigned: with the stage of each captured node.
-        replicated: with the micro-batches as replicas of one worker.
+        assigned: the step with the stage of each captured node.
+        replicated: the step with the micro-batches as replicas of one worker.
     """
 
     assigned: Step | None = None
@@ -74,40 +74,40 @@ class Rewriting:
 def costs_of(
     item: Step, context: Context, shapes: Mapping[str, Sequence[int]], seen: Rewriting | None = None
 ) -> StageCosts | None:
-    """What the stages of a pipeline do; None where that cannot be told of a step by itself.
+    """Returns the costs of the stages of a pipeline; None if they cannot be computed from the step alone.
 
     Args:
         item: the captured step.
         context: of one of its workers.
-        shapes: of its inputs in the first batch, by name, as far as they are known.
-        seen: the step's rewriting, where it has been rewritten.
+        shapes: of its inputs in the first batch, by name, if known.
+        seen: the step's rewriting, if it has been rewritten.
     """
     seen = seen or Rewriting()
     if not (item.targets or item.outputs):
-        return None  # the whole of a session's graph: which parts of it will run is not known
+        return None  # the entire graph of a session: the parts that will run are not known
     if seen.replicated is None:
         kernels = tuple(takewhile(lambda one: not isinstance(one, PlaceStages), KERNELS))
         try:
             run_pipeline(kernels, item, context, seen)
-        except AutoDistError:  # who trains is told when it is rewritten for that
+        except AutoDistError:  # raised again when the step is rewritten for training
             return None
     if seen.assigned is None or seen.replicated is None:
         return None
     try:
         return _Costs(seen.assigned, seen.replicated, context, shapes).find()
-    except ValueError:  # TensorFlow's: a step may not bear one example, or have constants of the whole batch's length
+    except ValueError:  # TensorFlow's: a step may not accept one example, or have constants of the batch's length
         return None
 
 
 class _Costs:
-    """The work of one `costs_of`."""
+    """The computation of one `costs_of`."""
 
     def __init__(self, assigned: Step, replicated: Step, context: Context, shapes: Mapping[str, Sequence[int]]) -> None:
         self.assigned, self.replicated, self.context = assigned, replicated, context
         self.parts = len(context.replicas)
         split = {name: axis for name, axis in assigned.inputs.items() if axis is not None}
         self.shapes = {name: lengths for name in assigned.inputs if (lengths := self._known(name, shapes)) is not None}
-        """Of inputs, as far as they are known."""
+        """Shapes of the inputs, as far as they are known."""
         counts = {name: self.shapes[name][axis] if name in self.shapes else None for name, axis in split.items()}
         self.is_fed = None not in counts.values()
         if not self.is_fed:
@@ -151,7 +151,7 @@ class _Costs:
         )
 
     def _of_micro_batch(self) -> dict[str, list[int | None]]:
-        """Shapes of inputs in the largest of the micro-batches."""
+        """Returns the shapes of the inputs in the largest micro-batch."""
         found = {}
         for name, shape in self.shapes.items():
             axis, lengths = self.assigned.inputs[name], list(shape)
@@ -161,7 +161,7 @@ class _Costs:
         return found
 
     def _flops(self, of_one: tf.Graph) -> tuple[tuple[PartialCount, ...], tuple[PartialCount, ...]]:
-        """Of each stage forward, and back."""
+        """Returns the FLOPs of each stage, forward and backward."""
         of_nodes = flops_of_nodes(of_one)
         found: list[list[list[int | None]]] = [[[] for _ in self.context.plan.stages] for _ in range(2)]
         for name, part in self.assigned.pipeline_parts.items():
@@ -170,7 +170,7 @@ class _Costs:
         return forward, backward
 
     def _is_of_one(self, name: str) -> bool:
-        """Whether a tensor is one micro-batch's, which has a copy of its own, or is the only one."""
+        """Returns True if a tensor belongs to one micro-batch: it has a copy per micro-batch, or there is only one."""
         replication, node = self.replicated.replication, node_of(name)
         if replication is not None:
             return node in replication.copies
@@ -181,9 +181,10 @@ class _Costs:
         return f"{self.replicated.replica_of(node_of(name))[1]}:{output_index(name)}"
 
     def _shared(self, names: Sequence[str], of_one: tf.Graph) -> dict[str, int | None]:
-        """Bytes of tensors that all micro-batches share.
+        """Returns the bytes of tensors that all micro-batches share.
 
-        They are made once more, from something of the shape of what each micro-batch has, which is not made again.
+        Infers their shapes by importing the shared nodes into a graph, with placeholders for the tensors of a
+        micro-batch.
         """
         graph_index = self.replicated.graph_index
         kept = reach(map(node_of, names), lambda node: () if self._is_given(node) else graph_index.data[node])
@@ -197,7 +198,7 @@ class _Costs:
         return {t: _byte_size(graph, given[t].name if t in given else t) for t in names}
 
     def _is_given(self, node: str) -> bool:
-        """Whether a node is fed, or one micro-batch's."""
+        """Returns True if a node is fed or belongs to one micro-batch."""
         return node in self._fed or self._is_of_one(node)
 
     @cached_property
@@ -207,7 +208,7 @@ class _Costs:
     def _stand_in(self, name: str, of_one: tf.Graph) -> tf.Tensor:
         kind = tf.as_dtype(type_of(self.replicated.graph_index, name))
         if name in (EXAMPLES, ALL_EXAMPLES):
-            return tf.constant(self.examples, kind)  # by which inputs are cut
+            return tf.constant(self.examples, kind)  # shared nodes split the inputs by it
         if name in self.shapes:
             return tf.compat.v1.placeholder(kind, self.shapes[name])
         found = _tensor(of_one, self._captured(name))
@@ -215,14 +216,14 @@ class _Costs:
 
 
 def _without_order(item: Step, nodes: Iterable[tf.compat.v1.NodeDef]) -> tf.compat.v1.GraphDef:
-    """A graph of some nodes of a step, which wait for nothing but what they read."""
+    """Returns a graph of some nodes of a step without control dependencies."""
     found = tf.compat.v1.GraphDef(library=item.graph_def.library, versions=item.graph_def.versions)
     for node in nodes:
         copy = found.node.add()
         copy.CopyFrom(node)
         copy.ClearField("input")
         copy.input.extend(i for i in node.input if not is_control(i))
-        for noted in ("_class", "_output_shapes"):  # of what is not there, or was not known
+        for noted in ("_class", "_output_shapes"):  # they refer to absent nodes, or are outdated
             copy.attr.pop(noted, None)
     return found
 
@@ -230,15 +231,15 @@ def _without_order(item: Step, nodes: Iterable[tf.compat.v1.NodeDef]) -> tf.comp
 def _tensor(graph: tf.Graph, name: str) -> tf.Tensor | None:
     try:
         return graph.get_tensor_by_name(name)
-    except (KeyError, ValueError):  # a kernel has made it since
+    except (KeyError, ValueError):  # added by a later kernel
         return None
 
 
 def _byte_size(graph: tf.Graph, name: str) -> int | None:
-    """Bytes of a tensor; None where its shape is not known."""
+    """Returns the bytes of a tensor; None if its shape is not known."""
     found = _tensor(graph, name)
     if found is not None and found.op.type == "BroadcastGradientArgs":
-        found = found.op.inputs[0]  # some of its axes, which are no more than that
+        found = found.op.inputs[0]  # the outputs are some of the axes, at most as many
     if found is None or found.dtype == tf.string or not found.shape.is_fully_defined():
         return None
     return int(found.shape.num_elements() * found.dtype.size)

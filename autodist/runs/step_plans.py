@@ -1,4 +1,4 @@
-"""StepPlans: how each step of a run is synchronized, and the step rewritten for this worker."""
+"""Plans of a run's steps: the strategy of each step, and the step rewritten for this worker."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ log = logging.getLogger("autodist")
 
 
 class StepPlans:
-    """One worker's side of the plans of a run: the chief makes them, and tells the others.
+    """One worker's copy of a run's plans: the chief makes them and sends them to the others.
 
     Args:
         spec: the machines.
         builder: decides the strategy; None on the others.
         index: of this worker.
-        recorder: records training steps; None: nobody has asked for that.
+        recorder: records training steps; None unless recording is enabled.
     """
 
     def __init__(
@@ -56,26 +56,26 @@ class StepPlans:
 
     @property
     def rehearsed(self) -> Step | None:
-        """The step that was rewritten ahead, until it is asked for."""
+        """The step that was rewritten in advance; None once it has been used."""
         return None if self._rehearsed is None else self._rehearsed[1]
 
     def build(self, item: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
-        """On the chief, the strategy for a step, in which each variable stays where another step has put it.
+        """On the chief, builds the strategy for a step; a variable of an earlier step keeps its placement.
 
-        The bytes of what earlier steps have put at owners count as those owners' loads.
+        The bytes that earlier steps have placed on owners count as those owners' loads.
 
         Args:
             item: the step.
-            names: under which the session knows each variable.
+            names: the session's name of each variable.
 
         Raises:
-            StrategyError: it asks for what cannot be done.
+            StrategyError: the strategy is not possible for this step.
         """
         if not item.gradients:
             return resolve_specs(
                 strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec)), item, self._spec
             )
-        assert self._builder is not None, "the chief asks it"
+        assert self._builder is not None, "the chief builds the strategy"
         trained = {names[variable.name] for variable in synced_variables(item)}
         spec = self._spec.with_owned_bytes(self._owned_beside(trained))
         strategy = ask_builder(self._builder, item, spec)
@@ -91,18 +91,18 @@ class StepPlans:
         if not strategy.pipeline.stages and not self._has_told_of_marks and has_stage_marks(item):
             self._has_told_of_marks = True
             log.warning(
-                "ad.stage means nothing to %s, which has no pipeline stages: all of the model is computed by each "
-                "replica. Take `builder: Pipeline` for stages.", strategy.builder,
+                "ad.stage means nothing to %s, which has no pipeline stages: each replica computes the complete model. "
+                "Use `builder: Pipeline` for stages.", strategy.builder,
             )  # fmt: skip
         if self._recorder is not None:
             self._recorder.require_exact(strategy)
         return resolve_specs(strategy, item, self._spec)
 
     def _owned_beside(self, names: Set[str]) -> list[int]:
-        """For each worker, the bytes that it owns of the variables of earlier steps, but for some of them.
+        """Returns, for each worker, the bytes that it owns of the variables of earlier steps.
 
         Args:
-            names: under which the session knows those that the step trains, which a builder places itself.
+            names: session names of variables to leave out: those that the step trains, which a builder places itself.
         """
         owned = [0] * len(self._spec.workers)
         for owner, byte_size in chain.from_iterable(o for name, o in self._owned.items() if name not in names):
@@ -118,24 +118,24 @@ class StepPlans:
             ]
 
     def _require_arranged(self, strategy: strategy_pb2.Strategy) -> None:
-        """Passes unless the strategy has pipeline stages that were not known when the processes started.
+        """Checks that pipeline stages in the strategy were known when the processes started.
 
         Raises:
-            StrategyError: it has.
+            StrategyError: they were not.
         """
         if strategy.pipeline.stages and not self._spec.micro_batches:
             raise StrategyError(
-                f"{strategy.builder} writes a strategy with pipeline stages, of which its replicas are the "
-                "micro-batches: that has to be known before the processes start. Take the builder Pipeline itself."
+                f"{strategy.builder} returns a strategy with pipeline stages, whose replicas are the micro-batches. "
+                "These must be known before the processes start. Use the builder Pipeline."
             )
 
     def decide(self, strategy: strategy_pb2.Strategy, names: Mapping[str, str], renaming: Renaming) -> None:
-        """Keeps where a step's variables are, for the steps after it.
+        """Stores the placement of a step's variables for later steps.
 
         Args:
-            strategy: of the step, as the chief has said.
-            names: under which the session knows each variable.
-            renaming: under which names the chief has them.
+            strategy: of the step, from the chief.
+            names: the session's name of each variable.
+            renaming: the chief's names.
         """
         shared = {renaming.variable(name): one for name, one in names.items()}
         if strategy.pipeline.stages:
@@ -143,12 +143,12 @@ class StepPlans:
         self._decided.update({shared[node.variable]: node for node in strategy.nodes})
 
     def rehearse(self, item: Step, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
-        """Rewrites the first step while the others may still trace, so that what a kernel refuses is told by then."""
+        """Rewrites the first step while the others may still trace, so that a kernel's error is raised by then."""
         self._seen = Rewriting() if strategy.pipeline.stages else None
         self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names, seen=self._seen))
 
     def take_seen(self) -> Rewriting | None:
-        """What was noted while a pipeline's step was rewritten ahead; the first caller gets it, later ones None."""
+        """Returns the rewriting recorded in `rehearse` for a pipeline; later calls return None."""
         seen, self._seen = self._seen, None
         return seen
 
@@ -160,10 +160,10 @@ class StepPlans:
         fetching: Fetching,
         kernels: Sequence[Kernel],
     ) -> Step:
-        """A step rewritten for this worker; the arguments are those of `Run.program`.
+        """Returns a step rewritten for this worker; the arguments are those of `Run.program`.
 
         Raises:
-            FetchedElsewhereError: workers may fetch different things, and one is at other workers.
+            FetchedElsewhereError: workers may fetch different outputs, and one is computed on other workers.
         """
         rehearsed, self._rehearsed = self._rehearsed, None
         if rehearsed is not None and rehearsed[0] is item.graph_def:
@@ -171,7 +171,7 @@ class StepPlans:
         return self._rewrite(item, strategy, names, fetching, kernels)
 
     def _through_stages(self, strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
-        """The strategy of a step that does not train, through the stages in which a training step has put variables."""
+        """Adds a training step's pipeline stages, which hold the variables, to the strategy of another step."""
         if self._pipeline is None or strategy.nodes:
             return strategy
         staged = strategy_pb2.Strategy()
@@ -198,7 +198,7 @@ class StepPlans:
 
 
 def share_names(item: Step, names: Mapping[str, str]) -> Step:
-    """Every step that uses a variable finds it under the same name in the session.
+    """Gives the variables of a step the names that all steps share in the session.
 
     Args:
         item: the step.

@@ -1,4 +1,4 @@
-"""Says that a script which asks for several devices trains on one."""
+"""Warns if a script that requests several devices trains on one."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ _DOINGS = {
 
 
 _watching: list[UndistributedScript] = []
-"""Who watches: the last that was made, so that a notebook in which a cell is run again is told once."""
+"""The active watchers: only the last one made, so that running a notebook cell again warns once."""
 
 
 class UndistributedScript:
-    """Watches a script whose AutoDist has several replicas.
+    """Watches a script whose AutoDist has several replicas for steps that train on one device.
 
-    A first step that this worker trains alone may be meant so, with distributed ones to follow: the log notes it. If
-    none follows, a warning says so at the end. One that trains variables of the scope beside distributed ones is warned
-    of when it is seen. Refused is the one that cannot be meant: a plain session that trains a graph of the scope, where
-    the script takes a part of its data for each worker.
+    - A first step that this worker trains alone may be intended, if distributed ones follow: it is logged. If none
+      follows, a warning is logged at the end.
+    - A step that trains variables of the scope in addition to distributed steps is warned about when it is seen.
+    - A plain session that trains a graph of the scope is an error if the script divides its data among the workers.
 
     Args:
         spec: the machines.
-        is_chief: whether this worker says so.
-        is_in_scope: whether a graph was built in the scope.
-        is_trained: whether a distributed step works on a variable.
-        pull: brings the script's variables up to date.
+        is_chief: True if this worker logs the warnings.
+        is_in_scope: returns True if a graph was built in the scope.
+        is_trained: returns True if a distributed step uses a variable.
+        pull: updates the script's variables.
 
     Attributes:
-        divides_data: whether the script has asked for what it divides its data by.
+        divides_data: True if the script has read a value by which it divides its data.
     """
 
     def __init__(
@@ -79,25 +79,25 @@ class UndistributedScript:
             _watching.append(self)
 
     def stop(self) -> None:
-        """Nothing is to be said any more."""
+        """Stops watching."""
         self._stop_first()
         if self._second is not None:
             self._second.stop()
             self._second = None
 
     def begin_distributed(self) -> None:
-        """A distributed step trains: what is looked for from now on is training beside it."""
+        """Called when a distributed step trains: from now on, only training in addition to it is reported."""
         self._stop_first()
         if self._second is not None:
             self._second.begin()
 
     def before_training(self) -> None:
-        """A distributed step is about to train."""
+        """Called before a distributed training step."""
         if self._second is not None:
             self._second.before_step()
 
     def noting_variables(self) -> AbstractContextManager[None]:
-        """Variables that are made while it is open are the scope's."""
+        """Context in which new variables are recorded as the scope's."""
         return nullcontext() if self._second is None else self._second.noting_variables()
 
     def _stop_first(self) -> None:
@@ -106,10 +106,10 @@ class UndistributedScript:
             self._training = None
 
     def tell_at_end(self, has_idle_workers: bool) -> None:
-        """Warns of what no distributed step has followed.
+        """Logs a warning if the script trained on one device and no distributed step followed.
 
         Args:
-            has_idle_workers: whether other workers were started for nothing.
+            has_idle_workers: True if other workers were started and not used.
         """
         step = None if self._training is None else self._training.look_again()
         was_alone = self._training is not None
@@ -126,9 +126,9 @@ class UndistributedScript:
         if has_part and step.way is Way.SESSION and self._is_in_scope(step.graph):
             raise CaptureError(
                 "a graph that was built in ad.scope() is trained by a plain session, on this worker's part of the data "
-                f"alone: the script divides it by {len(self._spec.workers)} workers, and each would train a model of "
-                "its own. Make the session by ad.create_distributed_session(), in place of tf.compat.v1.Session() or "
-                "MonitoredTrainingSession; or, if each is to train its own, build that graph outside of the scope."
+                f"alone: the script divides it among {len(self._spec.workers)} workers, and each would train its own "
+                "model. Make the session with ad.create_distributed_session(), in place of tf.compat.v1.Session() or "
+                "MonitoredTrainingSession. If each worker is to train its own model, build the graph outside the scope."
             )
         if self._is_chief:
             log.info("so far on one device alone: %s%s", _DOINGS[step.way], _at(step))
@@ -137,11 +137,11 @@ class UndistributedScript:
         if not self._is_chief:
             return
         workers = len(self._spec.workers)
-        each = "each worker by itself, on the data that it passes there" if workers > 1 else "one device alone"
+        each = "each worker separately, on the data that it passes there" if workers > 1 else "one device alone"
         rest = f" and {len(variables) - _NAMED} more" if len(variables) > _NAMED else ""
         log.warning(
-            "beside the steps that are distributed, %s%s trains %s%s on %s. %s. Build what is meant to be trained so "
-            "outside of ad.scope().",
+            "in addition to the steps that are distributed, %s%s trains %s%s on %s. %s. If that is intended, build the "
+            "model outside of ad.scope().",
             _DOINGS[step.way], _at(step), ", ".join(variables[:_NAMED]), rest, each, _mend(step),
             extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
@@ -154,7 +154,7 @@ class UndistributedScript:
         ]
         if self.divides_data and workers > 1:
             said.append(
-                "If it divides its data by ad.num_workers or ad.distribute_dataset, a part of them was not seen at all."
+                "If it divides its data by ad.num_workers or ad.distribute_dataset, a part of the data was not used."
             )
         log.warning("%s %s.", " ".join(said), _mend(step))
 
@@ -162,8 +162,8 @@ class UndistributedScript:
 def _mend(step: LocalStep) -> str:
     if step.library:
         return (
-            f"The step is made by {step.library}: put ad.function around it, in place of the library's tf.function, as "
-            "docs/libraries.md shows, and build model and optimizer in `with ad.scope():`"
+            f"The step is made by {step.library}: wrap it in ad.function instead of the library's tf.function (see "
+            "docs/libraries.md), and build model and optimizer in `with ad.scope():`"
         )
     return _MENDS[step.way]
 

@@ -1,4 +1,4 @@
-"""VariableSync: what scripts write to variables between steps reaches all workers, as the chief's script wrote it."""
+"""Variable sync: values that scripts write between steps are sent to all workers; the chief's values win."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from autodist.synchronizers import all_synchronizers
 log = logging.getLogger("autodist")
 
 NAMED = 5
-"""Variables that a warning names."""
+"""The number of variables that a warning lists."""
 
 
 class VariableSync:
-    """Sees to it, around each step, that all workers start from the same values.
+    """Ensures, around each step, that all workers start from the same variable values.
 
     Args:
-        pieces: where the values are.
-        spread: brings the chief's to the other workers.
+        pieces: storage of the values.
+        spread: broadcasts the chief's values to the other workers.
         tracker: of the script's variables.
-        mailbox: brings what the workers tell one another; None where there is one.
-        guard: calls what may wait for other workers.
-        catch_up: brings the script's objects up to date.
+        mailbox: delivers control messages; None with one worker.
+        guard: wraps calls that may wait for other workers.
+        catch_up: updates the script's variable objects.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class VariableSync:
             )
 
     def before_step(self, variables: Iterable[Tracked], land: Callable[[], None], keeps_pace: bool) -> Turn:
-        """Gives all workers what was written; says whether the step counts.
+        """Sends values written between steps to all workers; returns the turn, which shows if the step counts.
 
         Args:
             variables: of the step.
-            land: waits until all is written that earlier steps have asked for.
-            keeps_pace: whether nobody can end the step that another has not begun.
+            land: waits until all writes requested by earlier steps have been applied.
+            keeps_pace: True if no worker can finish the step before all others have begun it.
         """
         self._tracker.look_at_aliased()
         ahead = [t for t in variables if t.is_ahead]
@@ -83,8 +83,8 @@ class VariableSync:
 
     def _meet(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
         if self._is_chief:
-            self._pieces.prepare(ahead, [0])  # while others may still be on their way
-        else:  # now, so that the chief's values may lie where this worker's own ones did
+            self._pieces.prepare(ahead, [0])  # overlaps with the wait for other workers
+        else:  # before the consensus, so that the chief's values can reuse this worker's memory
             for tracked in ahead:
                 tracked.hand_over(is_same=False)
         turn, names = self._guard(write_consensus.agree, keeps_pace)
@@ -92,7 +92,7 @@ class VariableSync:
             self._guard(self._give, write_consensus, ahead)
             return Turn.STEP
         if self._is_chief:
-            self._catch_up()  # with what the variables are before the step
+            self._catch_up()  # with the values before the step
             return turn
         for tracked in self._tracker:
             if tracked.shared_name in names:
@@ -102,7 +102,7 @@ class VariableSync:
         return turn
 
     def _give(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked]) -> None:
-        """On the chief, gives all workers its values; those that make no more steps may own some, and take no part."""
+        """On the chief, sends its values to all workers; sets those owned by workers that make no more steps itself."""
         listing = Listing.of([t.kept for t in ahead], [0, *write_consensus.present])
         write_consensus.give(listing.encode())
         self._spread.give(listing, lambda k: np.asarray(ahead[k].read()))
@@ -111,10 +111,10 @@ class VariableSync:
         write_consensus.pushed([t.shared_name for t in ahead])
 
     def after_step(self, turn: Turn, written: Iterable[Tracked]) -> bool:
-        """Whether the step is to be made again, with the chief's values.
+        """Returns True if the step must be repeated with the chief's values.
 
         Args:
-            turn: what `before_step` said.
+            turn: the result of `before_step`.
             written: the variables that the step has written.
         """
         if self._accord is None:
@@ -126,7 +126,7 @@ class VariableSync:
         return self._accord.ended()
 
     def close(self) -> None:
-        """This worker's script makes no more steps."""
+        """Announces that this worker's script makes no more steps."""
         if self._accord is not None:
             self._guard(self._accord.leave)
 
@@ -136,8 +136,8 @@ class VariableSync:
         if new:
             rest = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
             log.warning(
-                "between steps the script has written %s%s on this worker and not on the chief. All train on "
-                "the chief's values, so what was written here is dropped. Write on every worker, or on the chief.",
+                "between steps the script has written %s%s on this worker and not on the chief. All train on the "
+                "chief's values, so the values written here are dropped. Write on every worker, or on the chief.",
                 ", ".join(new[:NAMED]), rest,
             )  # fmt: skip
 
@@ -147,7 +147,7 @@ def _is_given(tracked: Tracked) -> None:
 
 
 def keeps_pace(strategy: strategy_pb2.Strategy) -> bool:
-    """Whether no worker can end a step under a strategy that another has not begun; that of an evaluation is empty."""
+    """Returns True if no worker can finish a step before all have begun it; also True for evaluation (no variables)."""
     variable_placements = [synchronizer.variable_placement for _, synchronizer in all_synchronizers(strategy)]
     return not variable_placements or any(
         k is None or k.pace is not SyncMode.ASYNCHRONOUS or k.staleness > 0 for k in variable_placements

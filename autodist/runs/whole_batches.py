@@ -1,4 +1,4 @@
-"""The parts of a batch that all workers feed, brought to the chief, which alone feeds a pipeline."""
+"""Gathers the parts of a batch that all workers feed on the chief, which alone feeds a pipeline."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from autodist.batch.examples import Share, require_examples, rows_of
 from autodist.errors import CaptureError, ClusterError
 
 _MEND = (
-    "Under a pipeline the parts of all workers are joined to one batch: pad them to one length, or let every worker "
-    'feed the whole batch (@ad.function(batch="global"); for a session, batch: global in the YAML).'
+    "A pipeline concatenates the parts of all workers into one batch: pad them to one length, or let every worker feed "
+    'the whole batch (@ad.function(batch="global"); for a session, batch: global in the YAML).'
 )
 
 
 @dataclass(frozen=True)
 class GatheredInput:
-    """One array of what a worker feeds.
+    """One array that a worker feeds.
 
     Attributes:
-        name: as the script knows it.
+        name: the script's name for it.
         value: the array.
-        axis: along which the examples stand; None: every replica gets the whole.
-        is_padded: rows are padded with zeros to the longest, of whatever worker.
+        axis: batch axis; None: every replica gets the whole array.
+        is_padded: True if rows are padded with zeros to the longest row of all workers.
     """
 
     name: str
@@ -39,12 +39,12 @@ class GatheredInput:
 
 @dataclass(frozen=True)
 class WholeFed:
-    """What a worker feeds once the parts were brought together.
+    """The feeds of a worker after all parts were gathered on the chief.
 
     Attributes:
         values: on the chief the whole batch, on the others no rows.
-        worker: the index of this one.
-        rows: for each array that is split, how many rows each worker has fed.
+        worker: index of this worker.
+        rows: for each array that is split, the number of rows that each worker has fed.
     """
 
     values: Sequence[np.ndarray]
@@ -53,23 +53,23 @@ class WholeFed:
 
     @property
     def all_examples(self) -> int:
-        """How many examples all workers have fed."""
+        """Number of examples that all workers have fed."""
         return sum(self.rows[0])
 
     @property
     def examples(self) -> int:
-        """How many of them this worker feeds now."""
+        """Number of examples that this worker feeds after gathering."""
         return self.all_examples if self.worker == 0 else 0
 
     def own_rows(self, results: Sequence[np.ndarray], axes: Sequence[int | None]) -> list[np.ndarray]:
-        """What a step returned, with the rows of this worker's own examples alone.
+        """Returns the outputs of a step, restricted to the rows of this worker's own examples.
 
         Args:
             results: values of the step's outputs.
-            axes: for each, along which its rows belong to examples; None: they do not.
+            axes: batch axis of each output; None: it has no rows of examples.
 
         Raises:
-            CaptureError: an output does not have as many rows for each example; on all workers.
+            CaptureError: an output does not have the same number of rows for each example; raised on all workers.
         """
         return [r if axis is None else self._own_rows(r, axis) for r, axis in zip(results, axes, strict=True)]
 
@@ -78,7 +78,7 @@ class WholeFed:
         fitting = [counts for counts in self.rows if sum(counts) and length % sum(counts) == 0]
         if not fitting:
             raise CaptureError(
-                f"a step returns {length} rows of {self.all_examples} examples that several workers have fed, and the "
+                f"a step returns {length} rows for {self.all_examples} examples that several workers have fed, and the "
                 "rows of a worker's own examples are not known under a pipeline. Return a row for each example and "
                 'filter it outside of the step, or let every worker feed the whole batch (@ad.function(batch="global")'
                 "; for a session, batch: global in the YAML)."
@@ -93,18 +93,18 @@ def bring_together(
     gather: Callable[[bytes], list[bytes]],
     exchange: Callable[[bytes], bytes],
 ) -> WholeFed:
-    """Brings what all workers feed to the chief, in the order of the workers; all of them call it alike.
+    """Gathers the feeds of all workers on the chief, in the order of the workers; a collective call.
 
     Args:
-        fed: by this worker; at least one array is split.
-        worker: its index.
-        gather: gives the chief what each worker says, and others nothing.
-        exchange: gives all workers what the chief says.
+        fed: arrays that this worker feeds; at least one is split.
+        worker: index of this worker.
+        gather: returns on the chief the message of each worker, on the others an empty list.
+        exchange: returns the chief's message on every worker.
 
     Raises:
-        CaptureError: the parts cannot be joined; on all workers.
-        ClusterError: the chief is not in this step, but somewhere else in its script.
-        EmptyBatchError: no worker has examples; on all workers.
+        CaptureError: the parts cannot be concatenated; raised on all workers.
+        ClusterError: the chief is not in this step, but in another call.
+        EmptyBatchError: no worker has examples; raised on all workers.
     """
     split = [one for one in fed if one.axis is not None]
     parts = [_unpacked(said) for said in gather(_packed([one.value for one in split]))]
@@ -123,7 +123,11 @@ def bring_together(
 
 
 def _told(said: bytes) -> dict[str, Any]:
-    """What the chief says of the parts, which it does not say where it has come to another call."""
+    """Decodes the chief's message about the parts.
+
+    Raises:
+        ClusterError: the message belongs to another call.
+    """
     try:
         told = json.loads(said)
     except ValueError:
@@ -132,12 +136,12 @@ def _told(said: bytes) -> dict[str, Any]:
         return told
     raise ClusterError(
         "this worker makes a step, and the chief has come to another call: every worker has to make the same steps. "
-        "See that each has as many batches."
+        "Check that all workers have the same number of batches."
     )
 
 
 def _joined(split: Sequence[GatheredInput], parts: Sequence[Sequence[np.ndarray]]) -> tuple[list[np.ndarray], bytes]:
-    """The whole arrays, and what the chief says of them."""
+    """Returns the whole arrays, and the chief's message about them."""
     joined, rows = [], []
     for one, arrays in zip(split, zip(*parts, strict=True), strict=True):
         axis = one.axis or 0

@@ -1,4 +1,4 @@
-"""Starting: the other workers' machines are reached, and their scripts started, while the chief's script goes on."""
+"""Launch of the other workers in the background: connects to their machines and starts their scripts."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from autodist.runs.startup_progress import StartupProgress
 log = logging.getLogger("autodist")
 
 _END_LIMIT = 5.0
-"""Seconds for the thread to see that the run was ended."""
+"""Seconds to wait for the thread to notice that the run was ended."""
 
 _begun: list[WorkerLaunch] = []
-"""What this process has begun, and no AutoDist has stepped with: the last one."""
+"""Launches of this process that no AutoDist has made a step with; the last one is current."""
 
 
 class WorkerLaunch:
-    """The start of all workers but the chief, in a thread of its own.
+    """The launch of all workers except the chief, in a thread.
 
-    They run the script as it was when AutoDist was imported (options, arguments, directory), in the environment of the
-    moment at which this is made, whatever the script changes later.
+    They run the script as it was when AutoDist was imported (options, arguments, directory), in the environment at the
+    construction of this object. Later changes by the script have no effect.
 
     Args:
         spec: the machines.
         seed: of the run.
-        payload: what the others are told.
-        start_up: shows how far the start is.
+        payload: start message for the workers.
+        start_up: shows the progress of the start.
 
     Attributes:
         coordinator: of the workers.
         seed: of the run.
-        on_failure: called where a worker has ended badly, as `Coordinator` says.
-        has_joined: whether an AutoDist steps with them.
+        on_failure: called when a worker has failed, as `Coordinator` documents.
+        has_joined: True if an AutoDist makes steps with them.
     """
 
     def __init__(self, spec: ResourceSpec, seed: int, payload: bytes, start_up: StartupProgress) -> None:
@@ -56,9 +56,9 @@ class WorkerLaunch:
 
     @staticmethod
     def under_way(spec: ResourceSpec) -> WorkerLaunch | None:
-        """The start that an earlier AutoDist of the script has begun for the same machines and made no step with.
+        """Returns the launch that an earlier AutoDist of the script has begun for the same machines, if still unused.
 
-        A start for other machines is ended: a run has one set of workers, and the AutoDist made last is the likely one.
+        Aborts a launch for other machines: a run has one set of workers, most likely that of the latest AutoDist.
         """
         while _begun:
             earlier = _begun[-1]
@@ -72,21 +72,21 @@ class WorkerLaunch:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the others could not be started."""
+        """True if the others could not be started."""
         return self._error is not None
 
     @property
     def fault(self) -> ClusterError | None:
-        """What has kept the others from being started, or has ended one of them."""
+        """The error that has prevented the launch or ended one of the workers."""
         if isinstance(self._error, ClusterError):
             return self._error
         return self.coordinator.first_cause(0)
 
     def check(self) -> None:
-        """Passes unless the others could not be started.
+        """Raises the error of the launch, if there is one.
 
         Raises:
-            ClusterError: with every fault of every machine.
+            ClusterError: lists every fault of every machine.
         """
         if self._error is not None:
             raise self._error
@@ -95,14 +95,14 @@ class WorkerLaunch:
         """Returns when all scripts were started.
 
         Raises:
-            ClusterError: with every fault of every machine.
+            ClusterError: lists every fault of every machine.
         """
         self._is_awaited = True
         self._thread.join()
         self.check()
 
     def abort(self, reason: str, is_failure: bool = True) -> None:
-        """Ends whatever was started; as `Coordinator.abort`."""
+        """Ends all workers that were started; see `Coordinator.abort`."""
         self._is_ended = True
         self.coordinator.abort(reason, is_failure)
         if os.getpid() == self._process:
@@ -119,18 +119,18 @@ class WorkerLaunch:
                 self._start_up.has_done("reached %s", ", ".join(far))
             self.coordinator.start(self._payload)
             self._start_up.has_done("started %s", some_of([worker.name for worker in self._spec.workers[1:]]))
-        except BaseException as error:  # noqa: BLE001 - all of it belongs to the script
+        except BaseException as error:  # noqa: BLE001 - the script's thread raises it
             if self._is_ended:
-                return  # which is all that went wrong
+                return  # the abort caused the error
             self._error = error
             if not self._is_awaited and isinstance(error, AutoDistError):
-                log.error("%s\nThe script is told so at its next use of AutoDist, or at its end.", error)
+                log.error("%s\nThe script raises this error at its next use of AutoDist, or at its end.", error)
 
 
 def some_of(names: list[str]) -> str:
-    """Names for the log: all, or how many there are."""
+    """Formats worker names for the log: all of them, or their number if there are many."""
     return ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} workers"
 
 
 MOST_NAMES = 4
-"""That are told one by one."""
+"""The largest number of workers that the log lists by name."""

@@ -1,4 +1,4 @@
-"""Shipments: the messages by which the values of variables go to all workers, and who hands each on to whom."""
+"""Batched transfers: the messages that carry variable values to all workers, and the tree that forwards them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from autodist.graph.placement import EVERY_WORKER
 from autodist.runtime.variables import Kept
 
 SHIPMENT_BYTES = 16 << 20
-"""A message has about so many: what is under way lies in memory twice, and is handed on when it has come whole."""
+"""Approximate bytes of a message: messages in flight are held in memory twice, and are forwarded when complete."""
 
 _PENDING = 4
-"""Shipments' worth of bytes that wait to be sent together; more owners than that get smaller messages."""
+"""Messages' worth of bytes that wait to be batched; with more owners than this, messages are smaller."""
 
 _HANDED_ON = 2
-"""To how many workers each hands on what all get: the first link carries it so many times, however many there are."""
+"""Number of workers to which each forwards common values: the first link carries them this often, for any cluster."""
 
 
 @dataclass(frozen=True)
 class TransferPart:
-    """A variable or a shard of one, which goes to all its holders as it is.
+    """A variable or a shard of one, sent unchanged to all its holders.
 
     Attributes:
-        value: the variable, by its place among those that are given.
-        name: under which the session has the part.
-        dtype: the name of its type.
-        begin: where it begins in the variable, on each axis.
+        value: the variable, by its position among the variables to send.
+        name: of the part in the session.
+        dtype: name of its dtype.
+        begin: its offset in the variable, on each axis.
         shape: its length on each axis.
         owner: the worker that holds it, or `EVERY_WORKER`.
-        copies: what is appended to its name for copies that every worker has besides.
-        on_cpu: whether its holders keep it on their CPUs, whatever its type.
+        copies: suffixes of the names of additional copies on every worker.
+        on_cpu: True if its holders keep it on their CPUs, whatever its dtype.
     """
 
     value: int
@@ -48,7 +48,7 @@ class TransferPart:
 
     @property
     def to(self) -> int:
-        """The worker that is to have it, or `EVERY_WORKER`."""
+        """The worker that receives it, or `EVERY_WORKER`."""
         return EVERY_WORKER if self.copies else self.owner
 
     @property
@@ -56,19 +56,19 @@ class TransferPart:
         return prod(self.shape) * tf.as_dtype(self.dtype).size
 
     def names_on(self, worker: int) -> list[str]:
-        """The names of the part, and of copies of it, on a worker."""
+        """Returns the names of the part and of its copies on a worker."""
         own = [self.name] if self.owner in (EVERY_WORKER, worker) else []
         return own + [self.name + copy for copy in self.copies]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Some bytes of a part.
+    """A range of bytes of a part.
 
     Attributes:
-        part: by its place in the listing.
-        start: the first of them.
-        stop: behind the last of them; -1: the part is whole.
+        part: its position in the listing.
+        start: first byte.
+        stop: end of the range, exclusive; -1: the complete part.
     """
 
     part: int
@@ -81,8 +81,8 @@ class BatchedTransfer:
     """A message.
 
     Attributes:
-        to: the worker that gets it, or `EVERY_WORKER`.
-        slices: what is in it.
+        to: the worker that receives it, or `EVERY_WORKER`.
+        slices: its content.
     """
 
     to: int
@@ -91,12 +91,12 @@ class BatchedTransfer:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the chief gives to all workers, in the order in which it sends it.
+    """The values that the chief sends to all workers, in order.
 
     Attributes:
-        present: those that take part, the chief first; each hands on what all get.
+        present: the workers that take part, the chief first; each forwards common values.
         parts: of the variables.
-        shipments: in which they go.
+        shipments: the messages that carry them.
     """
 
     present: tuple[int, ...]
@@ -105,17 +105,17 @@ class Listing:
 
     @classmethod
     def of(cls, values: Sequence[Kept], present: Sequence[int]) -> Listing:
-        """In which messages the values of variables reach those that are present, the chief left out."""
+        """Returns the messages that carry the values of variables to the present workers other than the chief."""
         parts = tuple(_parts(values))
         return cls(tuple(present), parts, tuple(_shipments(parts, {*present[1:], EVERY_WORKER})))
 
     def after(self, worker: int) -> list[int]:
-        """To whom a worker hands on what all get."""
+        """Returns the workers to which a worker forwards common values."""
         first = _HANDED_ON * self.present.index(worker) + 1
         return list(self.present[first : first + _HANDED_ON])
 
     def to(self, worker: int) -> list[BatchedTransfer]:
-        """What a worker gets."""
+        """Returns the messages that a worker receives."""
         return [shipment for shipment in self.shipments if shipment.to in (EVERY_WORKER, worker)]
 
     def encode(self) -> str:

@@ -1,4 +1,4 @@
-"""Spread: the chief's values reach all workers, each of which hands on what all get and assigns what is its own."""
+"""Variable broadcast: sends the chief's values to all workers; each forwards common values and assigns its own."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from autodist.runtime.batched_transfers import BatchedTransfer, Listing, Slice, 
 from autodist.runtime.graph_runner import GraphRunner
 
 _CAPACITY = 2
-"""Messages that lie at a worker: one is on its way while another is assigned."""
+"""Messages queued at a worker: one arrives while another is assigned."""
 
 _ALIGNED = 64
-"""Where values begin in a message, and in memory: TensorFlow takes over what begins so, and copies what does not."""
+"""Alignment in bytes of values in messages and in memory: TensorFlow reuses aligned memory, and copies other memory."""
 
 _Writes = tuple[tf.Tensor, list[tf.Operation]]
 
 
 class VariableBroadcast:
-    """One worker's side.
+    """One worker's end of the broadcast.
 
-    Broadcast by a tree whose inner workers pass on one message while the next is on its way, as MPI libraries do it for
-    long messages (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast", 2009).
+    Values for all workers are broadcast along a tree. Inner workers forward a message while the next one arrives, as
+    MPI libraries do for long messages (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast",
+    2009).
 
     Args:
-        engine: where it runs.
+        graph_runner: to run the transfers.
         worker: index of this worker; 0 is the chief.
-        workers: how many there are.
-        home: the device on which a worker keeps a variable of a dtype.
+        workers: number of workers.
+        home: returns the device on which a worker keeps a variable of a dtype.
     """
 
     def __init__(
@@ -46,11 +47,11 @@ class VariableBroadcast:
         self._writes: dict[tuple[TransferPart, bool], _Writes] = {}
 
     def give(self, listing: Listing, read: Callable[[int], np.ndarray]) -> None:
-        """On the chief, sends what the others are to have; returns when all of it is under way.
+        """On the chief, sends the values of a listing; returns when all of them are in flight.
 
         Args:
-            listing: as they have it.
-            read: gives the value of a variable, by its place among those that are given.
+            listing: the same as on the receivers.
+            read: returns the value of a variable, by its position among the variables to send.
         """
         known: tuple[int, np.ndarray] | None = None
         for shipment in listing.shipments:
@@ -65,9 +66,9 @@ class VariableBroadcast:
             self._send(shipment, listing)(content, lengths)
 
     def take(self, listing: Listing) -> None:
-        """On another worker, takes what it is to have, and hands on what all get; returns when that is done."""
+        """On another worker, receives and assigns its values and forwards common ones; returns when that is done."""
         mine = listing.to(self.worker)
-        for one in (one for shipment in mine for one in shipment.slices):  # all at once, and so before the first comes
+        for one in (one for shipment in mine for one in shipment.slices):  # adds all nodes before the first run
             self._written_by(listing.parts[one.part], one)
         halves: dict[int, np.ndarray] = {}
         for shipment in mine:
@@ -88,7 +89,7 @@ class VariableBroadcast:
     # -- messages --------------------------------------------------------------------------------------------------
 
     def _send(self, shipment: BatchedTransfer, listing: Listing) -> Callable[..., object]:
-        """A callable that sends a message on the chief."""
+        """Returns a callable that sends a message from the chief."""
         is_for_all = shipment.to == EVERY_WORKER
         key = tuple(listing.after(0)) if is_for_all else shipment.to
         if key not in self._sends:
@@ -101,7 +102,7 @@ class VariableBroadcast:
         return self._sends[key]
 
     def _receive(self, shipment: BatchedTransfer, listing: Listing) -> Callable[..., list[np.ndarray]]:
-        """A callable that gives the next message on another worker, and hands it on where it is for all."""
+        """Returns a callable that receives the next message on another worker, and forwards a message for all."""
         after = tuple(listing.after(self.worker)) if shipment.to == EVERY_WORKER else None
         if after not in self._receives:
             with self._engine.graph.as_default():
@@ -111,7 +112,7 @@ class VariableBroadcast:
         return self._receives[after]
 
     def _queue(self, worker: int, is_for_all: bool) -> tf.queue.FIFOQueue:
-        """The queue by which a worker gets what all get, or the one of what it alone gets."""
+        """Returns the queue of a worker for messages to all workers, or the one for messages to it alone."""
         name = f"autodist/{'values' if is_for_all else 'own_values'}/{worker}"
         with tf.device(cpu_of(worker, self.workers)):
             return tf.queue.FIFOQueue(_CAPACITY, [tf.uint8, tf.int64], shared_name=name)
@@ -119,7 +120,7 @@ class VariableBroadcast:
     # -- values ----------------------------------------------------------------------------------------------------
 
     def _written_by(self, part: TransferPart, one: Slice) -> _Writes:
-        """The placeholder that is fed with a part, and the operations that assign it on this worker."""
+        """Returns the placeholder that is fed with a part, and the operations that assign it on this worker."""
         key = (part, one.stop < 0)
         if key not in self._writes:
             self._writes[key] = self._make_writes(part, has_own_memory=one.stop >= 0)
@@ -134,7 +135,7 @@ class VariableBroadcast:
         ):
             given = tf.compat.v1.placeholder(dtype, part.shape)
             for k, name in enumerate(part.names_on(self.worker)):
-                # What lies in a message is copied, so that the message goes; what was put together is taken over.
+                # A value inside a message is copied, so that the message is freed; an assembled value is reused.
                 value = given if has_own_memory and k == 0 else tf.raw_ops.DeepCopy(x=given)
                 handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=part.shape, shared_name=name)
                 made.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
@@ -147,7 +148,7 @@ def _cut(value: np.ndarray, part: TransferPart) -> np.ndarray:
 
 
 def _bytes_of(value: np.ndarray) -> np.ndarray:
-    """A value as bytes: its memory, where that is one piece of numbers."""
+    """Returns a value as bytes; shares its memory if that is contiguous and numeric."""
     if value.dtype.hasobject:
         return np.frombuffer(tf.make_tensor_proto(value).SerializeToString(), np.uint8)
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -180,12 +181,12 @@ def _apart(content: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def _whole(halves: dict[int, np.ndarray], part: TransferPart, one: Slice, piece: np.ndarray) -> np.ndarray | None:
-    """Adds bytes that have come of a part; returns all of them once they are complete, until then None.
+    """Adds received bytes to a part; returns all of its bytes once they are complete, until then None.
 
     Args:
-        halves: by part, the bytes that have come of it; changed.
-        part: whose bytes these are.
-        one: which bytes of the part.
+        halves: received bytes, by part; updated.
+        part: the part.
+        one: the range of bytes in the part.
         piece: the bytes.
     """
     if one.stop < 0:

@@ -1,9 +1,9 @@
-"""CallMatching: whether all workers make a call together that each can also make for itself, as an evaluation.
+"""Collective call matching: decides whether all workers make a call, such as an evaluation, together or one alone.
 
-A script evaluates on every worker, or on one alone: `if ad.is_chief: model.evaluate(…)`. Who makes such a call says so,
-and the chief decides. A worker that comes to something else first, to a step or to the end of its script, does not make
-the call; the chief asks those of which it has not heard. Nobody waits for ever for a worker that neither calls nor goes
-on: then who calls does so alone, which takes longer and gives the same.
+A script evaluates on every worker, or on one only: `if ad.is_chief: model.evaluate(…)`. A worker that makes such a call
+notifies the chief, which decides. A worker that first reaches another collective call, for example a step, or the end
+of its script, does not make the call. The chief queries workers that have sent no message. If a worker neither makes
+the call nor continues for a time limit, the callers make the call alone, which is slower and has the same result.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 PATIENCE = 30.0
-"""Seconds to wait for workers that neither make the call nor come to something else, unless all are known to call."""
+"""Seconds to wait for workers that neither make the call nor reach another one, unless all are known to make it."""
 
 ASKS_AFTER = 0.02
-"""Seconds in which the chief waits for the calls of others, which mostly make what it makes, before it asks them."""
+"""Seconds before the chief queries other workers, which usually make the same call."""
 
 _END = 1 << 62
-"""The place that no worker goes beyond."""
+"""A place that no worker passes."""
 
 
 class Word(enum.StrEnum):
-    """What a note says."""
+    """The meaning of a note."""
 
-    CALLING = "calling"  # to the chief: I make a call
-    GIVES_UP = "gives up"  # to the chief: I have waited for long, and make it alone unless you have decided
-    ASKED = "asked"  # from the chief: do you make a call before what comes next?
-    PASSED = "passed"  # to the chief: I do not, I am at something else; from the chief: I make no more calls
-    TOGETHER = "together"  # from the chief: all make your call
-    ALONE = "alone"  # from the chief: you make it alone
+    CALLING = "calling"  # to the chief: this worker makes a call
+    GIVES_UP = "gives up"  # to the chief: the wait was too long; it makes the call alone unless that is decided
+    ASKED = "asked"  # from the chief: does the worker make a call before its next collective call?
+    PASSED = "passed"  # to the chief: no, it is at another call; from the chief: it makes no more calls
+    TOGETHER = "together"  # from the chief: all workers make the call
+    ALONE = "alone"  # from the chief: the worker makes the call alone
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Call:
     """A call that workers may make together.
 
     Attributes:
-        what: is called. A worker that makes another call may come to this one yet.
-        data: with which it is called; only calls with the same are made together.
+        what: name of the call. A worker that makes another call may still reach this one.
+        data: digest of its data; only calls with equal data are made together.
     """
 
     what: str
@@ -50,13 +50,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Note:
-    """What one worker tells another of calls.
+    """A message about calls from one worker to another.
 
     Attributes:
-        word: what the note says.
-        worker: who says it.
-        place: how many things that all workers do alike the worker had come to.
-        call: that is made.
+        word: its meaning.
+        worker: the sender.
+        place: number of collective calls that the sender had reached.
+        call: the call.
         number: of the call, counted on the worker that makes it.
     """
 
@@ -77,12 +77,12 @@ class Note:
 
 
 class CallMatching:
-    """One worker's side.
+    """One worker's end of call matching.
 
     Args:
-        worker: its index; 0 is the chief.
-        workers: how many there are.
-        send: brings a note to some workers.
+        worker: index of this worker; 0 is the chief.
+        workers: number of workers.
+        send: sends a note to some workers.
     """
 
     def __init__(self, worker: int, workers: int, send: Callable[[Sequence[int], Note], None]) -> None:
@@ -97,39 +97,39 @@ class CallMatching:
         self._owed: list[tuple[int, Note]] = []
 
     def passes(self) -> bool:
-        """This worker comes to what all do alike, a step say; a call that another made before that is not common.
+        """Marks that this worker reaches a collective call, for example a step; older calls of others cannot match.
 
         Returns:
-            Whether others wait for `answer`.
+            True if other workers wait for `answer`.
         """
         self._go_to(self._place + 1)
         return bool(self._owed)
 
     def answer(self) -> None:
-        """Tells those who wait for it that this worker has passed."""
+        """Notifies the workers that wait for it that this worker has passed."""
         with self._changed:
             owed, self._owed = self._owed, []
         for to, note in owed:
             self._send([to], note)
 
     def leave(self) -> None:
-        """This worker's script makes no more calls."""
+        """Announces that this worker's script makes no more calls."""
         self._go_to(_END)
         self.answer()
         self._send(self._others if self._worker == 0 else [0], self._note(Word.PASSED))
 
     def are_made_together(self, call: Call, is_certain: bool = False) -> bool:
-        """Whether all workers make this call; waits till that is clear.
+        """Returns True if all workers make this call; waits until that is decided.
 
         Args:
-            call: this worker's.
-            is_certain: whether all workers come to it, so that it pays to wait for them however long they take.
+            call: this worker's call.
+            is_certain: True if all workers are known to reach it, so that there is no time limit.
         """
         patience = None if is_certain else PATIENCE
         return self._gather(call, patience) if self._worker == 0 else self._ask(call, patience)
 
     def have_all_left(self) -> bool:
-        """On the chief, whether no other worker makes any more calls; waits a while for those that say nothing."""
+        """On the chief, returns True if all others have made their last call; waits up to PATIENCE for silent ones."""
         with self._changed:
             silent, asked = self._yet_to_say(), self._note(Word.ASKED)
         if silent:
@@ -139,7 +139,7 @@ class CallMatching:
             return all(self._passed.get(worker) == _END for worker in self._others)
 
     def receive(self, note: Note) -> None:
-        """Takes in what another worker says; in another thread than the script's."""
+        """Handles a note of another worker; runs in another thread than the script."""
         answer = None
         with self._changed:
             match note.word:
@@ -221,6 +221,6 @@ class CallMatching:
 
 
 def _is_like(one: Note, other: Note) -> bool:
-    """Whether two workers call the same thing at the same place, be it with data of their own."""
+    """Returns True if two workers make the same call at the same place, possibly with different data."""
     calls = one.call is not None and other.call is not None and one.call.what == other.call.what
     return calls and one.place == other.place

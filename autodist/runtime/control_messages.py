@@ -1,4 +1,4 @@
-"""Letters: what workers tell one another between two steps, so that they agree on what comes first."""
+"""Control messages: what workers exchange between two steps to agree on variable writes before the next step."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import asdict, dataclass
 
 
 class ControlKind(enum.StrEnum):
-    """What a letter says."""
+    """The meaning of a control message."""
 
-    READY = "ready"  # to the chief: I stand still before the step
-    ASKED = "asked"  # from the chief: I have values for the step; do you come?
-    COMING = "coming"  # to the chief: I shall be ready, since I have not begun the step
-    WITHIN = "within"  # to the chief: I am in the step
-    BEYOND = "beyond"  # to the chief: I have made the step
-    VOID = "void"  # from the chief: make the step, and then again
-    VOIDED = "voided"  # to the chief: I know
-    GIVEN = "given"  # from the chief: my values come, as listed
-    TAKEN = "taken"  # to the chief: I have them
-    PUSHED = "pushed"  # from the chief: all have my values
-    WAITING = "waiting"  # to the chief: I have waited for long; have you begun the step?
-    BEGUN = "begun"  # from the chief: I have, and had no values
-    LEFT = "left"  # to the chief: I make no more steps
+    READY = "ready"  # to the chief: this worker waits before the step
+    ASKED = "asked"  # from the chief: it has values for the step; will the worker be ready?
+    COMING = "coming"  # to the chief: this worker has not begun the step and will be ready
+    WITHIN = "within"  # to the chief: this worker is in the step
+    BEYOND = "beyond"  # to the chief: this worker has finished the step
+    VOID = "void"  # from the chief: the step does not count and must be repeated
+    VOIDED = "voided"  # to the chief: acknowledges VOID
+    GIVEN = "given"  # from the chief: its values follow, as listed
+    TAKEN = "taken"  # to the chief: acknowledges the values
+    PUSHED = "pushed"  # from the chief: all workers have its values
+    WAITING = "waiting"  # to the chief: this worker has waited for long; has the chief begun the step?
+    BEGUN = "begun"  # from the chief: it has begun the step, and had no values
+    LEFT = "left"  # to the chief: this worker makes no more steps
 
 
 @dataclass(frozen=True)
 class ControlMessage:
-    """What one worker tells another.
+    """A message from one worker to another.
 
     Attributes:
-        subject: what it says.
+        subject: its meaning.
         step: the step that it is about, counted from 1 as workers begin them.
-        worker: who says it.
+        worker: the sender.
         names: of variables.
-        again: whether the step was made before and did not count.
+        again: True if the step was made before and did not count.
         listing: of values.
     """
 

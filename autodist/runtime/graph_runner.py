@@ -1,4 +1,4 @@
-"""Engine: one TensorFlow graph and one session in this process, which runs what is added to it."""
+"""Graph runner: one TensorFlow graph and one session in this process, to which steps are added."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from autodist.runtime.persistent_buffers import PersistentBuffers
 from autodist.runtime.timeline import TracedRuns, shared_queues
 
 COLLECTIVE_KEY = 1
-"""The graph key of every run that holds collectives, by which all workers share step ids in those runs alone."""
+"""Graph key of every run with collectives; workers share step ids in these runs only."""
 
 
 class GraphRunner:
     """A graph and its session.
 
     Args:
-        target: of the in-process server; "" where there is none.
+        target: of the in-process server; "" without a server.
         config: of the session.
     """
 
@@ -46,13 +46,13 @@ class GraphRunner:
         has_collectives: bool = False,
         trace: pathlib.Path | None = None,
     ) -> Callable[..., list[np.ndarray]]:
-        """What runs `operations` and returns the values of `outputs`, given a value for each of `feeds`.
+        """Returns a callable that runs `operations` and returns the values of `outputs`, with a value for each feed.
 
         Args:
             outputs: tensors.
-            operations: what runs besides.
-            feeds: names of tensors that take values.
-            has_collectives: whether other workers' runs take part in this one's.
+            operations: targets that run in addition.
+            feeds: names of the tensors that are fed.
+            has_collectives: True if other workers' runs take part in this run.
             trace: file for a trace of one run; None: no run is traced.
         """
         options = _options(has_collectives)
@@ -63,7 +63,7 @@ class GraphRunner:
         return DirectRun(self.session, outputs, operations, taking, options)
 
     def _about(self) -> dict[str, Any]:
-        """What a trace says besides: of how many workers it is one, and how far its clock is ahead of the chief's."""
+        """Returns a trace's metadata: the number of workers, and the offset of its clock from the chief's."""
         told = {"machine": socket.gethostname(), "workers": 1, "clock_ahead": 0.0, "clock_uncertainty": 0.0}
         chiefs, others = [], set()
         for device in self.session.list_devices():
@@ -85,7 +85,7 @@ class GraphRunner:
         feeds: Sequence[str],
         has_collectives: bool,
     ) -> Callable[..., list[np.ndarray]]:
-        """As `callable`; what it gives also takes `options` and `run_metadata`, as a session's `run` does."""
+        """Like `callable`; the result also accepts `options` and `run_metadata`, as a session's `run` does."""
         run = self.session.make_callable([outputs, operations], feed_list=list(feeds), accept_options=True)
 
         def call(*values: Any, options: Any = None, run_metadata: Any = None) -> Any:
@@ -104,7 +104,7 @@ class GraphRunner:
             self.session.close()
 
     def abandon(self) -> None:
-        """Leaves the session as it is till the process ends: closing it, at exit too, waits for runs that never end."""
+        """Keeps the session open until the process ends: closing it, even at exit, waits for runs that never end."""
         if not self._closed:
             self._closed = True
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
@@ -118,17 +118,17 @@ def _options(has_collectives: bool) -> tf.compat.v1.RunOptions:
 
 
 class DirectRun:
-    """Runs the same fetches again and again, given values for the same feeds.
+    """Runs the same fetches repeatedly, with values for the same feeds.
 
-    `Session.make_callable` with feeds is `Session.run`, which looks at every fetch and feed anew each time: half of
-    what a step of a small model takes. What TensorFlow prepares from `CallableOptions` does not, and does not check
-    what is fed either, so that this is done here.
+    `Session.make_callable` with feeds is `Session.run`, which inspects every fetch and feed in each call: half of the
+    time of a small model's step. A callable made from `CallableOptions` skips that, and also the checks of the fed
+    values, which this class makes.
 
     Args:
-        session: where to run.
+        session: to run in.
         outputs: tensors that a run returns.
-        operations: what runs without being returned.
-        feeds: tensors that take values.
+        operations: targets that run without a result.
+        feeds: tensors that are fed.
         options: of every run.
     """
 
@@ -146,17 +146,17 @@ class DirectRun:
         asked = config_pb2.CallableOptions(
             feed=[t.name for t in feeds], fetch=different, target=[op.name for op in operations], run_options=options
         )
-        # TensorFlow refuses a run of nothing, as what another worker's part of a run may come to.
+        # TensorFlow refuses an empty run; another worker's part of a run may be empty.
         is_nothing = not outputs and not operations
         self._session = session
         self._run = (lambda *values: []) if is_nothing else session._make_callable_from_options(asked)
 
     def __call__(self, *values: Any) -> list[np.ndarray]:
-        """The values of the outputs.
+        """Returns the values of the outputs.
 
         Raises:
-            ValueError: a value has another shape than what it is for.
-            ClusterError: the session is closed, as it is from the run's end on.
+            ValueError: a value's shape does not match its tensor.
+            ClusterError: the session is closed, because the run has ended.
         """
         try:
             found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
@@ -164,14 +164,14 @@ class DirectRun:
             if not self._session._closed:
                 raise
             raise ClusterError(
-                "The run has ended, and no step is made any more. An exit handler that is registered before "
-                "`AutoDist(…)` is called after the run's end: register it later, or make the step before that."
+                "The run has ended, and no further step can run. An exit handler registered before `AutoDist(…)` is "
+                "called after the run's end: register it later, or make the step earlier."
             ) from None
         return [found[k] for k in self._positions]
 
 
 class _Feed:
-    """A tensor that takes a value for each run."""
+    """A tensor that is fed in each run."""
 
     def __init__(self, tensor: tf.Tensor) -> None:
         self._name, self._shape, self._dtype = tensor.name, tensor.shape, np.dtype(tensor.dtype.as_numpy_dtype)
@@ -179,7 +179,7 @@ class _Feed:
 
     def taken(self, value: Any) -> np.ndarray:
         array = np.asarray(value, self._dtype)
-        if array.shape != self._fitting:  # runs mostly take the shape of the one before
+        if array.shape != self._fitting:  # consecutive runs usually have the same shape
             if not self._shape.is_compatible_with(array.shape):
                 raise ValueError(f"{self._name} has the shape {self._shape} and cannot take a value of {array.shape}.")
             self._fitting = array.shape
@@ -187,18 +187,18 @@ class _Feed:
 
 
 _END_LIMIT = 0.5
-"""Seconds for runs to end that are cancelled; what waits for a worker that is gone may never do."""
+"""Seconds for cancelled runs to end; a run that waits for a worker that has gone may never end."""
 
 
 class GraphRunners:
-    """Where steps run: on this worker's server, each in a session of its own.
+    """The graph runners of a worker: steps run on its server, each in its own session.
 
-    TensorFlow prepares a run from the whole graph of its session, so that a session for all steps would take longer for
-    each the more of them there are. A server's sessions have the same variables, queues and tables. Without a server
-    these are a session's own: one has all then.
+    TensorFlow prepares a run from the complete graph of its session, so one session for all steps would become slower
+    with each step. The sessions of a server share variables, queues and tables. Without a server these belong to a
+    session, so one session runs all steps.
 
     Args:
-        target: of the in-process server; "" where there is one worker and no server.
+        target: of the in-process server; "" with one worker, which has no server.
         config: of the sessions.
     """
 
@@ -208,13 +208,13 @@ class GraphRunners:
         self._initialized: set[str] = set()
         self._steps = 0
         self.beside = GraphRunner(target, _as_it_stands(config) if target else config)
-        """Where runs what is small: what workers tell one another, and values that they give one another."""
+        """Runs small graphs: control messages, and transfers of variable values."""
         self._opened = [self.beside]
         self.memories = PersistentBuffers()
-        """What kernels keep on this worker from step to step."""
+        """Persistent buffers of the kernels on this worker."""
 
     def add(self, graph_def: tf.compat.v1.GraphDef) -> tuple[GraphRunner, str]:
-        """Imports a step; returns where it runs, and the prefix of its nodes' names there."""
+        """Imports a step; returns its graph runner, and the prefix of its node names there."""
         with self._lock:
             self._steps += 1
             graph_runner = self.beside
@@ -226,7 +226,7 @@ class GraphRunners:
         return graph_runner, prefix + "/"
 
     def initialize(self, graph_runner: GraphRunner, operations: Mapping[str, str]) -> None:
-        """Runs operations of a step, by a key that tells what each sets, unless one of that key ran before."""
+        """Runs the initializers of a step whose key has not run yet; a key identifies the state that is set."""
         new = {key: name for key, name in operations.items() if key not in self._initialized}
         if new:
             first = [graph_runner.graph.get_operation_by_name(name) for name in new.values()]
@@ -240,12 +240,12 @@ class GraphRunners:
             graph_runner.close()
 
     def abandon(self) -> None:
-        """Leaves the sessions as they are till the process ends: closing one waits for runs that never end."""
+        """Keeps the sessions open until the process ends: closing one waits for runs that never end."""
         for graph_runner in self._opened:
             graph_runner.abandon()
 
     def end_runs(self) -> None:
-        """Ends what runs, as far as that is possible within a moment, in sessions that were abandoned."""
+        """Ends the runs of abandoned sessions, as far as that is possible within half a second."""
         closing = [threading.Thread(target=e.session.close, name="autodist-closing", daemon=True) for e in self._opened]
         for thread in closing:
             thread.start()
@@ -255,7 +255,7 @@ class GraphRunners:
 
 
 def _as_it_stands(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
-    """For graphs that run a few times each: making them better takes longer than they do."""
+    """Returns a config without graph optimization, for graphs that run a few times: optimizing takes longer."""
     changed = tf.compat.v1.ConfigProto()
     changed.CopyFrom(config)
     changed.graph_options.rewrite_options.disable_meta_optimizer = True

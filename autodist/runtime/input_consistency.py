@@ -1,4 +1,7 @@
-"""Whether the workers feed what is meant, the same global batch or each its own examples: first batches tell."""
+"""Input consistency check: compares the workers' first batches to detect wrong feeds.
+
+The workers must feed equal global batches, or each its own examples.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,22 @@ from autodist.runtime.messages import Messages
 log = logging.getLogger("autodist")
 
 LOOKED_AT = 16 << 20
-"""Bytes of an array that are looked at; of a larger one, as many from all over it."""
+"""Bytes of an array to hash; of a larger array, samples of this total size are hashed."""
 
 _PIECE = 64 << 10
 
 _SEED = (
-    "Draw and shuffle by one seed on every worker: keras.utils.set_random_seed(1) where the script begins, "
-    "np.random.default_rng(1) for a generator of its own"
+    "Use one seed on every worker: keras.utils.set_random_seed(1) at the start of the script, "
+    "np.random.default_rng(1) for a separate generator"
 )
 
 
 class Meant(enum.StrEnum):
-    """What an array is to the workers."""
+    """The role of an array."""
 
-    GLOBAL = "global"  # the whole batch, of which each keeps its share
+    GLOBAL = "global"  # the global batch; each worker keeps its share
     OWN = "own"  # a worker's own examples
-    WHOLE = "whole"  # whole for every replica
+    WHOLE = "whole"  # passed whole to every replica
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,9 @@ class FedInput:
     """One array of a batch.
 
     Attributes:
-        name: as the script knows it.
-        meant: what it is.
-        digest: of its shape and values; "" where it has none.
+        name: the script's name for it.
+        meant: its role.
+        digest: of its shape and values; "" if it has no values.
     """
 
     name: str
@@ -54,12 +57,12 @@ class FedInput:
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """What a worker feeds to a step when it runs it for the first time.
+    """The arrays that a worker feeds to a step in the step's first run.
 
     Attributes:
-        worker: its index.
-        step: tells steps apart, alike on all workers.
-        fed: its arrays, in the order of the step's inputs.
+        worker: index of the worker.
+        step: identifies the step; equal on all workers.
+        fed: arrays in the order of the step's inputs.
     """
 
     worker: int
@@ -77,7 +80,7 @@ class FirstBatch:
 
 
 def digest_of(value: Any) -> str:
-    """A hash of an array's shape, dtype and values; "" where it has no values."""
+    """Returns a hash of an array's shape, dtype and values; "" if it has no values."""
     array = np.asarray(value)
     if not array.size:
         return ""
@@ -95,7 +98,7 @@ def digest_of(value: Any) -> str:
 
 
 def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str, str]:
-    """What is wrong with one step's first batches, by the kind of fault.
+    """Returns the faults in one step's first batches as messages, by kind of fault.
 
     Args:
         batches: of the workers that have replicas.
@@ -104,28 +107,28 @@ def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str,
     found = {}
     if told := _differing(batches, Meant.GLOBAL, names):
         found["global"] = (
-            f"the workers feed different data where every one has to feed the same global batch: {told}. Each trains "
-            f"on its share of what it has itself, so some examples are missed and others taken twice. {_SEED}; read "
-            "files in one order (sorted). Where each worker is to feed examples of its own, say batch='per_worker' "
-            "(in the YAML, batch: per_worker)."
+            f"the workers feed different data where every one has to feed the same global batch: {told}. Each worker "
+            f"trains on its share of its own data, so some examples are missed and others used twice. {_SEED}; read "
+            "files in one order (sorted). If each worker is to feed its own examples, set batch='per_worker' (in the "
+            "YAML, batch: per_worker)."
         )
     if told := _differing(batches, Meant.WHOLE, names):
         found["whole"] = (
             f"the workers pass different values where all have to pass the same, since each replica gets them whole: "
-            f"{told}. Each replica computes with its worker's own. Pass the same on every worker."
+            f"{told}. Each replica computes with its worker's value. Pass the same value on every worker."
         )
     if told := _alike(batches, names):
         found["own"] = (
-            f"{told} feed the same examples, though what a worker feeds is its own part of the batch: they all train "
-            "on the same. Give each worker other examples: x[ad.worker_index::ad.num_workers], or "
-            "ad.distribute_dataset of global batches; or say @ad.function(batch='global') (for a session, batch: "
-            "global in the YAML), and each keeps its share of what all feed."
+            f"{told} feed the same examples, though each worker's feed is its own part of the batch: they all train on "
+            "the same examples. Give each worker other examples: x[ad.worker_index::ad.num_workers], or "
+            "ad.distribute_dataset of global batches. Or use @ad.function(batch='global') (for a session, batch: "
+            "global in the YAML): each worker then keeps its share of the common batch."
         )
     return found
 
 
 def _differing(batches: Sequence[FirstBatch], meant: Meant, names: Sequence[str]) -> str:
-    """Which arrays of which workers are others than the first worker's."""
+    """Describes the arrays that differ from the first worker's, with their workers; "" if none differs."""
     first, *others = batches
     where: dict[str, list[str]] = defaultdict(list)
     for at, mine in enumerate(first.fed):
@@ -150,17 +153,17 @@ def _and(names: Iterable[str]) -> str:
 
 
 class InputConsistencyCheck:
-    """Compares, on the chief, what the workers feed to each training step when they first run it.
+    """Compares, on the chief, the workers' feeds in the first run of each training step.
 
-    Nobody waits for it: a worker says what it feeds before its first run of a step, and the chief has heard that when
-    its own run is over, or, where nothing is synchronous, some runs later.
+    The check is asynchronous: a worker sends digests before its first run of a step. The chief has received them when
+    its own run has finished, or some runs later if no synchronizer is synchronous.
 
     Args:
         worker: index of this worker.
         names: of all workers, by index.
-        with_replicas: indices of those whose data is used.
-        messages: by which they reach the chief; None before the workers have joined.
-        guard: calls what may fail because another worker went away.
+        with_replicas: indices of the workers whose data is used.
+        messages: transport to the chief; returns None before the workers have joined.
+        guard: wraps calls that may fail because another worker went away.
     """
 
     def __init__(
@@ -179,11 +182,11 @@ class InputConsistencyCheck:
         self._told: set[str] = set()
 
     def tell(self, kind: str, fed: Iterable[tuple[str, Any, Meant]]) -> None:
-        """Says what this worker feeds to a step that it has not run yet.
+        """Records the feeds of a step that this worker has not run yet.
 
         Args:
-            kind: of step; all workers tell of those of one kind in the same order.
-            fed: name, array and meaning of each.
+            kind: kind of step; all workers report the steps of one kind in the same order.
+            fed: name, array and role of each feed.
         """
         if self._worker not in self._with_replicas or len(self._with_replicas) == 1:
             return
@@ -196,19 +199,19 @@ class InputConsistencyCheck:
             self._unsent.append(mine.encode())
 
     def tell_of_data_set(self, batch: Any) -> None:
-        """Says which global batch a data set gives first, of which this worker takes its share."""
+        """Records the first global batch of a data set; this worker uses its share of it."""
         arrays = tf.nest.flatten(batch, expand_composites=True)
         self.tell("data set", [(f"array {k} of the data set", array, Meant.GLOBAL) for k, array in enumerate(arrays)])
 
     def send(self) -> None:
-        """Before a step: sends the chief what it has not been sent."""
+        """Before a step, sends the chief the recorded feeds that were not sent yet."""
         messages = self._messages()
         if messages is not None:
             while self._unsent:
                 self._guard(messages.post, self._unsent.pop(0))
 
     def look(self) -> None:
-        """On the chief, after a step: warns of what is wrong, each fault once."""
+        """On the chief, after a step, logs a warning for each fault, once."""
         if not self._open:
             return
         messages = self._messages()

@@ -1,4 +1,4 @@
-"""Caller: runs what may wait for other workers, in a thread that can be left behind."""
+"""Interruptible executor: runs calls that may wait for other workers, in a thread that can be abandoned."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from autodist.errors import ClusterError
 
 
 class InterruptibleExecutor:
-    """Calls functions one after the other in a thread of its own, while the callers wait.
+    """Calls functions one at a time in a thread, while the callers wait.
 
-    A step that waits for a worker which is gone may never return from TensorFlow, not even when its session is closed.
-    The threads that asked for it wait here instead, where signals (Ctrl-C) and `fail` reach them. A process that is
-    forked from this one has no such thread, and is told so.
+    A step that waits for a worker that has gone may never return from TensorFlow, even if its session is closed. The
+    calling threads wait here instead, where signals (Ctrl-C) and `fail` reach them. A process forked from this one has
+    no such thread; its calls raise an error.
     """
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all fields below
         self._failure: BaseException | None = None
         self._waiting: set[Future[Any]] = set()
         self._under_way = 0
@@ -34,10 +34,10 @@ class InterruptibleExecutor:
         threading.Thread(target=self._serve, name="autodist-caller", daemon=True).start()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns `function(*args)`; from any thread.
+        """Returns `function(*args)`; callable from any thread.
 
         Raises:
-            Exception: what the function raises, or what `fail` was given.
+            Exception: raised by the function, or passed to `fail`.
         """
         future: Future[Any] = Future()
         with self._lock:
@@ -56,7 +56,7 @@ class InterruptibleExecutor:
 
     @property
     def state(self) -> tuple[bool, float]:
-        """Whether somebody waits in `call`, and since when (by `time.monotonic`) that or the contrary is so."""
+        """True if a thread waits in `call`, and the time (by `time.monotonic`) of the last change of that."""
         with self._lock:
             return bool(self._waiting), self._changed_at
 
@@ -70,12 +70,12 @@ class InterruptibleExecutor:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """True if no call is in progress."""
         with self._lock:
             return not self._under_way
 
     def wait_until_idle(self, limit: float) -> None:
-        """Returns when all is done that is under way now, or after `limit` seconds."""
+        """Returns when all calls in progress have finished, or after `limit` seconds."""
         is_done = threading.Event()
         with self._lock:
             self._under_way += 1
@@ -83,11 +83,11 @@ class InterruptibleExecutor:
         is_done.wait(limit)
 
     def _refuse(self) -> None:
-        self._lock, self._waiting = threading.Lock(), set()  # some thread of the parent may have had the lock
+        self._lock, self._waiting = threading.Lock(), set()  # a thread of the parent may have held the lock
         self._failure = ClusterError(
             f"Process {os.getpid()} was forked from a worker's, as those of `multiprocessing` are, and takes part in "
-            "nothing that workers do together: steps, and reading what they train. Do that in the worker's own "
-            "process, and hand others what they need."
+            "nothing that workers do together: steps, and reading trained variables. Do that in the worker's own "
+            "process, and pass the results to other processes."
         )
 
     def _serve(self) -> None:
@@ -96,7 +96,7 @@ class InterruptibleExecutor:
             outcome, error = (None, None) if future.done() else _outcome_of(function, args)
             with self._lock:
                 self._under_way -= 1
-            with suppress(InvalidStateError):  # `fail` was first
+            with suppress(InvalidStateError):  # `fail` came first
                 if error is not None:
                     future.set_exception(error)
                 else:
@@ -106,7 +106,7 @@ class InterruptibleExecutor:
 def _outcome_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
     try:
         return function(*args), None
-    except BaseException as error:  # noqa: BLE001 - all of it belongs to the thread that asked
+    except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
         return None, error
 
 

@@ -1,4 +1,4 @@
-"""Program: a rewritten step, imported and ready to run."""
+"""A rewritten step, imported and ready to run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
 
 RunOptions = Any
-"""`tf.compat.v1.RunOptions`, of which TensorFlow has no types."""
+"""`tf.compat.v1.RunOptions`, for which TensorFlow has no types."""
 RunMetadata = Any
 """`tf.compat.v1.RunMetadata`."""
 
@@ -32,13 +32,13 @@ class Program:
     """Runs one rewritten step.
 
     Args:
-        engines: where it runs.
+        graph_runners: of this worker.
         item: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
-        updates: runs, beside the steps, the updates that a step leaves to be run later.
+        updates: runs background updates that a step leaves for later.
 
     Attributes:
-        land: waits until all updates of this worker's steps are written; None: the steps wait for that themselves.
+        land: waits until all updates of this worker's steps have been applied; None: the steps wait for them.
     """
 
     def __init__(self, graph_runners: GraphRunners, item: Step, inputs: Sequence[str], updates: Updates) -> None:
@@ -80,21 +80,21 @@ class Program:
         metadata: RunMetadata | None = None,
         all_examples: int = 0,
     ) -> list[np.ndarray]:
-        """One step.
+        """Runs one step.
 
         Args:
             values: of the inputs.
-            examples: how many examples this worker has; 0 where `values` hold a row that does not count.
-            options: of TensorFlow, for this run.
-            metadata: filled with what TensorFlow tells of this run.
-            all_examples: how many examples all workers have, where the step was captured as one of global batches.
+            examples: number of examples on this worker; 0 if `values` hold a padding row that does not count.
+            options: TensorFlow's options for this run.
+            metadata: filled with TensorFlow's metadata of this run.
+            all_examples: number of examples on all workers, if the step was captured with global batches.
 
         Returns:
             The values of the step's outputs.
 
         Raises:
-            EmptyBatchError: no worker has examples; on all workers.
-            UnevenBatchError: replicas have different numbers of examples, and all need equally many; where it has run.
+            EmptyBatchError: no worker has examples; raised on all workers.
+            UnevenBatchError: the step needs the same number of examples on every replica, and the run found others.
         """
         if self._update is not None:
             self._updates.release(self._update)
@@ -105,24 +105,24 @@ class Program:
 
     @functools.cached_property
     def can_repeat(self) -> bool:
-        """Whether `repeat` may be called: several steps in one call are the same as one after the other."""
+        """True if `repeat` may be called: several steps in one call have the same result as separate calls."""
         runs_alone = self._update is None and self.land is None and self._trace is None and bool(self._parts.batch)
         return runs_alone and can_repeat(self._engine.graph.as_graph_def())
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
-        """One step on each of some batches, in one call; see `run`.
+        """Runs one step on each of several batches, in one call; see `run`.
 
         Args:
-            batches: of each step, the values of the inputs, of the same shapes.
-            examples: how many examples this worker has in each.
-            all_examples: how many all workers have in each, likewise.
+            batches: values of the inputs of each step, with equal shapes.
+            examples: number of examples on this worker in each batch.
+            all_examples: number of examples on all workers in each batch.
 
         Returns:
             The values of the last step's outputs.
 
         Raises:
             EmptyBatchError: no worker has examples.
-            UnevenBatchError: replicas have different numbers of examples, and all need equally many; where it has run.
+            UnevenBatchError: the step needs the same number of examples on every replica, and the run found others.
         """
         if len(batches) not in self._repeated:
             self._repeated[len(batches)] = repeated(self._engine, self._parts, len(batches))
@@ -144,28 +144,28 @@ class Program:
         return outputs
 
     def require_fits(self, examples: int, all_examples: int) -> None:
-        """Passes unless this worker can tell before a run that the step does not take what it is to be given.
+        """Checks a batch before a run, as far as this worker can.
 
         Args:
-            examples: as `run` is given them.
-            all_examples: as `run` is given them.
+            examples: as for `run`.
+            all_examples: as for `run`.
 
         Raises:
-            UnevenBatchError: replicas have different numbers of examples, and all need equally many.
+            UnevenBatchError: the step needs the same number of examples on every replica, and the batch is uneven.
         """
         self.require_even(examples, all_examples if self._is_global else None)
 
     def require_even(self, examples: int | None, all_examples: int | None) -> None:
-        """Passes unless it can be told before a run that the step does not take a batch of so many examples.
+        """Checks the number of examples before a run, as far as it is known.
 
         Raises:
-            UnevenBatchError: replicas would have different numbers of them, and all need equally many.
+            UnevenBatchError: the step needs the same number of examples on every replica, and they would differ.
         """
         require_even(self._even, examples, all_examples)
 
     @contextmanager
     def _telling_of_uneven_parts(self, even: EvenParts) -> Iterator[None]:
-        """Explains a run that stopped because workers fed different numbers of examples."""
+        """Context that explains a run that stopped because workers fed different numbers of examples."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
@@ -173,18 +173,18 @@ class Program:
             if found is None:
                 raise
             among = even.here if even.is_own else even.replicas
-            fault = f"what is fed gives {among} replicas {found[1]} examples in all, and not equally many each"
+            fault = f"the batch gives {among} replicas {found[1]} examples in all, and not equally many each"
             refusal = uneven(even, fault, among)
             refusal.has_run = True
             raise refusal from None
 
     @functools.cached_property
     def _run_with_options(self) -> Callable[..., Any]:
-        """The run that takes options; made when it is first asked for, since each of its runs takes longer."""
+        """The callable that accepts options; made on first use, since its runs are slower."""
         return self._make_run_with_options()
 
     def _first_run(self, run: Callable[..., Any], given: Sequence[Any]) -> list[np.ndarray]:
-        """The first run of a step, before and after which memory is freed that importing and preparing it left."""
+        """Makes the first run of a step; frees the memory left by import before it and by preparation after it."""
         self._gives_back = False
         collect_and_trim()
         outputs = run(*given)
@@ -201,21 +201,21 @@ def _callable_of(graph_runner: GraphRunner, prefix: str, operations: Sequence[st
 
 
 def _worker_of(item: Step, fed: str) -> int:
-    """The worker whose step it is: where an input of it is fed."""
+    """Returns the worker that runs the step: the one that feeds one of its inputs."""
     device = next(node.device for node in item.graph_def.node if node.name == node_of(fed))
     return int(tf.DeviceSpec.from_string(device).task or 0)
 
 
 def collect_and_trim() -> None:
-    """Collects garbage, such as graphs whose objects refer to one another, and trims the heaps."""
+    """Collects garbage, for example graphs in reference cycles, and trims the heaps."""
     gc.collect()
     trim_heaps()
 
 
 def trim_heaps() -> None:
-    """Returns to the system what is free in all heaps; the C library keeps it for the thread that had it.
+    """Returns free memory of all heaps to the system; the C library keeps it for the thread that used it.
 
-    Elsewhere than under glibc, nothing is done.
+    Has an effect only with glibc.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

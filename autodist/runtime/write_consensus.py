@@ -1,10 +1,10 @@
-"""Accord: before each step, whether the chief has values for all workers that its script wrote since the last one.
+"""Variable-write consensus: before each step, workers agree whether the chief must first send variable values to all.
 
-Scripts write variables on every worker alike, or on one alone: `if ad.is_chief: checkpoint.restore(…)`. Nothing is sent
-for a step before which nothing was written. Where something was, a worker says that it is ready and stands still till
-the chief has given its values to all. A worker that knows of nothing has gone into the step by then, with old values,
-and waits there for the chief: then all make that step, for nothing, the chief gives out what the variables were before
-it, with what its script wrote, and all make it again.
+Scripts write variables on every worker, or on one only: `if ad.is_chief: checkpoint.restore(…)`. If no worker has
+written a variable, no message is sent. A worker that has written one reports that it is ready, and waits until the
+chief has sent its values to all. Meanwhile a worker without writes may have begun the step with old values, and waits
+in it for the chief. In that case all workers make the step, which does not count. The chief then sends the values from
+before the step, updated with its script's writes, and all workers repeat the step.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from autodist.errors import ClusterError
 from autodist.runtime.control_messages import ControlKind, ControlMessage
 
 PATIENCE = 1.0
-"""Seconds to wait for the others, which mostly write what this worker wrote, before they are asked."""
+"""Seconds before the chief sends ASKED to late workers, which usually write the same variables as this worker."""
 
 _NEVER = 1 << 62
-"""The step that no worker reaches."""
+"""A step number that no worker reaches."""
 
 
 class Turn(enum.Enum):
-    """What a worker does with the step that comes next."""
+    """The action of a worker for the next step."""
 
     STEP = "step"
-    VOID = "void"  # the step, which all make again
-    PUSH = "push"  # on the chief: all others stand still
+    VOID = "void"  # a step that does not count and is repeated
+    PUSH = "push"  # on the chief: all other workers wait for its values
 
 
 class WriteConsensus:
-    """One worker's side.
+    """One worker's end of the consensus.
 
     Args:
-        worker: its index.
-        workers: how many there are.
-        send: brings a letter to some workers.
-        take: on another worker than the chief, takes values that come as listed.
+        worker: index of this worker.
+        workers: number of workers.
+        send: sends a control message to some workers.
+        take: on workers other than the chief, receives values according to a listing.
 
     Attributes:
-        present: on the chief, the workers that wait before the step to be given its values.
+        present: on the chief, the workers that wait before the step for its values.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class WriteConsensus:
         self._left: set[int] = set()
 
     def begins(self, has_written: bool) -> bool:
-        """Begins the next step, unless this worker knows that values have to be given first; says whether it did.
+        """Begins the next step unless this worker knows that values must be sent first; returns True if it has begun.
 
         Args:
-            has_written: whether the script has written a variable of the step.
+            has_written: True if the script has written a variable of the step.
         """
         with self._changed:
             if has_written or self._wanted is not None:
@@ -82,30 +82,31 @@ class WriteConsensus:
 
     @property
     def owes_answers(self) -> bool:
-        """On the chief: whether others wait in vain for values."""
+        """On the chief, True if other workers wait for values that will not come."""
         return bool(self._waiting)
 
     def agree(self, keeps_pace: bool) -> tuple[Turn, frozenset[str]]:
-        """Waits, before a step that does not just begin, till it is clear what comes first.
+        """Waits, before a step that cannot begin at once, until the workers agree on the next action.
 
         Args:
-            keeps_pace: whether nobody can end a step that another has not begun.
+            keeps_pace: True if no worker can finish a step before all others have begun it.
 
         Returns:
-            What to do, and on another worker than the chief, which variables the chief has given values.
+            The action, and on workers other than the chief, the names of the variables that received the chief's
+            values.
 
         Raises:
-            ClusterError: on the chief: a worker has made the step without what the chief's script wrote.
+            ClusterError: on the chief, that a worker has finished the step without the values that its script wrote.
         """
         return (self._gather(keeps_pace), frozenset()) if self._worker == 0 else self._follow()
 
     def give(self, listing: str) -> None:
-        """On the chief: tells the workers that wait which values come, which they take from now on."""
+        """On the chief, announces the values that follow to the waiting workers, which start to receive them."""
         if self.present:
             self._send(self.present, ControlMessage(ControlKind.GIVEN, self._step + 1, 0, listing=listing))
 
     def pushed(self, names: Sequence[str]) -> None:
-        """On the chief: begins the step, once the workers that were given these variables' values have them."""
+        """On the chief, begins the step once the waiting workers have received the values of these variables."""
         with self._changed:
             step = self._step + 1
             self._changed.wait_for(lambda: set(self.present) <= set(self._that_said(step, ControlKind.TAKEN)))
@@ -115,7 +116,7 @@ class WriteConsensus:
         self._send(self._others, letter)
 
     def ended(self) -> bool:
-        """Notes that the step has ended, and says whether it has to be made again."""
+        """Records the end of the step; returns True if it must be repeated."""
         with self._changed:
             self._is_within = False
             if self._void != self._step:
@@ -125,14 +126,14 @@ class WriteConsensus:
             return True
 
     def leave(self) -> None:
-        """This worker makes no more steps: nobody is to wait for what it would say."""
+        """Announces that this worker makes no more steps, so that no other worker waits for its answers."""
         if self._worker == 0:
             self._send(self._others, ControlMessage(ControlKind.BEGUN, _NEVER, 0))
         else:
             self._send([0], ControlMessage(ControlKind.LEFT, self._step, self._worker))
 
     def receive(self, letter: ControlMessage) -> None:
-        """Takes in what another worker says; in another thread than the step's."""
+        """Handles a message of another worker; runs in another thread than the step."""
         answer = None
         with self._changed:
             match letter.subject:
@@ -169,7 +170,7 @@ class WriteConsensus:
         self._is_within = True
 
     def _answer(self, step: int) -> ControlKind:
-        """Whether this worker comes to a step before which the chief has values to give."""
+        """Returns the answer to ASKED: this worker's position relative to a step for which the chief has values."""
         if self._stands_still:
             return ControlKind.READY
         self._wanted = step
@@ -178,7 +179,7 @@ class WriteConsensus:
         return ControlKind.WITHIN if self._is_within_step(step) else ControlKind.BEYOND
 
     def answer_waiting(self) -> None:
-        """Tells those that wait for the chief's values in vain."""
+        """Answers the workers that wait for values of the chief that will not come."""
         with self._changed:
             told = {other: step for other, step in self._waiting.items() if step <= self._step}
             for other in told:
@@ -219,7 +220,7 @@ class WriteConsensus:
         if beyond:
             raise ClusterError(
                 f"the chief's script wrote variables before a step that worker {min(beyond)} has made without them. "
-                "Write them on every worker alike, not under `if ad.is_chief`; the chief's value is what all get."
+                "Write them on every worker alike, not under `if ad.is_chief`; all workers receive the chief's value."
             )
 
     def _that_said(self, step: int, *kinds: ControlKind) -> list[int]:
@@ -253,7 +254,7 @@ class WriteConsensus:
             return (Turn.STEP if self._void is None else Turn.VOID), names
 
     def _has_to_take(self, step: int) -> bool:
-        """Whether values come first, once it is clear what comes."""
+        """Returns True if values follow, once the next action is known."""
         with self._changed:
             self._changed.wait_for(lambda: self._given or self._is_clear(step))
             return bool(self._given)

@@ -32,7 +32,7 @@ def test_scripts_run_beside_the_chiefs_before_the_first_step(tmp_path: Path) -> 
         assert run.wait(120) == 0, run.stderr
         run.assert_gone()
     assert list(run.kept(0)["losses"]) == list(run.kept(1)["losses"])
-    words = ("started localhost:1", "traced step", "all 2 workers have joined", "the first step is made")
+    words = ("started localhost:1", "traced step", "all 2 workers have joined", "first step finished")
     told = [line for line in run.stderr.splitlines() if " s: " in line and any(word in line for word in words)]
     assert [next(word for word in words if word in line) for line in told] == list(words), run.stderr
 

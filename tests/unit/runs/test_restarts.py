@@ -102,9 +102,12 @@ def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], m
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (WorkerFailedError("b", f"has ended its script, and a waits for it. {SAME_STEPS}"), "the script would fail so"),
-        (WorkerFailedError("b", "ended, with exit status 0, without creating an AutoDist"), "would fail so"),
-        (WorkerFailedError("b", "ended with exit status 1", ("autodist.errors.CaptureError: no",)), "would fail so"),
+        (WorkerFailedError("b", f"has ended its script, and a waits for it. {SAME_STEPS}"), "fail in the same way"),
+        (WorkerFailedError("b", "ended, with exit status 0, without creating an AutoDist"), "fail in the same way"),
+        (
+            WorkerFailedError("b", "ended with exit status 1", ("autodist.errors.CaptureError: no",)),
+            "fail in the same way",
+        ),
         (ClusterError("no machine there"), "which is no loss"),
     ],
     ids=["other steps", "another path", "our own error", "never started"],
@@ -257,7 +260,7 @@ def test_a_machine_that_refuses_is_not_left_out_and_the_next_start_says_why(
 def test_min_nodes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ResourceSpecError, match="min_nodes: 4 is more than the 3 nodes"):
         ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 4})
-    with pytest.raises(ResourceSpecError, match="min_nodes is 2.*say `max_restarts`"):
+    with pytest.raises(ResourceSpecError, match="min_nodes is 2.*set `max_restarts`"):
         require_can_restart(ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "max_restarts": 0}))
 
 

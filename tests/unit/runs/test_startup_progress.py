@@ -71,7 +71,7 @@ with start.doing("a later step"):
     assert "[two] a worker's line\r\n" in shown
     assert "asking …" in shown
     assert "a later step" not in shown
-    assert shown.index("the first step is made") > shown.index("asking")
+    assert shown.index("first step finished") > shown.index("asking")
     assert printed == "[two] another\nthe script's\n"  # a pipe gets what it would get without a terminal
 
 
@@ -103,7 +103,7 @@ def test_elsewhere_than_on_a_terminal_there_are_lines_alone(caplog: pytest.LogCa
         start.ends()
         start.ends()
         start.has_done("another")
-    assert [m.split(" s: ")[1] for m in caplog.messages] == ["reached", "the first step is made"]
+    assert [m.split(" s: ")[1] for m in caplog.messages] == ["reached", "first step finished"]
 
 
 def test_other_workers_say_nothing(caplog: pytest.LogCaptureFixture) -> None:

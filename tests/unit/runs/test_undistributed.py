@@ -204,7 +204,7 @@ def test_a_plain_session_is_refused_where_it_would_train_on_a_part_of_the_data(
         train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
         session.run(tf.compat.v1.global_variables_initializer())
         if is_in_scope and divides_data:
-            with pytest.raises(CaptureError, match="divides it by 2 workers"):
+            with pytest.raises(CaptureError, match="divides it among 2 workers"):
                 session.run(train)
             alone.stop()
             return
@@ -212,7 +212,7 @@ def test_a_plain_session_is_refused_where_it_would_train_on_a_part_of_the_data(
     alone.tell_at_end(has_idle_workers=False)
     (text,) = warnings(said)
     assert "ad.create_distributed_session()" in text
-    assert ("a part of them was not seen" in text) == divides_data
+    assert ("a part of the data was not used" in text) == divides_data
 
 
 def test_of_several_the_last_that_was_made_says_so(said: pytest.LogCaptureFixture) -> None:

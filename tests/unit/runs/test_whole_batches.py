@@ -70,7 +70,7 @@ def test_a_worker_gets_back_the_rows_of_its_own_examples_alone() -> None:
     assert [m[0].tolist() for m in mine] == [[0, 1, 2], [], [3, 4]]
     assert [m[1][0].tolist() for m in mine] == [[0, 1, 2, 3, 4, 5], [], [6, 7, 8, 9]]
     assert [m[2] for m in mine] == [scalar] * 3
-    with pytest.raises(CaptureError, match="returns 4 rows of 5 examples"):
+    with pytest.raises(CaptureError, match="returns 4 rows for 5 examples"):
         found[0].own_rows([np.arange(4)], [0])
 
 

@@ -82,7 +82,9 @@ def test_what_keeps_workers_from_starting_is_told_at_once_and_raised_in_the_scri
     one = begin()
     one.coordinator.may_prepare.set()
     one._thread.join(10)
-    assert caplog.messages == ["no machine there\nThe script is told so at its next use of AutoDist, or at its end."]
+    assert caplog.messages == [
+        "no machine there\nThe script raises this error at its next use of AutoDist, or at its end."
+    ]
     for use in (one.check, one.wait):
         with pytest.raises(ClusterError, match="no machine there"):
             use()

@@ -24,13 +24,13 @@ BARE = GPUSupport("-1", ("tensorflow", "2.21.0"), is_built=True, has_driver=Fals
         (replace(FIT, visible="-1"), "^CUDA_VISIBLE_DEVICES is '-1', which hides all of them .unset it.$"),
         (replace(FIT, visible="3"), "^CUDA_VISIBLE_DEVICES is '3', which hides all others .unset it.$"),
         (replace(FIT, has_libraries=False), r"^CUDA's libraries .*`pip install 'tensorflow\[and-cuda\]==2.21.0'`.$"),
-        (replace(FIT, has_driver=False), "^NVIDIA's driver is not there: .*`nvidia-smi`"),
+        (replace(FIT, has_driver=False), "^NVIDIA's driver is missing: .*`nvidia-smi`"),
         (
             replace(FIT, package=("tensorflow-cpu", "2.21.0"), is_built=False, has_libraries=False),
             r"^the installed tensorflow-cpu is built without CUDA .`pip uninstall tensorflow-cpu; pip install "
             r"'tensorflow\[and-cuda\]==2.21.0'`.$",
         ),
-        (FIT, "^`nvidia-smi` says whether .* brings CUDA's libraries, and AUTODIST_LOG_LEVEL=DEBUG shows"),
+        (FIT, "^`nvidia-smi` shows whether .* installs CUDA's libraries, and AUTODIST_LOG_LEVEL=DEBUG shows"),
     ],
 )
 def test_each_cause_has_its_mend(found: GPUSupport, said: str) -> None:

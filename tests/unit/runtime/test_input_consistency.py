@@ -45,7 +45,7 @@ def test_who_differs_in_what_is_told_with_the_mend(meant: Meant):
     batches = [batch(w, ("x", X + (w == 2), meant), ("y", X, meant), ("z", X + w, meant)) for w in range(3)]
     (told,) = complaints(batches, NAMES).values()
     assert "x of b:0, z of a:1 and b:0 differs from that of a:0" in told
-    assert ("np.random.default_rng(1)" if meant == Meant.GLOBAL else "Pass the same on every worker") in told
+    assert ("np.random.default_rng(1)" if meant == Meant.GLOBAL else "Pass the same value on every worker") in told
 
 
 def test_own_examples_that_differ_pass():
