@@ -1,4 +1,4 @@
-"""Arrays on their way between workers, and what becomes of them there."""
+"""Serialization and reduction of arrays sent between workers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _OF_NUMBERS_WITH_AN_ORDER = ("max", "min")
 
 
 def require_reduction(how: object) -> None:
-    """Passes if values can be reduced so.
+    """Checks the name of a reduction.
 
     Raises:
-        ReductionError: they cannot.
+        ReductionError: there is no such reduction.
     """
     if not isinstance(how, str) or how not in _REDUCTIONS:
-        raise ReductionError(f"{how!r} is not a reduction; it may be {', '.join(map(repr, _REDUCTIONS))}.")
+        raise ReductionError(f"{how!r} is not a reduction; use {', '.join(map(repr, _REDUCTIONS))}.")
 
 
 def pack_part(value: Any, how: str) -> bytes:
-    """One worker's value, or what is wrong with it, as the chief reads it."""
+    """Serializes one worker's value, or the reason why it cannot be reduced, for the chief."""
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths
@@ -49,21 +49,21 @@ def _fault_of(array: np.ndarray, how: str) -> str | None:
     except TypeError:
         dtype = tf.variant
     if not (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool):
-        return f"it is of type {array.dtype}, and only arrays of numbers or truth values can be reduced"
+        return f"it is of type {array.dtype}, and only arrays of numbers or booleans can be reduced"
     if dtype.is_complex and how in _OF_NUMBERS_WITH_AN_ORDER:
         return f"it is {array.dtype}, and complex numbers have no {how}"
     return None
 
 
 def combine_parts(parts: Sequence[bytes]) -> bytes:
-    """What all workers get for their values, in the order of the workers: the result, or why there is none."""
+    """Reduces the workers' values, in the order of the workers; returns the serialized result or error for all."""
     told = [json.loads(part.partition(b"\n")[0]) for part in parts]
     for worker, one in enumerate(told):
         if "fault" in one:
             return _refusal(f"the value of worker {worker} cannot be reduced: {one['fault']}.")
-    for key, name in (("how", "ask for different reductions"), ("shape", "have values of different shapes")):
+    for key, name in (("how", "request different reductions"), ("shape", "have values of different shapes")):
         if len({str(one[key]) for one in told}) > 1:
-            return _refusal(f"the workers {name}: {_listed(told, key)}. All have to call it alike, in the same order.")
+            return _refusal(f"the workers {name}: {_listed(told, key)}. Make the same call on all, in the same order.")
     if len({one["dtype"] for one in told}) > 1:
         return _refusal(f"the workers have values of different types: {_listed(told, 'dtype')}. Cast them to one.")
     arrays = [unpack(part) for part in parts]
@@ -81,10 +81,10 @@ def _refusal(text: str) -> bytes:
 
 
 def unpack(content: bytes) -> np.ndarray:
-    """The array in a message.
+    """Deserializes the array in a message.
 
     Raises:
-        ReductionError: the message says why there is none.
+        ReductionError: the message holds an error instead.
     """
     head, _, body = content.partition(b"\n")
     told = json.loads(head)

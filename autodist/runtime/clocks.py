@@ -1,4 +1,4 @@
-"""How far this process's clock is ahead of the chief's, which machines' clocks never agree on."""
+"""Offset between this process's clock and the chief's."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _ASKED = 8
-"""The answer that came soonest says most."""
+"""Number of queries; the one with the shortest round trip is the most accurate."""
 
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How far a clock is ahead of another one, in seconds.
+    """The offset of a clock from another one, in seconds.
 
     Attributes:
-        ahead: how far it is ahead.
-        uncertainty: it may be so much more or less.
+        ahead: how far the clock is ahead.
+        uncertainty: largest error of `ahead` in both directions.
     """
 
     ahead: float
@@ -24,7 +24,7 @@ class ClockOffset:
 
     @staticmethod
     def of(asked: float, told: float, heard: float) -> ClockOffset:
-        """By NTP's formula: the other clock is taken to have been read halfway between question and answer.
+        """Returns the offset by NTP's formula, which assumes that the other clock was read halfway through the query.
 
         >>> ClockOffset.of(asked=10.0, told=12.5, heard=11.0)
         ClockOffset(ahead=2.0, uncertainty=0.5)
@@ -33,11 +33,11 @@ class ClockOffset:
 
 
 def against(tell: Callable[[], float], now: Callable[[], float] = time.time) -> ClockOffset:
-    """This process's clock against the one that `tell` asks. In seconds since 1970.
+    """Returns the offset of this process's clock from another one.
 
     Args:
-        tell: asks the other one.
-        now: this process's.
+        tell: queries the other clock, in seconds since 1970.
+        now: reads this process's clock.
     """
 
     def once() -> ClockOffset:

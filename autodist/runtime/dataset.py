@@ -1,4 +1,4 @@
-"""DistributedDataset: of global batches, which all workers draw alike, each has its share."""
+"""Distributed data set: all workers draw the same global batches, and each takes its share."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ log = logging.getLogger("autodist")
 
 @dataclass(frozen=True)
 class PlaceInData:
-    """Where an iteration over a data set is.
+    """The position of an iteration over a data set.
 
     Attributes:
-        ended: iterations that are over.
-        taken: batches of the one under way.
-        seed: for all, under which the data set was made.
-        first: a digest of its first batch; "": not known.
-        draws: what NumPy's and Python's generators drew next when it began; None: it has not.
+        ended: number of finished iterations.
+        taken: number of batches taken in the current iteration.
+        seed: TensorFlow's global seed when the data set was made.
+        first: digest of the iteration's first batch; "": not known.
+        draws: state of NumPy's and Python's generators at the start of the iteration; None: it has not started.
     """
 
     ended: int = 0
@@ -45,34 +45,34 @@ class PlaceInData:
     draws: Draws | None = None
 
     def told(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns the position as a JSON value."""
         return {**vars(self), "draws": None if self.draws is None else self.draws.told()}
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> PlaceInData:
-        """What `told` has given."""
+        """Returns the position from the result of `told`."""
         draws = told.get("draws")
         return cls(**{**told, "draws": None if draws is None else Draws.of(draws)})
 
 
 class DistributedDataset(tf.train.experimental.PythonState):
-    """Gives this worker its rows of each global batch; arrays with different numbers of rows are split each by its own.
+    """Iterates over this worker's rows of each global batch; arrays are split separately if their lengths differ.
 
-    A checkpoint that is told of it (`ad.checkpoint(folder, data=data)`) has its place: after `restore`, the next loop
-    over it goes on where it was, an epoch's order included.
+    A checkpoint that contains it (`ad.checkpoint(folder, data=data)`) saves its position. After `restore`, the next
+    loop continues at that position, in the same order of the epoch.
 
     Args:
-        dataset: of global batches: a `tf.data.Dataset`, or whatever gives nests of arrays whose first axes are
-            examples; it has to give the same batches on every worker.
+        dataset: of global batches: a `tf.data.Dataset`, or any iterable of nests of arrays whose first axis is the
+            batch axis; must yield the same batches on every worker.
         replicas: for each replica, the index of its worker.
         worker: index of this worker.
         on_first: called with the first global batch, or with a digest of it.
-        reading: how this worker reads its share alone, where it can; None: it reads all.
-        on_own_failure: called with what was raised where it reads its share alone, which no other worker sees.
+        reading: input sharding, by which this worker reads only its share; None: it reads everything.
+        on_own_failure: called with an error raised while this worker reads its share, which no other worker raises.
 
     Attributes:
-        place: where it is.
-        on_request: called before it is asked for a batch; None: nobody wants to know, nor where it is.
+        place: its position.
+        on_request: called before each batch; None: no callback, and the position is not needed.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._own = None if reading is None else self._files or reading_own(dataset, reading)
         self.on_request: Callable[[], None] | None = None
         self.place = PlaceInData(seed=seed_for_all())
-        self._goes_on = isinstance(dataset, Iterator)  # it begins once, so that all loops over it are one
+        self._goes_on = isinstance(dataset, Iterator)  # it can be started once, so that all loops over it are one
         self._resumed: PlaceInData | None = None
         self._is_loop_over = False
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's part of each batch; without rows, where there are fewer examples than workers.
+        """Yields this worker's part of each batch; without rows if there are fewer examples than workers.
 
         Raises:
-            UnevenBatchError: the arrays of a batch have different numbers of rows, and one too few for all replicas.
+            UnevenBatchError: the arrays of a batch have different lengths, and one has too few rows for all replicas.
         """
         self._note_request()
         try:
@@ -132,38 +132,38 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return tf.nest.map_structure(self._own_rows, batch)
 
     def _that_count(self, rows: Any, examples: int) -> Any:
-        """What is read, or no rows where it only stands for none."""
+        """Returns the rows that were read, or none if they are only padding for an empty share."""
         if share_of(examples, self._replicas, self._worker).size:
             return rows
         return tf.nest.map_structure(lambda value: slice_rows(value, Share(0, 0)), rows)
 
     def serialize(self) -> str:
-        """Its place, for a checkpoint."""
+        """Returns the position, for a checkpoint."""
         return json.dumps(self.place.told())
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """Goes on, with the next iteration, where another was."""
+        """Continues, in the next iteration, at a saved position."""
         self.resume(PlaceInData.of(json.loads(string_value)))
 
     def place_in_loop(self) -> Callable[[], Any]:
-        """Gives its place of now, as JSON has it."""
+        """Returns a function that returns the current position as a JSON value."""
         return self.place.told
 
     def go_on_in_loop(self, place: Any) -> None:
-        """Goes on where another was; an iteration of which all batches were taken is over, and the next one begins."""
+        """Continues at a saved position; an iteration whose batches were all taken is over, and the next one begins."""
         self.resume(PlaceInData.of(place), is_loop_over=True)
 
     def resume(self, place: PlaceInData, is_loop_over: bool = False) -> None:
-        """Goes on, with the next iteration, at a place.
+        """Continues, in the next iteration, at a position.
 
         Args:
-            place: of a data set like this one.
-            is_loop_over: whether an iteration of which all batches were taken is over, and the next one begins.
+            place: position of an equal data set.
+            is_loop_over: True if an iteration whose batches were all taken is over, and the next one begins.
         """
         if place.seed != self.place.seed:
             log.warning(
-                "the data set was made under the seed %s, and under %s in the run that has saved its place: where a "
-                "shuffle has no seed of its own, its order is another. Call tf.random.set_seed before it is made.",
+                "the data set was made under the seed %s, and under %s in the run that has saved its place: a shuffle "
+                "without its own seed now has another order. Call tf.random.set_seed before the data set is made.",
                 self.place.seed, place.seed, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         self.place = replace(place, seed=self.place.seed)
@@ -174,7 +174,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
             self.on_request()
 
     def _begin(self) -> Iterator[Given]:
-        """An iteration of the data set; the first after it is resumed begins where the other one was."""
+        """Starts an iteration over the data set; the first one after `resume` starts at the saved position."""
         place, self._resumed = self._resumed, None
         if place is None:
             if not (self._goes_on and self.place.taken):
@@ -190,15 +190,15 @@ class DistributedDataset(tf.train.experimental.PythonState):
                 self._tell_other(place)
                 now.resume()
                 return itertools.chain([] if first is None else [first], given)
-        # What reads ahead has drawn for batches to come; what does not has drawn no more than the loop had by then.
+        # Readers with prefetch have drawn for later batches; others have drawn exactly what the loop had drawn.
         now.resume(begun.unmoved() if self._is_of_tensorflow else begun.states)
         self.place = replace(self.place, taken=place.taken, first=place.first)
         return self._or_next(given) if self._is_loop_over and place.taken else given
 
     def _begin_again(self, place: PlaceInData) -> Iterator[Given]:
-        """Begins the iteration that was under way, after those before it: a shuffle draws a new order for each.
+        """Restarts the saved iteration after those before it, because a shuffle draws a new order for each iteration.
 
-        A shuffle that another one reads draws when that is read first, and one that is repeated as often.
+        A shuffle inside another one draws when it is first read, and a repeated one once per repetition.
         """
         is_read = place.ended > 0 and begins_within(self._dataset)
         for _ in range(place.ended):
@@ -208,14 +208,14 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return self._read()
 
     def _begin_and_leave(self, is_read: bool) -> None:
-        """An iteration that is read no further than its orders are drawn: what reads ahead for it has ended, too."""
+        """Runs an iteration until its shuffle orders are drawn, and waits until its prefetch has ended."""
         batches = iter(self._source)
         next(batches, None)
         if is_read:
             deque(batches, maxlen=0)
 
     def _or_next(self, given: Iterator[Given]) -> Iterator[Given]:
-        """What is left of an iteration or, if it is over, the next one."""
+        """Returns the rest of an iteration, or the next one if it is over."""
         first = next(given, None)
         if first is not None:
             return itertools.chain([first], given)
@@ -224,7 +224,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def _read(self) -> Iterator[Given]:
         batches = _with_wholes(iter(self._source))
-        # What a worker alone cannot read of its files is raised on all of them.
+        # For file sharding, errors of one worker are already raised on all workers.
         return batches if self._own is None or self._files is not None else self._telling(batches)
 
     def _telling(self, batches: Iterator[Given]) -> Iterator[Given]:
@@ -243,12 +243,12 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return isinstance(self._dataset, tf.data.Dataset)
 
     def _sign(self, batch: Any, whole: WholeBatch | None) -> str:
-        """Tells a batch from others that this worker, among as many, is given."""
+        """Returns a string that identifies a batch for this worker and this number of workers."""
         share = "" if whole is None and self._files is None else f"{self._worker} of {self._replicas}"
         return f"{share}:{_digest(batch)}"
 
     def _is_other(self, first: str, given: Given | None) -> bool:
-        """Whether an iteration begins with another batch than is told, as far as that is known."""
+        """Returns True if an iteration is known to begin with another batch than the one with this digest."""
         if not first or given is None:
             return bool(first)
         now = self._sign(*given)
@@ -258,7 +258,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return first != now and then == share
 
     def _is_other_anywhere(self, first: str, given: Given | None) -> bool:
-        """The same; where files are dealt out, for all workers if one of them finds it."""
+        """Like `_is_other`; with file sharding, returns True on all workers if it is True on one."""
         is_other = self._is_other(first, given)
         return is_other if self._files is None else self._files.holds_anywhere(is_other)
 
@@ -268,9 +268,10 @@ class DistributedDataset(tf.train.experimental.PythonState):
             return
         log.warning(
             "a data set of ad.distribute_dataset begins with another batch than in the run that is gone on from, which "
-            "had taken %d of it, and is read from its beginning. That is right where it passes over by itself what was "
-            "trained on, dataset.skip(ad.steps_done); it need not. Else let it give the same batches each time that it "
-            "is made: seed what shuffles it, read files in one order.", place.taken, extra=ALIKE_EVERYWHERE,
+            "had taken %d of it, and is read from its beginning. That is correct if the script itself skips the "
+            "batches already trained on with dataset.skip(ad.steps_done), which is not needed. Otherwise make it yield "
+            "the same batches each time: seed its shuffle, read files in one order.",
+            place.taken, extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -292,6 +293,6 @@ def _with_wholes(batches: Iterator[Any]) -> Iterator[Given]:
 
 
 def _digest(batch: Any) -> str:
-    """Tells a batch from others, alike in every process."""
+    """Returns a digest of a batch, equal in every process."""
     leaves = [digest_of(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True)]
     return hashlib.blake2b(" ".join(leaves).encode(), digest_size=16).hexdigest()

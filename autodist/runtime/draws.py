@@ -1,4 +1,4 @@
-"""Draws: the states of the two generators that a script shares with all its libraries, NumPy's and Python's."""
+"""States of the two global random generators that a script shares with its libraries, NumPy's and Python's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _GENERATORS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "NumPy": (lambda: np.random.get_state(legacy=False), np.random.set_state),
     "Python": (random.getstate, lambda state: random.setstate((state[0], tuple(map(int, state[1])), state[2]))),
 }
-"""What gives the state of `np.random` and of `random`, and what sets it."""
+"""Functions that get and set the state of `np.random` and of `random`."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What `np.random` and `random` draw next; reading it is cheap, so that it can be noted with each step.
+    """The state of `np.random` and `random`; reading it is cheap enough for each step.
 
     Attributes:
         states: by name of the generator.
@@ -38,18 +38,18 @@ class Draws:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
-        """Those that `told` has given."""
+        """Returns the states from the result of `told`."""
         return cls({whose: _from_json(state) for whose, state in told.items()})
 
     def told(self) -> dict[str, Any]:
-        """As JSON has it, to the last bit."""
+        """Returns the exact states as a JSON value."""
         return {whose: _as_json(state) for whose, state in self.states.items()}
 
     def resume(self, whose: Iterable[str] = tuple(_GENERATORS)) -> str:
-        """Lets generators draw what they would have drawn then.
+        """Sets generators to these states.
 
         Returns:
-            What is wrong, where the script has put another kind of generator in NumPy's place; "" where nothing is.
+            An error message if the script has replaced NumPy's generator by one of another kind; "" on success.
         """
         for one in whose:
             if one in self.states:
@@ -60,17 +60,17 @@ class Draws:
         return ""
 
     def unmoved(self) -> list[str]:
-        """The names of the generators that have drawn nothing since."""
+        """Returns the names of the generators that have drawn nothing since."""
         now, then = Draws.now().told(), self.told()
         return [whose for whose in then if json.dumps(now[whose]) == json.dumps(then[whose])]
 
 
 @functools.cache
 def draw_from(told: str) -> None:
-    """Lets this process draw what the chief draws from its AutoDist(...) on.
+    """Sets this process's generators to the chief's states at its AutoDist(...).
 
-    Where the script has seeded the generators before that, they have this state already. A second call does nothing:
-    the script has drawn since.
+    If the script has seeded them before, they have this state already. A second call has no effect, since the script
+    has drawn meanwhile.
 
     Args:
         told: the chief's `Draws.told`, as JSON.

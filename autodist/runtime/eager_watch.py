@@ -1,8 +1,8 @@
-"""Eager operations and functions that are given a watched variable: what they read and what they write.
+"""Watches eager operations and functions that read or write certain variables.
 
-Whatever Python does with a variable ends in an operation, or in a function, that is executed with the variable's handle
-among its inputs: `assign`, a slice's `assign`, a checkpoint that restores, a `tf.function` of the script's own.
-TensorFlow executes them through three functions of one module, which every caller looks up there.
+All uses of a variable in Python (`assign`, a slice's `assign`, a checkpoint that restores, a `tf.function` of the
+script) end in an operation or function that is executed with the variable's handle as an input. TensorFlow executes
+them through three functions of one module, which every caller looks up there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe  # where all eager execution begins
+from tensorflow.python import pywrap_tfe  # all eager execution goes through it
 from tensorflow.python.eager import context  # holds the definitions of functions
 from tensorflow.python.framework import auto_control_deps_utils as control  # TensorFlow's list of ops that only read
 
 from autodist.graph.ops import Trait, having
 
 _LOOKS = having(Trait.QUERY) | {"DisableCopyOnRead"}
-"""Operations that leave the value as it is, beside those that TensorFlow lists."""
+"""Operations that do not change the value, in addition to those that TensorFlow lists."""
 
 _OVERWRITE = "AssignVariableOp"
 
@@ -32,12 +32,12 @@ _SEQUENCES = (list, tuple)
 
 @dataclass(frozen=True)
 class Watcher:
-    """What is called when a variable is used; in the thread that uses it.
+    """Callbacks for uses of a variable, called in the thread that uses it.
 
     Attributes:
-        before_read: its value is going to be looked at.
-        after_write: it may have been written.
-        after_alias: something else now holds its handle, and may read and write it unseen.
+        before_read: called before its value is read.
+        after_write: called when it may have been written.
+        after_alias: called when another object has taken its handle, and may read and write it unobserved.
     """
 
     before_read: Callable[[], None]
@@ -48,20 +48,20 @@ class Watcher:
 @dataclass(frozen=True)
 class _Entry:
     watcher: Watcher
-    is_handle: bool  # and not the variable itself, which TensorFlow reads where it takes a tensor
+    is_handle: bool  # False for the variable, which TensorFlow reads where it needs a tensor
 
 
 _watched: dict[int, tuple[_Entry, ...]] = {}
-"""By `id`, which stays theirs: who watches keeps them."""
+"""Watched objects by `id`, which stays valid since the watching caller keeps them alive."""
 
 _given_to_data_sets: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
-"""Handles that functions of data sets have, by `id`: they keep them from when they are made, often before all else."""
+"""Handles captured by functions of data sets, by `id`; they hold them from their creation, often before watching."""
 
 _own = threading.local()
 
 
 def watch(variable: tf.Variable, watcher: Watcher) -> Callable[[], None]:
-    """Calls `watcher` from now on; returns what ends it. The caller keeps the variable till then."""
+    """Calls `watcher` from now on; returns a function that ends it. The caller keeps the variable alive until then."""
     begin()
     entries = {id(variable): _Entry(watcher, False), id(variable.handle): _Entry(watcher, True)}
     for key, entry in entries.items():
@@ -82,7 +82,7 @@ def watch(variable: tf.Variable, watcher: Watcher) -> Callable[[], None]:
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Within it nothing is called for what this thread does."""
+    """Context in which no watcher is called for this thread's operations."""
     before, _own.is_busy = getattr(_own, "is_busy", False), True
     try:
         yield
@@ -92,8 +92,8 @@ def unwatched() -> Iterator[None]:
 
 @functools.cache
 def begin() -> None:
-    """Puts the watch before what executes operations; it stays there, since others may stand before it by then."""
-    are_others: Callable[[Iterable[int]], bool] = _watched.keys().isdisjoint  # for each operation of the process
+    """Installs the watch in front of TensorFlow's execute functions; never removed, as others may wrap it later."""
+    are_others: Callable[[Iterable[int]], bool] = _watched.keys().isdisjoint  # fast path of each eager operation
     fast, plain, cancelable = (
         getattr(pywrap_tfe, name) for name in ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
     )
@@ -144,7 +144,7 @@ def _execute(run: Callable[..., Any], arguments: Sequence[Any], name: str | byte
     try:
         outputs = run(*arguments)
     except BaseException:
-        _tell([] if is_whole else written)  # a function may have come as far as to write
+        _tell([] if is_whole else written)  # a function may have written before it failed
         raise
     _tell(written)
     if written and any(_is_handle(x) for x in tf.nest.flatten(outputs)):
@@ -164,7 +164,7 @@ def _is_handle(output: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _writes(operation: str) -> frozenset[int] | None:
-    """Which inputs an operation or function may write; None: any of them."""
+    """Returns the inputs that an operation or function may write; None: any of them."""
     if _only_reads(operation):
         return frozenset()
     if not context.context().has_function(operation):

@@ -1,4 +1,4 @@
-"""Early values: what variables held when AutoDist(...) was called, which without a seed is each worker's own."""
+"""Digests of initial values at AutoDist(...), which differ between workers if the script sets no seed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # of which every eager variable is one
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # base class of every eager variable
 
 _ELEMENTS = 1 << 10
-"""Elements of a value by which it is told apart: where one is drawn, they all are."""
+"""Number of elements in a digest: a random initializer draws all of a value, so the first ones suffice."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class EarlyValues:
     """The floating-point variables of a process, and their values at some moment.
 
     Attributes:
-        held: by name, counted where several have one name, the variable and a digest of its value.
+        held: by name (numbered if several have one name), the variable and a digest of its value.
     """
 
     held: Mapping[str, tuple[weakref.ref[Any], str]]
 
     @classmethod
     def now(cls) -> Self:
-        """The variables that this process has by now, in the order in which they were made."""
+        """Returns the variables that this process has now, in the order of their creation."""
         found = [o for o in gc.get_objects() if issubclass(type(o), BaseResourceVariable) and _is_value(o)]
         times: Counter[str] = Counter()
         held = {}
@@ -41,15 +41,15 @@ class EarlyValues:
         return cls(held)
 
     def told(self) -> dict[str, str]:
-        """The digests, by name, as JSON has them."""
+        """Returns the digests, by name, as a JSON value."""
         return {name: digest for name, (_, digest) in self.held.items()}
 
     def differing(self, others: Mapping[str, str], variables: Iterable[Any]) -> list[str]:
-        """Names of variables that hold what they held then, where another process held something else.
+        """Returns names of variables that are unchanged since then, and whose value in another process was different.
 
         Args:
-            others: what that process has `told`.
-            variables: among which to look.
+            others: the `told` of that process.
+            variables: the variables to check.
         """
         asked = {id(variable) for variable in variables}
         found = []
@@ -63,7 +63,7 @@ class EarlyValues:
 
 
 def _is_value(variable: Any) -> bool:
-    """Returns False for what a graph has, for what is no number drawn, and for what has no value yet."""
+    """Returns False for variables in a graph, variables of other dtypes, and uninitialized variables."""
     handle = variable.handle
     return (
         isinstance(handle, tf.Tensor)
@@ -74,7 +74,7 @@ def _is_value(variable: Any) -> bool:
 
 
 def _number(variable: Any) -> int:
-    """The number of a variable; TensorFlow counts what it makes."""
+    """Returns the creation number of a variable."""
     digits = [*itertools.takewhile(str.isdigit, reversed(variable._unique_id))]
     return int("".join(reversed(digits)) or 0)
 

@@ -1,4 +1,4 @@
-"""What TensorFlow fuses and servers then refuse."""
+"""Prevents fusions by TensorFlow that its servers then reject."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from autodist.graph.names import is_control, tensor
 _BFLOAT16 = tf.bfloat16.as_datatype_enum
 
 _APART = "/apart"
-"""What the name of the node ends in that stands between a convolution and its readers."""
+"""Suffix of the name of the node inserted between a convolution and its readers."""
 
 
 def keep_apart(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """The graph with copies that keep TensorFlow from fusing convolutions to what a server refuses.
+    """Returns the graph with nodes that keep TensorFlow from fusing convolutions to ops that a server rejects.
 
-    On CPUs with oneDNN it fuses one of bfloat16 with its bias to `_FusedConv2D`, and then to an op of oneDNN. A server
-    checks its part of the graph between the two, and `_FusedConv2D` is not declared for bfloat16. So what is read of
-    one is a copy that costs nothing, through which TensorFlow does not look.
+    On CPUs with oneDNN, TensorFlow fuses a bfloat16 convolution with its bias to `_FusedConv2D`, and then to an op of
+    oneDNN. A server validates its part of the graph between the two, and `_FusedConv2D` is not registered for bfloat16.
+    A node without cost, which the optimizer does not look through, is inserted after each convolution:
 
         Conv2D → BiasAdd        becomes        Conv2D → PlaceholderWithDefault → BiasAdd
     """
@@ -41,7 +41,7 @@ def _is_fused(node: tf.compat.v1.NodeDef) -> bool:
 
 
 def _part(nodes: MutableSequence[tf.compat.v1.NodeDef], output: str) -> dict[str, str]:
-    """Adds the copies and lets all read them; returns the tensors for which they stand, with their names."""
+    """Inserts the nodes and redirects readers to them; returns the new tensors' names by the tensors they replace."""
     fused = [node for node in nodes if _is_fused(node)]
     made = {f"{node.name}{output}:0": f"{node.name}{_APART}{output}:0" for node in fused}
     for node in nodes:

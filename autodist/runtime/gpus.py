@@ -1,4 +1,4 @@
-"""Why TensorFlow sees fewer GPUs here than there are said to be."""
+"""Diagnoses why TensorFlow sees fewer GPUs than the YAML lists."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NAMES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
 
 @dataclass(frozen=True)
 class GPUSupport:
-    """What TensorFlow needs to see GPUs, as it is in this process.
+    """Prerequisites for GPUs in this process.
 
     Attributes:
         visible: CUDA_VISIBLE_DEVICES; None if it is not set.
-        package: the name by which TensorFlow is installed, and its version.
-        is_built: whether that TensorFlow is built for CUDA.
-        has_driver: whether NVIDIA's driver is there.
-        has_libraries: whether CUDA's libraries are there, in packages of Python or the system's.
+        package: name of the installed TensorFlow package, and its version.
+        is_built: True if that TensorFlow is built for CUDA.
+        has_driver: True if NVIDIA's driver is installed.
+        has_libraries: True if CUDA's libraries are installed, as Python packages or in the system.
     """
 
     visible: str | None
@@ -49,10 +49,10 @@ class GPUSupport:
         )
 
     def why_too_few(self, present: int) -> str:
-        """The causes that are found, each with its mend; if there are none, where to look for them.
+        """Returns the causes that are found, each with its fix; if there are none, hints for finding them.
 
         Args:
-            present: how many GPUs TensorFlow sees; where it sees some, only what hides others is told, if anything.
+            present: number of GPUs that TensorFlow sees; if it sees some, only CUDA_VISIBLE_DEVICES is a cause.
         """
         causes = []
         if self.visible is not None:
@@ -69,12 +69,12 @@ class GPUSupport:
             causes.append(f"CUDA's libraries are not installed (`{install}`)")
         if not self.has_driver:
             causes.append(
-                "NVIDIA's driver is not there: libcuda.so.1 cannot be loaded (install it, and see that `nvidia-smi` "
+                "NVIDIA's driver is missing: libcuda.so.1 cannot be loaded (install it, and check that `nvidia-smi` "
                 "lists the GPUs; a container needs `--gpus all`)"
             )
         return "; ".join(causes) or (
-            f"`nvidia-smi` says whether the driver works and sees the GPUs, `{install}` brings CUDA's libraries, and "
-            "AUTODIST_LOG_LEVEL=DEBUG shows what TensorFlow itself says of them"
+            f"`nvidia-smi` shows whether the driver works and sees the GPUs, `{install}` installs CUDA's libraries, "
+            "and AUTODIST_LOG_LEVEL=DEBUG shows TensorFlow's own messages about them"
         )
 
 
@@ -87,7 +87,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _packages_for_gpus(package: str) -> list[str]:
-    """What `tensorflow[and-cuda]` installs; at least one name."""
+    """Returns the packages that `tensorflow[and-cuda]` installs; at least one name."""
     required = metadata.requires(package) or [] if _is_installed(package) else []
     names = [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in required if "and-cuda" in line.partition(";")[2]]
     return names or ["nvidia-cudnn-cu12"]

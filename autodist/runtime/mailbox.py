@@ -1,4 +1,4 @@
-"""Mailbox: what other workers tell this one at any time, a step under way or not."""
+"""Mailbox: receives messages from other workers at any time, also during a step."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from autodist.graph.devices import cpu_of
 from autodist.runtime.graph_runner import GraphRunner
 
 Send = Callable[[Sequence[int], bytes], None]
-"""Brings a message to some workers."""
+"""Sends a message to some workers."""
 
 _END = b""
-"""What a worker sends itself at the end."""
+"""Message that a worker sends to itself to end its reader."""
 
 _END_LIMIT = 5.0
-"""Seconds to wait for the reader, which has nothing else to do by then unless other workers are gone."""
+"""Seconds to wait for the reader, which is idle at that time unless other workers have gone."""
 
 
 class Mailbox:
-    """Reads messages in a thread of its own, and hands each to whom it is for.
+    """Reads messages in a thread, and passes each to the receiver of its box.
 
     Args:
-        engine: where sending and receiving run.
+        graph_runner: to run sending and receiving.
         worker: index of this worker.
-        workers: how many there are.
+        workers: number of workers.
     """
 
     def __init__(self, graph_runner: GraphRunner, worker: int, workers: int) -> None:
@@ -41,10 +41,10 @@ class Mailbox:
         self._reader: threading.Thread | None = None
 
     def open_box(self, receive: Callable[[bytes], None]) -> Send:
-        """Opens a box; the boxes that workers open in the same order are one. Returns what sends to the others' box.
+        """Opens a box and returns a function that sends to it. Workers open matching boxes in the same order.
 
         Args:
-            receive: called with each message to this worker's, in the order of arrival, once the reading has started.
+            receive: called with each message to this worker's box, in order of arrival, once reading has started.
         """
         mark = bytes([ord("a") + len(self._receivers)])
         self._receivers.append(receive)
@@ -55,29 +55,29 @@ class Mailbox:
         return send
 
     def start(self) -> None:
-        """Reads from now on."""
+        """Starts reading."""
         self._reader = threading.Thread(target=self._read, name="autodist-mailbox", daemon=True)
         self._reader.start()
 
     @staticmethod
     def _queue(worker: int, workers: int) -> tf.queue.FIFOQueue:
-        with tf.device(cpu_of(worker, workers)):  # without a limit: who sends does not wait for the reader
+        with tf.device(cpu_of(worker, workers)):  # unbounded: a sender does not wait for the reader
             return tf.queue.FIFOQueue(-1, tf.string, [[]], shared_name=f"autodist/mail/{worker}")
 
     def _send(self, workers: Sequence[int], content: bytes) -> None:
-        """Brings a message to some workers; returns when it is there, read or not."""
+        """Sends a message to some workers; returns when it has arrived, before it is read."""
         self._engine.session.run([self._sends[w] for w in workers], {self._content: content})
 
     def close(self) -> None:
-        """Ends the reading, also where other workers are gone. What comes later lies there unread."""
+        """Stops reading, even if other workers have gone. Later messages stay unread."""
         if self._reader is not None and self._reader.is_alive():
             ending = threading.Thread(target=self._end, name="autodist-mailbox-end", daemon=True)
-            ending.start()  # in a session that may not answer any more
+            ending.start()  # in a thread: the session may no longer answer
             ending.join(_END_LIMIT)
             self._reader.join(0 if ending.is_alive() else _END_LIMIT)
 
     def _end(self) -> None:
-        with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the session is closed, and the reading ended
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the session is closed, which also ends the reader
             self._send([self._worker], _END)
 
     def _read(self) -> None:

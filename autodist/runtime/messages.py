@@ -11,12 +11,12 @@ _CAPACITY = 64
 
 
 class Messages:
-    """One worker's side. Each worker reads what the chief sends, in order.
+    """One worker's end of the transport. Each worker reads the chief's messages in order.
 
     Args:
-        engine: where sending and receiving run.
+        graph_runner: to run sending and receiving.
         worker: index of this worker; 0 is the chief.
-        workers: how many there are.
+        workers: number of workers.
     """
 
     def __init__(self, graph_runner: GraphRunner, worker: int, workers: int) -> None:
@@ -29,7 +29,7 @@ class Messages:
             told = [self._queue(tf.string, f"told/{w}", 0) for w in range(1, workers)]
             self._listen = [queue.dequeue() for queue in told]
             self._tell = None if self._is_chief else told[worker - 1].enqueue(self._content)
-            posted = self._queue(tf.string, "posted", 0, capacity=-1)  # nobody waits for its being read
+            posted = self._queue(tf.string, "posted", 0, capacity=-1)  # unbounded: senders do not wait for the chief
             self._post = posted.enqueue(self._content)
             self._count_posted, self._take_posted = posted.size(), posted.dequeue()
             left = self._queue(tf.string, "left", 0, capacity=-1)
@@ -53,30 +53,30 @@ class Messages:
         return content
 
     def gather(self, content: bytes) -> list[bytes]:
-        """On the chief, what every worker says, by index; on another worker, tells the chief and returns nothing."""
+        """On the chief, returns the content of every worker, by index; on another worker, sends it and returns []."""
         if self._tell is not None:
             self._engine.session.run(self._tell, {self._content: content})
             return []
         return [content, *map(bytes, self._engine.session.run(self._listen))] if self._listen else [content]
 
     def post(self, content: bytes) -> None:
-        """Leaves something for the chief, which reads it when it likes."""
+        """Leaves a message that the chief reads at any later time."""
         self._engine.session.run(self._post, {self._content: content})
 
     def posted(self) -> list[bytes]:
-        """On the chief, what others have posted by now."""
+        """On the chief, returns the messages that others have posted so far."""
         count = int(self._engine.session.run(self._count_posted))
         return [bytes(self._engine.session.run(self._take_posted)) for _ in range(count)]
 
     def leave(self, content: bytes) -> None:
-        """On another worker, leaves its last words for the chief."""
+        """On another worker, leaves its final message for the chief."""
         self._engine.session.run(self._leave, {self._content: content})
 
     def left(self) -> list[bytes]:
-        """On the chief, the last words of all others, for which it waits; in any order."""
+        """On the chief, waits for the final messages of all others and returns them, in any order."""
         return [bytes(words) for words in self._engine.session.run(self._take_left)] if self._workers > 1 else []
 
     def meet(self) -> None:
-        """On the chief, waits until all others have called it: they have finished their last step by then."""
+        """On the chief, waits until all others have called it, and so have finished their last step."""
         if self._workers > 1:
             self._engine.session.run(self._await_ready if self._is_chief else self._say_ready)

@@ -1,4 +1,4 @@
-"""Memories: what kernels keep on this worker from step to step, such as the residual of a compressor."""
+"""Persistent buffers: state that kernels keep on a worker across steps, for example the residual of a compressor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Saved:
-    """Values of memories in a checkpoint.
+    """Values of persistent buffers in a checkpoint.
 
     Attributes:
-        prefix: of its files, as this worker sees them.
-        keys: there, by memory.
+        prefix: path of its files on this worker.
+        keys: keys in the checkpoint, by buffer name.
     """
 
     prefix: str
@@ -23,7 +23,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class _Memory:
-    """One memory, as it stands in a session's graph."""
+    """One persistent buffer in a session's graph."""
 
     session: tf.compat.v1.Session
     initializer: tf.Operation
@@ -42,7 +42,7 @@ class _Memory:
 
 
 class PersistentBuffers:
-    """The memories of one worker."""
+    """The persistent buffers of one worker."""
 
     def __init__(self) -> None:
         self._found: dict[str, _Memory] = {}
@@ -50,25 +50,25 @@ class PersistentBuffers:
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
-        """Shape and dtype of each, by the name under which TensorFlow keeps it on this worker."""
+        """Shape and dtype of each buffer, by its name in TensorFlow on this worker."""
         return {name: tf.TensorSpec(memory.shape, memory.dtype) for name, memory in self._found.items()}
 
     @property
     def awaited(self) -> list[str]:
-        """Memories that a checkpoint has a value for and that no step has created yet."""
+        """Buffers that have a value in the restored checkpoint and that no step has created yet."""
         return [] if self._awaited is None else sorted(self._awaited.keys.keys() - self._found.keys())
 
     def begin(self, session: tf.compat.v1.Session, initializers: Iterable[tf.Operation]) -> None:
-        """Notes memories that have got their first value by these operations, and gives them what is awaited."""
+        """Registers buffers that these operations have initialized, and restores those with a checkpointed value."""
         new = {_name_of(op): _Memory(session, op) for op in initializers if op.type == "AssignVariableOp"}
         self._found.update(new)
         if self._awaited is not None:
             self._restore(self._awaited, new)
 
     def resume(self, saved: Saved) -> None:
-        """Restores memories from a checkpoint; one that is there and not in the checkpoint begins anew.
+        """Restores buffers from a checkpoint; buffers that are missing in it are initialized again.
 
-        One that no step has created yet is restored when it is created.
+        A buffer that no step has created yet is restored when it is created.
         """
         self._awaited = saved
         for name, memory in self._found.items():

@@ -1,4 +1,4 @@
-"""Repeated: a step that a session makes several times in one call, each time on the next batch."""
+"""Repeats a step in one call of a session, each time on the next batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autodist.graph.ops import Trait, having
 from autodist.runtime.graph_runner import GraphRunner
 
 _STAYS_BEHIND = having(Trait.SEEDED)
-"""What draws from a state that TensorFlow keeps with the node: another node for it would begin anew."""
+"""Ops whose random state TensorFlow keeps with the node: a copy of the node would start again from the seed."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class StepTensors:
     """The tensors and operations of a step in a session's graph.
 
     Attributes:
-        outputs: that it returns.
-        operations: that it runs besides.
-        batch: tensors that take another value in each step.
-        alike: tensors that take the same value in all.
-        tells_of_examples: whether the last of the outputs is the number of examples, which all steps need.
+        outputs: tensors that it returns.
+        operations: additional targets.
+        batch: tensors that are fed with a new value in each step.
+        alike: tensors that are fed with the same value in all steps.
+        tells_of_examples: True if the last output is the number of examples, which must be positive in all steps.
     """
 
     outputs: Sequence[tf.Tensor]
@@ -36,7 +36,7 @@ class StepTensors:
 
 
 def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
-    """Whether a step does in a loop what it does by itself, as far as its ops tell."""
+    """Returns True if a step does the same in a loop as in separate calls, as far as its ops show."""
     ops = {node.op for node in graph_def.node}
     ops |= {node.op for function in graph_def.library.function for node in function.node_def}
     moves = any(op.startswith(("Collective", "Nccl")) for op in ops)
@@ -44,16 +44,16 @@ def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
 
 
 def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callable[..., list[np.ndarray]]:
-    """Several steps in one call; each begins when the one before it is done.
+    """Returns a callable that runs several steps one after the other.
 
     Args:
-        engine: where the step stands.
+        graph_runner: of the step.
         step: the step.
-        times: how many steps.
+        times: number of steps.
 
     Returns:
-        What takes `times` values for each tensor of `batch`, one step's after the other's, and one for each of `alike`,
-        and returns the outputs of the last step; for the number of examples, the least of all steps.
+        A callable. Its arguments are `times` values for each tensor of `batch`, step by step, then one for each of
+        `alike`. It returns the outputs of the last step; for the number of examples, the minimum of all steps.
     """
     body = _body(graph_runner, step)
     used = {name if ":" in name else f"{name}:0" for node in body.node for name in node.input}
@@ -88,7 +88,7 @@ def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callab
 
 
 def _body(graph_runner: GraphRunner, step: StepTensors) -> tf.compat.v1.GraphDef:
-    """The step's nodes, without those that are fed."""
+    """Returns the step's nodes, without those that are fed."""
     fed = {tensor.op for tensor in (*step.batch, *step.alike)}
     graph_runner.graph.make_operations()
     found: dict[tf.Operation, None] = {}
@@ -103,9 +103,9 @@ def _body(graph_runner: GraphRunner, step: StepTensors) -> tf.compat.v1.GraphDef
     body = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
     body.node.extend(node for node in whole.node if node.name in names)
     for node in body.node:
-        node.attr.pop("_class", None)  # each says its device itself
+        node.attr.pop("_class", None)  # each node has its own device
         kept = [name for name in node.input if not name.startswith("^") or name[1:] in names]
-        node.input[:] = kept  # a control edge from what is fed says nothing
+        node.input[:] = kept  # a control edge from a fed node has no effect
     return body
 
 
@@ -115,7 +115,7 @@ def _like(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _in_turn(values: Sequence[tf.Tensor]) -> tf.TensorArray:
-    """A list of values from which each step reads its own, without a copy."""
+    """Returns an array of values from which each step reads its own, without a copy."""
     with tf.device(values[0].device):
         made = tf.TensorArray(
             values[0].dtype, len(values), infer_shape=False, element_shape=values[0].shape, clear_after_read=False
@@ -126,7 +126,7 @@ def _in_turn(values: Sequence[tf.Tensor]) -> tf.TensorArray:
 
 
 def _of_no_rows(output: tf.Tensor) -> tf.Tensor:
-    """What the loop begins with, in place of the output of a step before the first; it has no rows."""
+    """Returns the loop's initial value for an output: a tensor without rows."""
     shape = output.shape
     with tf.device(output.device):
         return tf.zeros([] if shape.rank is None else [n or 0 for n in shape.as_list()], output.dtype)

@@ -1,4 +1,4 @@
-"""Sampler: one global order of records, of which each worker knows the numbers of its own."""
+"""Sampler: one global order of record numbers, shared by all workers; each worker computes its own part."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ log = logging.getLogger("autodist")
 
 
 class Sampler(tf.train.experimental.PythonState):
-    """The numbers of the records that this worker reads, global batch by global batch; an iteration is an epoch.
+    """Iterates over the numbers of the records that this worker reads, by global batch; one iteration is an epoch.
 
-    Batch t is the same set of records whatever the number of workers. The numbers are computed as they are asked for:
-    no permutation is held, however many records there are. A checkpoint that is told of it
-    (`ad.checkpoint(folder, data=sampler)`) has its place: after `restore`, the next iteration goes on where it was.
+    Batch t is the same set of records for any number of workers. Numbers are computed on demand, without a stored
+    permutation. A checkpoint that contains the sampler (`ad.checkpoint(folder, data=sampler)`) saves its position:
+    after `restore`, the next iteration continues there.
 
     Args:
-        records: how many there are.
-        batch: how many a global batch has; the last one of an epoch may have fewer.
-        seed: from which each epoch's order is drawn; None: all epochs are in order.
-        drop_remainder: whether a last batch that would have fewer is left out.
+        records: number of records.
+        batch: records in a global batch; the last one of an epoch may have fewer.
+        seed: of each epoch's order; None: all epochs are in order.
+        drop_remainder: True to leave out a smaller last batch.
         replicas: for each replica, the index of its worker.
         worker: index of this worker.
 
     Attributes:
-        on_request: called before it is asked for a batch; None: nobody wants to know.
+        on_request: called before each batch; None: no callback.
 
     Raises:
-        ValueError: there are no records, or batches would have none.
+        ValueError: there are no records, or batches would be empty.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Sampler(tf.train.experimental.PythonState):
         worker: int,
     ) -> None:
         if records < 1 or batch < 1:
-            raise ValueError(f"a sampler of {records} records in batches of {batch}; it needs one of each at least.")
+            raise ValueError(f"a sampler of {records} records in batches of {batch}; both must be at least 1.")
         if drop_remainder and batch > records:
             raise ValueError(f"{records} records are fewer than a batch of {batch}, and drop_remainder leaves it out.")
         self._records, self._batch, self._seed, self._drops = records, batch, seed, drop_remainder
@@ -64,11 +64,11 @@ class Sampler(tf.train.experimental.PythonState):
         self._is_read_ahead = self._is_skipped = False
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Returns the number of batches in an epoch."""
         return self._records // self._batch if self._drops else math.ceil(self._records / self._batch)
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        """This worker's numbers of each batch, as a vector; an empty one where it has no share of a small batch."""
+        """Yields this worker's numbers of each batch, as a vector; empty if it has no share of a small batch."""
         if not self._is_placed:
             self._taken = 0
         self._is_placed = False
@@ -80,35 +80,35 @@ class Sampler(tf.train.experimental.PythonState):
             self._ended, self._taken = self._ended + 1, 0
 
     def skip(self, batches: int) -> Sampler:
-        """Lets the next iteration begin so many batches after the first of all, those of whole epochs included."""
+        """Starts the next iteration this many batches after the first epoch's start; they may include whole epochs."""
         self._ended, self._taken = divmod(batches, len(self))
         self._is_placed = self._is_skipped = True
         return self
 
     def serialize(self) -> str:
-        """Its place, for a checkpoint."""
+        """Returns the position, for a checkpoint."""
         return json.dumps(self._place())
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """Goes on, with the next iteration, where another was."""
+        """Continues, in the next iteration, at a saved position."""
         self._go_on(json.loads(string_value))
 
     def place_in_loop(self) -> Callable[[], Any]:
-        """Gives its place of now, as JSON has it; None where another thread reads ahead of the loop."""
+        """Returns a function that returns the current position as JSON; None if another thread reads ahead."""
         place = self._place()
         return self._no_place if self._is_read_ahead else lambda: place
 
     def _no_place(self) -> None:
         if not self._is_skipped:
             log.warning(
-                "a sampler is read in another thread than the one that has made it, ahead of the steps that are made, "
-                "and has no place in checkpoints: a run that goes on begins it with its first batch. Let it begin "
-                "where the steps do: sampler.skip(ad.steps_done).", extra=ALIKE_EVERYWHERE,
+                "a sampler is read in another thread than the one that has made it, ahead of the training steps, and "
+                "its position is not saved in checkpoints: a resumed run starts it at its first batch. Start it at the "
+                "right batch with sampler.skip(ad.steps_done).", extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
-            self._is_skipped = True  # it is told once
+            self._is_skipped = True  # logged once
 
     def go_on_in_loop(self, place: Any) -> None:
-        """Goes on where another was; an iteration of which all batches were taken is over, and the next one begins."""
+        """Continues at a saved position; an iteration whose batches were all taken is over, and the next one begins."""
         if place is None:
             return
         self._go_on(place)
@@ -129,7 +129,7 @@ class Sampler(tf.train.experimental.PythonState):
         self._ended, self._taken, self._is_placed = place["ended"], place["taken"], True
         if place["order"] != self._order:
             log.warning(
-                "the place of a sampler of records, batch and seed %s is taken by one of %s, whose batches are others.",
+                "the position of a sampler of records, batch and seed %s is restored to one of %s, with other batches.",
                 place["order"], self._order, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The run's seed reaches every random operation that has none, so that all workers shuffle and initialise alike."""
+"""Applies the run's seed to random operations without one, so that all workers shuffle and initialize alike."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.framework import random_seed  # where every random operation, datasets' too, asks for its seeds
+from tensorflow.python.framework import random_seed  # every random operation, also of datasets, gets its seeds there
 
-_MOST = 2**31 - 1  # TensorFlow keeps the seeds of operations below it
+_MOST = 2**31 - 1  # TensorFlow keeps the seeds of operations below this
 
 _given: set[int] = set()
-"""The seeds that were set here, and not by the script."""
+"""The seeds that were set here, not by the script."""
 
 
 def seed_what_has_no_seed(seed: int) -> None:
-    """Sets TensorFlow's seed, of the default graph where one is being built, unless the script has set it.
+    """Sets TensorFlow's global seed (the default graph's in graph mode), unless the script has set it.
 
-    An operation that has a seed of its own draws what it draws in a script that sets no seed for all: TensorFlow would
-    mix the two, and `shuffle(seed=1)` would give another order than without AutoDist.
+    An operation with its own seed keeps drawing what it draws without a global seed. TensorFlow would combine the two,
+    and `shuffle(seed=1)` would have another order than without AutoDist.
     """
-    if seed_for_all() is not None:  # asking for an operation's seeds would tell too, and use one up
+    if seed_for_all() is not None:  # requesting an operation's seeds would also show this, but consumes one
         return
     (tf.random.set_seed if tf.executing_eagerly() else tf.compat.v1.set_random_seed)(seed)
     if not _given:
@@ -43,7 +43,7 @@ def _leaving_own_seeds(plain: Callable[[int | None], tuple[int | None, int | Non
 
 
 def seed_for_all() -> int | None:
-    """TensorFlow's seed of the graph that is being built, or of the process."""
+    """Returns TensorFlow's global seed, of the graph that is being built or of the process."""
     return context.global_seed() if tf.executing_eagerly() else tf.compat.v1.get_default_graph().seed
 
 
@@ -55,7 +55,7 @@ def is_seeded_by_script() -> bool:
 
 
 def seeds_now() -> dict[str, Any]:
-    """The state from which TensorFlow gives out seeds, as JSON has it; empty where it gives them out by chance."""
+    """Returns the state from which TensorFlow derives seeds, as a JSON value; empty if its seeds are random."""
     if not tf.executing_eagerly() or context.global_seed() is None:
         return {}
     version, numbers, _ = context.context()._rng.getstate()
@@ -68,10 +68,10 @@ def seeds_now() -> dict[str, Any]:
 
 
 def resume_seeds(told: Mapping[str, Any]) -> str:
-    """Lets TensorFlow give out the seeds that it would have given out where `seeds_now` was called.
+    """Restores the state from which TensorFlow derives seeds to that of `seeds_now`.
 
     Returns:
-        What is wrong, where the script has set another seed; "" where nothing is.
+        An error message if the script has set another seed; "" on success.
     """
     if not told or not tf.executing_eagerly():
         return ""

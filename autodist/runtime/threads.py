@@ -1,4 +1,4 @@
-"""How a worker's session is set up: its threads."""
+"""Session config of a worker: its threads."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class WorkerLike(Protocol):
 
 
 def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.ConfigProto:
-    """The session of worker `index`: the cores of its machine are shared out among the workers there.
+    """Returns the session config of worker `index`; the cores of a machine are divided among its workers.
 
-    Replicas on a worker's CPU run side by side, and one operation gets the threads of one replica: with more, two that
-    run at the same time take turns on the same cores (a third more time for a step of dense layers, twice as much for
-    one of small convolutions, on two cores).
+    Replicas on a worker's CPU run concurrently, and one operation gets the threads of one replica. With more threads,
+    concurrent operations would compete for the same cores: on two cores, a step of dense layers takes a third more
+    time, one of small convolutions twice as much.
 
     Args:
-        workers: all of them.
-        index: whose session it is.
+        workers: all workers.
+        index: the worker.
     """
     beside = sum(w.node.address == workers[index].node.address for w in workers)
     cores = workers[index].cores or max(1, len(os.sched_getaffinity(0)) // beside)
@@ -51,7 +51,7 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
         inter_op_parallelism_threads=max(2, cores),
         allow_soft_placement=True,
     )
-    # Else half of what a call takes of a core, where the step computes next to nothing, are threads that look for work.
+    # Otherwise half of a core's time in a call, if the step computes almost nothing, is spent by idle threads spinning.
     config.experimental.disable_thread_spinning = True
     config.gpu_options.allow_growth = True
     if len(workers) > 1:
@@ -60,10 +60,10 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
 
 
 def share_cores(workers: Sequence[WorkerLike], index: int) -> None:
-    """Gives TensorFlow's eager operations the same share of the cores, where they have not run yet."""
+    """Limits the threads of TensorFlow's eager operations to the same cores, if no operation has run yet."""
     config = session_config(workers, index)
     try:
         tf.config.threading.set_intra_op_parallelism_threads(config.intra_op_parallelism_threads)
         tf.config.threading.set_inter_op_parallelism_threads(config.inter_op_parallelism_threads)
     except RuntimeError:
-        log.debug("TensorFlow runs already; its eager operations keep their threads.")
+        log.debug("TensorFlow is already initialized; its eager operations keep their threads.")

@@ -1,4 +1,4 @@
-"""Timeline: what ran when in one step, in a file that chrome://tracing and ui.perfetto.dev show."""
+"""Timeline of one step, in a file for chrome://tracing and ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from autodist.logs.terminal import ALIKE_EVERYWHERE
 log = logging.getLogger("autodist")
 
 TRACE_VARIABLE = "AUTODIST_TRACE"
-"""Environment variable that names a folder. There each worker writes what ran when in the tenth run of each of its
-steps, as `step_1.worker_0.json`: on which device, how long, and what was sent to other workers. Set it where the chief
-starts; the other workers have it from there. What stands on another machine is told by that machine's clock, and how
-far the worker's own is ahead of the chief's stands beside it. Steps take a little longer while it is set, and the tenth
-much longer."""
+"""Environment variable with the path of a folder for traces.
+
+Each worker writes a timeline of the tenth run of each of its steps there, as `step_1.worker_0.json`: the operations
+with their devices and durations, and transfers to other workers. Set it for the chief; the other workers inherit it.
+Times are by the clock of each machine; the file has the offset of the worker's clock from the chief's. Steps are
+slightly slower while it is set, and the tenth is much slower."""
 
 TRACED_RUN = 10
-"""By now TensorFlow has placed and optimized the step, and its memory is there."""
+"""The run to trace: TensorFlow has placed and optimized the step by then, and allocated its memory."""
 
 
 def trace_file(step: str, worker: int) -> pathlib.Path | None:
-    """Where the trace of a step goes; None if nobody asked for one.
+    """Returns the file for the trace of a step; None if tracing is disabled.
 
     Raises:
-        TraceError: it cannot go there, which is told before the first step and not in the tenth.
+        TraceError: the file cannot be written; raised before the first step rather than in the tenth.
     """
     told = os.environ.get(TRACE_VARIABLE)
     if not told:
@@ -48,7 +49,7 @@ def trace_file(step: str, worker: int) -> pathlib.Path | None:
 
 
 _counts: dict[pathlib.Path, int] = {}
-"""How often each step of this process ran, by the file of its trace."""
+"""Number of runs of each step of this process, by the file of its trace."""
 
 
 def _tell_if_nothing_was_traced() -> None:
@@ -63,11 +64,11 @@ class TracedRuns:
     """Runs a step, and writes a trace of its tenth run.
 
     Attributes:
-        run: takes the step's inputs, `options` and `run_metadata`.
+        run: called with the step's inputs, `options` and `run_metadata`.
         options: of every run.
-        file: where the trace goes.
-        queues: gives, by the name of an operation on a queue, the name by which all workers know that queue.
-        about: gives what is known besides, right after the run.
+        file: path of the trace.
+        queues: returns the shared names of queues, by the names of the operations on them.
+        about: returns metadata, right after the run.
     """
 
     run: Callable[..., Any]
@@ -99,7 +100,7 @@ class TracedRuns:
 
 
 def shared_queues(graph: ImportedGraph) -> dict[str, str]:
-    """By the name of each operation on a queue, the name by which all workers know that queue."""
+    """Returns the shared name of the queue of each queue operation, by the operation's name."""
     found = {}
     graph.make_operations()
     for op in graph.get_operations():
@@ -110,7 +111,7 @@ def shared_queues(graph: ImportedGraph) -> dict[str, str]:
 
 
 def _events(stats: Any, queues: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The events of Chrome's trace format: a process for each device, a thread for what ran there at one time."""
+    """Yields events in Chrome's trace format: a process per device, a thread per concurrent operation."""
     by_device: dict[str, list[Any]] = {}
     for device in stats.dev_stats:
         by_device.setdefault(device.device, []).extend(device.node_stats)
@@ -131,7 +132,7 @@ def _events(stats: Any, queues: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def _when(node: Any) -> tuple[float, float]:
-    """Start and length in microseconds. What moves tensors is noted in these alone, all else in nanoseconds as well."""
+    """Returns start and length in microseconds. TensorFlow records transfers without the nanosecond fields."""
     if node.all_start_nanos:
         return node.all_start_nanos / 1000, node.all_end_rel_nanos / 1000
     return float(node.all_start_micros), float(node.all_end_rel_micros)

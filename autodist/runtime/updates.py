@@ -1,4 +1,4 @@
-"""Updates: what an owner runs beside its steps, in a thread of its own."""
+"""Background updates of a variable's owner, which run in a thread in parallel with its steps."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 
 class Updates:
-    """Runs updates one after the other, in the order in which steps have released them.
+    """Runs updates one at a time, in the order in which steps have released them.
 
-    There are never more of them than steps may be ahead, since a step takes a token that an update hands out. An update
-    that waits for a worker which is gone may never return: then its thread is left behind.
+    Their number is limited by the number of steps that may run ahead, since a step takes a token that an update
+    returns. An update that waits for a worker that has gone may never return; its thread is then abandoned.
 
     Args:
-        on_failure: called, in the thread, with what an update raises; what it returns is raised where updates are
-            released or waited for. None is run after that.
+        on_failure: called in the thread with an update's error; its result is raised in `release` and `wait`. No update
+            runs after that.
     """
 
     def __init__(self, on_failure: Callable[[BaseException], BaseException]) -> None:
@@ -27,7 +27,7 @@ class Updates:
         self._is_started = False
 
     def release(self, update: Callable[[], object]) -> None:
-        """Lets `update` be called, after all that were released before it.
+        """Queues `update` behind all that were released before it.
 
         Raises:
             BaseException: an earlier one failed.
@@ -42,7 +42,7 @@ class Updates:
         self._released.put(update)
 
     def wait(self) -> None:
-        """Returns when all that were released are done.
+        """Returns when all released updates are done.
 
         Raises:
             BaseException: one of them failed.
@@ -54,7 +54,7 @@ class Updates:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """True if no update is in progress."""
         return not self._under_way
 
     def _serve(self) -> None:
@@ -62,7 +62,7 @@ class Updates:
             update = self._released.get()
             try:
                 update()
-            except BaseException as error:  # noqa: BLE001 - all of it belongs to the thread that trains
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that trains
                 failure = self._on_failure(error)
                 with self._changed:
                     self._failure = failure
