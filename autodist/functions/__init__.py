@@ -1,1 +1,1 @@
-"""Steps that are functions: `ad.function`, and what models of Keras train and evaluate by."""
+"""Function front end: `ad.function`, and the steps by which Keras models train and evaluate."""

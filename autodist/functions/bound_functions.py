@@ -1,4 +1,4 @@
-"""Methods under a decorator: for each instance a function of its own, as long as the instance lives."""
+"""Decorated methods: one function per instance, which lives as long as the instance."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class BoundFunction(Generic[F]):
-    """What an instance has in place of the decorated method. It keeps the instance alive, as a bound method does.
+    """The bound form of a decorated method. It keeps the instance alive, as a bound method does.
 
     Args:
-        function: the one that was made for this instance.
-        instance: whose it is.
+        function: the function of this instance.
+        instance: the instance.
     """
 
     def __init__(self, function: F, instance: object) -> None:
@@ -28,10 +28,10 @@ class BoundFunction(Generic[F]):
 
 
 class BoundFunctions(Generic[F]):
-    """For each instance a function of its own, made of the decorated method.
+    """Creates one function per instance from a decorated method.
 
     Args:
-        make: makes a function of the method as bound to one instance.
+        make: makes a function of the method bound to one instance.
     """
 
     def __init__(self, make: Callable[[Callable[..., Any]], F]) -> None:
@@ -39,20 +39,20 @@ class BoundFunctions(Generic[F]):
         self._by_id: dict[int, tuple[object, F]] = {}
 
     def of(self, method: Any, instance: object, owner: type | None) -> BoundFunction[F]:
-        """The function of an instance, told apart by identity: an equal instance has one of its own."""
+        """Returns the function of an instance; equal instances have separate functions."""
         key = id(instance)
         if key not in self._by_id:
             bound = method.__get__(instance, owner)
             try:
                 kept: object = weakref.ref(instance, lambda _: self._by_id.pop(key, None))
-            except TypeError:  # of a class with slots, say: it is kept, so that no other gets its id
+            except TypeError:  # for example a class with slots: kept alive, so that its id is not reused
                 kept = instance
             self._by_id[key] = (kept, self._make(_weakly(bound, method)))
         return BoundFunction(self._by_id[key][1], instance)
 
 
 def _weakly(bound: Any, method: Any) -> Callable[..., Any]:
-    """A bound method that does not keep its instance alive; another callable as it is."""
+    """Returns a bound method that does not keep its instance alive; returns other callables unchanged."""
     try:
         weak: Callable[[], Any] = weakref.WeakMethod(bound)
     except TypeError:

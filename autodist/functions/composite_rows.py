@@ -1,4 +1,4 @@
-"""Sparse and ragged arguments of a step as arrays with a row for each example, which can be split over replicas."""
+"""Converts sparse and ragged arguments of a step to arrays with a row for each example, which can be split."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class SparseRows:
-    """The arrays of a sparse tensor whose rows are examples: which entries are there, their values, their places.
+    """The arrays of a sparse tensor with a row for each example: a mask, the values, and the indices on each axis.
 
     Attributes:
-        dims: its shape behind the axis of the examples.
+        dims: its shape without the batch axis.
     """
 
     dims: tuple[int, ...]
 
     @property
     def arrays_per_tensor(self) -> int:
-        """How many arrays there are."""
+        """Number of arrays."""
         return 2 + len(self.dims)
 
     def arrays(self, value: tf.SparseTensor) -> list[Array]:
-        """Arrays of shape [examples, entries of the example that has most, ...], padded with zeros."""
+        """Returns arrays of shape [examples, largest number of entries of an example, ...], padded with zeros."""
         indices, entries = value.indices.numpy(), value.values.numpy()
         order = np.argsort(indices[:, 0], kind="stable")
         lengths = np.bincount(indices[:, 0], minlength=int(value.dense_shape[0]))
         return _padded(lengths, [entries[order], *indices[order, 1:].T])
 
     def tensor(self, present: tf.Tensor, values: tf.Tensor, *columns: tf.Tensor) -> tf.SparseTensor:
-        """The sparse tensor of the examples whose rows these are."""
+        """Returns the sparse tensor for rows of these arrays."""
         at = tf.where(present)
         found = [at[:, 0], *(tf.gather_nd(column, at) for column in columns)]
         indices = tf.concat([tf.expand_dims(column, 1) for column in found], axis=1)
@@ -48,16 +48,16 @@ class SparseRows:
 
 @dataclass(frozen=True)
 class RaggedRows:
-    """The arrays of a ragged tensor whose rows are examples: which elements are there, and their values."""
+    """The arrays of a ragged tensor with a row for each example: a mask, and the values."""
 
     arrays_per_tensor = 2
 
     def arrays(self, value: tf.RaggedTensor) -> list[Array]:
-        """Arrays of shape [examples, length of the longest, ...], padded with zeros."""
+        """Returns arrays of shape [examples, length of the longest, ...], padded with zeros."""
         return _padded(value.row_lengths().numpy(), [value.values.numpy()])
 
     def tensor(self, present: tf.Tensor, values: tf.Tensor) -> tf.RaggedTensor:
-        """The ragged tensor of the examples whose rows these are."""
+        """Returns the ragged tensor for rows of these arrays."""
         at = tf.where(present)
         rows = tf.shape(present, tf.int64)[0]
         return tf.RaggedTensor.from_value_rowids(tf.gather_nd(values, at), at[:, 0], nrows=rows, validate=False)
@@ -67,15 +67,15 @@ CompositeRows = SparseRows | RaggedRows
 
 
 def rows_of(value: object, axis: int | None, whose: str) -> CompositeRows:
-    """How a sparse or ragged tensor becomes arrays that can be split.
+    """Returns the conversion of a sparse or ragged tensor to arrays that can be split.
 
     Args:
         value: the tensor.
-        axis: along which its examples lie.
-        whose: what it is, for messages.
+        axis: its batch axis.
+        whose: its name, for messages.
 
     Raises:
-        CaptureError: it is not split so.
+        CaptureError: it cannot be split along this axis.
     """
     is_first = axis == 0
     if isinstance(value, tf.SparseTensor) and is_first and value.shape.rank is not None and value.shape.rank > 1:
@@ -95,7 +95,7 @@ _DENSE = {
 def _refusal(value: Any, axis: int | None, whose: str) -> str:
     kind = type(value).__name__
     if axis != 0:
-        what = f"{kind}, which is split along its first axis alone, and its batch axis is said to be {axis}"
+        what = f"{kind}, which is split along its first axis alone, and its batch axis is set to {axis}"
     elif isinstance(value, tf.RaggedTensor):
         what = f"{kind} of {value.ragged_rank} ragged axes, and one with more than one is not split over the replicas"
     elif isinstance(value, tf.SparseTensor):
@@ -103,18 +103,18 @@ def _refusal(value: Any, axis: int | None, whose: str) -> str:
     else:
         what = f"{kind}, which is not split over the replicas: its arrays do not have a row for each example"
     return (
-        f"{whose} is a {what}. Pass it dense ({_DENSE[kind]}); or say by batch_axis that every replica is to get the "
-        "whole (None)."
+        f"{whose} is a {what}. Pass it dense ({_DENSE[kind]}), or set its batch_axis to None, so that every replica "
+        "gets the whole tensor."
     )
 
 
 def open_spec(array: Array) -> tf.TensorSpec:
-    """The spec of one of these arrays, its number of examples and the length of the longest left open."""
+    """Returns the spec of such an array, with unknown number of examples and unknown length of the longest."""
     return tf.TensorSpec([None, None, *array.shape[2:]], array.dtype)
 
 
 def _padded(lengths: NDArray[np.int64], arrays: Sequence[Array]) -> list[Array]:
-    """A mask of the elements that are there, and arrays of elements end to end as rows padded to one length."""
+    """Returns a mask of the elements, and the concatenated elements of each array as rows padded to one length."""
     present = np.arange(max(lengths.max(initial=0), 1)) < lengths[:, None]
     padded = []
     for array in arrays:

@@ -1,4 +1,4 @@
-"""Steps that only evaluate, on all replicas, where that gives what one device gives."""
+"""Steps that only evaluate: run on all replicas, if the result is the same as on one device."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from autodist.runs.run import Run
 
 
 class EvaluationStep(DistributedFunction):
-    """A step that trains nothing, on a global batch: every worker gets the results of the whole batch.
+    """A step without training, on a global batch: every worker gets the results of the whole batch.
 
-    What cannot be shared among replicas without changing the result is refused, on all workers alike, since each worker
-    can as well compute the whole.
+    If sharing a step among replicas would change the result, all workers raise the same error, since each worker can
+    compute the whole batch instead.
 
     Args:
         function: the step, of one argument.
-        run: in which it runs.
-        jit_compile: whether XLA is to compile the step.
+        run: the run.
+        jit_compile: True to compile the step with XLA.
     """
 
     survivable: ClassVar[type[Exception] | tuple[type[Exception], ...]] = (NotSharedError, UnevenBatchError)
@@ -70,7 +70,7 @@ class EvaluationStep(DistributedFunction):
     ) -> CapturedFunction:
         try:
             captured = super()._capture(step, specs, axes)
-        except Exception as error:  # the step may bear a batch of a fixed length alone
+        except Exception as error:  # the step may accept batches of one fixed length only
             raise NotSharedError(str(error)) from error
         if captured.item.gradients:
             raise NotSharedError("it trains")

@@ -47,18 +47,18 @@ class _Traced:
 
     @functools.cached_property
     def row_axes(self) -> Sequence[int | None]:
-        """For each output, along which its rows belong to examples; None: they do not."""
+        """Batch axis of each output; None: it has no rows of examples."""
         return row_axes(self.captured.item)
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What is kept for later calls of one form, which differ in the values of their arrays alone.
+    """Cached state for later calls of one form, which differ only in the values of their arrays.
 
     Attributes:
         traced: the trace that serves them.
         own: takes this worker's part of their arrays.
-        leaves: arrays of their shapes.
+        leaves: describe the arrays, without values.
     """
 
     traced: _Traced
@@ -68,30 +68,28 @@ class _Known:
 
 @ours
 class DistributedFunction:
-    """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
+    """A captured step; a call runs it on this worker's replicas and combines the results with the other workers.
 
     Arrays and tensors of rank 1 and more are split over the local replicas along their first axis, sparse and ragged
-    ones by their examples; scalars go whole to every replica; all else is part of the step, as for `tf.function`. On a
-    worker without replicas what is passed is not used, and rows that are returned are none. Called while a step is
-    captured, it is part of that step.
+    tensors by example. Scalars are passed whole to every replica. All other arguments are constants of the step, as for
+    `tf.function`. A worker without replicas ignores its arguments, and returns no rows. A call inside another captured
+    step becomes part of that step.
 
     Attributes:
-        survivable: exceptions that a call raises on all workers alike, after which the script may go on.
-        coming: numbers of examples of global batches that are known to come: if one is to be refused, the first call
-            is.
-        whole: the global batch, where the next call is given this worker's part of it already; None: it is given what
-            `is_global` says.
+        survivable: exceptions that a call raises on all workers together, after which the script may continue.
+        coming: numbers of examples of known later global batches: if one would be refused, the first call raises.
+        whole: the global batch, if the next call's argument is already this worker's part of it; None: as `is_global`.
 
     Args:
         function: the step.
-        run: in which it runs.
-        batch_axis: by parameter, the axis along which it is split, negative ones counted from the last; None: every
-            replica gets the whole.
-        is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
-            passed is this worker's own part.
-        tracing: how it is traced.
-        name_of: what `batch_axis` calls a leaf, by its parameter and its place in what is passed for it.
-        sessions: runs it where it is called while a graph is built; None: there it runs as everywhere.
+        run: the run.
+        batch_axis: by parameter, the axis to split, negative ones counted from the last; None: every replica gets the
+            whole array.
+        is_global: True if every worker passes the same global batch and keeps its share; False if each passes its own
+            part.
+        tracing: options of the trace.
+        name_of: returns the name of a leaf in `batch_axis`, from its parameter and its path in the argument.
+        sessions: runs calls made while a graph is built; None: these run like all others.
     """
 
     survivable: ClassVar[type[Exception] | tuple[type[Exception], ...]] = EmptyBatchError
@@ -131,8 +129,8 @@ class DistributedFunction:
         def step(arguments: Mapping[str, Any]) -> Any:
             if self._tracing.jit_compile:
                 raise CaptureError(
-                    f"{self._name} asks for jit_compile, and is called where a graph is built. Leave tf.Graph() out, "
-                    "or build what XLA is to compile within tf.xla.experimental.jit_scope()."
+                    f"{self._name} has jit_compile, and is called while a graph is built. Leave tf.Graph() out, "
+                    "or build the part for XLA within tf.xla.experimental.jit_scope()."
                 )
             return self._arguments.call(self._converted, arguments)
 
@@ -140,13 +138,13 @@ class DistributedFunction:
 
     @property
     def traces(self) -> int:
-        """How often the step was traced so far."""
+        """Number of traces of the step so far."""
         return len(self._traced)
 
     def __get__(
         self, instance: object, owner: type | None = None
     ) -> DistributedFunction | BoundFunction[DistributedFunction]:
-        """The step of an instance, where the function is a method."""
+        """Returns the step bound to an instance, if the function is a method."""
         if instance is None or not hasattr(type(self._function), "__get__"):
             return self
         return self._of_instances.of(self._function, instance, owner)
@@ -155,14 +153,14 @@ class DistributedFunction:
         """Runs one step.
 
         Returns:
-            What the function returns: scalars combined over all workers, rows joined over the local replicas.
+            The function's result: scalars combined over all workers, rows concatenated over the local replicas.
 
         Raises:
-            CaptureError: the step cannot be captured, or does not take the part of the batch that a replica gets, or
-                an argument cannot be split, or it trains within a `tf.function`.
-            TypeError: TensorFlow's: arguments do not fit the signature.
-            UnevenBatchError: arguments disagree in their number of examples, or no worker has any.
-            WorkerFailedError: another worker ended badly.
+            CaptureError: the step cannot be captured, or does not accept a replica's part of the batch, or an argument
+                cannot be split, or the step trains within a `tf.function`.
+            TypeError: TensorFlow's: arguments do not match the signature.
+            UnevenBatchError: arguments have different numbers of examples, or no worker has any.
+            WorkerFailedError: another worker failed.
             ClusterError: this worker failed in an earlier step.
         """
         if tf.inside_function():
@@ -188,14 +186,14 @@ class DistributedFunction:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether `on_each` may make several steps in one call, for which all their batches have to be read first."""
+        """True if `on_each` may run several steps in one call, for which all their batches must be read first."""
         return self._sharing.is_global and self._run.recorder is None
 
     def on_each(self, batches: Sequence[Given]) -> Any:
-        """Makes a step on each of some batches, in one call where they are alike; returns what the last step does.
+        """Runs a step on each of several batches, in one call if they have the same form; returns the last result.
 
-        All workers find the same batches alike: each may have as many rows of one as of another where its peers do not,
-        so that the examples of the global batches count.
+        All workers must decide alike, so the numbers of examples of the global batches are compared: one worker's parts
+        of two batches may have equal numbers of rows where another's have not.
 
         Args:
             batches: each with the global batch that it is this worker's part of, or None.
@@ -221,7 +219,7 @@ class DistributedFunction:
         return self(data)
 
     def _call_unknown(self, form: Hashable | None, arrays: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
-        """A call of a form that was not seen before; what is found out is kept for later calls of that form."""
+        """Runs a call of a new form; caches its analysis for later calls of that form."""
         if self._in_graph is not None and not tf.executing_eagerly():
             return self._in_graph(arguments)
         with self._run.failed_step.noted(is_step=False, is_before=True):
@@ -229,7 +227,7 @@ class DistributedFunction:
             key = tuple((parameter, constant_key(value)) for parameter, value in constants)
             axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
             asked = TracedFor(key, axes, specs, self._arguments.group(leaves))
-        if any(asked.groups):  # what was taken for rows of one number by chance is not any more
+        if any(asked.groups):  # arrays that had equal numbers of rows by chance now have different ones
             self._known.clear()
         if self._trains:
             self._run.observer.before_step(self)
@@ -268,13 +266,14 @@ class DistributedFunction:
         return traced, own, results
 
     def _is_outdated(self, traced: _Traced) -> bool:
-        """Whether the script has filled lookup tables further since, so that the step has to be traced anew."""
+        """Returns True if the script has added to a lookup table since the trace, so that the step must be retraced."""
         is_outdated = any(table.has_changed for table in traced.captured.tables)
         if is_outdated and not self._has_told_of_tables:
             self._has_told_of_tables = True
             log.warning(
-                "a lookup table that %s reads was filled further since the step was traced, which is traced anew "
-                "therefore, as each time that one is: fill it before the training.", self._name, extra=ALIKE_EVERYWHERE,
+                "a lookup table that %s reads was filled further since the step was traced, so the step is traced "
+                "again, now and after each such change: fill it before the training.",
+                self._name, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         return is_outdated
 
@@ -319,7 +318,7 @@ class DistributedFunction:
         )  # fmt: skip
 
     def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
-        """Tells the chief what this worker feeds to a training step first, to be compared with the other workers'."""
+        """Sends the chief this worker's first feeds of a training step, to compare them with the other workers'."""
         only_chief_counts = self._run.spec.gathers_batches and self._sharing.is_global
         if not traced.captured.item.gradients or only_chief_counts:
             return
@@ -333,7 +332,7 @@ class DistributedFunction:
         self._run.input_consistency.send()
 
     def _in_order(self, traced: _Traced, leaves: Sequence[Leaf]) -> list[Any]:
-        """The arrays that are passed, their examples in the order that a recorded step has."""
+        """Returns the arrays, permuted to the order of examples of a recorded step."""
         values = [leaf.value for leaf in leaves]
         if self._run.recorder is None or not traced.captured.item.gradients:
             return values
@@ -348,9 +347,9 @@ class DistributedFunction:
 
 
 def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:
-    """What the step returns, built from the values of its outputs."""
+    """Builds the step's result from the values of its outputs."""
     outputs = traced.captured.outputs
-    if isinstance(outputs, tf.TensorSpec):  # a loss alone, mostly: `tf.nest` takes longer than the rest
+    if isinstance(outputs, tf.TensorSpec):  # usually one loss; `tf.nest` would take longer than the rest
         return tf.constant(found[0])
     results = iter(found)
     return tf.nest.map_structure(

@@ -1,4 +1,4 @@
-"""`ad.function` where a graph is built: the step becomes part of that graph, and a session of its own runs it."""
+"""`ad.function` while a graph is built: the step becomes part of the graph, and a distributed session runs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.util import nest  # tells where in a nest each leaf is
+from tensorflow.python.util import nest  # its flatten functions return paths
 
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_function import BuiltStep, build_step
@@ -24,26 +24,26 @@ from autodist.tf_compat.tf1_scripts import plain_shapes
 v1 = tf.compat.v1
 
 Axis = Callable[[str, Sequence[Any], Any], int | None]
-"""The axis along which an array is split, given the parameter that it came in and its place in that argument."""
+"""Returns the batch axis of an array, from its parameter, its path in the argument, and the array."""
 
 _ArgumentPlace = tuple[str, Sequence[Any]]
-"""A parameter, and where in its argument an array is."""
+"""A parameter, and the path of an array in its argument."""
 
 
 @dataclass
 class _Known:
-    """What functions have added to one graph so far, and the session that was made of it last."""
+    """State of one graph: the write order of the functions added so far, and the latest session of the graph."""
 
     order: dict[str, Sequence[str]] = field(default_factory=dict)
     session: DistributedSession | None = None
 
 
 class GraphSessions:
-    """Makes the sessions of functions that are called where graphs are built; those of one graph share its values.
+    """Makes sessions for functions called while graphs are built; those of one graph share its values.
 
     Args:
-        run: in which they run.
-        notes: what was noted in the scope; None outside of any.
+        run: the run.
+        notes: returns the calls recorded in the scope; None outside of a scope.
     """
 
     def __init__(self, run: Run, notes: Callable[[], tuple[GradientNotes, AllReduceNotes] | None]) -> None:
@@ -53,16 +53,16 @@ class GraphSessions:
     def make(
         self, graph: tf.Graph, step: BuiltStep, batch_axis: Mapping[tf.Tensor, int | None], is_global: bool
     ) -> DistributedSession:
-        """A session that runs what was added to a graph.
+        """Returns a session that runs the step that was added to a graph.
 
         Args:
-            graph: that it was added to.
-            step: what was added last.
-            batch_axis: for each placeholder, along which axis it is split.
-            is_global: whether every worker feeds these placeholders the same.
+            graph: the graph.
+            step: the step added last.
+            batch_axis: of each placeholder.
+            is_global: True if every worker feeds these placeholders with the same arrays.
 
         Raises:
-            CaptureError: it was added outside of the scope, or makes no gradient that it applies.
+            CaptureError: the step was added outside of the scope, or applies no gradient that it computes.
         """
         notes = self._notes()
         if notes is None:
@@ -88,17 +88,17 @@ class _Ready:
 
 
 class GraphFunction:
-    """Runs a step in whichever graph it is called in.
+    """Runs a step in the graph in which it is called.
 
-    Its first call adds the operations of the step to the graph, with a placeholder for each array that is passed; the
-    graph's own tensors stay what they are. Each call then is one run of a session.
+    Its first call adds the operations of the step to the graph, with a placeholder for each array; tensors of the graph
+    stay unchanged. Each call is one run of a session.
 
     Args:
         name: of the step.
-        function: the step, given its arguments by parameter.
-        axis: along which each array is split.
-        sessions: makes what runs it.
-        is_global: whether every worker passes the same arrays, of which each keeps its share.
+        function: the step, called with its arguments by parameter.
+        axis: returns the batch axis of each array.
+        sessions: makes the session.
+        is_global: True if every worker passes the same arrays and keeps its share.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class GraphFunction:
         """Runs the step in the default graph.
 
         Returns:
-            What the function returns: arrays for tensors and variables, None for operations.
+            The function's result: arrays for tensors and variables, None for operations.
 
         Raises:
             CaptureError: the step cannot be captured.
@@ -163,10 +163,10 @@ class GraphFunction:
         return _Ready(self._sessions.make(graph, step, axes, self._is_global), placeholders, step, fetches)
 
     def _require_fed(self, run: Sequence[tf.Tensor | tf.Operation], placeholders: Sequence[tf.Tensor]) -> None:
-        """Passes if each call gives a value to all that it computes from.
+        """Checks that a call feeds every placeholder that the step depends on.
 
         Raises:
-            CaptureError: a placeholder of the script has none.
+            CaptureError: a placeholder of the script is not fed.
         """
         front = [one.op if isinstance(one, tf.Tensor) else one for one in run]
         found = {t.op for t in placeholders}
@@ -176,9 +176,9 @@ class GraphFunction:
                 continue
             if op.type == "Placeholder":
                 raise CaptureError(
-                    f"{self._name} computes from {op.name}, a placeholder, and a call feeds its arguments alone. "
+                    f"{self._name} computes from {op.name}, a placeholder, and a call feeds its arguments only. "
                     "Call it with the arrays themselves, or build the graph without ad.function and feed the "
-                    "placeholder to session.run, of ad.create_distributed_session()."
+                    "placeholder to session.run of ad.create_distributed_session()."
                 )
             found.add(op)
             front += [*(t.op for t in op.inputs), *op.control_inputs]
@@ -192,7 +192,7 @@ class GraphFunction:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value is fed: an array, or a tensor that has a value by itself."""
+    """Returns True if a value is fed: an array or an eager tensor."""
     return isinstance(value, np.ndarray | np.generic) or (isinstance(value, tf.Tensor) and hasattr(value, "numpy"))
 
 
@@ -201,8 +201,8 @@ def _numpy(value: Any) -> Any:
 
 
 def _fetch_of(leaf: Any) -> Any:
-    """What is fetched for a leaf of what a step returns; None for a Python value, which is returned as it is."""
+    """Returns the fetch for a leaf of a step's result; None for a Python value, which is returned unchanged."""
     if isinstance(leaf, tf.Tensor | tf.Operation | tf.Variable | tf.IndexedSlices | tf.SparseTensor):
         return leaf
-    value = getattr(leaf, "value", None)  # a variable of Keras 3 has one of TensorFlow's
+    value = getattr(leaf, "value", None)  # a Keras 3 variable wraps a tf.Variable
     return value if isinstance(value, tf.Variable) else None

@@ -1,4 +1,4 @@
-"""How models of Keras 3 and of tf_keras train, evaluate and read their data in a run."""
+"""Training, evaluation and input of Keras 3 and tf_keras models in a run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from autodist.runtime.input_consistency import digest_of
 
 
 class KerasTraining:
-    """Lets models of a run train on all replicas.
+    """Makes the models of a run train on all replicas.
 
     Args:
-        run: in which they train.
-        around_fit: makes of a model's `fit` what the script calls.
-        share: of this worker in the data.
-        saves: whether the YAML asks for checkpoints of what trains.
+        run: the run.
+        around_fit: wraps a model's `fit` for the script.
+        share: this worker's share of the data.
+        saves: True if the YAML enables checkpoints of the training.
     """
 
     def __init__(self, run: Run, around_fit: AroundFit, share: InputShard, saves: bool) -> None:
@@ -63,7 +63,7 @@ class KerasTraining:
         """Adopts every model that is built, compiled or fitted while the context is open.
 
         Args:
-            batch_axis: along which the inputs of their `fit` are split; as `AutoDist.scope` takes it.
+            batch_axis: batch axes of the inputs of their `fit`; see `AutoDist.scope`.
         """
         with ExitStack() as opened:
             opened.enter_context(self._models.adopting(batch_axis))

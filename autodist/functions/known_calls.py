@@ -1,4 +1,4 @@
-"""Calls of a step that are alike but for the values of their arrays: what was found out about one holds for all."""
+"""Forms of calls: the analysis of one call is valid for all calls that differ only in the values of their arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-from tensorflow.python.framework.ops import EagerTensor  # the class of every tensor that has a value
+from tensorflow.python.framework.ops import EagerTensor  # the class of all eager tensors
 
 from autodist.tf_compat import plain_nests
 from autodist.tf_compat.plain_nests import NotPlainError
@@ -15,17 +15,17 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def form_of(arguments: Any) -> tuple[Hashable | None, list[Any]]:
-    """The form of a call, equal for calls that differ in the values of their arrays alone, and these arrays.
+    """Returns the form of a call, equal for calls that differ only in the values of their arrays, and these arrays.
 
-    That is the structure of the arguments, shapes, dtypes, and the values of what is no array. It takes a few
-    microseconds, where names, axes and specs of the leaves, and the key of a trace, take a hundred.
+    The form is the structure of the arguments, with shapes, dtypes, and the values of leaves that are not arrays. It
+    takes a few microseconds; names, axes and specs of the leaves, and the key of a trace, take a hundred.
 
     Args:
-        arguments: a nest of what is passed.
+        arguments: a nest of arguments.
 
     Returns:
-        None and no arrays where there are others than NumPy's and TensorFlow's arrays and Python's plain values, in
-        tuples, lists and dictionaries. The arrays are in the order of `tf.nest`.
+        The form, and the arrays in the order of `tf.nest`. None and no arrays if there are leaves other than arrays of
+        NumPy and TensorFlow and plain Python values, or containers other than tuples, lists and dictionaries.
     """
     arrays: list[Any] = []
 

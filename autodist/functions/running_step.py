@@ -1,4 +1,4 @@
-"""RunningStep: a captured step of eager variables that runs, wherever the variables lie."""
+"""Running step: a captured step of eager variables that can be run, for any placement of the variables."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def prepare(
     tables: Iterable[Table] = (),
     name: str = "",
 ) -> RunningStep:
-    """Plans, rewrites and imports a captured step; the first one waits for the other workers.
+    """Plans, rewrites and imports a captured step; the first call waits for the other workers.
 
     Args:
-        run: in which it is to run.
+        run: the run.
         item: the step.
-        sources: the script's variable, by name.
+        sources: the script's variables, by name.
         shapes: of the inputs, in this worker's part of the first batch.
-        tables: that it reads.
-        name: of the step, as a person knows it.
+        tables: lookup tables that it reads.
+        name: of the step, for messages.
 
     Raises:
-        StrategyError: the strategy asks for what cannot be done; before any worker trains.
+        StrategyError: the strategy is not possible for this step; raised before any worker trains.
         CaptureMismatchError: this worker captured another step than the chief.
     """
     tracked = {v.name: run.tracker.track(sources[v.name], v.is_seed) for v in item.variables}
@@ -67,10 +67,10 @@ class RunningStep:
     """A step that can be run.
 
     Attributes:
-        run: to which it belongs.
-        item: the step as it was captured, under the chief's names.
+        run: the run.
+        item: the captured step, under the chief's names.
         strategy: the plan for it.
-        variables: what it reads or writes, by the names in `item`.
+        variables: variables that it reads or writes, by their names in `item`.
     """
 
     run: Run
@@ -87,7 +87,7 @@ class RunningStep:
 
     @property
     def is_looked_at(self) -> bool:
-        """Returns True if a command looks at the script, which then makes no step that trains."""
+        """Returns True if a dry run inspects the script, which then executes no training step."""
         return look() is not None and bool(self.item.gradients)
 
     def __call__(self, values: Sequence[Any], examples: int, all_examples: int = 0) -> list[np.ndarray]:
@@ -101,10 +101,10 @@ class RunningStep:
 
     @property
     def can_repeat(self) -> bool:
-        """Whether `repeat` may be called; the first time that a program is asked for it, all workers agree.
+        """True if `repeat` may be called; on the first use for a program, all workers agree on it.
 
-        All have to make one call, or several, alike: they count the calls that all make, and each may have a part of
-        the step that the others have not.
+        All workers must make one call or all several: they count the collective calls, and each may have a part of the
+        step that the others do not have.
         """
         if self._program is None or self._rewritten_for != self._placements:
             return False
@@ -114,7 +114,7 @@ class RunningStep:
         return self._repeats
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
-        """Runs a step on each of some batches, in one call; see `Program.repeat`."""
+        """Runs a step on each of several batches, in one call; see `Program.repeat`."""
         count = len(batches)
         return self._make(
             lambda program: program.repeat(batches, examples, all_examples), count, examples, all_examples
@@ -127,9 +127,9 @@ class RunningStep:
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"
         self._program.require_fits(examples, all_examples)
-        self.run.coordination.passes()  # past all that refuses the step before a part of it has run
+        self.run.coordination.passes()  # after all checks that can refuse the step before a part of it has run
         if not self.item.gradients:
-            self.run.land()  # what only evaluates sees all that the steps before it have asked for
+            self.run.land()  # an evaluation must see all writes requested by earlier steps
             return self._outputs_of(call, self._program)
         self.run.before_training()
         self.run.is_in_step = True
@@ -161,26 +161,26 @@ class RunningStep:
         return outputs
 
     def after(self, outputs: Callable[[], Any]) -> None:
-        """Records a step that is over, where `autodist verify` asks for that; outside of what all workers do alike."""
+        """Records a finished step for `autodist verify`, if enabled; not a collective call."""
         if self.run.recorder is not None and self.item.gradients:
             self.run.recorder.after_step(self.item, self.run.index, self._values, outputs)
 
     def _values(self) -> dict[str, tf.Tensor]:
-        """What the variables hold, by name."""
+        """Returns the values of the variables, by name."""
         self.run.pull()
         return {name: tracked.read() for name, tracked in self.variables.items()}
 
     def require_even(self, all_examples: int) -> None:
-        """Passes unless a global batch of so many examples that is still to come would be refused.
+        """Checks that a later global batch with this many examples would not be refused.
 
         Raises:
-            UnevenBatchError: replicas would have different numbers of them, and all need equally many.
+            UnevenBatchError: the step needs the same number of examples on every replica, and they would differ.
         """
         if self._program is not None:
             self._program.require_even(None, all_examples)
 
     def rewrite(self) -> None:
-        """Makes the program for where the variables lie, and moves those that nothing has placed yet."""
+        """Makes the program for the current placements, and moves variables that are not placed yet."""
         item = _as_settled(self.item, self.variables)
         names = {name: one.shared_name for name, one in self.variables.items()}
         self._program, rewritten = self.run.program(item, self.strategy, names, Fetching.BY_ALL)
@@ -193,7 +193,7 @@ class RunningStep:
         self._rewritten_for, self._repeats = self._placements, None
 
     def _settle(self, tracked: Tracked, placement: Placement) -> None:
-        """Moves a variable to where this step wants it."""
+        """Moves a variable to the placement that this step requires."""
         tracked.is_settled = True
         placement = placement.with_copies_of(tracked.placement)
         if placement != tracked.placement:
@@ -207,7 +207,7 @@ class RunningStep:
 
 
 def _is_asynchronous(rewritten: Step, name: str) -> bool:
-    """Whether any worker's step writes a variable at its owner, or a shard of it, and waits for nobody."""
+    """Returns True if workers' steps write a variable, or a shard of it, on its owner without waiting for others."""
     variable_placements = rewritten.replication.variable_placements if rewritten.replication else {}
     cut = rewritten.cuts.get(name)
     parts = [name] if cut is None else [shard_name(name, k) for k in range(len(cut.sizes))]
@@ -215,6 +215,6 @@ def _is_asynchronous(rewritten: Step, name: str) -> bool:
 
 
 def _as_settled(item: Step, variables: Mapping[str, Tracked]) -> Step:
-    """The item with its variables placed where earlier steps have put them."""
+    """Returns the step with its variables placed as earlier steps have placed them."""
     settled = {name: one.placement for name, one in variables.items() if one.is_settled}
     return place_variables(item, settled)

@@ -1,4 +1,4 @@
-"""How what a step is called with is shared out over the workers and their replicas."""
+"""Input sharing: splits the arguments of a step among the workers and their replicas."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class OwnArrays:
     """Takes one worker's part of the arrays of a call.
 
     Attributes:
-        cuts: for each array, what takes this worker's part of it.
-        examples: that this worker has; 0 where its part is a row that does not count.
-        all_examples: that were passed.
+        cuts: for each array, a function that returns this worker's part.
+        examples: number of this worker's examples; 0 if its part is a padding row that does not count.
+        all_examples: number of examples passed to the call.
     """
 
     cuts: Sequence[Partitioning]
@@ -40,19 +40,19 @@ class OwnArrays:
     all_examples: int
 
     def of(self, values: Iterable[Any]) -> list[np.ndarray]:
-        """The part of the arrays of one call."""
+        """Returns this worker's part of the arrays of one call."""
         return [cut(value) for cut, value in zip(self.cuts, values, strict=True)]
 
 
 @dataclass(frozen=True)
 class InputShare:
-    """What a worker gives to one run of a step.
+    """A worker's feeds for one run of a step.
 
     Attributes:
         values: of its arrays.
-        examples: that this worker has; 0 where its part is a row that does not count.
-        all_examples: that were passed.
-        fed: of a pipeline, what all workers have fed together; None: it is each worker's own.
+        examples: number of this worker's examples; 0 if its part is a padding row that does not count.
+        all_examples: number of examples passed to the call.
+        fed: in a pipeline, the gathered feeds of all workers; None: each worker feeds its own part.
     """
 
     values: Sequence[np.ndarray]
@@ -63,14 +63,14 @@ class InputShare:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the arguments of one step are shared out.
+    """The division of a step's arguments among workers and replicas.
 
     Attributes:
         step: its name.
         spec: the machines.
-        worker: the index of this one.
-        is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
-            passed is this worker's own part; in a pipeline, the parts of all workers are the batch.
+        worker: index of this worker.
+        is_global: True if every worker passes the same global batch and keeps its share; False if each passes its own
+            part (in a pipeline, the parts of all workers form the batch).
     """
 
     step: str
@@ -80,32 +80,32 @@ class Sharing:
 
     @property
     def replicas(self) -> int:
-        """Among how many replicas what is passed is divided."""
+        """Number of replicas among which the arguments are divided."""
         if self.is_gathered:  # each worker passes about as many examples
             return -(-len(self.spec.replicas) // len(self.spec.workers))
         return len(self.spec.replicas) if self.is_global else self.spec.replicas_of(self.worker)
 
     def count(self, leaves: Sequence[Leaf], whole: WholeBatch | None) -> int:
-        """The number of examples of the global batch, or of what this worker passes.
+        """Returns the number of examples of the global batch, or of this worker's arguments.
 
         Args:
-            leaves: what is passed.
-            whole: the global batch, where this worker's part of it is passed; None: what `is_global` says.
+            leaves: arrays of the arguments.
+            whole: the global batch, if the arguments are this worker's part of it; None: as `is_global`.
         """
         return count_examples(leaves) if whole is None else whole.examples
 
     def dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
-        """How so many examples are dealt out; `names` has the parameter of each input."""
+        """Returns the division of this many examples; `names` has the parameter of each input."""
         replicas = len(self.spec.replicas)
         if self.is_gathered:
             return Dealt(examples * len(self.spec.workers), replicas, replicas, names)
         return Dealt(examples, self.replicas, replicas, names)
 
     def own_part(self, leaves: Sequence[Leaf], whole: WholeBatch | None) -> OwnArrays:
-        """What takes this worker's part of arrays of these shapes.
+        """Returns the functions that take this worker's part of arrays of these shapes.
 
         Args:
-            leaves: what is passed.
+            leaves: arrays of the arguments.
             whole: as for `count`.
 
         Raises:
@@ -128,7 +128,7 @@ class Sharing:
 
     @property
     def is_gathered(self) -> bool:
-        """True if what the workers pass is brought together, and the step is given the whole of it: in a pipeline."""
+        """True if the workers' feeds are gathered, so that the step gets the whole batch: in a pipeline."""
         return self.spec.gathers_batches and not self.is_global
 
     def part(
@@ -138,13 +138,13 @@ class Sharing:
         values: Sequence[Any],
         bring_together: Callable[[Sequence[GatheredInput]], WholeFed],
     ) -> InputShare:
-        """What this worker gives to one run.
+        """Returns this worker's feeds for one run.
 
         Args:
-            leaves: arrays of the shapes that are passed.
+            leaves: arrays of the arguments' shapes.
             own: takes this worker's part of them.
-            values: of the arrays that are passed.
-            bring_together: brings what all workers feed to the chief; all of them come to it alike.
+            values: of the arguments.
+            bring_together: gathers the feeds of all workers on the chief; a collective call.
         """
         if not self.is_gathered or all(leaf.axis is None for leaf in leaves):
             return InputShare(own.of(values), own.examples, own.all_examples)
@@ -155,15 +155,15 @@ class Sharing:
         return InputShare(whole, fed.examples, fed.all_examples, fed)
 
     def shape(self, leaf: Leaf) -> Sequence[int]:
-        """The shape of a step's input, as far as this worker knows it before a run."""
+        """Returns the shape of a step's input, as far as this worker knows it before a run."""
         times = len(self.spec.workers) if self.is_gathered else 1
         return [n * times if a == leaf.axis else n for a, n in enumerate(np.shape(leaf.value))]
 
     def require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
-        """Passes a step whose inputs may have different numbers of rows, in the whole batch and in each replica's part.
+        """Checks inputs with different numbers of rows, for the whole batch and for each replica's part.
 
         Raises:
-            UnevenBatchError: these do not fit one another in the step.
+            UnevenBatchError: their shapes do not fit together in the step.
         """
         if not captured.item.apart:
             return
@@ -173,12 +173,12 @@ class Sharing:
         if fault is not None:
             raise UnevenBatchError(
                 f"the inputs of {self.step} have different numbers of rows along their batch axes ({told}), and they, "
-                f"or the parts that {self.replicas} replicas get of them, do not fit one another: {fault}. Where an "
-                "input is not one row an example, say so with batch_axis (None: every replica gets the whole)."
+                f"or the parts that {self.replicas} replicas get of them, do not fit one another: {fault}. If an input "
+                "does not have one row per example, set its batch_axis (None: every replica gets the whole input)."
             )
         log.warning(
-            "%s: its inputs have different numbers of rows (%s), and each is split by its own. Where every replica is "
-            "to get the whole of one, say so with batch_axis.", self.step, told, extra=ALIKE_EVERYWHERE,
+            "%s: its inputs have different numbers of rows (%s), and each is split by its own. If every replica should "
+            "get the whole of one, set its batch_axis to None.", self.step, told, extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
 

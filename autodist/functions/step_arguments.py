@@ -1,4 +1,4 @@
-"""The arguments of a step: by which parameter they come, and which arrays among them are split, along which axis."""
+"""The arguments of a step: their parameters, and the arrays among them with their batch axes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
-from tensorflow.python.util import nest  # tf.nest, with where each leaf stands
+from tensorflow.python.eager.polymorphic_function import function_type_utils  # tf.function binds arguments by it
+from tensorflow.python.util import nest  # tf.nest, with the path of each leaf
 
 from autodist.batch.axis import axis_within, is_array, name_by_path, require_axis, require_mapping, said_of
 from autodist.batch.examples import group_rows
@@ -22,10 +22,10 @@ from autodist.functions.composite_rows import CompositeRows, open_spec, rows_of
 COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 
 _Passed = tuple[str, Any, Any, str]
-"""A parameter, a leaf of what is passed for it, what the script declares of that, or None, and what it is called."""
+"""A parameter, a leaf of its argument, the declared spec of the leaf or None, and the leaf's name."""
 
 Constants = Sequence[tuple[str, Any]]
-"""By parameter, the leaves of the arguments; None in the place of arrays."""
+"""By parameter, the leaves of the arguments, with None in place of arrays."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Leaf:
     """One array or tensor among the arguments of a step.
 
     Attributes:
-        parameter: name of the parameter that it came in.
+        parameter: name of its parameter.
         value: the array.
-        axis: along which it is split; None: every replica gets the whole.
-        declared: its shape and dtype by the script's `input_signature`; None: those of the value.
-        name: what `batch_axis` calls it.
-        is_padded: its rows are parts of sparse or ragged ones, padded to the longest.
+        axis: its batch axis; None: every replica gets the whole array.
+        declared: its shape and dtype in the script's `input_signature`; None: those of the value.
+        name: its name in `batch_axis`.
+        is_padded: True if it is made of a sparse or ragged tensor, with rows padded to the longest.
     """
 
     parameter: str
@@ -50,12 +50,12 @@ class Leaf:
 
     @property
     def rows(self) -> int:
-        """Along the axis along which it is split."""
+        """Number of rows along its batch axis; 0 without one."""
         return 0 if self.axis is None else int(np.shape(self.value)[self.axis])
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """Its shape, open along the batch axis, and its dtype."""
+        """Its dtype and shape, unknown along the batch axis."""
         shape: Sequence[int | None] = np.shape(self.value)
         if self.declared is not None:
             known = self.declared.shape
@@ -64,22 +64,22 @@ class Leaf:
 
 
 class StepArguments:
-    """Takes the arguments of a step apart.
+    """Extracts the arrays from the arguments of a step.
 
-    Arrays and tensors of rank 1 and more are split along their first axis, sparse and ragged ones by their examples;
-    scalars go whole to every replica; all else is part of the step.
+    Arrays and tensors of rank 1 and more are split along their first axis, sparse and ragged tensors by example.
+    Scalars are passed whole to every replica. All other arguments are constants of the step.
 
     Args:
         name: of the step.
         function: the step.
         plain: the `tf.function` of it.
-        input_signature: shapes and dtypes of all arguments, as `tf.function` takes it; None: those that come.
-        batch_axis: by parameter, or by what `name_of` calls a leaf, the axis along which it is split, negative ones
-            counted from the last; None: every replica gets the whole.
-        name_of: what `batch_axis` calls a leaf, by its parameter and its place in what is passed for it.
+        input_signature: shapes and dtypes of all arguments, as for `tf.function`; None: those of each call.
+        batch_axis: by parameter, or by name of a leaf, the axis to split, negative ones counted from the last; None:
+            every replica gets the whole array.
+        name_of: returns the name of a leaf in `batch_axis`, from its parameter and its path in the argument.
 
     Raises:
-        CaptureError: `batch_axis` names what is no parameter, or an axis that is no number.
+        CaptureError: `batch_axis` names a parameter that does not exist, or an axis that is not an integer.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class StepArguments:
 
     @functools.cached_property
     def _declared(self) -> Mapping[str, Any] | None:
-        """The `input_signature` by parameter. It names no `self`, so a method's is asked for only once it is bound."""
+        """The `input_signature` by parameter. It excludes `self`, so a method's must be read after it is bound."""
         signature = self._input_signature
         return None if signature is None else self._signature.bind(*signature).arguments
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by parameter; as the signature has them, where there is one.
+        """Returns the arguments by parameter, cast to the input signature if there is one.
 
         Raises:
-            TypeError: TensorFlow's: arguments do not fit the signature.
+            TypeError: TensorFlow's: arguments do not match the signature.
         """
         if self._declared is None:
             return dict(self._signature.bind(*args, **kwargs).arguments)
@@ -130,10 +130,10 @@ class StepArguments:
         return function(*bound.args, **bound.kwargs)
 
     def take_apart(self, arguments: Mapping[str, Any]) -> tuple[list[Leaf], Constants]:
-        """The arrays among the arguments, and all leaves with None in their places.
+        """Returns the arrays among the arguments, and all leaves with None in their places.
 
         Raises:
-            CaptureError: an argument cannot be split, or `batch_axis` names what is not passed.
+            CaptureError: an argument cannot be split, or `batch_axis` names an argument that is not passed.
         """
         flat = [passed for p, value in arguments.items() for passed in self._flatten(p, value)]
         if self._names_leaves:
@@ -147,12 +147,12 @@ class StepArguments:
         return leaves, [(p, None if is_array(v) else v) for p, v, *_ in flat]
 
     def _padded(self, flat: Sequence[_Passed]) -> set[int]:
-        """The places of the arrays of sparse and ragged tensors."""
+        """Returns the positions of the arrays of sparse and ragged tensors."""
         starts = [(at, value) for at, (_, value, *_) in enumerate(flat) if isinstance(value, CompositeRows)]
         return {at + 1 + k for at, rows in starts for k in range(rows.arrays_per_tensor)}
 
     def put_together(self, arguments: Mapping[str, Any], tensors: Iterable[tf.Tensor]) -> dict[str, Any]:
-        """The arguments with tensors in the places of arrays, in the order of `take_apart`."""
+        """Returns the arguments with tensors in place of the arrays, in the order of `take_apart`."""
         remaining = iter(tensors)
 
         def taken(parameter: str, value: Any) -> Any:
@@ -161,16 +161,16 @@ class StepArguments:
                 return rows.tensor(*itertools.islice(remaining, rows.arrays_per_tensor))
             return next(remaining) if is_array(value) else value
 
-        return {  # one by one; a nest of all would sort them by name
+        return {  # separately; a nest of all would sort them by name
             name: tf.nest.map_structure(functools.partial(taken, name), value, expand_composites=self._is_whole(name))
             for name, value in arguments.items()
         }
 
     def axis(self, parameter: str, value: Any, name: str) -> int | None:
-        """Along which a leaf is split.
+        """Returns the batch axis of a leaf.
 
         Raises:
-            CaptureError: it has no such axis.
+            CaptureError: the leaf has no such axis.
         """
         key = said_of(self._batch_axis, name)
         if key is None:
@@ -180,21 +180,21 @@ class StepArguments:
         return None if axis is None else axis_within(axis, np.ndim(value), f"{told} of {self._name}")
 
     def axis_at(self, parameter: str, path: Sequence[Any], value: Any) -> int | None:
-        """Along which the leaf at a place in an argument is split."""
+        """Returns the batch axis of the leaf at a path in an argument."""
         return self.axis(parameter, value, self._name_of(parameter, path))
 
     def group(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
-        """The group of each array that is split; the arrays of one group had equally many rows in all calls so far."""
+        """Returns the group of each array with a batch axis; a group's arrays had equally many rows in all calls."""
         split = [leaf for leaf in leaves if leaf.axis is not None]
         key = tuple(leaf.parameter for leaf in split)
         self._groups[key] = group_rows([leaf.rows for leaf in split], self._groups.get(key))
         return self._groups[key]
 
     def _flatten(self, parameter: str, value: Any) -> Iterator[_Passed]:
-        """The leaves of an argument; of a sparse or ragged tensor, what it is made of.
+        """Yields the leaves of an argument; for a sparse or ragged tensor, its conversion and its arrays.
 
         Raises:
-            CaptureError: a sparse or ragged tensor is to be split, and cannot be.
+            CaptureError: a sparse or ragged tensor cannot be split.
         """
         is_whole = self._is_whole(parameter)
         declared: Iterable[Any] = itertools.repeat(None)
@@ -223,29 +223,29 @@ class StepArguments:
         return key is not None and self._batch_axis[key] is None
 
     def _require_named(self, names: Iterable[str]) -> None:
-        """Passes if each key of `batch_axis` names a leaf of what is passed, or what leaves are part of.
+        """Checks that each key of `batch_axis` is the name of a leaf, or the first part of the names of several.
 
         Raises:
-            CaptureError: with what there is.
+            CaptureError: it is not; lists the names.
         """
         present = list(dict.fromkeys(names))
         for key in self._batch_axis:
             if not any(f"{name}/".startswith(f"{key}/") for name in present):
-                raise CaptureError(f"batch_axis names {key}, and {self._name} is given {', '.join(present)}.")
+                raise CaptureError(f"batch_axis names {key}, and {self._name} has the arguments {', '.join(present)}.")
 
 
 def count_examples(leaves: Sequence[Leaf]) -> int:
-    """The number of examples of a call: the rows of the first array that is split; 0 where none is."""
+    """Returns the number of examples of a call: the rows of the first array with a batch axis; 0 if there is none."""
     return next((leaf.rows for leaf in leaves if leaf.axis is not None), 0)
 
 
 def split_rows(leaves: Sequence[Leaf]) -> list[tuple[str, int]]:
-    """Name and number of rows of what is split."""
+    """Returns name and number of rows of each array with a batch axis."""
     return [(leaf.name, leaf.rows) for leaf in leaves if leaf.axis is not None]
 
 
 def inputs_apart(inputs: Sequence[str], leaves: Sequence[Leaf], groups: Sequence[int]) -> dict[str, str]:
-    """Inputs with another number of rows than the first input has: by name, the first input of the same number."""
+    """Returns inputs with another number of rows than the first; maps each to the first input of the same number."""
     split = [name for name, leaf in zip(inputs, leaves, strict=True) if leaf.axis is not None]
     first: dict[int, str] = {}
     for group, name in zip(groups, split, strict=True):

@@ -1,4 +1,4 @@
-"""How a step is traced, and what is said where it cannot be."""
+"""Tracing of a step: options, cached traces, and the explanation of errors about unknown axis lengths."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, Generic, TypeVar
 import tensorflow as tf
 
 _NO_LENGTH = re.compile(r"NoneType|None values|\(None\)|elements of \[[^]]*None|partially known|got None")
-"""In what TensorFlow, and Python, say of a length that is not known."""
+"""Matches error messages of TensorFlow and Python about an unknown length."""
 
 
 @dataclass(frozen=True)
 class Tracing:
-    """How a step is traced; as for `tf.function`.
+    """Options for tracing a step, as for `tf.function`.
 
     Attributes:
-        jit_compile: whether XLA is to compile the step.
-        input_signature: shapes and dtypes of all arguments, for which it is traced once; None: those that come.
-        reduce_retracing: whether shapes that differ are traced once more as one.
-        autograph: whether Python's control flow is converted.
+        jit_compile: True to compile the step with XLA.
+        input_signature: shapes and dtypes of all arguments, for a single trace; None: those of each call.
+        reduce_retracing: True to trace calls with different shapes once more with unknown lengths.
+        autograph: True to convert Python's control flow.
     """
 
     jit_compile: bool = False
@@ -31,26 +31,26 @@ class Tracing:
     autograph: bool = True
 
     def plain(self, function: Callable[..., Any]) -> Any:
-        """The `tf.function` that is traced so."""
+        """Returns a `tf.function` with these options."""
         return tf.function(
             function, self.input_signature, self.autograph, self.jit_compile or None, self.reduce_retracing
         )
 
 
 BY_ITSELF = Tracing()
-"""As `tf.function` traces where nothing is asked for."""
+"""The defaults of `tf.function`."""
 
 
 @contextmanager
 def explaining_open_axes() -> Iterator[None]:
-    """What TensorFlow raises where a step uses the length of a batch axis says where a None comes from."""
+    """Context that adds an explanation of None to errors raised because a step uses the length of a batch axis."""
     try:
         yield
     except (TypeError, ValueError) as error:
         if _NO_LENGTH.search(str(error)):
             error.add_note(
-                "AutoDist captures a step with its batch axis open: x.shape[0] of an argument x is None there. Write "
-                "tf.shape(x)[0] for it, or -1 where tf.reshape is to find it."
+                "AutoDist captures a step with its batch axis open: x.shape[0] of an argument x is None there. Use "
+                "tf.shape(x)[0] instead, or -1 in tf.reshape."
             )
         raise
 
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class Same:
-    """An object without a hash, in the key of a trace: equal to itself alone, and kept, so that its `id` stays its."""
+    """An unhashable object in the key of a trace: equal only to itself, and kept alive so that its `id` stays valid."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -72,7 +72,7 @@ class Same:
 
 
 def constant_key(value: Any) -> Hashable:
-    """What stands for a Python value in the key of a trace."""
+    """Returns the form of a Python value in the key of a trace."""
     try:
         hash(value)
     except TypeError:
@@ -82,13 +82,13 @@ def constant_key(value: Any) -> Hashable:
 
 @dataclass(frozen=True)
 class TracedFor:
-    """What a trace was made for.
+    """The key of a trace.
 
     Attributes:
         constants: Python values that are part of the step.
-        axes: for each array, along which it is split.
-        specs: of each array, open along that axis.
-        groups: of each array that is split, a number; those of one number have as many rows.
+        axes: batch axis of each array.
+        specs: of each array, unknown along that axis.
+        groups: of each array with a batch axis, a number; arrays of one group have equal numbers of rows.
     """
 
     constants: Hashable
@@ -97,14 +97,14 @@ class TracedFor:
     groups: tuple[int, ...] = ()
 
     def takes(self, other: TracedFor) -> bool:
-        """Whether what was traced for this serves the other."""
+        """Returns True if a trace for this key is valid for the other."""
         return self._is_like(other) and all(
             mine.is_compatible_with(its) and _is_at_least_as_open(mine.shape, its.shape)
             for mine, its in zip(self.specs, other.specs, strict=True)
         )
 
     def together_with(self, other: TracedFor) -> TracedFor | None:
-        """What serves both, lengths in which they differ left open; None if they differ in more."""
+        """Returns a key valid for both, with unknown lengths where they differ; None if they differ in more."""
         if not self._is_like(other):
             return None
         pairs = list(zip(self.specs, other.specs, strict=True))
@@ -125,7 +125,7 @@ class Traces(Generic[T]):
     """The traces of a step.
 
     Args:
-        reduces: whether shapes that differ are traced once more as one, lengths that differ left open, as
+        reduces: True to trace calls with different shapes once more with unknown lengths, as
             `tf.function(reduce_retracing=True)` does.
     """
 
@@ -138,7 +138,7 @@ class Traces(Generic[T]):
         return len(self._made)
 
     def get(self, asked: TracedFor) -> T | None:
-        """The trace that serves a call; None if there is none yet."""
+        """Returns the trace for a call; None if there is none yet."""
         if asked not in self._serving:
             found = next((made for key, made in self._made.items() if key.takes(asked)), None)
             if found is None:
@@ -147,7 +147,7 @@ class Traces(Generic[T]):
         return self._serving[asked]
 
     def to_be_made(self, asked: TracedFor) -> TracedFor:
-        """What to trace for a call that none serves."""
+        """Returns the key to trace for a call without a valid trace."""
         for key in reversed(self._made if self._reduces else ()):
             together = key.together_with(asked)
             if together is not None:
@@ -155,6 +155,6 @@ class Traces(Generic[T]):
         return asked
 
     def add(self, made_for: TracedFor, made: T) -> None:
-        """Serves with it from now on, in the place of an earlier one that was made for the same."""
+        """Adds a trace; replaces an earlier one with the same key."""
         self._made[made_for] = made
         self._serving.clear()

@@ -1,4 +1,4 @@
-"""Pieces: where each variable's value lies in the run, to write it there and read it back."""
+"""Variable slices: reads and writes the values of variables wherever the session stores them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variables import Kept, Tracked
 
 _Key = tuple[str, Placement]
-"""A variable's name in the session and where it lies there."""
+"""A variable's name and placement in the session."""
 _Writes = tuple[tf.Tensor, list[tf.Operation]]
-"""What is fed with a value, and what writes it."""
+"""The placeholder for a value, and the operations that write it."""
 
 
 GROUP_BYTES = 16 << 20
-"""Values are sent in groups of about this size: what is under way lies in memory twice."""
+"""Values are transferred in groups of about this size, since values in flight are held in memory twice."""
 
 
 class HasSize(Protocol):
-    """Something with a size, that is moved together with others."""
+    """An object with a size, transferred together with others."""
 
     @property
     def byte_size(self) -> int: ...
@@ -50,13 +50,13 @@ V = TypeVar("V", bound=HasValue)
 
 
 def in_groups(values: Iterable[T]) -> Iterator[list[T]]:
-    """Groups of values that are moved together, in order; the next value is read when the group before was taken."""
+    """Yields groups of values for one transfer each, in order; reads the next value once the last group was taken."""
     group: list[T] = []
     size = 0
     for value in values:
         group.append(value)
         size += value.byte_size
-        del value  # whoever has taken the group may let it go before the next is asked for
+        del value  # the consumer of a group may free it before the next value is read
         if size >= GROUP_BYTES:
             yield group
             group, size = [], 0
@@ -65,13 +65,13 @@ def in_groups(values: Iterable[T]) -> Iterator[list[T]]:
 
 
 class VariableSlices:
-    """Moves values between the script's variables and the session's, on all workers.
+    """Transfers values between the script's variables and the session's, on all workers.
 
     Args:
-        engine: where it runs.
+        graph_runner: to run the transfers.
         worker: index of this worker.
-        workers: how many there are.
-        home: the device on which a worker keeps a variable of a dtype.
+        workers: number of workers.
+        home: returns the device on which a worker keeps a variable of a dtype.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class VariableSlices:
         self._writes: dict[tuple[_Key, tuple[int, ...]], _Writes] = {}
 
     def prepare(self, values: Iterable[HasKept], workers: Collection[int] | None = None) -> None:
-        """What `set` of these values needs, all at once: where a run finds the graph grown it is taken in anew."""
+        """Adds all nodes that `set` of these values needs at once: TensorFlow prepares a grown graph again."""
         for value in values:
             self._write(value.kept, self._all(workers))
 
@@ -93,12 +93,12 @@ class VariableSlices:
         then: Callable[[V], None] = lambda value: None,
         workers: Collection[int] | None = None,
     ) -> None:
-        """On the chief, gives every piece of some variables values; nobody is in a step.
+        """On the chief, sets the values of some variables on all their holders; no worker may be in a step.
 
         Args:
-            values: as they are kept; each is read when its turn comes.
-            then: called with each once it is there.
-            workers: that have the pieces; None: all.
+            values: the values, with their variables; each is read in its turn.
+            then: called with each value once it is set.
+            workers: holders to set; None: all.
         """
         self.prepare(values, workers)
         for some in in_groups(values):
@@ -109,7 +109,7 @@ class VariableSlices:
                 then(value)
 
     def pull(self, variables: Sequence[Tracked]) -> None:
-        """Gives the script's objects the values that the session has."""
+        """Updates the script's variables to the session's values."""
         if not variables:
             return
         for tracked, value in zip(variables, self._engine.session.run([self._read(t) for t in variables]), strict=True):
@@ -117,7 +117,7 @@ class VariableSlices:
             tracked.is_behind = False
 
     def named_holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
-        """Every worker that has the shard or a copy of it, and the name of that there."""
+        """Yields every worker that holds the shard or a copy of it, with the name of that there."""
         for worker in range(self._workers):
             if shard.owner in (EVERY_WORKER, worker) or worker in shard.stage_group:
                 yield worker, shard.name
@@ -125,12 +125,12 @@ class VariableSlices:
                 yield worker, shard.name + copy
 
     def shards(self, kept: Kept, is_still: bool = False) -> Iterator[tuple[Shard, int, tf.Tensor]]:
-        """Each shard of a variable, the worker that has it (this one, where all have), and what reads it there.
+        """Yields each shard of a variable, a worker that holds it (this one if all do), and a tensor that reads it.
 
         Args:
             kept: the variable.
-            is_still: whether nobody writes it meanwhile, so that one of which rows are written needs no copy. (From the
-                first such write on TensorFlow would make one; the next turns that on again.)
+            is_still: True if it is not written meanwhile, so that a variable with sparse updates is read without a
+                copy. (After the first sparse update, TensorFlow copies on read; the next update enables that again.)
         """
         for shard in kept.shards:
             worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
@@ -139,10 +139,10 @@ class VariableSlices:
                 first = [tf.raw_ops.DisableCopyOnRead(resource=handle)] if is_still else []
                 with tf.control_dependencies(first):
                     read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
-            yield shard, worker, read  # outside of the graph, in which whoever asks is not
+            yield shard, worker, read  # outside of the graph context, which is not the caller's
 
     def holders(self, kept: Kept) -> Iterator[tuple[Shard, int, tf.Tensor]]:
-        """Each shard of a variable and each copy of one: the worker that has it, and its handle there."""
+        """Yields each shard of a variable and each copy of one, with the worker that holds it and its handle there."""
         for shard in kept.shards:
             for worker, name in self.named_holders(shard):
                 with self._engine.graph.as_default(), self.on(kept, worker):
@@ -154,7 +154,7 @@ class VariableSlices:
         return tf.raw_ops.VarHandleOp(dtype=kept.dtype, shape=shard.shape, shared_name=kept.shared_name + name)
 
     def on(self, kept: Kept, worker: int) -> AbstractContextManager[None]:
-        """Where a worker keeps a variable."""
+        """Context of the device on which a worker keeps a variable."""
         return tf.device(self._home(worker, tf.int64 if kept.on_cpu else kept.dtype))  # counters stay on the CPU
 
     def _read(self, tracked: Tracked) -> tf.Tensor:
@@ -175,8 +175,8 @@ class VariableSlices:
             with self._engine.graph.as_default():
                 with self.on(kept, self._worker):
                     given = tf.compat.v1.placeholder(kept.dtype, kept.shape)
-                    # What is fed is the memory of the script's object; with a copy of its own the session lets go of
-                    # it, and the next group's copies take its place.
+                    # The fed array is the memory of the script's variable. With this copy the session releases that
+                    # memory, and the next group's copies can reuse it.
                     whole = tf.raw_ops.DeepCopy(x=given)
                 for shard in kept.shards:
                     with self.on(kept, self._worker):

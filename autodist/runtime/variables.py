@@ -1,4 +1,4 @@
-"""Where each variable's value is: in the script's object, in the session, or newer in one of the two."""
+"""Tracks the newest value of each variable: in the script's object or in the session."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from autodist.graph.placement import Placement, Shard
 from autodist.runtime.eager_watch import Watcher, begin, unwatched, watch
 
 LARGE = 1 << 20
-"""Bytes from which an outdated value of the script's object is let go: the session has the true one."""
+"""Size in bytes from which an outdated value of the script's object is freed; the session has the current one."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A variable's value as the session has it.
+    """A variable as the session stores it.
 
     Attributes:
-        shared_name: under which the session knows it, the same on all workers.
-        dtype: its type.
-        shape: of the whole.
-        placement: where it lies.
-        on_cpu: whether it stays on its workers' CPUs, whatever its type.
+        shared_name: its name in the session, equal on all workers.
+        dtype: its dtype.
+        shape: of the complete variable.
+        placement: of its value.
+        on_cpu: True if it stays on its workers' CPUs, whatever its dtype.
     """
 
     shared_name: str
@@ -36,7 +36,7 @@ class Kept:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The parts in which the session keeps it."""
+        """The shards in which the session stores it."""
         return tuple(self.placement.shards(self.shape))
 
 
@@ -46,15 +46,15 @@ class Tracked:
 
     Attributes:
         source: the script's object.
-        shared_name: under which the session knows it, the same on all workers.
-        placement: where its value lies in the session; at every worker until a step says otherwise.
-        is_settled: whether a step that trains it, or that keeps something for one that does, has decided the placement.
-        is_ahead: Python assigned it, and the session is to be told (true at first).
-        is_behind: a step of this worker wrote it, and the script's object has an older value.
-        is_asynchronous: steps of other workers write it as well, whatever this one does meanwhile.
-        is_aliased: something else has its handle, too (a data set's function, say), and uses it unseen.
-        known: of an aliased variable, the value when it was last compared, which the session has as well.
-        is_seed: whether it is a random generator's state.
+        shared_name: its name in the session, equal on all workers.
+        placement: of its value in the session; on every worker until a step decides otherwise.
+        is_settled: True if a step that trains it, or that stores state for such a step, has decided the placement.
+        is_ahead: True if Python has assigned a value that the session does not have yet (initially true).
+        is_behind: True if a step of this worker has written it, so that the script's object has an older value.
+        is_asynchronous: True if steps of other workers write it as well, at any time.
+        is_aliased: True if another object holds its handle (for example a data set's function) and uses it unobserved.
+        known: value of an aliased variable when it was last compared; the session has it, too.
+        is_seed: True if it is a random generator's state.
     """
 
     source: tf.Variable
@@ -70,18 +70,18 @@ class Tracked:
 
     @property
     def may_be_behind(self) -> bool:
-        """Whether the session may have a newer value than the script's object."""
+        """True if the session may have a newer value than the script's object."""
         return self.is_behind or (self.is_asynchronous and not self.is_ahead)
 
     @property
     def kept(self) -> Kept:
-        """How the session has it."""
+        """The variable as the session stores it."""
         shape = tuple(self.source.shape.as_list())
         return Kept(self.shared_name, self.source.dtype.base_dtype, shape, self.placement)
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The parts in which the session keeps it."""
+        """The shards in which the session stores it."""
         return self.kept.shards
 
     @property
@@ -89,27 +89,27 @@ class Tracked:
         return int(self.source.shape.num_elements()) * self.source.dtype.size
 
     def read(self) -> tf.Tensor:
-        """The value in the script's object."""
+        """Returns the value in the script's object."""
         with unwatched():
             return tf.raw_ops.ReadVariableOp(resource=self.source.handle, dtype=self.source.dtype.base_dtype)
 
     def write(self, value: Any) -> None:
-        """Gives the script's object a value that a step made."""
+        """Writes a value computed by a step to the script's object."""
         with unwatched():
             tensor = tf.convert_to_tensor(value, self.source.dtype.base_dtype)
             tf.raw_ops.AssignVariableOp(resource=self.source.handle, value=tensor)
 
     def fall_behind(self) -> None:
-        """Notes that a step wrote the variable, and lets go of a large value that is now outdated."""
+        """Marks the variable as written by a step, and frees a large value, which is now outdated."""
         if not self.is_behind and not self.is_aliased and self.byte_size >= LARGE:
             self.write(tf.zeros([0], self.source.dtype.base_dtype))
         self.is_behind = True
 
     def hand_over(self, *, is_same: bool) -> None:
-        """Notes that the session has a value, and lets go of a large one of the script's object.
+        """Marks the session's value as current, and frees a large value of the script's object.
 
         Args:
-            is_same: whether it is the object's own, which then is up to date where it is kept.
+            is_same: True if the script's object has the same value, which stays current unless it is freed.
         """
         self.is_ahead = False
         if not is_same or self.byte_size >= LARGE:
@@ -117,15 +117,14 @@ class Tracked:
 
 
 class VariableTracker:
-    """Notices when Python, or what Python runs, reads or writes variables that steps work on.
+    """Detects reads and writes by Python of variables that steps use.
 
-    Reading one that is behind brings all values up to date first; writing one marks it, so that the next step sees it.
-    What keeps the variable's handle for itself is not seen: a variable whose handle was given away is brought up to
-    date after each step, and its value compared before the next.
+    Reading a variable that is behind updates all variables first; writing one marks it, so that the next step uses the
+    new value. Uses of a handle that another object has stored are not observed: such a variable is updated after each
+    step, and its value compared before the next.
 
     Args:
-        pull: brings the objects of variables that are behind up to date: all that may be, or those that one asks for
-            which is read.
+        pull: updates variables that are behind: all of them, or those required for a read of the given one.
     """
 
     def __init__(self, pull: Callable[[Tracked | None], None]) -> None:
@@ -140,11 +139,11 @@ class VariableTracker:
         return iter(self._by_id.values())
 
     def of(self, source: tf.Variable) -> Tracked | None:
-        """The record of a variable; None: no step works on it."""
+        """Returns the record of a variable; None if no step uses it."""
         return self._by_id.get(id(source))
 
     def track(self, source: tf.Variable, is_seed: bool = False) -> Tracked:
-        """The record of a variable; made, and the variable watched, when it is first seen."""
+        """Returns the record of a variable; creates it and watches the variable on the first call."""
         found = self._by_id.get(id(source))
         if found is None:
             found = Tracked(source, f"variable_{len(self._by_id)}", is_seed=is_seed)
@@ -166,7 +165,7 @@ class VariableTracker:
         return found
 
     def resume(self, states: Mapping[str, np.ndarray]) -> None:
-        """Gives generators, by their names, the states that they had, now or when a step has them."""
+        """Restores the states of generators by name, now or when a step tracks them."""
         self._awaited = dict(states)
         self._resume()
 
@@ -177,20 +176,20 @@ class VariableTracker:
                 tracked.source.assign(state)
 
     def look_at_aliased(self) -> None:
-        """Marks variables that were written unseen since the last step."""
+        """Marks aliased variables whose value has changed since the last step."""
         for tracked in self._aliased:
             if not tracked.is_ahead and not _is_same(tracked.known, np.asarray(tracked.read())):
                 tracked.is_ahead = True
 
     def refresh_aliased(self) -> None:
-        """Brings variables up to date that may be read unseen."""
+        """Updates aliased variables, which may be read unobserved."""
         if any(t.may_be_behind for t in self._aliased):
             self._pull(None)
         for tracked in self._aliased:
             tracked.known = np.array(tracked.read())
 
     def forget(self) -> None:
-        """Leaves the variables as plain objects again."""
+        """Stops watching the variables."""
         for end in self._ends:
             end()
         self._ends.clear()
@@ -214,7 +213,7 @@ class VariableTracker:
 
 
 def _is_same(one: np.ndarray | None, other: np.ndarray) -> bool:
-    """Whether two values are one, to the bit where they are numbers: NaN is NaN."""
+    """Returns True if two values are equal, bit by bit for numbers, so that NaN equals NaN."""
     if one is None or other.dtype.hasobject:
         return one is not None and np.array_equal(one, other)
     return one.tobytes() == other.tobytes()

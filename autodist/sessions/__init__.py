@@ -1,1 +1,1 @@
-"""Sessions for scripts of TensorFlow 1: what one run of a session is asked, fed and made of."""
+"""Session front end for TensorFlow 1 scripts: the requests, feeds and programs of a session's runs."""

@@ -1,4 +1,4 @@
-"""Batches that a session's graph takes from iterators of its own: got before the run that reads them, and fed to it."""
+"""Batches from iterators in a session's graph: read in a separate run, and fed to the run that needs them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PULLS = having(Trait.QUEUE_GET | Trait.ITERATOR_GET)
 
 @dataclass(frozen=True)
 class _Getting:
-    """What one structure of fetches and feeds reads of iterators.
+    """A run that reads the iterators for one structure of fetches and feeds.
 
     Attributes:
-        elements: that are read.
-        fed: what it takes to get them.
-        program: gets them.
+        elements: tensors that it reads.
+        fed: tensors that must be fed.
+        program: the run.
     """
 
     elements: Sequence[tf.Tensor]
@@ -44,15 +44,15 @@ class _Getting:
 
 
 class SessionBatches:
-    """Gets what the runs of one worker's session read of the graph's iterators.
+    """Reads the iterators of a graph for the runs of one worker's session.
 
-    Every worker has iterators of its own, which go on with each run that reads them. Divided among the replicas is what
-    they give, like what a script feeds.
+    Every worker has its own iterators, which advance with each run that reads them. Their elements are divided among
+    the replicas, like feeds of a script.
 
     Args:
         spec: the machines.
         captured: the graph.
-        make_program: makes a run of this worker alone.
+        make_program: makes a program of this worker only.
     """
 
     def __init__(self, spec: ResourceSpec, captured: CapturedGraph, make_program: Callable[[Step], Program]) -> None:
@@ -60,17 +60,18 @@ class SessionBatches:
         self._gettings: dict[tuple[tuple[str, ...], frozenset[str]], _Getting | None] = {}
 
     def require_divisible(self, whole: Step) -> None:
-        """Passes if what the training reads of iterators can be divided among the replicas.
+        """Checks that iterator elements read by training can be divided among the replicas.
 
         Args:
-            whole: all of the graph, with its gradients.
+            whole: the complete graph, with its gradients.
 
         Raises:
-            CaptureError: it cannot, or it would differ between workers, or it reads a queue that threads are to fill.
+            CaptureError: they cannot, or they would differ between workers, or training reads a queue filled by
+                threads.
         """
         if self._captured.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
             trained = self._captured.step([t.name for t in self._trained(whole)], [], {})
-            require_no_queue(trained, replicas=1)  # what iterators give is fed
+            require_no_queue(trained, replicas=1)  # iterator elements are fed
         if len(self._spec.replicas) == 1:
             return
         read = elements_read(self._trained(whole), ())
@@ -78,22 +79,22 @@ class SessionBatches:
             require_alike(whole.graph_def)
 
     def tell_begun_anew(self, whole: Step, steps: int) -> None:
-        """Warns where a run that goes on after some steps would read the data of these steps once more."""
+        """Warns if a resumed run would read the data of earlier steps again."""
         tell_begun_anew(self._trained(whole), whole.graph_def, steps)
 
     def _trained(self, whole: Step) -> list[tf.Tensor]:
         return [self._captured.graph.get_tensor_by_name(t) for g in whole.gradients for t in g.tensors]
 
     def next_for(self, fetches: Fetches, arrays: Arrays) -> dict[tf.Tensor, np.ndarray]:
-        """The whole batches that a run reads of iterators; nothing with one replica, whose run reads them itself.
+        """Returns the whole batches that a run reads from iterators; {} with one replica, whose run reads them itself.
 
         Args:
-            fetches: what the run is asked for.
-            arrays: what it is fed.
+            fetches: of the run.
+            arrays: feeds of the run.
 
         Raises:
             CaptureError: the elements cannot be divided among replicas.
-            OutOfRangeError: TensorFlow's: an iterator has come to its end.
+            OutOfRangeError: TensorFlow's: an iterator is exhausted.
         """
         if len(self._spec.replicas) == 1:
             return {}
@@ -113,20 +114,19 @@ class SessionBatches:
 
 
 def require_no_queue(item: Step, replicas: int) -> None:
-    """Passes unless a run reads a queue or, with several replicas, an iterator's optional elements.
+    """Checks that a run reads no queue and, with several replicas, no optional elements of an iterator.
 
     Args:
-        item: what runs.
+        item: the run.
         replicas: of all workers.
 
     Raises:
-        CaptureError: it does. Each run has queues of its own, so that it would wait for ever.
+        CaptureError: it does. Each run has separate queues, and would wait forever.
     """
     pulling = item.graph_index.of_op(*sorted(_PULLS if replicas > 1 else _QUEUES))
     if pulling:
         raise CaptureError(
             f"the graph takes its data from a queue or from an iterator's optional elements ({pulling[0].name}), whose "
-            "batches are not split over the replicas, and no run takes what another has put into a queue. Take them "
-            "from an iterator's get_next(), or read each batch in Python and feed this worker's part "
-            "(ad.distribute_dataset gives it)."
+            "batches are not split over the replicas, and runs do not share queues. Use an iterator's get_next(), or "
+            "read each batch in Python and feed this worker's part (see ad.distribute_dataset)."
         )

@@ -1,4 +1,4 @@
-"""How a session's variables are saved, and restored, where the YAML asks for it."""
+"""Restores a session's variables from the checkpoint that the YAML names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from autodist.runtime.variables import Kept
 
 
 def resume(run: Run, variables: Mapping[str, Kept]) -> None:
-    """Gives a session's variables the values that the run goes on from, before the first run that trains.
+    """Restores a session's variables from the checkpoint that the run resumes from, before the first training run.
 
     All workers call it; each reads the slices of variables that it holds.
 
     Args:
-        run: in which the session is.
+        run: the run.
         variables: all of the session's, by name.
     """
     found = run.observer.on_session(variables)

@@ -1,4 +1,4 @@
-"""What is fed to a session: along which axis each tensor is split over the replicas."""
+"""Feeds of a session: the batch axis of each tensor, and its division among the replicas."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Arrays = Mapping[tf.Tensor, np.ndarray]
 
 @dataclass(frozen=True)
 class SessionFeeds:
-    """How one worker's session splits what it is fed.
+    """The division of the feeds of one worker's session.
 
     Attributes:
         spec: the machines, and whether batches are global.
-        worker: whose session it is.
-        batch_axis: by name of a tensor, the axis that the script has named; None: every replica gets the whole.
+        worker: index of this worker.
+        batch_axis: by name of a tensor, the axis that the script has set; None: every replica gets the whole value.
         shapes: of the graph's variables.
-        shared: names of tensors for which every worker feeds the same.
-        rows: a tensor of a fixed shape has examples along its first axis if that is so long; None: it never has.
+        shared: names of tensors that every worker feeds with the same value.
+        rows: number of examples: a tensor with a fixed first axis of this length has a batch axis; None: unknown.
     """
 
     spec: ResourceSpec
@@ -51,15 +51,15 @@ class SessionFeeds:
     rows: int | None = None
 
     def with_rows(self, whole: Step, captured: CapturedGraph, even_alone: bool = False) -> SessionFeeds:
-        """The same, knowing how many examples a worker feeds at a time where no placeholder's first axis is open.
+        """Returns a copy with the number of examples per feed, if it is known and all first axes are fixed.
 
-        That is known where all that the training reads has equally many rows. It holds for workers of one replica,
-        which gets all that its worker feeds; to be split, an axis has to be open.
+        It is known if all tensors read by training have equal numbers of rows, and no worker has several replicas: one
+        replica gets all feeds of its worker. An axis must be open to be split.
 
         Args:
-            whole: all of the graph, with its gradients.
+            whole: the complete graph, with its gradients.
             captured: the graph.
-            even_alone: whether it is asked for where there is one replica, too, which splits nothing.
+            even_alone: True to search also with a single replica, which splits nothing.
         """
         replicas = [self.spec.replicas_of(worker) for worker in range(len(self.spec.workers))]
         if max(replicas) > 1 or (sum(replicas) == 1 and not even_alone) or self.spec.batch == "global":
@@ -72,16 +72,16 @@ class SessionFeeds:
         return replace(self, rows=lengths.pop()) if len(lengths) == 1 else self
 
     def require_open_axes(self, whole: Step, captured: CapturedGraph) -> None:
-        """Passes if all that the training reads of batches can be split, on whichever worker has several replicas.
+        """Checks that all batches read by training can be split, on every worker with several replicas.
 
-        Warns where the loss takes of each replica's examples what one device takes of the whole batch.
+        Logs a warning if the loss uses statistics of each replica's examples instead of the whole batch.
 
         Args:
-            whole: all of the graph, with its gradients.
+            whole: the complete graph, with its gradients.
             captured: the graph.
 
         Raises:
-            CaptureError: a placeholder has a fixed shape, or the graph takes one number of examples alone.
+            CaptureError: a placeholder has a fixed shape, or the graph works for one number of examples only.
         """
         most = max(map(self.spec.replicas_of, range(len(self.spec.workers))))
         read = _read_by_training(whole, captured)
@@ -99,40 +99,40 @@ class SessionFeeds:
             tell_own_statistics(item, captured.graph, seeds)
 
     def axes_of(self, arrays: Arrays, capture: Callable[[], Step]) -> list[int | None]:
-        """For each tensor that is fed, the axis along which it is split.
+        """Returns the batch axis of each fed tensor.
 
         Args:
-            arrays: what is fed.
-            capture: gives the run, as if nothing were split.
+            arrays: the feeds.
+            capture: captures the run as if nothing were split.
 
         Raises:
-            CaptureError: it cannot be told.
+            CaptureError: an axis is ambiguous.
         """
         if self._may_set(arrays):
             item = capture()
             if only_makes_iterators(item) or _sets_what_is_fed(item, arrays):
-                return [None] * len(arrays)  # such as Variable.load, which feeds an initial value
+                return [None] * len(arrays)  # for example Variable.load, which feeds an initial value
         return [self._axis_of_fed(t, array) for t, array in arrays.items()]
 
     def are_global(self, arrays: Arrays, axes: Sequence[int | None]) -> bool:
-        """Whether all that is split is the same on every worker, so that each knows how many examples there are."""
+        """Returns True if all split feeds are equal on all workers, so that each knows the number of examples."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
         return bool(split) and all(map(self.is_shared_out, split))
 
     def are_gathered(self, arrays: Arrays, axes: Sequence[int | None]) -> bool:
-        """True if workers feed parts that are brought together before a pipeline is given the whole of them."""
+        """Returns True if the workers' parts are gathered, and a pipeline gets the whole batch."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
         return self.spec.gathers_batches and bool(split) and not all(map(self.is_shared_out, split))
 
     def gathered(
         self, arrays: Arrays, axes: Sequence[int | None], bring_together: Callable[[Sequence[GatheredInput]], WholeFed]
     ) -> tuple[Arrays, WholeFed]:
-        """What this worker feeds once the parts of all workers were brought together.
+        """Returns this worker's feeds after the parts of all workers were gathered.
 
         Args:
-            arrays: what it was given.
-            axes: along which each is split.
-            bring_together: brings the parts to the chief; all workers come to it alike.
+            arrays: feeds before that.
+            axes: batch axis of each.
+            bring_together: gathers the parts on the chief; a collective call.
         """
         named = sorted(zip(arrays, axes, strict=True), key=lambda one: one[0].name)
         own = [(t, axis) for t, axis in named if axis is not None and not self.is_shared_out(t)]
@@ -140,13 +140,13 @@ class SessionFeeds:
         return {**arrays, **dict(zip((t for t, _ in own), fed.values, strict=True))}, fed
 
     def fixed_rows(self, arrays: Arrays, axes: Sequence[int | None]) -> int | None:
-        """How many examples a worker feeds where the graph was made for that number."""
+        """Returns the number of examples on a worker, if the graph was built for a fixed number."""
         split = [(t, axis) for t, axis in zip(arrays, axes, strict=True) if axis is not None and t.shape.rank]
         lengths = [t.shape[axis] for t, axis in split if t.shape[axis] is not None and not self.is_shared_out(t)]
         return lengths[0] if lengths else None
 
     def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
-        """How the examples of a run are dealt out."""
+        """Returns the division of the examples of a run."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
         replicas = len(self.spec.replicas)
         if self.are_gathered(arrays, axes):  # each worker feeds about as many
@@ -154,15 +154,15 @@ class SessionFeeds:
         return Dealt(examples_of(arrays, axes), self._shares(split, self._replicas), replicas)
 
     def own_part(self, arrays: Arrays, axes: Sequence[int | None], is_alone: bool = False) -> list[np.ndarray]:
-        """This worker's rows of what every worker gets whole, and all of what is its own.
+        """Returns this worker's rows of global batches, and its own feeds unchanged.
 
         Args:
-            arrays: what is fed and what iterators gave.
-            axes: along which each is split.
-            is_alone: whether no other worker has a part in the run: of global batches each then computes the whole.
+            arrays: feeds and iterator elements.
+            axes: batch axis of each.
+            is_alone: True if no other worker takes part in the run: each then computes global batches whole.
 
         Raises:
-            UnevenBatchError: two arrays disagree in their number of examples, or there are none.
+            UnevenBatchError: two arrays have different numbers of examples, or there are none.
         """
         if len(self.spec.workers) == 1:
             return list(arrays.values())
@@ -176,29 +176,29 @@ class SessionFeeds:
         return [rows_of(a, cut[t], share) if t in cut else a for t, a in arrays.items()]
 
     def meanings(self, arrays: Arrays, axes: Sequence[int | None]) -> list[Meant]:
-        """What each array is to the workers."""
+        """Returns the role of each array."""
         split = [Meant.GLOBAL if self.is_shared_out(t) else Meant.OWN for t in arrays]
         return [Meant.WHOLE if axis is None else meant for meant, axis in zip(split, axes, strict=True)]
 
     def unsaid(self, arrays: Arrays, axes: Sequence[int | None]) -> list[tf.Tensor]:
-        """The tensors that every replica gets whole since their shape is fixed, and not since the script says so."""
+        """Returns the tensors that every replica gets whole because of their fixed shape, not by `batch_axis`."""
         return [
             t for (t, array), axis in zip(arrays.items(), axes, strict=True)
             if axis is None and array.ndim and t.name not in self.batch_axis
         ]  # fmt: skip
 
     def _shares(self, split: Iterable[tf.Tensor], replicas: int) -> int:
-        """Into how many parts a batch goes, on a worker that has so many replicas."""
+        """Returns the number of parts of a batch, on a worker with this number of replicas."""
         return len(self.spec.replicas) if any(map(self.is_shared_out, split)) else replicas
 
     def is_shared_out(self, tensor: tf.Tensor) -> bool:
-        """Whether every worker gets the same batch: what a graph's own iterator gives, unless the YAML says more."""
+        """Returns True if every worker has the same batch: by default for elements of a graph's own iterator."""
         if tensor.name in self.shared:
             return True
         return tensor.op.type in GETS if self.spec.batch is None else self.spec.batch == "global"
 
     def _may_set(self, arrays: Arrays) -> bool:
-        """Whether what is fed may be values of variables; it is dear to look."""
+        """Returns True if feeds may be values of variables; a cheap test before the expensive one."""
         if self.batch_axis.keys() & {t.name for t in arrays}:
             return False
         if any(op.type == MAKES for t in list(arrays)[:1] for op in t.graph.get_operations()):
@@ -207,7 +207,7 @@ class SessionFeeds:
 
     @property
     def _replicas(self) -> int:
-        """Of this worker."""
+        """Number of replicas of this worker."""
         return self.spec.replicas_of(self.worker)
 
     def _axis_of_fed(self, tensor: tf.Tensor, array: np.ndarray) -> int | None:
@@ -217,7 +217,7 @@ class SessionFeeds:
         return None if axis is None else axis_within(axis, array.ndim, tensor.name)
 
     def _axis_of(self, tensor: tf.Tensor, replicas: int) -> int | None:
-        """The axis along which a tensor that has axes is split over a worker's replicas."""
+        """Returns the batch axis of a tensor of rank 1 or more on a worker with this number of replicas."""
         if tensor.name in self.batch_axis:
             return self.batch_axis[tensor.name]
         if _is_open(tensor) or tensor.op.type in GETS or (tensor.shape.rank and tensor.shape[0] == self.rows):
@@ -225,14 +225,14 @@ class SessionFeeds:
         if replicas > 1:
             raise CaptureError(
                 f"{tensor.name} has the fixed shape {tensor.shape}, and a worker has {replicas} replicas: is it one "
-                "row an example, to be split, or the same for all? Leave its first axis open (None) for the one, say "
+                "row an example, to be split, or the same for all? Leave its first axis open (None) for the one, set "
                 f"create_distributed_session(batch_axis={{{tensor.op.name!r}: None}}) for the other."
             )
         return None
 
 
 def _read_by_training(whole: Step, captured: CapturedGraph) -> list[tf.Tensor]:
-    """What a graph's gradients read of placeholders and iterators, but for numbers and what may have any shape."""
+    """Returns placeholders and iterator elements that gradients depend on, except scalars and unknown ranks."""
     gradients = [t for g in whole.gradients for t in g.tensors]
     needed = reach(map(node_of, gradients), whole.graph_index.data.__getitem__)
     nodes = [n.name for n in whole.graph_index.of_op("Placeholder", *GETS) if n.name in needed]
@@ -244,7 +244,7 @@ def _is_open(tensor: tf.Tensor) -> bool:
 
 
 def _sets_what_is_fed(item: Step, arrays: Arrays) -> bool:
-    """Whether a run only sets variables, and nothing that is fed can be a batch."""
+    """Returns True if a run only sets variables, and no feed can be a batch."""
     if not only_sets(item):
         return False
     values = _assigned(item) | find_fed_updates(item).keys()
@@ -252,7 +252,7 @@ def _sets_what_is_fed(item: Step, arrays: Arrays) -> bool:
 
 
 def _assigned(item: Step) -> set[str]:
-    """The inputs of a run that become a variable's value as they are fed, and nothing else."""
+    """Returns the inputs of a run that are assigned to variables unchanged, and not used otherwise."""
     found = set()
     for name in item.inputs:
         front, ends = [node_of(name)], True
@@ -270,10 +270,10 @@ def _assigned(item: Step) -> set[str]:
 
 
 def examples_of(arrays: Arrays, axes: Sequence[int | None]) -> int:
-    """The number of examples that is fed.
+    """Returns the number of examples in the feeds.
 
     Raises:
-        UnevenBatchError: two arrays disagree.
+        UnevenBatchError: two arrays have different numbers.
     """
     return count_examples([(t.name, a, x) for (t, a), x in zip(arrays.items(), axes, strict=True) if x is not None])
 

@@ -1,4 +1,4 @@
-"""Fetches of a session's run that are joined over all workers where all of them make the same run."""
+"""Fetches of a session's run that are combined over all workers if all of them make the same run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from autodist.synchronizers import all_synchronizers
 
 @dataclass(frozen=True)
 class Fetches:
-    """The outputs of a run that are no plain rows, and no values that every worker has anyway.
+    """The outputs of a run that are neither rows of examples nor values that every worker has.
 
     Attributes:
-        shared: outputs that depend on whether all workers fetch the same: they are joined over all workers, or sent by
-            the workers that own them. All workers find the same ones.
-        own: outputs that are made of this worker's examples alone where they are not joined over all workers.
+        shared: outputs that depend on all workers fetching the same: they are combined over all workers, or sent by
+            their owners. Equal on all workers.
+        own: outputs computed from this worker's examples only, unless they are combined over all workers.
     """
 
     shared: tuple[str, ...] = ()
@@ -33,13 +33,13 @@ class Fetches:
 
     @classmethod
     def of(cls, item: Step, strategy: strategy_pb2.Strategy) -> Fetches:
-        """Finds them in a run that all workers make.
+        """Finds the fetches of a run that all workers make.
 
         Args:
-            item: the run, as it was captured.
+            item: the captured run.
             strategy: of the session.
         """
-        if strategy.pipeline.stages:  # which hold all that a run computes
+        if strategy.pipeline.stages:  # they hold all values of the run
             return cls(item.outputs)
         flows, stages = flows_of(item), find_stages(item)
         own = [
@@ -69,9 +69,9 @@ def _is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
 
 
 class RunPrograms:
-    """The programs of one run: with outputs joined over all workers, and with those of this worker alone.
+    """The programs of one run: with outputs combined over all workers, and with those of this worker only.
 
-    Each is made when it is first asked for.
+    Each is made on first use.
 
     Args:
         make: rewrites the run.
@@ -81,10 +81,10 @@ class RunPrograms:
         self._make, self._made = make, dict[Fetching, Program]()
 
     def of(self, fetching: Fetching) -> Program:
-        """Returns the program for one way of fetching.
+        """Returns the program for one kind of fetching.
 
         Raises:
-            FetchedElsewhereError: workers may fetch different things, and an output is at other workers.
+            FetchedElsewhereError: workers may fetch different outputs, and an output is computed on other workers.
         """
         if fetching not in self._made:
             with quiet_tensorflow():

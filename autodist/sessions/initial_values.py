@@ -1,4 +1,4 @@
-"""Initial values of variables that a session's script never sets, as one that never runs an initialiser."""
+"""Initial values of variables that a session's script never sets, for example if it runs no initializer."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from autodist.runtime.program import Program
 log = logging.getLogger("autodist")
 
 _MOST_NAMES = 4
-"""Of variables that are told by name."""
+"""The number of variables that a log line lists."""
 
 
 class InitialValues:
-    """Gives variables that no run has set their initial values, before the first run that reads any.
+    """Initializes variables that no run has set, before the first run that reads any.
 
-    All workers have made the same setting runs by then, so that they agree on whether a variable is unset, though what
-    they run first may differ. The chief then sets the variables everywhere.
+    All workers have made the same setting runs by then, so they agree on the unset variables, even if their next runs
+    differ. The chief then sets the variables on all workers.
 
     Args:
-        run: in which the session runs.
+        run: the run.
         captured: the session's graph.
         make_program: makes a run of it.
-        settled: handles of variables that have values already; those that get one are added.
+        settled: handles of variables that have values; updated.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class InitialValues:
         self.settled = settled
 
     def note_set(self, item: Step) -> None:
-        """Notes the variables that a run sets."""
+        """Records the variables that a run sets."""
         for effect in item.graph_index.effects.values():
             self.settled |= effect.writes
 
     def give_before(self, item: Step, sets: bool) -> None:
-        """Gives what is unset its initial value, if a run needs values of variables.
+        """Initializes unset variables, if a run needs values of variables.
 
         Args:
             item: the run.
-            sets: whether it only sets variables. It then needs the values that it reads as it finds them.
+            sets: True if it only sets variables. It then needs only those that it reads before it assigns them.
         """
         if not item.graph_index.effects:
             return
@@ -66,7 +66,7 @@ class InitialValues:
             self.give()
 
     def give(self) -> None:
-        """Gives what is unset its initial value; all workers call it."""
+        """Initializes unset variables; all workers call it."""
         unset = self._initializers.keys() - self.settled
         if not unset:
             return
@@ -84,19 +84,19 @@ class InitialValues:
             setting = self._captured.step([], [self._initializers[v.handle] for v in lacking], {})
             self._run.guard(self._make_program(setting, SETTING_KERNELS).run, [], 0)
             log.info(
-                "no run of the session has set %s; what no script sets has its initial value.",
+                "no run of the session has set %s; variables that the script does not set have their initial values.",
                 _told([v.name for v in lacking]),
             )  # fmt: skip
 
     def _questions(self, variables: Iterable[Variable]) -> Step:
-        """A run that asks of each variable whether it has a value."""
+        """Returns a run that checks for each variable if it has a value."""
         asked = {f"autodist/has_value/{v.handle}": v.handle for v in variables}
         nodes = {f"{name}:0": NodeDef(name=name, op="VarIsInitializedOp", input=[h]) for name, h in asked.items()}
         return self._captured.having(nodes, asked.values())
 
 
 def _read_as_found(graph_index: GraphIndex) -> set[str]:
-    """The handles of variables that a run reads, outside of branches, before it assigns them."""
+    """Returns the handles of variables that a run reads, outside of branches, before it assigns them."""
     perhaps = find_perhaps_dead(graph_index).union(node.name for node in graph_index.having(Trait.BRANCH | Trait.LOOP))
     assigned: dict[str, set[str]] = {}
     for name, effect in graph_index.effects.items():

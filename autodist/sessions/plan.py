@@ -1,4 +1,4 @@
-"""SessionPlan: how a session's graph is distributed, and its runs, rewritten so."""
+"""Plan of a session: the strategy and the placements for its graph, and its rewritten runs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from autodist.runtime.program import Program
 from autodist.runtime.variables import Kept
 
 _COUNT = itertools.count()
-"""Sessions of this process; all workers make theirs in the same order."""
+"""Counter of this process's sessions; all workers make theirs in the same order."""
 
 
 class SessionPlan:
     """The plan of one session.
 
     Attributes:
-        strategy: by which its graph is distributed.
+        strategy: of its graph.
 
     Args:
-        run: in which it is.
+        run: the run.
         captured: its graph.
-        whole: all of the graph, with its gradients.
-        earlier: the plan of an earlier session of the same graph, whose values this one shares; None: it has its own.
+        whole: the complete graph, with its gradients.
+        earlier: the plan of an earlier session of the same graph, to share its values; None: separate values.
 
     Raises:
-        CaptureError: a variable is to be elsewhere than the earlier session has it.
+        CaptureError: a variable needs another placement than in the earlier session.
         CaptureMismatchError: another worker has built another graph.
-        StrategyError: the strategy asks for what cannot be done.
+        StrategyError: the strategy is not possible for this graph.
     """
 
     def __init__(self, run: Run, captured: CapturedGraph, whole: Step, earlier: SessionPlan | None) -> None:
         self._run = run
-        # Each session has values of its own, as TensorFlow's have.
+        # Each session has its own values, as in TensorFlow.
         self._prefix: str = f"session_{next(_COUNT)}" if earlier is None else earlier._prefix
         self._names = {v.name: f"{self._prefix}/{v.handle}" for v in captured.variables}
         self.strategy = self._agreed(whole)
@@ -52,17 +52,17 @@ class SessionPlan:
         strategy, renaming = self._run.plan(whole, self._names, rehearses=False)
         for mine, theirs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
             raise CaptureMismatchError(
-                f"worker {self._run.index} has {mine} in its session's graph where the chief has {theirs}: a graph "
-                "counts names up by itself, so something is built in one of the two that the other has not. Build the "
-                "same graph on every worker."
+                f"worker {self._run.index} has {mine} in its session's graph where the chief has {theirs}: TensorFlow "
+                "numbers equal names, so one of the two graphs has nodes that the other does not have. Build the same "
+                "graph on every worker."
             )
         return strategy
 
     def _placed(self, whole: Step, earlier: Mapping[str, Placement]) -> dict[str, Placement]:
-        """Where each variable lies; what an earlier session has placed stays there.
+        """Returns the placement of each variable; variables of an earlier session keep theirs.
 
         Raises:
-            CaptureError: the strategy wants one elsewhere, which no step trained before.
+            CaptureError: the strategy needs another placement for a variable, which no step trained before.
         """
         if self._run.workers == 1:
             return {}
@@ -73,29 +73,29 @@ class SessionPlan:
                 raise CaptureError(
                     f"{node.variable} is trained by a step that was called after one which only reads it, when every "
                     "worker had it already, and the strategy gives it an owner. Call the step that trains it first, or "
-                    "use AllReduce, or build the graph of all steps and run it by create_distributed_session()."
+                    "use AllReduce, or build the graph of all steps and run it with create_distributed_session()."
                 )
         return placements
 
     def placed(self, item: Step) -> Step:
-        """A run of the graph, with where its variables lie."""
+        """Returns a run of the graph, with the placements of its variables."""
         return place_variables(item, self._placements)
 
     def kept(self, variable: Variable) -> Kept:
-        """How the session has one of its variables."""
+        """Returns one of its variables as the session stores it."""
         placement = self._placements.get(variable.name, Placement())
         return Kept(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
 
     def program(self, item: Step, kernels: Sequence[Kernel], fetching: Fetching = Fetching.BY_EACH) -> Program:
-        """A run of the graph, rewritten for this worker.
+        """Rewrites a run of the graph for this worker.
 
         Args:
             item: the run.
-            kernels: that rewrite it.
-            fetching: which workers fetch what it returns.
+            kernels: the rewrites to apply.
+            fetching: the workers that fetch the outputs.
 
         Raises:
-            FetchedElsewhereError: workers may fetch different things, and one is at other workers.
+            FetchedElsewhereError: workers may fetch different outputs, and one is computed on other workers.
         """
         shared = share_tables(share_iterators(item, self._prefix), self._prefix)
         return self._run.program(shared, self.strategy, self._names, fetching, kernels)[0]

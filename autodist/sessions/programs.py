@@ -1,4 +1,4 @@
-"""SessionPrograms: what a request of a session runs, made when it is asked for first."""
+"""Programs of a session's requests, made on first use."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from autodist.sessions.plan import SessionPlan
 
 @dataclass(frozen=True)
 class Prepared:
-    """What one structure of fetches and feeds runs.
+    """The run for one structure of fetches and feeds.
 
     Attributes:
-        programs: of the run; None where all that is fetched is given.
-        axes: for each feed, along which it is split.
-        sets: whether it only sets variables.
-        trains: whether it applies gradients.
-        looks: whether it only reads or saves what was trained: it trains nothing and takes no batch.
-        is_global: whether every worker is given the same batch.
-        is_alone: whether no other worker has a part in it, since it trains nothing and writes nothing.
-        gives_rows: whether all that is fetched has a row for each example, or does not ask for examples.
-        updates: what is fed in place of gradients, with the variable that each is for.
-        fetches: which outputs are joined over all workers where all of them make this run.
-        is_gathered: whether the parts that workers feed are brought together, and the run is given the whole of them.
-        row_axes: for each output, along which its rows belong to examples; None: they do not.
+        programs: of the run; None if all fetches are fed.
+        axes: batch axis of each feed.
+        sets: True if it only sets variables.
+        trains: True if it applies gradients.
+        looks: True if it has no gradients and no batch: it only reads or saves trained values.
+        is_global: True if every worker feeds the same batch.
+        is_alone: True if no other worker takes part, since it trains nothing and writes nothing.
+        gives_rows: returns True if each fetch has a row for each example, or does not depend on the examples.
+        updates: tensors fed in place of gradients, with the variable of each.
+        fetches: outputs that are combined over all workers if all of them make this run.
+        is_gathered: True if the workers' feeds are gathered, and the run gets the whole batch.
+        row_axes: returns the batch axis of each output; None: it has no rows of examples.
     """
 
     programs: RunPrograms | None
@@ -62,13 +62,13 @@ class Prepared:
 
 
 class SessionPrograms:
-    """Makes what one session runs.
+    """Makes the programs of one session.
 
     Args:
-        run: in which the session is.
-        captured: its graph.
-        feeds: how it splits what it is fed.
-        plan: of it.
+        run: the run.
+        captured: the session's graph.
+        feeds: the division of its feeds.
+        plan: of the session.
         initial_values: of its variables.
     """
 
@@ -79,14 +79,14 @@ class SessionPrograms:
         self._initial_values = initial_values
 
     def prepare(self, elements: Sequence[tf.Tensor | tf.Operation], arrays: Mapping[tf.Tensor, np.ndarray]) -> Prepared:
-        """What runs for these fetches and feeds; variables that it needs have their initial values by then.
+        """Prepares the run of these fetches and feeds; initializes the variables that it needs.
 
         Args:
-            elements: what is fetched.
-            arrays: the whole of what is fed.
+            elements: fetches.
+            arrays: the complete feeds.
 
         Raises:
-            CaptureError: it cannot be divided among the replicas.
+            CaptureError: the run cannot be divided among the replicas.
         """
         outputs = [e.name for e in elements if isinstance(e, tf.Tensor) and e not in arrays]
         got = {t.op.name for t in arrays if t.op.type in GETS}
@@ -126,7 +126,7 @@ class SessionPrograms:
         fetches = Fetches.of(item, self._plan.strategy) if is_common and item.outputs else Fetches()
         programs = RunPrograms(functools.partial(self._plan.program, item, kernels)) if outputs or targets else None
         if programs is not None and not fetches.shared:
-            programs.of(Fetching.BY_EACH)  # now, so that a refusal comes before this worker's part of the run
+            programs.of(Fetching.BY_EACH)  # now, so that an error comes before this worker's part of the run
         return Prepared(
             programs, axes, sets, bool(item.gradients), looks, item.is_global, is_alone,
             functools.partial(_gives_rows, item), {t: updates[t.name].name for t in arrays if t.name in updates},
@@ -135,11 +135,11 @@ class SessionPrograms:
 
 
 def _is_alone(item: Step) -> bool:
-    """Returns True if no other worker has a part in a run, since it trains nothing and writes nothing."""
+    """Returns True if no other worker takes part in a run, since it trains nothing and writes nothing."""
     return not item.gradients and not written_handles(item)
 
 
 def _gives_rows(item: Step) -> bool:
-    """Whether each output has a row for each example, or does not depend on the batch."""
+    """Returns True if each output has a row for each example, or does not depend on the batch."""
     flows = flows_of(item)
     return all(isinstance(flows.kind(name), PerExample | Replicated) for name in item.outputs)

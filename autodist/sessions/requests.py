@@ -1,4 +1,4 @@
-"""What is, and may be, asked of a session's run."""
+"""Requests of a session's runs: fetches and feeds, with the checks of what is supported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.indexed_slices import IndexedSlicesValue  # what TensorFlow gives for one
+from tensorflow.python.framework.indexed_slices import IndexedSlicesValue  # TensorFlow's value of a fetched one
 
 from autodist.errors import CaptureError
 from autodist.runtime.program import RunMetadata, RunOptions
@@ -24,20 +24,20 @@ FEED_DENSE = (
 )
 
 ABSENT = object()
-"""Stands among what is fetched for what a sparse gradient may leave out."""
+"""Placeholder among the fetches for the dense shape that a sparse gradient may lack."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is fetched and fed, whatever the values are.
+    """Fetches and feeds of a run, without values.
 
     Attributes:
-        elements: what is fetched, one after the other.
-        fed: what takes values, in the order of the feeds.
-        dtypes: of these values.
-        names: of the elements, and of what is fed.
-        structure: of what is fetched; None: that of a plain nest.
-        given: by which it was asked for, and is known as long as it lives.
+        elements: the flattened fetches.
+        fed: the fed tensors, in the order of the feeds.
+        dtypes: of the feeds.
+        names: of the elements, and of the fed tensors.
+        structure: of the fetches; None: a plain nest.
+        given: the objects passed by the script; kept alive, since a request is cached by their ids.
     """
 
     elements: Sequence[tf.Tensor | tf.Operation]
@@ -49,7 +49,7 @@ class Request:
 
     @cached_property
     def _unranked(self) -> Sequence[tf.Tensor]:
-        """What is fed of which the graph does not say how many axes it has."""
+        """Fed tensors whose rank is unknown in the graph."""
         return [t for t in self.fed if t.shape.rank is None]
 
     @cached_property
@@ -58,15 +58,15 @@ class Request:
         return hashlib.sha256("\n".join(itertools.chain(*self.names)).encode()).hexdigest()
 
     def key(self, arrays: Mapping[tf.Tensor, np.ndarray]) -> Hashable:
-        """Equal for requests that one program serves: names, and ranks of feeds of which the graph leaves them open."""
+        """Returns a key, equal for requests with the same program: names, and ranks of feeds of unknown rank."""
         return (self.names, *(arrays[t].ndim for t in self._unranked)) if self._unranked else self.names
 
     def arrays(self, values: Iterable[Any]) -> dict[tf.Tensor, np.ndarray]:
-        """What is fed, by what takes it."""
+        """Returns the feeds by fed tensor, as arrays."""
         return {t: np.asarray(v, dtype) for t, v, dtype in zip(self.fed, values, self.dtypes, strict=True)}
 
     def filled(self, fetches: Any, values: Iterable[Any]) -> Any:
-        """What is fetched, with the values of the elements in their places."""
+        """Returns the fetches with the values of the elements in their places."""
         remaining = iter(values)
         if self.structure is None:
             return plain_nests.filled(fetches, remaining)
@@ -75,7 +75,7 @@ class Request:
 
 
 class Requests:
-    """Finds what runs of a session ask for, and remembers it for runs that ask for the same.
+    """Resolves the requests of a session's runs; caches them for runs of the same form.
 
     Args:
         graph: of the session.
@@ -86,15 +86,15 @@ class Requests:
         self._known: dict[Hashable, Request] = {}
 
     def of(self, fetches: Any, feeds: Collection[Any]) -> Request:
-        """What one run asks for.
+        """Returns the request of one run.
 
         Args:
-            fetches: as `tf.compat.v1.Session.run` takes them.
-            feeds: the keys of what is fed.
+            fetches: as for `tf.compat.v1.Session.run`.
+            feeds: the keys of the feeds.
 
         Raises:
-            CaptureError: something of it is sparse.
-            KeyError, TypeError, ValueError: TensorFlow's: it is not of the graph.
+            CaptureError: a fetch or feed is sparse.
+            KeyError, TypeError, ValueError: TensorFlow's: it is not in the graph.
         """
         try:
             form = plain_nests.form_of(fetches, _form_of_element), *map(_form_of_element, feeds)
@@ -111,12 +111,12 @@ class Requests:
         return Request(elements, fed, [t.dtype.as_numpy_dtype for t in fed], names, structure, [*fetched, *feeds])
 
     def element(self, fetch: Any) -> tf.Tensor | tf.Operation:
-        """What is fetched by a tensor, an operation, a variable or a name."""
+        """Returns the graph element for a fetch: a tensor, an operation, a variable or a name."""
         require_dense(fetch, "fetched", "Fetch tf.sparse.to_dense of it, or its tensors one by one.")
         return self._graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
 
     def tensor(self, key: Any) -> tf.Tensor:
-        """What is fed by a tensor, a variable or a name."""
+        """Returns the tensor for a feed: a tensor, a variable or a name."""
         require_dense(key, "fed", FEED_DENSE)
         if isinstance(key, str) and ":" not in key:
             key = f"{key}:0"
@@ -127,29 +127,29 @@ def _form_of_element(element: Any) -> Hashable:
     if isinstance(element, str):
         return element
     if isinstance(element, tf.Tensor | tf.Operation | tf.Variable):
-        return id(element)  # what a known request keeps, so that no other gets it
+        return id(element)  # the cached request keeps the object alive, so that its id is not reused
     raise NotPlainError(type(element).__name__)
 
 
 def require_dense(value: Any, done: str, mend: str) -> None:
-    """Passes unless a value is sparse: its arrays do not have a row for each example, by which they could be split.
+    """Checks that a value is not sparse: arrays of a sparse value have no row for each example, and cannot be split.
 
     Raises:
-        CaptureError: it is.
+        CaptureError: it is sparse.
     """
     if isinstance(value, tf.SparseTensor | tf.IndexedSlices):
         raise CaptureError(
             f"{value.values.name} belongs to a {type(value).__name__}, which cannot be {done}: its arrays have a row "
-            f"for each entry and not for each example, so replicas' parts of them say nothing of their examples. {mend}"
+            f"for each entry, not for each example, so they cannot be split into parts of the replicas. {mend}"
         )
 
 
 def expanded(fetches: Any) -> Any:
-    """What is fetched, sparse gradients by their tensors; what they come back as is TensorFlow's `IndexedSlicesValue`.
+    """Returns the fetches, with sparse gradients expanded to TensorFlow's `IndexedSlicesValue` of tensors.
 
     Returns:
-        The structure of `fetches`, with numbers for keys that have no order, as hooks of `MonitoredSession` are keys
-        beside a string; ABSENT where a sparse gradient does not say of what shape it is a part.
+        The structure of `fetches`, with numbers for unorderable keys (hooks of `MonitoredSession` are keys next to a
+        string); ABSENT if a sparse gradient has no dense shape.
     """
 
     def tensors_of(fetch: Any) -> Any:
@@ -162,24 +162,23 @@ def expanded(fetches: Any) -> Any:
 
 
 def refuse_partial_runs(*_: Any, **__: Any) -> NoReturn:
-    """Stands for `partial_run` and its setup.
+    """Replaces `partial_run` and its setup.
 
     Raises:
         CaptureError: always.
     """
     raise CaptureError(
-        "partial_run goes on with a run that others have a part in, piece by piece, and a step is one run of all "
-        "workers: they would wait for a piece that may never come. Fetch all of it in one session.run, and feed all of "
-        "it by then."
+        "partial_run goes on with a run in pieces, and a step is one run of all workers: they would wait for a piece "
+        "that may never come. Fetch all tensors in one session.run, and feed all values there."
     )
 
 
 def check_options(options: RunOptions | None, metadata: RunMetadata | None) -> None:
-    """Passes if options mean the same for the rewritten step as for the script's graph.
+    """Checks that options have the same meaning for the rewritten step as for the script's graph.
 
     Raises:
         CaptureError: they do not.
-        TypeError: these are no options, or nothing that metadata can be written to.
+        TypeError: an argument has the wrong type.
     """
     if metadata is not None and not isinstance(metadata, tf.compat.v1.RunMetadata):
         raise TypeError(f"run_metadata is {metadata!r}; it must be a tf.compat.v1.RunMetadata.")
@@ -189,11 +188,11 @@ def check_options(options: RunOptions | None, metadata: RunMetadata | None) -> N
         raise TypeError(f"options is {options!r}; it must be a tf.compat.v1.RunOptions.")
     if options.HasField("debug_options"):
         raise CaptureError(
-            "debug_options name nodes of the script's graph, and what runs is the rewritten step, whose nodes have "
-            "other names. Fetch the tensors that are to be seen, or debug the script in a tf.compat.v1.Session."
+            "debug_options name nodes of the script's graph, and the rewritten step, which runs, has other node names. "
+            "Fetch the tensors of interest, or debug the script in a tf.compat.v1.Session."
         )
     if options.experimental.collective_graph_key:
         raise CaptureError(
-            "experimental.collective_graph_key tells collectives of different runs apart, and AutoDist sets it itself. "
+            "experimental.collective_graph_key distinguishes collectives of different runs, and AutoDist sets it. "
             "Leave it out of the options."
         )

@@ -1,4 +1,4 @@
-"""SessionRuns: makes the runs of a session, each on this worker's part of what is fed."""
+"""Makes the runs of a session, each on this worker's part of the feeds."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from autodist.sessions.requests import Request
 log = logging.getLogger("autodist")
 
 _NOT_ALIKE = (
-    "in this run not all workers fetch the same. Fetch it on every worker, and print it where ad.is_chief is true, to "
-    "have that of the whole batch"
+    "in this run not all workers fetch the same. Fetch it on every worker to get the value of the whole batch, and "
+    "print it if ad.is_chief is true"
 )
 _NO_LOCKSTEP = (
     "no variable's update waits for all workers (sync: false, or a staleness), so there is no common batch. ad.reduce "
-    "joins values of all workers on request"
+    "combines values of all workers on request"
 )
 
 
 class SessionRuns:
-    """Makes one session's runs.
+    """Makes the runs of one session.
 
     Args:
-        run: in which the session is.
-        feeds: how it splits what it is fed.
+        run: the run.
+        feeds: the division of the session's feeds.
     """
 
     def __init__(self, run: Run, feeds: SessionFeeds) -> None:
@@ -54,20 +54,20 @@ class SessionRuns:
         options: RunOptions | None,
         metadata: RunMetadata | None,
     ) -> list[np.ndarray | None]:
-        """Makes a run; its value for each element of the request.
+        """Makes a run; returns a value for each element of the request.
 
         Args:
-            prepared: what runs.
-            request: what is asked for.
-            arrays: the whole of what is fed.
-            options: of TensorFlow, for this worker's run.
-            metadata: filled with what they ask for.
+            prepared: the run.
+            request: its fetches and feeds.
+            arrays: the complete feeds.
+            options: TensorFlow's options for this worker's run.
+            metadata: filled as the options request.
 
         Raises:
-            UnevenBatchError: inputs disagree in their number of examples, or there are none where one is needed.
-            FetchedElsewhereError: others fetch something else, and owners would have to send what is fetched.
+            UnevenBatchError: inputs have different numbers of examples, or there are none and the run needs one.
+            FetchedElsewhereError: others fetch other outputs, and owners would have to send these.
             ReductionError: workers feed different gradients.
-            CaptureError: they feed different values for what is taken to be the same on all.
+            CaptureError: workers feed different values for tensors that must be equal on all.
         """
         if prepared.trains:
             self._tell_first_batch(arrays, prepared.axes)
@@ -89,7 +89,7 @@ class SessionRuns:
         return _in_place(request, arrays, fed.own_rows(found, prepared.row_axes()))
 
     def _tell_first_batch(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
-        """Lets the chief see, with the first run that trains, whether the workers feed what is meant."""
+        """Before the first training run, sends this worker's feeds to the input consistency check."""
         only_chief_counts = self._run.spec.gathers_batches and not self._feeds.are_gathered(arrays, axes)
         if not self._has_told and not only_chief_counts:
             self._has_told = True
@@ -99,15 +99,15 @@ class SessionRuns:
             self._run.input_consistency.send()
 
     def _is_together(self, prepared: Prepared, request: Request) -> bool:
-        """Returns True if all workers make this run, where that makes a difference: then they agree on it."""
+        """Returns True if all workers make this run; they agree on it only if that makes a difference."""
         coordination = self._run.coordination
         return bool(prepared.fetches.shared) and coordination.all_make(lambda: ("session", request.digest), True)
 
     def _program_of(self, prepared: Prepared, is_together: bool) -> Program | None:
-        """Returns the program of a run; None where there is nothing to run.
+        """Returns the program of a run; None if there is nothing to run.
 
         Raises:
-            FetchedElsewhereError: others fetch something else, and owners would have to send what is fetched.
+            FetchedElsewhereError: others fetch other outputs, and owners would have to send these.
         """
         if prepared.programs is None:
             return None
@@ -116,7 +116,7 @@ class SessionRuns:
         return prepared.programs.of(Fetching.BY_ALL if is_together else Fetching.BY_EACH)
 
     def _tell_of_own(self, fetches: Fetches) -> None:
-        """Names, once each, fetches that are made of this worker's examples alone."""
+        """Logs fetches that are computed from this worker's examples only, once each."""
         new = [name for name in fetches.own if name not in self._told_of_own]
         self._told_of_own.update(new)
         if new:
@@ -159,26 +159,26 @@ class SessionRuns:
         return self._run.guard(*asked)
 
     def _require_fed_alike(self, prepared: Prepared, arrays: Mapping[tf.Tensor, np.ndarray]) -> None:
-        """Passes if all workers feed the same in place of gradients.
+        """Checks that all workers feed the same values in place of gradients.
 
         Raises:
-            ReductionError: they do not; on all workers.
+            ReductionError: they do not; raised on all workers.
         """
         if not prepared.updates:
             return
         for tensor in self._differing({t: arrays[t] for t in prepared.updates}):
             raise ReductionError(
-                f"each worker feeds another {tensor.name}, of which {prepared.updates[tensor]} is updated: how "
-                "gradients that workers make of their own examples are to be joined is not known where they are fed. "
-                'Let all feed the same: ad.reduce(gradient, "mean"), where each is that of a mean over as many '
-                'examples, or "sum" for sums.'
+                f"each worker feeds another {tensor.name}, which updates {prepared.updates[tensor]}: AutoDist cannot "
+                "know how to reduce gradients of each worker's own examples that are fed. Feed the same value on all: "
+                'ad.reduce(gradient, "mean") if each is the gradient of a mean over the same number of examples, or '
+                '"sum" for sums.'
             )
 
     def _require_whole_alike(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
-        """Passes if all workers feed the same for tensors of a fixed shape; compared when they are first fed.
+        """Checks that all workers feed the same values for tensors of a fixed shape, when they are first fed.
 
         Raises:
-            CaptureError: they do not; on all workers.
+            CaptureError: they do not; raised on all workers.
         """
         if self._run.workers == 1:
             return
@@ -189,15 +189,15 @@ class SessionRuns:
             names = ", ".join(f"{t.name} {t.shape}" for t in differing)
             raise CaptureError(
                 f"each worker feeds other values for what has a fixed shape: {names}. Is it one row an example, or the "
-                "same for all? Leave its first axis open (None) for the one, or say along which axis the examples "
-                f"stand, create_distributed_session(batch_axis={{{differing[0].op.name!r}: 0}}); for the other feed "
-                f"the same on every worker, or say batch_axis={{{differing[0].op.name!r}: None}}, and each computes "
-                "with its own."
+                "same for all? Leave its first axis open (None) for the one, or set the batch axis, "
+                f"create_distributed_session(batch_axis={{{differing[0].op.name!r}: 0}}); for the other feed the same "
+                f"on every worker, or set batch_axis={{{differing[0].op.name!r}: None}}, and each computes with its "
+                "own value."
             )
         self._found_alike |= {t.name for t in unsaid}
 
     def _differing(self, arrays: Mapping[tf.Tensor, np.ndarray], counts: bool = True) -> list[tf.Tensor]:
-        """The tensors that workers feed different values for; all call it, also one whose values do not count."""
+        """Returns the tensors that workers feed with different values; a collective call, also if `counts` is False."""
         if not arrays:
             return []
         digests = np.array([int(digest_of(a)[:12] or "0", 16) for a in arrays.values()])
@@ -211,7 +211,7 @@ class SessionRuns:
 def _in_place(
     request: Request, given: Mapping[tf.Tensor, np.ndarray], found: Sequence[np.ndarray]
 ) -> list[np.ndarray | None]:
-    """The value of each element of a request: what was fed for it, or what the run has found."""
+    """Returns the value of each element of a request: its feed, or the next output of the run."""
     values = iter(found)
     return [_value_of(e, given, values) for e in request.elements]
 
@@ -219,7 +219,7 @@ def _in_place(
 def _value_of(
     element: tf.Tensor | tf.Operation, given: Mapping[tf.Tensor, np.ndarray], values: Iterator[np.ndarray]
 ) -> np.ndarray | None:
-    """The value of one fetch: what was fed for it, else the next value of the run; None for an operation."""
+    """Returns the value of one fetch: its feed, or else the next output of the run; None for an operation."""
     if isinstance(element, tf.Operation):
         return None
     return given[element] if element in given else next(values)

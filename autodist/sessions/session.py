@@ -1,4 +1,4 @@
-"""DistributedSession: what a TensorFlow 1 script uses in place of `tf.compat.v1.Session`."""
+"""Distributed session: replaces `tf.compat.v1.Session` in a TensorFlow 1 script."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.client.session import SessionInterface  # by which a Saver knows that it is given a session
-from tensorflow.python.framework import stack  # the stack of default sessions, by which Tensor.eval finds its own
+from tensorflow.python.client.session import SessionInterface  # a Saver accepts only subclasses of it
+from tensorflow.python.framework import stack  # the stack of default sessions, used by Tensor.eval
 
 from autodist.batch.axis import axis_within, require_axis, require_mapping
 from autodist.capture.gradients import GradientNotes
@@ -37,18 +37,19 @@ from autodist.tf_compat.tf1_scripts import plain_shapes
 class DistributedSession(SessionInterface):
     """Runs a graph on all replicas; made by `AutoDist.create_distributed_session`.
 
-    What is fed is this worker's own data, split over its replicas along the batch axis: the first axis of a placeholder
-    that leaves it open. What is fetched is joined over this worker's replicas. On a worker without replicas what is fed
-    is not used, and what is fetched has no rows or is 0.
+    Feeds are this worker's own data, split over its replicas along the batch axis: the first axis of a placeholder, if
+    its length is None. Fetches are combined over this worker's replicas. A worker without replicas ignores its feeds,
+    and its fetches have no rows or are 0.
 
     Args:
-        run: in which it runs.
+        run: the run.
         captured: the graph.
-        notes: the calls of `gradient` in the scope; more may come, and are refused. None: they are for later sessions.
-        batch_axis: by placeholder (or its name), another axis to split along, negative ones counted from the last;
-            None: every replica gets the whole.
-        shared: names of tensors for which every worker feeds the same, of which each keeps its share.
-        earlier: a session of the same graph, as it was before, that has the same values; by default it has its own.
+        notes: the calls of `gradient` in the scope; later calls are an error. None: later calls belong to later
+            sessions.
+        batch_axis: by placeholder (or its name), another axis to split, negative ones counted from the last; None:
+            every replica gets the whole value.
+        shared: names of tensors that every worker feeds with the same value and keeps its share of.
+        earlier: a session of an earlier state of the same graph, to share its values; default: separate values.
     """
 
     def __init__(
@@ -92,12 +93,12 @@ class DistributedSession(SessionInterface):
 
     @property
     def graph_def(self) -> tf.compat.v1.GraphDef:
-        """That graph as a protocol buffer, as the script has built it."""
+        """The script's graph as a protocol buffer."""
         return self.graph.as_graph_def()
 
     @property
     def sess_str(self) -> str:
-        """The server that it runs on; empty where this worker is alone."""
+        """Target of the server that it runs on; empty with one worker."""
         return str(self._run.graph_runners.beside.session.sess_str)
 
     @plain_shapes()
@@ -108,16 +109,16 @@ class DistributedSession(SessionInterface):
         options: RunOptions | None = None,
         run_metadata: RunMetadata | None = None,
     ) -> Any:
-        """Runs what `fetches` names, as `tf.compat.v1.Session.run` does.
+        """Runs `fetches`, as `tf.compat.v1.Session.run` does.
 
         Args:
             fetches: a tensor, an operation, a variable, a name, or any nest of these.
             feed_dict: values of placeholders or other tensors.
-            options: of TensorFlow for this worker's run: a time limit, whether to trace. A run that a time limit ends
-                is a step that this worker has missed.
-            run_metadata: a `tf.compat.v1.RunMetadata`, filled with what `options` ask for: what this worker's run did,
-                by the names of the rewritten step's nodes. What the other workers' own runs did is not in it; the
-                environment variable AUTODIST_TRACE traces each worker.
+            options: TensorFlow's options for this worker's run: a time limit, tracing. A run ended by a time limit
+                counts as a step that this worker has missed.
+            run_metadata: a `tf.compat.v1.RunMetadata`, filled as requested by `options` for this worker's run, with the
+                node names of the rewritten step. Other workers' runs are not included; the environment variable
+                AUTODIST_TRACE traces each worker.
 
         Returns:
             The values in the structure of `fetches`; None for operations.
@@ -125,8 +126,8 @@ class DistributedSession(SessionInterface):
         Raises:
             CaptureError: variables or gradients were added after the session was made, or an input cannot be split, or
                 `options` name nodes of the script's graph.
-            UnevenBatchError: inputs disagree in their number of examples, or there are none where one is needed.
-            WorkerFailedError: another worker ended badly.
+            UnevenBatchError: inputs have different numbers of examples, or there are none and the run needs one.
+            WorkerFailedError: another worker failed.
             ClusterError: this worker failed in an earlier run.
         """
         with self._run.failed_step.noted(is_step=False, is_before=True):
@@ -141,7 +142,7 @@ class DistributedSession(SessionInterface):
         with self._run.failed_step.noted(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(request.elements, arrays)
         if known is not None and known.is_alone and disagree(arrays, known.axes):
-            known = None  # it is prepared again, to be computed whole
+            known = None  # prepared again, for computing the whole batch
         try:
             with self._run.failed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
                 prepared = self._first_of(request, arrays) if known is None else known
@@ -159,10 +160,10 @@ class DistributedSession(SessionInterface):
         return request.filled(fetches, found)
 
     def _require_same_training(self) -> None:
-        """Passes if no variables or gradients were added after the session was made.
+        """Checks that no variables or gradients were added after the session was made.
 
         Raises:
-            CaptureError: some were.
+            CaptureError: some were added.
         """
         if self.graph.version != self._version:
             if self._notes is not None:
@@ -170,13 +171,13 @@ class DistributedSession(SessionInterface):
             self._version = self.graph.version
 
     def _first_of(self, request: Request, arrays: Mapping[tf.Tensor, np.ndarray]) -> Prepared:
-        """Prepares what a request runs that is made for the first time."""
+        """Prepares the program of a new request."""
         prepared = self._prepared[request.key(arrays)] = self._programs.prepare(request.elements, arrays)
         self._resume(prepared)
         return prepared
 
     def _resume(self, prepared: Prepared) -> None:
-        """Restores variables before the first run that trains, which comes after those that initialise."""
+        """Restores variables before the first training run, which comes after the initializing runs."""
         if not prepared.trains:
             return
         if not self._is_resumed:
@@ -188,7 +189,7 @@ class DistributedSession(SessionInterface):
 
     @plain_shapes()
     def saved_variables(self) -> dict[str, Kept]:
-        """How the session has each variable that a Saver of the graph would save, by its name."""
+        """Returns the session's variables that a Saver of the graph would save, by name."""
         saved = {
             v.handle.op.name: v.op.name for v in self.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
         }
@@ -196,15 +197,15 @@ class DistributedSession(SessionInterface):
 
     @plain_shapes()
     def give_initial_values(self) -> None:
-        """Gives variables that no run has set their initial values; all workers call it."""
+        """Initializes variables that no run has set; all workers call it."""
         self._initial_values.give()
 
     def note_given(self) -> None:
-        """Notes that all variables were given values beside any run."""
+        """Marks all variables as set outside of runs."""
         self._initial_values.settled |= {v.handle for v in self._captured.variables}
 
     def _values(self) -> dict[str, np.ndarray]:
-        """What the graph's variables hold, by name."""
+        """Returns the values of the graph's variables, by name."""
         listed = {v.handle.op.name: v for v in self.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
         values: dict[str, np.ndarray] = self.run(
             {v.name: listed[v.handle] for v in self._captured.variables if v.handle in listed}
@@ -214,12 +215,12 @@ class DistributedSession(SessionInterface):
     def make_callable(
         self, fetches: Any, feed_list: Sequence[Any] | None = None, accept_options: bool = False
     ) -> Callable[..., Any]:
-        """What runs `fetches`, given a value for each of `feed_list`, as `tf.compat.v1.Session.make_callable` does.
+        """Returns a callable that runs `fetches`, as `tf.compat.v1.Session.make_callable` does.
 
         Args:
             fetches: as for `run`.
-            feed_list: what is fed, in the order of the values.
-            accept_options: whether it takes `options` and `run_metadata` too.
+            feed_list: the feeds, in the order of the callable's arguments.
+            accept_options: True if the callable accepts `options` and `run_metadata`.
 
         Raises:
             TypeError, CaptureError: `fetches` or `feed_list` cannot be run or fed.
@@ -235,7 +236,7 @@ class DistributedSession(SessionInterface):
             if len(values) != len(keys):
                 raise TypeError(f"{len(keys)} values are fed in each run, and {len(values)} were given.")
             if told and not accept_options:
-                raise TypeError(f"{', '.join(told)}: make_callable(accept_options=True) makes what takes it.")
+                raise TypeError(f"{', '.join(told)}: use make_callable(accept_options=True) to pass these.")
             return self.run(fetches, dict(zip(keys, values, strict=True)), **told)
 
         return call
@@ -243,12 +244,12 @@ class DistributedSession(SessionInterface):
     partial_run_setup = partial_run = refuse_partial_runs
 
     def _named_axis(self, key: Any, axis: Any) -> tuple[str, int | None]:
-        """The name of a tensor that `batch_axis` names, and the axis."""
+        """Returns the name of a tensor in `batch_axis`, and its axis."""
         try:
             tensor = self._requests.tensor(key)
         except (KeyError, TypeError, ValueError) as error:
             raise CaptureError(
-                f"batch_axis names {key!r}, which is no tensor of the session's graph ({error}); give a placeholder or "
+                f"batch_axis names {key!r}, which is no tensor of the session's graph ({error}); use a placeholder or "
                 "its name."
             ) from error
         found = require_axis(axis, tensor.name)
@@ -256,14 +257,14 @@ class DistributedSession(SessionInterface):
             return tensor.name, found
         return tensor.name, axis_within(found, tensor.shape.rank, tensor.name)
 
-    # -- as tf.compat.v1.Session -----------------------------------------------------------------------------------
+    # -- interface of tf.compat.v1.Session -------------------------------------------------------------------------
 
     def as_default(self) -> AbstractContextManager[Any]:
         """Makes it the session that `Tensor.eval` and `Operation.run` use."""
         return stack.default_session(self)
 
     def close(self) -> None:
-        """Nothing needs closing before the script ends: other workers may still read what this one holds."""
+        """Does nothing: other workers may still read this worker's values until the script ends."""
 
     def __enter__(self) -> Self:
         self._default = self.as_default()

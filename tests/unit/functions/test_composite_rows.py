@@ -56,7 +56,7 @@ def test_what_is_taken_apart_is_put_together_again(value: Any) -> None:
     [
         (tf.ragged.constant([[[1], [2, 3]]]), 0, "RaggedTensor of 2 ragged axes.*to_tensor.*batch_axis"),
         (tf.SparseTensor([[1]], [1.0], [3]), 0, "SparseTensor of rank 1.*tf.sparse.to_dense.*batch_axis"),
-        (SPARSE, 1, "SparseTensor, which is split along its first axis alone, and its batch axis is said to be 1"),
+        (SPARSE, 1, "SparseTensor, which is split along its first axis alone, and its batch axis is set to 1"),
         (tf.IndexedSlices(tf.ones(1), tf.constant([0])), 0, "IndexedSlices.*convert_to_tensor.*batch_axis"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_step_trains_as_on_one_device(caplog):
     told = [r.getMessage() for r in caplog.records if "different numbers of rows" in r.getMessage()]
     assert told == [
         "step: its inputs have different numbers of rows (x has 24, z has 8, y has 8), and each is split by its own. "
-        "Where every replica is to get the whole of one, say so with batch_axis."
+        "If every replica should get the whole of one, set its batch_axis to None."
     ]
 
 
