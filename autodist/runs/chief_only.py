@@ -53,7 +53,7 @@ class ChiefOnly:
         """
         others_wait = self._run.have_joined and self._run.workers > 1
         if not (others_wait and self._run.coordination.all_make(lambda: (_SAVE, ""), is_certain)):
-            return self._does_alone(save, tell) if self._run.index == 0 else None
+            return self._save_alone(save, tell) if self._run.index == 0 else None
         return self.do_while_all_wait(save, tell)
 
     def write(self, what: str, write: Callable[[], Any]) -> Any:
@@ -71,14 +71,14 @@ class ChiefOnly:
         """
         if not self._run.have_joined or not self._run.coordination.all_make(lambda: (_WRITE, what), is_certain=False):
             return write()
-        found: list[Any] = [None]
+        result: list[Any] = [None]
 
         def act() -> str:
-            found[0] = write()
+            result[0] = write()
             return ""
 
         self.do_while_all_wait(act)
-        return found[0]
+        return result[0]
 
     def do_while_all_wait(self, act: Callable[[], str], tell: Callable[[], Any] = lambda: None) -> str | None:
         """Calls `act` on the chief while all other workers, which are known to reach this call, wait; see `save`.
@@ -88,7 +88,7 @@ class ChiefOnly:
         """
         with self._run.turn:
             self._run.coordination.meet()
-            self._hear(dict(enumerate(self._run.coordination.gather(self._told(tell())))))
+            self._record(dict(enumerate(self._run.coordination.gather(self._encode_state(tell())))))
             if self._run.index > 0:
                 fault = self._run.coordination.exchange().decode()
                 if fault:
@@ -96,58 +96,60 @@ class ChiefOnly:
                 return None
             self.all_wait = True
             try:
-                found = act()
+                result = act()
             except Exception as error:
                 self._run.coordination.exchange((str(error) or type(error).__name__).encode())
                 raise
             finally:
                 self.all_wait = self._run.workers == 1
             self._run.coordination.exchange()
-            return found
+            return result
 
     def tell_at_end(self, script: Any) -> None:
         """At the end of another worker's script, leaves its state for the chief, which reads it in `hear_at_end`."""
         if self._run.have_joined:
             self._run.coordination.leave_final_message(
-                json.dumps([self._run.index, self._told(script).decode()]).encode()
+                json.dumps([self._run.index, self._encode_state(script).decode()]).encode()
             )
 
     def hear_at_end(self, script: Any) -> None:
         """On the chief, at the end of its script, reads the final states of all others, if all have left one."""
-        others = {worker: told.encode() for worker, told in map(json.loads, self._run.coordination.final_messages())}
+        others = {
+            worker: message.encode() for worker, message in map(json.loads, self._run.coordination.final_messages())
+        }
         if self._run.workers == 1 or others:
-            self._hear({0: self._told(script), **others})
+            self._record({0: self._encode_state(script), **others})
         else:
-            self._hear_itself(script)
+            self._record_own(script)
 
-    def _does_alone(self, act: Callable[[], str], tell: Callable[[], Any]) -> str:
-        self._hear_itself(tell())
+    def _save_alone(self, act: Callable[[], str], tell: Callable[[], Any]) -> str:
+        self._record_own(tell())
         return act()
 
-    def _hear_itself(self, script: Any) -> None:
+    def _record_own(self, script: Any) -> None:
         """Records the chief's own state, if the other workers do not reach the call."""
-        own = self._run.graph_runners.memories.specs if self._run.have_joined else {}
-        if own and self._run.workers > 1:
+        buffers = self._run.graph_runners.memories.specs if self._run.have_joined else {}
+        if buffers and self._run.workers > 1:
             log.warning(
                 "the chief saves without the other workers: the persistent buffers of compressors are on each of them, "
                 "and are not saved. Let all workers call save."
             )
-            own = {}
-        self.memories, self.scripts = {0: own}, {0: script}
+            buffers = {}
+        self.memories, self.scripts = {0: buffers}, {0: script}
 
-    def _told(self, script: Any) -> bytes:
+    def _encode_state(self, script: Any) -> bytes:
         """Returns this worker's message to the chief: the specs of its persistent buffers and its script's state."""
-        own = {
+        buffers = {
             name: (spec.dtype.name, spec.shape.as_list())
             for name, spec in self._run.graph_runners.memories.specs.items()
         }
-        return json.dumps([own, script]).encode()
+        return json.dumps([buffers, script]).encode()
 
-    def _hear(self, parts: Mapping[int, bytes]) -> None:
+    def _record(self, parts: Mapping[int, bytes]) -> None:
         """On the chief, decodes the workers' messages."""
-        told = {worker: json.loads(part) for worker, part in parts.items()}
+        states = {worker: json.loads(part) for worker, part in parts.items()}
         self.memories = {
-            worker: {name: tf.TensorSpec(shape, dtype) for name, (dtype, shape) in own.items()}
-            for worker, (own, _) in told.items()
+            worker: {name: tf.TensorSpec(shape, dtype) for name, (dtype, shape) in buffers.items()}
+            for worker, (buffers, _) in states.items()
         }
-        self.scripts = {worker: script for worker, (_, script) in told.items()}
+        self.scripts = {worker: script for worker, (_, script) in states.items()}

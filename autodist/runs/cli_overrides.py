@@ -54,9 +54,13 @@ class CliOverrides:
     @staticmethod
     def of_this_process() -> CliOverrides:
         """Returns the options of the command that started this process; empty options if no command did."""
-        told = os.environ.get(VARIABLE)
+        content = os.environ.get(VARIABLE)
         return (
-            CliOverrides(**json.loads(told)) if told is not None else _taken_over[-1] if _taken_over else CliOverrides()
+            CliOverrides(**json.loads(content))
+            if content is not None
+            else _taken_over[-1]
+            if _taken_over
+            else CliOverrides()
         )
 
     @property
@@ -88,11 +92,12 @@ class CliOverrides:
             return said().as_given()
         if self.workers is None and self.replicas is None:
             return said()
-        local, own = local_workers(self.workers or 1, self.replicas, gpus()), said()
-        kept = {
-            name: getattr(own, name) for name in ("strategy", "batch", "max_restarts", "source", *Timeouts.model_fields)
+        local, from_script = local_workers(self.workers or 1, self.replicas, gpus()), said()
+        settings = {
+            name: getattr(from_script, name)
+            for name in ("strategy", "batch", "max_restarts", "source", *Timeouts.model_fields)
         }
-        return local.model_copy(update=kept)
+        return local.model_copy(update=settings)
 
     def builder(self, said: Callable[[], BuildsStrategy]) -> BuildsStrategy:
         """Returns the builder that decides the strategy.
@@ -111,10 +116,10 @@ _taken_over: list[CliOverrides] = []
 
 def take_over() -> CliOverrides:
     """Moves this process's options out of the environment: processes that the script starts must not inherit them."""
-    asked = CliOverrides.of_this_process()
-    _taken_over.append(asked)
+    options = CliOverrides.of_this_process()
+    _taken_over.append(options)
     os.environ.pop(VARIABLE, None)
-    return asked
+    return options
 
 
 def local_workers(workers: int, replicas: int | None, gpus: int = 0) -> ResourceSpec:

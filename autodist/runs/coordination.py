@@ -65,14 +65,14 @@ class Coordination:
         join: Callable[[], None],
         land: Callable[[], None],
     ) -> None:
-        self._index, self._workers, self._peers, self._missed_step = index, workers, peers, failed_step
+        self._index, self._workers, self._peers, self._failed_step = index, workers, peers, failed_step
         self._join, self._land = join, land
         self.messages: Messages | None = None
         self._calls: CallMatching | None = None
         self._mailbox: Mailbox | None = None
         self._give_up: Send | None = None
         self.are_workers_distinguished = self.has_agreed = self.has_work = False
-        self._has_told_of_evaluation = False
+        self._has_logged_evaluation = False
 
     # -- begin and end ---------------------------------------------------------------------------------------------
 
@@ -93,18 +93,18 @@ class Coordination:
             self._give_up = mailbox.open_box(lambda message: self._peers.give_up(*json.loads(message)))
             self._mailbox = mailbox
             mailbox.start()
-            self._require_alike()
+            self._check_calls_match()
 
-    def _require_alike(self) -> None:
+    def _check_calls_match(self) -> None:
         """Checks that all workers have made the calls in which the chief has sent a message before they joined."""
         parts = self.gather(json.dumps(self._peers.apart).encode())
-        apart = {w: told for w, part in enumerate(parts) if (told := json.loads(part)) is not None}
-        found = json.dumps(next(iter(apart.items()), None)).encode()
-        first = json.loads(self.exchange(found))
+        apart = {w: calls for w, part in enumerate(parts) if (calls := json.loads(part)) is not None}
+        mismatch = json.dumps(next(iter(apart.items()), None)).encode()
+        first = json.loads(self.exchange(mismatch))
         if first is not None:
-            worker, (mine, chiefs) = first
-            told = f"{_who(worker)} has come to {mine or 'a step'}, and the chief to {chiefs or 'a step'}"
-            raise _not_alike(told, RESTORE if RESTORE in (mine, chiefs) else FIT)
+            worker, (call, chief_call) = first
+            calls = f"{_worker_name(worker)} has come to {call or 'a step'}, and the chief to {chief_call or 'a step'}"
+            raise _mismatch_error(calls, RESTORE if RESTORE in (call, chief_call) else FIT)
 
     def close(self) -> None:
         """Announces that this worker's script makes no more calls, and stops reading the mailbox."""
@@ -124,28 +124,28 @@ class Coordination:
         if self._calls is not None and self._calls.passes():
             self._peers.guard(self._calls.answer)
 
-    def exchange(self, said: bytes = b"") -> bytes:
+    def exchange(self, message: bytes = b"") -> bytes:
         """Returns the chief's message, on every worker, once all have made this collective call."""
-        heard: bytes = self._peers.guard(self._begun.exchange, said)
-        return heard
+        received: bytes = self._peers.guard(self._transport.exchange, message)
+        return received
 
-    def gather(self, said: bytes) -> list[bytes]:
+    def gather(self, message: bytes) -> list[bytes]:
         """Returns on the chief the message of each worker, on the others an empty list; a collective call."""
-        heard: list[bytes] = self._peers.guard(self._begun.gather, said)
-        return heard
+        received: list[bytes] = self._peers.guard(self._transport.gather, message)
+        return received
 
     def meet(self) -> None:
         """On the chief, waits until all other workers have finished their last step."""
         self._land()
         self.passes()
-        self._peers.guard(self._begun.meet)
+        self._peers.guard(self._transport.meet)
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has made the matching call."""
         self.exchange(say)
 
     @property
-    def _begun(self) -> Messages:
+    def _transport(self) -> Messages:
         assert self.messages is not None, "the workers have joined"
         return self.messages
 
@@ -157,22 +157,22 @@ class Coordination:
         Raises:
             ReductionError: the value cannot be reduced this way; raised on all workers.
         """
-        with self._missed_step.noted(is_step=False, is_before=True):
+        with self._failed_step.noted(is_step=False, is_before=True):
             require_reduction(how)
-            mine = pack_part(value, how)
+            part = pack_part(value, how)
         if self._workers == 1:
-            return unpack(combine_parts([mine]))
+            return unpack(combine_parts([part]))
         self.has_work = True
-        with self._missed_step.turn:
+        with self._failed_step.turn:
             self._join()
             self._land()  # the script reads next, and must see all writes requested by the steps of all workers
             self.passes()
-            parts = self.gather(mine)
+            parts = self.gather(part)
             return unpack(self.exchange(combine_parts(parts) if parts else b""))
 
     def flush_together(self) -> None:
         """Returns once all writes requested by the steps of all workers have been applied; a collective call."""
-        with self._missed_step.noted():
+        with self._failed_step.noted():
             self._land()
             self.passes()
             self.gather(b"")
@@ -188,33 +188,37 @@ class Coordination:
         self.passes()
         return bring_together(fed, self._index, self.gather, self.exchange)
 
-    def agree(self, said: str, decide: Callable[[list[str]], str]) -> str:
+    def agree(self, message: str, decide: Callable[[list[str]], str]) -> str:
         """Returns on every worker the chief's decision about the workers' messages; a collective call between steps.
 
         Args:
-            said: this worker's message.
+            message: this worker's message.
             decide: called on the chief with all messages, indexed by worker.
         """
         self.has_work = self.has_agreed = True
-        return self._decided(said, decide)
+        return self._gather_and_decide(message, decide)
 
-    def is_true_everywhere(self, here: bool) -> bool:
+    def is_true_everywhere(self, condition: bool) -> bool:
         """Returns True if a condition holds on all workers; a collective call between steps."""
-        return bool(json.loads(self._decided(json.dumps(here), lambda said: json.dumps("false" not in said))))
+        return bool(
+            json.loads(
+                self._gather_and_decide(json.dumps(condition), lambda messages: json.dumps("false" not in messages))
+            )
+        )
 
-    def _decided(self, said: str, decide: Callable[[list[str]], str]) -> str:
-        with self._missed_step.noted():
+    def _gather_and_decide(self, message: str, decide: Callable[[list[str]], str]) -> str:
+        with self._failed_step.noted():
             self._join()
             self.passes()
-            heard = [one.decode() for one in self.gather(said.encode())]
-            return self.exchange(decide(heard).encode() if heard else b"").decode()
+            messages = [one.decode() for one in self.gather(message.encode())]
+            return self.exchange(decide(messages).encode() if messages else b"").decode()
 
-    def share(self, said: str, what: str = FIT, is_certain: bool = True) -> str:
+    def share(self, text: str, name: str = FIT, is_certain: bool = True) -> str:
         """Returns the chief's text on every worker; a collective call, possible before the workers have joined.
 
         Args:
-            said: the chief's text.
-            what: name of the call that the script makes.
+            text: the chief's text.
+            name: name of the call that the script makes.
             is_certain: True if all workers are known to make the call. Before they have joined, a worker that does not
                 make it is detected when it joins.
 
@@ -225,19 +229,19 @@ class Coordination:
         if self.messages is None:
             self._peers.check()
             if self._index == 0:
-                self._peers.say(what, said)
-                return said
-            heard = self._peers.hear(what)
-            if heard is not None:
-                return heard
-            with self._missed_step.noted():
+                self._peers.say(name, text)
+                return text
+            received = self._peers.hear(name)
+            if received is not None:
+                return received
+            with self._failed_step.noted():
                 self._join()  # which raises, on all workers
-        with self._missed_step.noted(but=CheckpointError):
+        with self._failed_step.noted(but=CheckpointError):
             if not is_certain and self._calls is not None:
-                if not self._peers.guard(self._calls.are_made_together, Call(what), True):
-                    raise _not_alike(f"{_who(self._index)} calls {what}, and others do not", what)
+                if not self._peers.guard(self._calls.are_made_together, Call(name), True):
+                    raise _mismatch_error(f"{_worker_name(self._index)} calls {name}, and others do not", name)
             self.passes()
-            return self.exchange(said.encode()).decode()
+            return self.exchange(text.encode()).decode()
 
     def all_make(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool:
         """Returns True if all workers make a call that each can also make alone; the first may wait until they join.
@@ -251,22 +255,22 @@ class Coordination:
         """
         if self._workers == 1:
             return True
-        if self._missed_step:  # after Ctrl-C, for example: the others wait in that step and make no later call
+        if self._failed_step:  # after Ctrl-C, for example: the others wait in that step and make no later call
             return False
         if self.messages is None:
             self._peers.check()
             if self.are_workers_distinguished:
-                self._tell_of_evaluation_alone()
+                self._log_local_evaluation()
                 return False
             is_certain = True
             self._join()
         assert self._calls is not None, "there are several workers"
-        with self._missed_step.noted(is_step=False):  # this worker may be alone in it
+        with self._failed_step.noted(is_step=False):  # this worker may be alone in it
             return bool(self._peers.guard(self._calls.are_made_together, Call(*describe()), is_certain))
 
-    def _tell_of_evaluation_alone(self) -> None:
-        if not self._has_told_of_evaluation:
-            self._has_told_of_evaluation = True
+    def _log_local_evaluation(self) -> None:
+        if not self._has_logged_evaluation:
+            self._has_logged_evaluation = True
             log.info(
                 "before the first training step, evaluations run on this worker alone, since the script has read its "
                 "worker's index; evaluations before the first ad.is_chief or ad.worker_index are shared by all workers."
@@ -295,12 +299,12 @@ class Coordination:
         except ClusterError:  # another worker has ended meanwhile; the next call raises that
             return False
 
-    def give_up(self, told: str) -> None:
+    def give_up(self, reason: str) -> None:
         """On another worker, ends the run with this worker's failure as the reason; waits for no other worker."""
         if self._give_up is None:
             return
         try:
-            self._peers.guard(self._give_up, [0], json.dumps([self._index, told]).encode())
+            self._peers.guard(self._give_up, [0], json.dumps([self._index, reason]).encode())
         except (ClusterError, tf.errors.OpError, RuntimeError) as error:
             log.debug("the run had ended when this worker gave up: %s", words_of(error))
 
@@ -308,23 +312,23 @@ class Coordination:
 
     def leave_final_message(self, words: bytes) -> None:
         """On another worker, leaves a message that the chief reads at the end of its script."""
-        self._peers.guard(self._begun.leave, words)
+        self._peers.guard(self._transport.leave, words)
 
     def final_messages(self) -> list[bytes]:
         """On the chief, returns the final message of every other worker; empty if any worker makes another call."""
         if self._calls is None or not self._peers.guard(self._calls.have_all_left):
             return []
-        heard: list[bytes] = self._peers.guard(self._begun.left)
-        return heard
+        messages: list[bytes] = self._peers.guard(self._transport.left)
+        return messages
 
 
-def _who(worker: int) -> str:
+def _worker_name(worker: int) -> str:
     return f"worker {worker}" if worker > 0 else "the chief"
 
 
-def _not_alike(told: str, what: str) -> CheckpointError | ClusterError:
+def _mismatch_error(fault: str, name: str) -> CheckpointError | ClusterError:
     """Returns the error for workers that make different calls."""
-    mend = f"Call {what} on every worker at the same place, and not under `if ad.is_chief:`."
-    if what == RESTORE:
-        return CheckpointError(f"{told}. All workers restore the checkpoint that the chief finds, or none does. {mend}")
-    return ClusterError(f"{told}. {mend}")
+    fix = f"Call {name} on every worker at the same place, and not under `if ad.is_chief:`."
+    if name == RESTORE:
+        return CheckpointError(f"{fault}. All workers restore the checkpoint that the chief finds, or none does. {fix}")
+    return ClusterError(f"{fault}. {fix}")

@@ -42,9 +42,9 @@ class FailedStepGuard:
         self._is_met_by_all, self._on_survived, self._patience = is_met_by_all, on_survived, patience
         self._surviving = threading.Lock()
         self._is_survived = False
-        self._waiting: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
         self._error: BaseException | None = None
-        self._made_at: float | None = None
+        self._last_step_at: float | None = None
 
     def __bool__(self) -> bool:
         """True if a step was missed."""
@@ -57,7 +57,7 @@ class FailedStepGuard:
 
     def has_made_one_since(self, moment: float) -> bool:
         """Returns True if a step was made later than `moment`, by `time.monotonic`."""
-        return self._made_at is not None and self._made_at > moment
+        return self._last_step_at is not None and self._last_step_at > moment
 
     @contextmanager
     def noted(
@@ -78,7 +78,7 @@ class FailedStepGuard:
             WorkerFailedError: it missed an earlier step because another worker failed.
         """
         with self.turn:
-            self._require_none()
+            self._raise_if_missed()
             try:
                 yield
             except BaseException as error:  # Ctrl-C, too
@@ -86,7 +86,7 @@ class FailedStepGuard:
                     self._settle(error, is_before)
                 raise
             if is_step:
-                self._made_at = time.monotonic()
+                self._last_step_at = time.monotonic()
 
     @contextmanager
     def noted_until_step(self) -> Iterator[None]:
@@ -103,26 +103,26 @@ class FailedStepGuard:
     def note(self, error: BaseException) -> None:
         """Records an error that keeps this worker alone from reaching the next step."""
         if self._error is None:
-            self._miss(error)
+            self._record(error)
 
     def close(self) -> None:
         """Stops the timer: the end of the script ends the run for the others."""
-        if self._waiting is not None:
-            self._waiting.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _settle(self, error: BaseException, is_before: bool) -> None:
         self._error = error  # set first, in case Ctrl-C interrupts the wait for the other workers' answers
         if self._is_met_by_all(error, is_before):
             self._error = None
         else:
-            self._miss(error)
+            self._record(error)
 
-    def _miss(self, error: BaseException) -> None:
+    def _record(self, error: BaseException) -> None:
         self._error = error
         if isinstance(error, Exception) and not isinstance(error, WorkerFailedError):  # Ctrl-C already ends the run
-            self._waiting = threading.Timer(self._patience, self._survive, (error,))
-            self._waiting.name, self._waiting.daemon = "autodist-missed-step", True
-            self._waiting.start()
+            self._timer = threading.Timer(self._patience, self._survive, (error,))
+            self._timer.name, self._timer.daemon = "autodist-missed-step", True
+            self._timer.start()
 
     def _survive(self, error: BaseException) -> None:
         with self._surviving:
@@ -130,14 +130,14 @@ class FailedStepGuard:
         if is_first:
             self._on_survived(error)
 
-    def _require_none(self) -> None:
+    def _raise_if_missed(self) -> None:
         if isinstance(self._error, WorkerFailedError):
             raise self._error
         if self._error is not None:
-            told = f"{type(self._error).__name__}: {words_of(self._error)}"
+            error = f"{type(self._error).__name__}: {words_of(self._error)}"
             if isinstance(self._error, Exception):  # Ctrl-C already ends the run
                 self._survive(self._error)
             raise ClusterError(
-                f"this worker failed in an earlier step ({told}) and its script went on, while the other workers wait "
+                f"this worker failed in an earlier step ({error}) and its script went on, while the other workers wait "
                 "for that step. Let the script end with the error that a step raises."
             ) from self._error

@@ -80,10 +80,10 @@ class Fingerprint:
             node = node_of(name)
             return at.get(node, node), is_control(name), name.partition(":")[2]
 
-        variables = [(_uncounted(name), kind) for name, kind in self.variables]
+        variables = [(_without_counters(name), kind) for name, kind in self.variables]
         gradients = [(positions.get(v, v), *map(place, tensors)) for v, tensors in self.gradients]
         apart = [tuple(map(place, pair)) for pair in self.apart]
-        nodes = [(_uncounted(name), op, *map(place, inputs)) for name, op, inputs in self.nodes]
+        nodes = [(_without_counters(name), op, *map(place, inputs)) for name, op, inputs in self.nodes]
         return (*variables, *gradients, *apart, *nodes)
 
     @property
@@ -162,12 +162,12 @@ def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, item:
     require_same_values(chief.values, mine.values, name, nodes, chief.lengths != mine.lengths, item)
 
 
-def _uncounted(name: str) -> str:
+def _without_counters(name: str) -> str:
     return _NUMBERS.sub("", name)
 
 
 def _changes(names: dict[str, str]) -> dict[str, str]:
-    return {mine: theirs for mine, theirs in names.items() if mine != theirs}
+    return {own: chief for own, chief in names.items() if own != chief}
 
 
 def _first_difference(chief: Fingerprint, mine: Fingerprint) -> tuple[int, str, str]:
@@ -183,7 +183,7 @@ def _first_difference(chief: Fingerprint, mine: Fingerprint) -> tuple[int, str, 
 
 log = logging.getLogger("autodist")
 
-_MEND = (
+_FIX = (
     "The step must have the same numbers on every worker. After AutoDist(...), random and np.random draw the same "
     "numbers on all workers; other generators need a seed (np.random.default_rng(1), the seed= of a tuner or a study). "
     "To share one worker's number, use ad.reduce: rate = float(ad.reduce(rate if ad.is_chief else 0.0, 'sum'))."
@@ -219,19 +219,21 @@ def require_same_values(
     theirs, ours = ({(one.at, one.what): one for one in side} for side in (chief, mine))
     for key in sorted({*theirs, *ours}):
         pair = theirs.get(key), ours.get(key)
-        if is_same_value(*pair) or (have_own_lengths and all(map(_is_whole, pair))):
+        if is_same_value(*pair) or (have_own_lengths and all(map(_is_integer, pair))):
             continue
         node, op = nodes[key[0]]
-        told = f"    chief:  {_shown(pair[0])}\n    here:   {_shown(pair[1])}\n{_used_by(item, node, op, key[1])}"
+        difference = (
+            f"    chief:  {_format(pair[0])}\n    here:   {_format(pair[1])}\n{_used_by(item, node, op, key[1])}"
+        )
         if all(one is not None and one.shape for one in pair):
             log.warning(
                 "%s has another array in its step than the chief:\n%s Each worker trains with its own array. That is "
                 "correct for its part of the data, if all parts have the same number of examples; pass parts of other "
                 "sizes as arguments of the step. Everything else must be the same on every worker.",
-                name, told,
+                name, difference,
             )  # fmt: skip
             continue
-        raise CaptureMismatchError(f"{name} has another number in its step than the chief:\n{told} {_MEND}")
+        raise CaptureMismatchError(f"{name} has another number in its step than the chief:\n{difference} {_FIX}")
 
 
 def is_same_value(chief: Baked | None, mine: Baked | None) -> bool:
@@ -253,7 +255,7 @@ def _number(value: Baked) -> float | None:
         return None
 
 
-def _is_whole(value: Baked | None) -> bool:
+def _is_integer(value: Baked | None) -> bool:
     """Returns True for a value that may be a number of examples, in a graph traced for a fixed batch size."""
     if value is None:
         return False
@@ -261,7 +263,7 @@ def _is_whole(value: Baked | None) -> bool:
     return "int" in value.dtype or (number is not None and number == int(number) > 1)
 
 
-def _shown(value: Baked | None) -> str:
+def _format(value: Baked | None) -> str:
     if value is None:
         return "(nothing)"
     if value.shape is None:
@@ -275,10 +277,10 @@ def _used_by(item: Step | None, node: str, op: str, what: str) -> str:
     place = f"{what} of {node} ({op})" if what else f"the constant {node}"
     if item is None:
         return f"It is {place}."
-    graph_index, front, seen = item.graph_index, [node], {node}
+    graph_index, front, visited = item.graph_index, [node], {node}
     while front and not any(map(item.origin_of, front)):
-        front = [n for n in dict.fromkeys(c for f in front for c in graph_index.consumers[f]) if n not in seen]
-        seen.update(front)
+        front = [n for n in dict.fromkeys(c for f in front for c in graph_index.consumers[f]) if n not in visited]
+        visited.update(front)
     line = next(filter(None, map(item.origin_of, front)), None)
     readers = ", ".join(graph_index.consumers[node][:2])
     return f"It is {place}{f', which {readers} reads' if readers else ''}{f' ({line} depends on it)' if line else ''}."

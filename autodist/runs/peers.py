@@ -70,52 +70,52 @@ class Peers:
     ) -> None:
         self._spec, self._member, self._payload, self._start_up = spec, member, payload, start_up
         self._seed = seed
-        self._starting: WorkerLaunch | None = None
+        self._launch: WorkerLaunch | None = None
         if member is not None:
             member.let_chief_fail_first(spec.cause_timeout)
-        self._caller: InterruptibleExecutor | None = None
+        self._executor: InterruptibleExecutor | None = None
         self._joins_since: float | None = None
         self._ended_at: float | None = None
         self.apart: tuple[str, str] | None = None
         self.failure: WorkerFailedError | None = None
         self.on_leaving: Callable[[str], None] = lambda worker: None
-        self._lines_before = 0
+        self._lines_at_failure = 0
         self.is_told = False
 
     @property
     def have_joined(self) -> bool:
         """True if this worker has joined others, which may wait for it."""
-        return self._caller is not None
+        return self._executor is not None
 
     @property
     def is_idle(self) -> bool:
         """True if no call that waits for another worker is in progress."""
-        return self._caller is None or self._caller.is_idle
+        return self._executor is None or self._executor.is_idle
 
     def wait_until_idle(self, limit: float) -> None:
         """Returns when no call that waits for another worker is in progress, or after `limit` seconds."""
-        if self._caller is not None:
-            self._caller.wait_until_idle(limit)
+        if self._executor is not None:
+            self._executor.wait_until_idle(limit)
 
     @property
     def fault(self) -> ClusterError | None:
         """On the chief, the error by which the run was lost, if this process did not cause it."""
-        if self._starting is None:
+        if self._launch is None:
             return None
-        return self.failure or self._starting.fault
+        return self.failure or self._launch.fault
 
     @property
     def leaving(self) -> tuple[str, ...]:
         """On the chief, names of the workers that have received SIGTERM."""
-        return () if self._starting is None else self._starting.coordinator.leaving
+        return () if self._launch is None else self._launch.coordinator.leaving
 
     def begin(self) -> None:
         """On the chief, starts the other workers, if there are any, in the background."""
-        if self._member is None and len(self._spec.workers) > 1 and not _joined and self._starting is None:
+        if self._member is None and len(self._spec.workers) > 1 and not _joined and self._launch is None:
             under_way = WorkerLaunch.under_way(self._spec)
-            self._starting = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._start_up)
-            self._starting.on_failure = self._on_failure
-            self._starting.coordinator.on_leaving = self._on_leaving
+            self._launch = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._start_up)
+            self._launch.on_failure = self._on_failure
+            self._launch.coordinator.on_leaving = self._on_leaving
 
     def check(self) -> None:
         """Raises, in the chief's script, the failure of another worker before the first step.
@@ -124,29 +124,29 @@ class Peers:
             ClusterError: the others could not be started.
             WorkerFailedError: one of them has failed.
         """
-        if self._caller is None and self._starting is not None:
-            self._starting.check()
+        if self._executor is None and self._launch is not None:
+            self._launch.check()
             if self.failure is not None:
-                raise self._as_told_last(self.failure)
+                raise self._without_traceback(self.failure)
 
-    def say(self, what: str, text: str) -> None:
+    def say(self, name: str, text: str) -> None:
         """On the chief, sends the others a text that they receive with `hear`, before all have joined.
 
         Args:
-            what: name of the call in which they receive it.
+            name: name of the call in which they receive it.
             text: to send.
         """
         self.begin()
-        if self._starting is not None:
-            self._starting.coordinator.say(json.dumps([what, text]))
+        if self._launch is not None:
+            self._launch.coordinator.say(json.dumps([name, text]))
 
-    def hear(self, what: str) -> str | None:
+    def hear(self, name: str) -> str | None:
         """On another worker, returns the text that the chief sends in the same call; None if the chief is past it."""
         assert self._member is not None, "the chief says it"
-        said, text = json.loads(self._member.hear() or '["", ""]')
-        if said == what:
+        sent_in, text = json.loads(self._member.hear() or '["", ""]')
+        if sent_in == name:
             return str(text)
-        self.apart = self.apart or (what, said)
+        self.apart = self.apart or (name, sent_in)
         return None
 
     def note_unheard(self) -> None:
@@ -174,17 +174,17 @@ class Peers:
                 "AutoDist uses it. Keep the first AutoDist and open its scope() again."
             )
         _joined.append(self)
-        self._caller = InterruptibleExecutor()
-        self._server = self._start_others(config) if self._member is None else self._follow(self._member, config)
+        self._executor = InterruptibleExecutor()
+        self._server = self._start_others(config) if self._member is None else self._join_chief(self._member, config)
         return self._server.target
 
     def _start_others(self, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
         self.begin()
-        assert self._starting is not None, "there are others"
-        self._starting.has_joined = True
-        coordinator, others = self._starting.coordinator, some_of([worker.name for worker in self._spec.workers[1:]])
+        assert self._launch is not None, "there are others"
+        self._launch.has_joined = True
+        coordinator, others = self._launch.coordinator, some_of([worker.name for worker in self._spec.workers[1:]])
         with self._start_up.doing(f"starting {others}"):
-            self._starting.wait()
+            self._launch.wait()
         coordinator.wait_in_first_step()
         with self._start_up.doing(f"waiting for {others} to trace the step and join"):
             server = start_server(coordinator.addresses, 0, coordinator.held, config)
@@ -195,13 +195,13 @@ class Peers:
             try:
                 wait_until_listening(coordinator.addresses, self._spec.start_timeout, coordinator.require_on_their_way)
             except WorkerFailedError as failure:
-                raise self._as_told_last(failure) from None
+                raise self._without_traceback(failure) from None
             finally:
                 self._joins_since = None
         self._start_up.has_done("all %d workers have joined", len(self._spec.workers))
         return server
 
-    def _follow(self, member: WorkerClient, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
+    def _join_chief(self, member: WorkerClient, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
         member.progress = self._progress
         server = start_server(member.addresses, member.index, member.held, config)
         member.wait_for_chief()
@@ -217,8 +217,8 @@ class Peers:
         joins_since = self._joins_since
         if joins_since is not None:
             return Progress.of_this_process(Doing.JOINING, joins_since)
-        assert self._caller is not None, "peers have joined"
-        is_stepping, since = self._caller.state
+        assert self._executor is not None, "peers have joined"
+        is_stepping, since = self._executor.state
         return Progress.of_this_process(Doing.STEPPING if is_stepping else Doing.ELSE, since)
 
     def _on_failure(self, failure: WorkerFailedError) -> None:
@@ -231,8 +231,8 @@ class Peers:
 
     def fail(self, error: BaseException) -> None:
         """Raises `error` in every present and future call that waits for other workers."""
-        if self._caller is not None:
-            self._caller.fail(error)
+        if self._executor is not None:
+            self._executor.fail(error)
 
     def lose(self, worker: str, reason: str) -> NoReturn:
         """On the chief, ends the run as if a worker had failed.
@@ -240,16 +240,16 @@ class Peers:
         Raises:
             WorkerFailedError: always, for that worker.
         """
-        assert self._starting is not None, "there are others"
-        self._starting.coordinator.give_up(worker, reason)
-        cause = self._starting.coordinator.first_cause(_CAUSE_LIMIT)
+        assert self._launch is not None, "there are others"
+        self._launch.coordinator.give_up(worker, reason)
+        cause = self._launch.coordinator.first_cause(_CAUSE_LIMIT)
         assert cause is not None, "the coordinator finds one within seconds"
-        raise self._as_told_last(cause)
+        raise self._without_traceback(cause)
 
     def give_up(self, worker: int, reason: str) -> None:
         """On the chief, ends the run as if a worker had failed, without waiting; callable from any thread."""
-        assert self._starting is not None, "there are others"
-        self._starting.coordinator.give_up(self._spec.workers[worker].name, reason)
+        assert self._launch is not None, "there are others"
+        self._launch.coordinator.give_up(self._spec.workers[worker].name, reason)
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.
@@ -257,16 +257,16 @@ class Peers:
         Raises:
             WorkerFailedError: another worker failed.
         """
-        if self._caller is None:
+        if self._executor is None:
             return call(*args)
         try:
-            return self._caller.call(call, *args)
+            return self._executor.call(call, *args)
         except WorkerFailedError as failure:
-            raise self._as_told_last(failure) from None
+            raise self._without_traceback(failure) from None
         except _GONE as error:
             cause = self.cause_of(error)
             if cause is not None:
-                raise self._as_told_last(cause) from None
+                raise self._without_traceback(cause) from None
             raise
 
     def cause_of(self, error: BaseException) -> WorkerFailedError | None:
@@ -274,26 +274,26 @@ class Peers:
         if self._member is not None and isinstance(error, _ECHOES):
             # The chief reports the failed worker and ends this one, which has nothing to add.
             self._member.wait_to_be_ended(self._spec.cause_timeout)
-        if self._starting is None or not isinstance(error, _GONE):
+        if self._launch is None or not isinstance(error, _GONE):
             return None
-        return self.failure or self._starting.coordinator.first_cause(self._spec.cause_timeout)
+        return self.failure or self._launch.coordinator.first_cause(self._spec.cause_timeout)
 
-    def _as_told_last(self, failure: WorkerFailedError) -> WorkerFailedError:
+    def _without_traceback(self, failure: WorkerFailedError) -> WorkerFailedError:
         """Returns the failure without its traceback, so that its message is the last text that the user reads."""
         self.is_told = True
-        if self._starting is not None:
-            self._lines_before = self._starting.coordinator.lines
+        if self._launch is not None:
+            self._lines_at_failure = self._launch.coordinator.lines
         return failure.with_traceback(None)
 
     def abort(self, reason: str) -> None:
         """On the chief, ends the others at once; on another worker, first waits for the chief to report its failure."""
         if self._member is not None and not self.have_joined:
             self._member.hold()
-        if self._starting is None or (self._starting.has_joined and not self.have_joined):
+        if self._launch is None or (self._launch.has_joined and not self.have_joined):
             return  # they belong to another AutoDist
-        self._starting.abort(reason)
+        self._launch.abort(reason)
         is_last_word = self.have_joined or self.is_told
-        if self.failure is not None and is_last_word and self._starting.coordinator.lines > self._lines_before:
+        if self.failure is not None and is_last_word and self._launch.coordinator.lines > self._lines_at_failure:
             log.error("%s", self.failure)  # repeated below the lines that other workers have printed since
 
     def finish(self) -> None:
@@ -306,8 +306,8 @@ class Peers:
         self._ended_at = time.monotonic()
         if self._member is not None:
             self._member.wait_for_end()
-        elif self._starting is not None and self.have_joined:
-            self._starting.coordinator.finish()
-        elif self._starting is not None and not self._starting.has_joined:
-            self._starting.abort("the script has ended without a step", is_failure=False)
-            self._starting.check()
+        elif self._launch is not None and self.have_joined:
+            self._launch.coordinator.finish()
+        elif self._launch is not None and not self._launch.has_joined:
+            self._launch.abort("the script has ended without a step", is_failure=False)
+            self._launch.check()

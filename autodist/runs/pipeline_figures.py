@@ -35,7 +35,9 @@ def figures_of(
     """
     variables = {variable.name: variable for variable in synced_variables(item)}
     seats = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]
-    own = [[variables[n.variable] for n in strategy.nodes if stage_of(strategy, n) == s] for s in range(len(seats))]
+    stage_variables = [
+        [variables[n.variable] for n in strategy.nodes if stage_of(strategy, n) == s] for s in range(len(seats))
+    ]
     none = [_NOT_KNOWN] * len(seats)
     forward, backward = (none, none) if costs is None else (costs.forward, costs.backward)
     pipelines, schedule = pipelines_of(strategy), SCHEDULES[strategy.pipeline.schedule]
@@ -58,8 +60,8 @@ def figures_of(
         stages=tuple(
             StageFigures(
                 workers=tuple(names[worker] for worker in workers),
-                variables=len(own[stage]),
-                bytes=sum(variable.byte_size for variable in own[stage]),
+                variables=len(stage_variables[stage]),
+                bytes=sum(variable.byte_size for variable in stage_variables[stage]),
                 held=None if held is None else max(held[worker] for worker in workers),
                 forward=forward[stage],
                 backward=backward[stage],
@@ -81,10 +83,10 @@ def _cuts(seats: Sequence[Sequence[int]], costs: StageCosts) -> tuple[CutFigures
 
 def _between_stages(ways: Mapping[Way, PartialCount], stages: Mapping[int, int]) -> dict[Way, PartialCount]:
     """Returns the largest transfer from a worker of one stage to a worker of another, by pair of stages."""
-    found: dict[Way, list[PartialCount]] = {}
+    counts: dict[Way, list[PartialCount]] = {}
     for (source, target), tally in ways.items():
-        found.setdefault((stages[source], stages[target]), []).append(tally)
-    return {way: reduce(_larger, tallies) for way, tallies in found.items()}
+        counts.setdefault((stages[source], stages[target]), []).append(tally)
+    return {way: reduce(_larger, tallies) for way, tallies in counts.items()}
 
 
 def _larger(one: PartialCount, other: PartialCount) -> PartialCount:

@@ -39,17 +39,17 @@ def choose(
         MisusedError: a command sets machines, and the script makes a second AutoDist.
         ClusterError: the rendezvous of processes that a scheduler has started fails.
     """
-    looks = look()
-    asked = CliOverrides.of_this_process() if looks is None else looks.asked
-    if asked.asks and not is_first and looks is None:
+    dry_run = look()
+    overrides = CliOverrides.of_this_process() if dry_run is None else dry_run.asked
+    if overrides.asks and not is_first and dry_run is None:
         raise MisusedError(
             "the script makes two AutoDist objects, and a command has said on which machines its AutoDist runs. Leave "
             "one, and open its scope() again."
         )
-    spec = asked.spec(lambda: _read_spec(file, given), _count_gpus)
-    chosen = asked.builder(lambda: chosen_builder(builder, spec.strategy))
-    if looks is not None:
-        return looks.choose(spec, chosen), chosen
+    spec = overrides.spec(lambda: _read_spec(file, given), _count_gpus)
+    chosen = overrides.builder(lambda: chosen_builder(builder, spec.strategy))
+    if dry_run is not None:
+        return dry_run.choose(spec, chosen), chosen
     recording = recorder()
     if recording is None:
         require_can_restart(spec)
@@ -63,7 +63,7 @@ def choose(
     if spec.shard is not None and reason is not None:
         raise spec.shard_refused(reason)
     if spec.is_given:
-        spec = meet(spec, asked.replicas, _count_gpus)
+        spec = meet(spec, overrides.replicas, _count_gpus)
     else:
         warn_if_alone(len({node.address for node in spec.nodes}))
     return arranged(chosen, spec), chosen
@@ -78,9 +78,9 @@ def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -
         raise ValueError("give resource_spec_file or resource_spec, not both.")
     if spec is not None:
         if not isinstance(spec, ResourceSpec):
-            given = type(spec).__name__
+            kind = type(spec).__name__
             raise ResourceSpecError(
-                f"resource_spec is a {given}; give a ResourceSpec, made by ResourceSpec.from_dict for example, or the "
+                f"resource_spec is a {kind}; give a ResourceSpec, made by ResourceSpec.from_dict for example, or the "
                 "path of a YAML file as resource_spec_file."
             )
         return spec

@@ -53,24 +53,24 @@ class Before:
     left_out: tuple[str, ...] = ()
 
 
-def _without_checkpoint(told: Before) -> Before:
-    return replace(told, saved=None, saved_as=None)
+def _without_checkpoint(state: Before) -> Before:
+    return replace(state, saved=None, saved_as=None)
 
 
 @functools.cache
 def before() -> Before:
     """Returns the state of earlier starts; removes it from the environment, so that child processes do not see it."""
-    told = os.environ.pop(VARIABLE, None)
-    if told is None:
+    content = os.environ.pop(VARIABLE, None)
+    if content is None:
         return Before()
-    found = Before(**json.loads(told))
-    if is_gone(found.saved_as):
+    state = Before(**json.loads(content))
+    if is_gone(state.saved_as):
         log.warning(
             "%s, the checkpoint of step %d from which all workers were to restart, was removed: the script continues "
-            "from what is left in its folder, or begins at its first step.", found.saved_as, found.saved,
+            "from what is left in its folder, or begins at its first step.", state.saved_as, state.saved,
         )  # fmt: skip
-        return _without_checkpoint(found)
-    return found
+        return _without_checkpoint(state)
+    return state
 
 
 _seeds: list[int] = []
@@ -141,8 +141,8 @@ class LostRun:
         error = self.error
         if isinstance(error, WorkerFailedError):
             return f"{error.worker} {error.reason}".rstrip(".")
-        told = str(error).rstrip(".")
-        return told[:1].lower() + told[1:]
+        text = str(error).rstrip(".")
+        return text[:1].lower() + text[1:]
 
     @property
     def place(self) -> str:
@@ -177,35 +177,35 @@ def restart(lost: LostRun, spec: ResourceSpec) -> None:
     log.warning(
         "all workers start again from %s (restart %d of %d, in %g s), since %s %s.%s%s",
         _source(lost), count, limit, wait, lost.place, lost.fault,
-        f" {_told_left_out(left_out, spec)}." if left_out else "",
+        f" {_format_left_out(left_out, spec)}." if left_out else "",
         " What was read of standard input is gone." if has_lost_input() else "",
     )  # fmt: skip
-    told = Before(count, lost.fault, lost.step, lost.saved, lost.saved_as, tuple(_seeds), left_out)
-    told = _without_checkpoint(told) if is_gone(lost.saved_as) else told  # logged above
+    state = Before(count, lost.fault, lost.step, lost.saved, lost.saved_as, tuple(_seeds), left_out)
+    state = _without_checkpoint(state) if is_gone(lost.saved_as) else state  # logged above
     threading.Event().wait(wait)
-    _begin(told)
+    _begin(state)
 
 
 def _are_enough_without(addresses: Collection[str], spec: ResourceSpec) -> bool:
     return len(spec.nodes) - len(addresses) >= (spec.min_nodes or len(spec.nodes))
 
 
-def _told_left_out(addresses: Sequence[str], spec: ResourceSpec) -> str:
+def _format_left_out(addresses: Sequence[str], spec: ResourceSpec) -> str:
     return f"{', '.join(addresses)} {'is' if len(addresses) == 1 else 'are'} left out (`min_nodes` is {spec.min_nodes})"
 
 
 def _leave_out(lost: LostRun, spec: ResourceSpec, earlier: Before) -> None:
     left = len(spec.nodes) - len(lost.away)
     log.warning(
-        "no answer: %s, and the run starts from %s on %d node%s, to which variables are dealt anew, and the global "
-        "batch.", _told_left_out(lost.away, spec), _source(lost), left, "" if left == 1 else "s",
+        "no answer: %s, and the run starts from %s on %d node%s, among which variables and the global batch are "
+        "distributed again.", _format_left_out(lost.away, spec), _source(lost), left, "" if left == 1 else "s",
     )  # fmt: skip
     _begin(replace(earlier, seeds=tuple(_seeds), left_out=(*earlier.left_out, *lost.away)))
 
 
-def _begin(told: Before) -> None:
+def _begin(state: Before) -> None:
     try:
-        re_exec_at_the_end({VARIABLE: json.dumps(asdict(told))})
+        re_exec_at_the_end({VARIABLE: json.dumps(asdict(state))})
     except OSError as error:
         log.error("not started again: %s. Leave the directory where the script was started.", error)
 
@@ -245,7 +245,7 @@ def why_not(earlier: Before, lost: LostRun, limit: int) -> str | None:
         return "the script would fail in the same way again."
     if (
         earlier.count
-        and _is_alike(earlier, lost)
+        and _is_same_failure(earlier, lost)
         and isinstance(error, WorkerFailedError)
         and not is_of_machines(error)
     ):
@@ -255,7 +255,7 @@ def why_not(earlier: Before, lost: LostRun, limit: int) -> str | None:
     return None
 
 
-def _is_alike(earlier: Before, lost: LostRun) -> bool:
+def _is_same_failure(earlier: Before, lost: LostRun) -> bool:
     """Returns True if the previous start was lost by the same failure in the same step.
 
     A script's error in the step after a checkpoint occurs, in the next start, before all workers have joined.

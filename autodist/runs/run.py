@@ -96,13 +96,13 @@ class Run:
     seed: int
     resumed: Mapping[str, Any] = field(default_factory=dict)
     strategy: strategy_pb2.Strategy | None = None
-    _engines: GraphRunners | None = None
-    _chiefs_early: Mapping[str, str] = field(default_factory=dict)
+    _graph_runners: GraphRunners | None = None
+    _chief_early_values: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
-        self.own_values = OwnValues(self.workers > 1, self._chiefs_early)
+        self.own_values = OwnValues(self.workers > 1, self._chief_early_values)
         self.start_up = StartupProgress(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.member, self._payload(), self.seed, self.start_up)
         self.tracker = VariableTracker(self.pull)
@@ -133,13 +133,13 @@ class Run:
             self._close_session,
             self._end_threads,
         )
-        self._landings: list[Callable[[], Any]] = []
+        self._flushes: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
         self.before_training: Callable[[], None] = lambda: None
         self.on_first_program: Callable[[], None] | None = None
         self.draws: set[str] = set()
         self.chief = ChiefOnly(self)
-        self._awaited_memories: Saved | None = None
+        self._awaited_buffers: Saved | None = None
         self.observer = StepObserver()
         self.tables: set[str] = set()
         self.recorder = recorder()
@@ -174,21 +174,21 @@ class Run:
                 lambda: SEED if recorder() else resumed.get("seed", secrets.randbelow(2**31))
             )
             return cls(spec, builder, None, drawn, resumed)
-        told = json.loads(member.payload)
-        draw_from(told["draws"])
-        spec, resumed = ResourceSpec.from_payload(told["spec"]), told.get("resumed", {})
-        return cls(spec, None, member, told["seed"], resumed, _chiefs_early=told["early"])
+        start = json.loads(member.payload)
+        draw_from(start["draws"])
+        spec, resumed = ResourceSpec.from_payload(start["spec"]), start.get("resumed", {})
+        return cls(spec, None, member, start["seed"], resumed, _chief_early_values=start["early"])
 
     def _payload(self) -> bytes:
         """Returns the start message from the chief to the other workers, as JSON."""
-        told = {
+        content = {
             "spec": self.spec.for_workers().to_payload(),
             "seed": self.seed,
             "resumed": self.resumed,
             "draws": json.dumps(Draws.now().told()),
             "early": self.own_values.told(),
         }
-        return json.dumps(told).encode()
+        return json.dumps(content).encode()
 
     def start_others(self) -> None:
         """On the chief, starts the other workers in the background; they import, read data and trace in parallel."""
@@ -245,7 +245,7 @@ class Run:
             looks.comes_to_step(item, names, shapes or {}, rehearses, step)
             return strategy_pb2.Strategy(), Renaming()  # a dry run makes no step
         strategy = self._build(item, names) if self.index == 0 else None
-        if self._engines is None:
+        if self._graph_runners is None:
             if strategy is not None and rehearses and self.workers > 1:
                 self._plans.rehearse(item, strategy, names)
             self._start()
@@ -286,7 +286,7 @@ class Run:
         # Guarded because the first run prepared in a session waits for all servers of the run.
         program: Program = self.guard(Program, self.graph_runners, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
-            self._landings.append(program.land)
+            self._flushes.append(program.land)
         if item.gradients and self.on_first_program is not None:
             look, self.on_first_program = self.on_first_program, None
             look()
@@ -307,15 +307,15 @@ class Run:
         self.coordination.passes()
         if strategy is not None and self.workers == 1:
             return strategy, Renaming()
-        mine = Fingerprint.of(item, own_kernels())
+        fingerprint = Fingerprint.of(item, own_kernels())
         if strategy is not None:
-            self.coordination.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
+            self.coordination.exchange(fingerprint.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()
-        told = self.coordination.exchange()
-        if told.startswith(b"{"):
-            raise StrategyError(json.loads(told)[_REFUSAL])
-        theirs, content = Fingerprint.unpack(told)
-        renaming = require_equal(theirs, mine, f"worker {self.index}", item)
+        message = self.coordination.exchange()
+        if message.startswith(b"{"):
+            raise StrategyError(json.loads(message)[_REFUSAL])
+        chief_fingerprint, content = Fingerprint.unpack(message)
+        renaming = require_equal(chief_fingerprint, fingerprint, f"worker {self.index}", item)
         return strategy_pb2.Strategy.FromString(content), renaming
 
     @property
@@ -337,16 +337,16 @@ class Run:
 
     def _join(self) -> None:
         """Connects this worker to the others, unless it is connected."""
-        if self._engines is None:
+        if self._graph_runners is None:
             self.check_others()
             self._start()
 
     def _start(self) -> None:
         config = session_config(self.spec.workers, self.index)
-        self._engines = GraphRunners(self._peers.join(config), config)
-        if self._awaited_memories is not None:
-            self._engines.memories.resume(self._awaited_memories)
-        beside = self._engines.beside
+        self._graph_runners = GraphRunners(self._peers.join(config), config)
+        if self._awaited_buffers is not None:
+            self._graph_runners.memories.resume(self._awaited_buffers)
+        beside = self._graph_runners.beside
         messages = Messages(beside, self.index, self.workers)
         self._pieces = VariableSlices(beside, self.index, self.workers, self._home)
         mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
@@ -362,13 +362,13 @@ class Run:
     @property
     def have_joined(self) -> bool:
         """True if this worker has joined the others, so that steps can run."""
-        return self._engines is not None
+        return self._graph_runners is not None
 
     @property
     def graph_runners(self) -> GraphRunners:
         """The graph runners that execute this worker's steps; available from the first plan on."""
-        assert self._engines is not None, "the first plan starts them"
-        return self._engines
+        assert self._graph_runners is not None, "the first plan starts them"
+        return self._graph_runners
 
     @property
     def pieces(self) -> VariableSlices:
@@ -377,14 +377,14 @@ class Run:
 
     def _close_session(self) -> None:
         """Closes the connections to the other workers' servers, unless one may be gone: closing would hang."""
-        if self._engines is None:
+        if self._graph_runners is None:
             return
         if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self.end.is_bad):
             self.variable_sync.close()
             self.coordination.close()
-            self._engines.close()
+            self._graph_runners.close()
         else:
-            self._engines.abandon()
+            self._graph_runners.abandon()
 
     def _end_threads(self) -> None:
         """Makes threads return from TensorFlow before Python ends; a thread that returns later aborts the process.
@@ -392,8 +392,8 @@ class Run:
         Sessions without a running call stay open, since exit handlers of the script may read variables.
         """
         self.coordination.end_reading()
-        if self._engines is not None and not (self._peers.is_idle and self._updates.is_idle):
-            self._engines.end_runs()
+        if self._graph_runners is not None and not (self._peers.is_idle and self._updates.is_idle):
+            self._graph_runners.end_runs()
             self._peers.wait_until_idle(_END_LIMIT)
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -406,11 +406,11 @@ class Run:
 
     def _on_failed_update(self, error: BaseException) -> BaseException:
         """Makes later steps raise the error of a failed background update; they would wait for it forever."""
-        told = self._peers.cause_of(error) or ClusterError(
+        cause = self._peers.cause_of(error) or ClusterError(
             f"an update of what this worker owns failed: {type(error).__name__}: {words_of(error)}"
         )
-        self._peers.fail(told)
-        return told
+        self._peers.fail(cause)
+        return cause
 
     def _is_refused_by_all(self, error: BaseException, is_before: bool) -> bool:
         """Returns True if all workers refuse the same step before any part of it has run."""
@@ -419,11 +419,11 @@ class Run:
     def _end_others(self, error: BaseException) -> None:
         """Ends the run on the other workers, which wait for a step that this worker's script has skipped."""
         kind = ("autodist.errors." if isinstance(error, AutoDistError) else "") + type(error).__name__
-        told = f"failed in a step ({kind}: {words_of(error)}), and its script went on"
+        reason = f"failed in a step ({kind}: {words_of(error)}), and its script went on"
         if self.index == 0:
-            self._peers.abort(f"the chief {told}")
+            self._peers.abort(f"the chief {reason}")
         else:
-            self.coordination.give_up(told)
+            self.coordination.give_up(reason)
 
     def have_made(self, steps: int) -> None:
         """Counts training steps, possibly several from one call, and notifies the observer."""
@@ -432,10 +432,10 @@ class Run:
 
     def resume_memories(self, saved: Saved) -> None:
         """Restores this worker's persistent buffers, now or when the first step creates them."""
-        if self._engines is None:
-            self._awaited_memories = saved
+        if self._graph_runners is None:
+            self._awaited_buffers = saved
         else:
-            self.guard(self._engines.memories.resume, saved)
+            self.guard(self._graph_runners.memories.resume, saved)
 
     # -- variables -------------------------------------------------------------------------------------------------
 
@@ -446,7 +446,7 @@ class Run:
             read: the variable that is read. If this worker's steps have written it, all that they have written are
                 updated. If only other workers' steps may have written it, it alone is updated. None: all.
         """
-        if self._engines is not None:
+        if self._graph_runners is not None:
             with self.turn:
                 self.land()
                 if read is None:
@@ -465,5 +465,5 @@ class Run:
 
     def land(self) -> None:
         """Waits until all updates of this worker's steps are applied, which may be several steps late."""
-        for land in self._landings:
+        for land in self._flushes:
             self.guard(land)

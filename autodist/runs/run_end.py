@@ -50,7 +50,7 @@ class RunEnd:
         close_session: Callable[[], None],
         end_threads: Callable[[], None],
     ) -> None:
-        self._spec, self._is_chief, self._peers, self._missed_step = spec, is_chief, peers, failed_step
+        self._spec, self._is_chief, self._peers, self._failed_step = spec, is_chief, peers, failed_step
         self._await_updates, self._close_session, self._end_threads = await_updates, close_session, end_threads
         self._script_end = watch_script_end()
         self.before: list[Callable[[], None]] = []
@@ -66,14 +66,14 @@ class RunEnd:
     @property
     def is_bad(self) -> bool:
         """True if the script ends before its part of the run is done."""
-        failed = self._script_end.is_bad or self._peers.failure is not None or bool(self._missed_step)
+        failed = self._script_end.is_bad or self._peers.failure is not None or bool(self._failed_step)
         return failed or self._is_interrupted
 
     @property
     def _is_interrupted(self) -> bool:
         """True if Ctrl-C came after the script's last step, even if the script caught it and continued."""
         moment = self._script_end.interrupted_at
-        return moment is not None and not self._missed_step.has_made_one_since(moment)
+        return moment is not None and not self._failed_step.has_made_one_since(moment)
 
     @contextmanager
     def noting_interrupts(self, is_shared: Callable[[], bool] = lambda: True) -> Iterator[None]:
@@ -89,7 +89,7 @@ class RunEnd:
             yield
         except KeyboardInterrupt as error:
             if self._peers.have_joined and self._script_end.interrupted_at != before and is_shared():
-                self._missed_step.note(error)
+                self._failed_step.note(error)
             raise
 
     def heed_leaving(self, heed: Callable[[str], None]) -> None:
@@ -114,7 +114,7 @@ class RunEnd:
         """
         fault, ended_by = self._peers.fault, self._script_end.raised
         is_ended = self._is_interrupted or self._script_end.is_terminated
-        if fault is None or is_ended or not (ended_by is None or _comes_of_others(ended_by)):
+        if fault is None or is_ended or not (ended_by is None or _is_about_others(ended_by)):
             return None
         away = self._nodes_of(fault.workers if isinstance(fault, MachinesAwayError) else ())
         leaving = self._nodes_of(self._peers.leaving)
@@ -127,16 +127,16 @@ class RunEnd:
 
     def finish(self) -> None:
         """Ends the run at the end of the script: the chief waits for all workers, the others wait for the chief."""
-        self._missed_step.close()
+        self._failed_step.close()
         try:
-            self._take_leave()
+            self._finish()
         except KeyboardInterrupt:
             self._peers.abort(_INTERRUPTED)
             raise
         finally:
             self._end_threads()
 
-    def _take_leave(self) -> None:
+    def _finish(self) -> None:
         try:
             if not self.is_bad:
                 self._await_updates()
@@ -144,20 +144,20 @@ class RunEnd:
             self._close_session()
             self._peers.abort("the chief's updates failed")
             raise
-        failures = [] if self.is_bad else list(self._close_what_is_open())
+        failures = [] if self.is_bad else list(self._run_callbacks())
         # Before the other workers end, since closing contacts their servers.
         self._close_session()
         if self.is_bad:  # another worker only leaves; its agent reports that to the chief
             self._peers.abort(_INTERRUPTED if self._is_interrupted else self.reason)
-            for error in self._close_what_is_open():  # after the others are notified; the outcome is already known
+            for error in self._run_callbacks():  # after the others are notified; the outcome is already known
                 log.error("%s", error)
-            self._tell_what_no_status_tells()
+            self._raise_hidden_failure()
         else:
             self._peers.finish()
             for error in failures:
                 raise error
 
-    def _close_what_is_open(self) -> Iterator[AutoDistError]:
+    def _run_callbacks(self) -> Iterator[AutoDistError]:
         """Calls the `before` callbacks, last first; yields the errors that they raise."""
         while self.before:
             try:
@@ -165,7 +165,7 @@ class RunEnd:
             except AutoDistError as error:
                 yield error
 
-    def _tell_what_no_status_tells(self) -> None:
+    def _raise_hidden_failure(self) -> None:
         """On the chief, raises a failure that the script's own exit status would not show.
 
         Raises:
@@ -178,19 +178,19 @@ class RunEnd:
             return  # the script's own error is the first cause; other workers may have raised the same
         if self._peers.failure is not None and not (self._peers.is_told and self._script_end.is_bad):
             raise self._peers.failure
-        if self._missed_step.error is not None and not self._script_end.is_bad and not self._is_interrupted:
-            error = self._missed_step.error
+        if self._failed_step.error is not None and not self._script_end.is_bad and not self._is_interrupted:
+            error = self._failed_step.error
             raise ClusterError(
                 f"a step failed and the script went on: {type(error).__name__}: {words_of(error)}"
             ) from error
         for error in self._script_end.uncaught:
-            if error is self._missed_step.error or isinstance(error, AutoDistError):
+            if error is self._failed_step.error or isinstance(error, AutoDistError):
                 raise ClusterError(
                     f"a step failed in a thread of the script: {type(error).__name__}: {words_of(error)}"
                 ) from error
 
 
-def _comes_of_others(error: BaseException | None) -> bool:
+def _is_about_others(error: BaseException | None) -> bool:
     """Returns True if an exception, or one in its chain of causes and contexts, is about other workers."""
     while error is not None and not isinstance(error, ClusterError):
         error = error.__cause__ or error.__context__

@@ -124,16 +124,18 @@ class _Costs:
 
     def find(self) -> StageCosts:
         crossings = list(StagePlacement(self.replicated, self.context).crossings())
-        captured = {self.replicated.replica_of(node_of(c.name))[1] for c in crossings if self._is_of_one(c.name)}
+        captured = {
+            self.replicated.replica_of(node_of(c.name))[1] for c in crossings if self._is_per_micro_batch(c.name)
+        }
         wanted = sorted({*self.assigned.pipeline_parts, *captured})
-        of_one = with_inferred_shapes(self.assigned, wanted, self._of_micro_batch())
-        shared = self._shared([c.name for c in crossings if not self._is_of_one(c.name)], of_one)
+        of_one = with_inferred_shapes(self.assigned, wanted, self._micro_batch_shapes())
+        shared = self._shared([c.name for c in crossings if not self._is_per_micro_batch(c.name)], of_one)
         each: dict[tuple[Way, int], list[int | None]] = {}
         once: dict[Way, list[int | None]] = {}
         for crossing in crossings:
             way = crossing.source, crossing.reader
             micro_batch, _ = self.replicated.replica_of(node_of(crossing.name))
-            if self._is_of_one(crossing.name):
+            if self._is_per_micro_batch(crossing.name):
                 each.setdefault((way, micro_batch), []).append(_byte_size(of_one, self._captured(crossing.name)))
             else:
                 once.setdefault(way, []).append(shared[crossing.name])
@@ -150,26 +152,26 @@ class _Costs:
             links=links,
         )
 
-    def _of_micro_batch(self) -> dict[str, list[int | None]]:
+    def _micro_batch_shapes(self) -> dict[str, list[int | None]]:
         """Returns the shapes of the inputs in the largest micro-batch."""
-        found = {}
+        shapes = {}
         for name, shape in self.shapes.items():
             axis, lengths = self.assigned.inputs[name], list(shape)
             if axis is not None:
                 lengths[axis] = ceil((lengths[axis] or 0) / self.parts)
-            found[name] = lengths
-        return found
+            shapes[name] = lengths
+        return shapes
 
     def _flops(self, of_one: tf.Graph) -> tuple[tuple[PartialCount, ...], tuple[PartialCount, ...]]:
         """Returns the FLOPs of each stage, forward and backward."""
         of_nodes = flops_of_nodes(of_one)
-        found: list[list[list[int | None]]] = [[[] for _ in self.context.plan.stages] for _ in range(2)]
+        counts: list[list[list[int | None]]] = [[[] for _ in self.context.plan.stages] for _ in range(2)]
         for name, part in self.assigned.pipeline_parts.items():
-            found[part.is_backward][part.stage].append(of_nodes.get(name, 0))
-        forward, backward = (tuple(map(PartialCount.of, stages)) for stages in found)
+            counts[part.is_backward][part.stage].append(of_nodes.get(name, 0))
+        forward, backward = (tuple(map(PartialCount.of, stages)) for stages in counts)
         return forward, backward
 
-    def _is_of_one(self, name: str) -> bool:
+    def _is_per_micro_batch(self, name: str) -> bool:
         """Returns True if a tensor belongs to one micro-batch: it has a copy per micro-batch, or there is only one."""
         replication, node = self.replicated.replication, node_of(name)
         if replication is not None:
@@ -187,45 +189,49 @@ class _Costs:
         micro-batch.
         """
         graph_index = self.replicated.graph_index
-        kept = reach(map(node_of, names), lambda node: () if self._is_given(node) else graph_index.data[node])
-        made = [graph_index.nodes[name] for name in graph_index.order if name in kept and not self._is_given(name)]
-        read = {tensor(i) for node in made for i in node.input if not is_control(i)}
+        needed = reach(map(node_of, names), lambda node: () if self._is_known(node) else graph_index.data[node])
+        nodes = [graph_index.nodes[name] for name in graph_index.order if name in needed and not self._is_known(name)]
+        read = {tensor(i) for node in nodes for i in node.input if not is_control(i)}
         with tf.Graph().as_default() as graph:
-            given = {t: self._stand_in(t, of_one) for t in sorted(read.union(names)) if self._is_given(node_of(t))}
+            placeholders = {
+                t: self._placeholder(t, of_one) for t in sorted(read.union(names)) if self._is_known(node_of(t))
+            }
             tf.import_graph_def(
-                _without_order(self.replicated, made), {t: given[t] for t in given.keys() & read}, name=""
+                _without_order(self.replicated, nodes),
+                {t: placeholders[t] for t in placeholders.keys() & read},
+                name="",
             )
-        return {t: _byte_size(graph, given[t].name if t in given else t) for t in names}
+        return {t: _byte_size(graph, placeholders[t].name if t in placeholders else t) for t in names}
 
-    def _is_given(self, node: str) -> bool:
+    def _is_known(self, node: str) -> bool:
         """Returns True if a node is fed or belongs to one micro-batch."""
-        return node in self._fed or self._is_of_one(node)
+        return node in self._fed or self._is_per_micro_batch(node)
 
     @cached_property
     def _fed(self) -> frozenset[str]:
         return frozenset(map(node_of, (*self.replicated.inputs, EXAMPLES, ALL_EXAMPLES)))
 
-    def _stand_in(self, name: str, of_one: tf.Graph) -> tf.Tensor:
+    def _placeholder(self, name: str, of_one: tf.Graph) -> tf.Tensor:
         kind = tf.as_dtype(type_of(self.replicated.graph_index, name))
         if name in (EXAMPLES, ALL_EXAMPLES):
             return tf.constant(self.examples, kind)  # shared nodes split the inputs by it
         if name in self.shapes:
             return tf.compat.v1.placeholder(kind, self.shapes[name])
-        found = _tensor(of_one, self._captured(name))
-        return tf.compat.v1.placeholder(kind, None if found is None else found.shape)
+        original = _tensor(of_one, self._captured(name))
+        return tf.compat.v1.placeholder(kind, None if original is None else original.shape)
 
 
 def _without_order(item: Step, nodes: Iterable[tf.compat.v1.NodeDef]) -> tf.compat.v1.GraphDef:
     """Returns a graph of some nodes of a step without control dependencies."""
-    found = tf.compat.v1.GraphDef(library=item.graph_def.library, versions=item.graph_def.versions)
+    graph_def = tf.compat.v1.GraphDef(library=item.graph_def.library, versions=item.graph_def.versions)
     for node in nodes:
-        copy = found.node.add()
+        copy = graph_def.node.add()
         copy.CopyFrom(node)
         copy.ClearField("input")
         copy.input.extend(i for i in node.input if not is_control(i))
         for noted in ("_class", "_output_shapes"):  # they refer to absent nodes, or are outdated
             copy.attr.pop(noted, None)
-    return found
+    return graph_def
 
 
 def _tensor(graph: tf.Graph, name: str) -> tf.Tensor | None:
@@ -237,9 +243,9 @@ def _tensor(graph: tf.Graph, name: str) -> tf.Tensor | None:
 
 def _byte_size(graph: tf.Graph, name: str) -> int | None:
     """Returns the bytes of a tensor; None if its shape is not known."""
-    found = _tensor(graph, name)
-    if found is not None and found.op.type == "BroadcastGradientArgs":
-        found = found.op.inputs[0]  # the outputs are some of the axes, at most as many
-    if found is None or found.dtype == tf.string or not found.shape.is_fully_defined():
+    value = _tensor(graph, name)
+    if value is not None and value.op.type == "BroadcastGradientArgs":
+        value = value.op.inputs[0]  # the outputs are some of the axes, at most as many
+    if value is None or value.dtype == tf.string or not value.shape.is_fully_defined():
         return None
-    return int(found.shape.num_elements() * found.dtype.size)
+    return int(value.shape.num_elements() * value.dtype.size)

@@ -91,8 +91,8 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 def _columns(stream: TextIO) -> int:
     """Returns the width of a terminal, or the environment's `COLUMNS`; 0 if unknown."""
-    told = os.environ.get("COLUMNS", "")
-    return int(told) if told.isdecimal() and len(told) < 5 else os.get_terminal_size(stream.fileno()).columns
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and len(columns) < 5 else os.get_terminal_size(stream.fileno()).columns
 
 
 @contextmanager
@@ -113,10 +113,10 @@ def _live(spinner: rich.spinner.Spinner) -> Iterator[rich.live.Live]:
 _shown: list[tuple[TextIO, TextIO]] = []
 
 
-def _leave_alone() -> None:
+def _restore_streams() -> None:
     """Restores the plain streams in a forked process: a thread that it lacks may hold the terminal's lock."""
     if _shown:
         sys.stdout, sys.stderr = _shown.pop()
 
 
-os.register_at_fork(after_in_child=_leave_alone)
+os.register_at_fork(after_in_child=_restore_streams)

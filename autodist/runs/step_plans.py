@@ -52,7 +52,7 @@ class StepPlans:
         self._seen: Rewriting | None = None
         self._pipeline: strategy_pb2.Pipeline | None = None
         self._count = 0
-        self._has_told_of_marks = False
+        self._has_warned_of_marks = False
 
     @property
     def rehearsed(self) -> Step | None:
@@ -77,7 +77,7 @@ class StepPlans:
             )
         assert self._builder is not None, "the chief builds the strategy"
         trained = {names[variable.name] for variable in synced_variables(item)}
-        spec = self._spec.with_owned_bytes(self._owned_beside(trained))
+        spec = self._spec.with_owned_bytes(self._other_owned_bytes(trained))
         strategy = ask_builder(self._builder, item, spec)
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
@@ -86,10 +86,10 @@ class StepPlans:
                 node.CopyFrom(earlier)
                 node.variable = variable
         check_strategy(strategy, item, self._spec)
-        self._require_arranged(strategy)
-        self._note_owned(strategy, item, names)
-        if not strategy.pipeline.stages and not self._has_told_of_marks and has_stage_marks(item):
-            self._has_told_of_marks = True
+        self._check_stages_known(strategy)
+        self._record_owned(strategy, item, names)
+        if not strategy.pipeline.stages and not self._has_warned_of_marks and has_stage_marks(item):
+            self._has_warned_of_marks = True
             log.warning(
                 "ad.stage means nothing to %s, which has no pipeline stages: each replica computes the complete model. "
                 "Use `builder: Pipeline` for stages.", strategy.builder,
@@ -98,7 +98,7 @@ class StepPlans:
             self._recorder.require_exact(strategy)
         return resolve_specs(strategy, item, self._spec)
 
-    def _owned_beside(self, names: Set[str]) -> list[int]:
+    def _other_owned_bytes(self, names: Set[str]) -> list[int]:
         """Returns, for each worker, the bytes that it owns of the variables of earlier steps.
 
         Args:
@@ -109,7 +109,7 @@ class StepPlans:
             owned[owner] += byte_size
         return owned
 
-    def _note_owned(self, strategy: strategy_pb2.Strategy, item: Step, names: Mapping[str, str]) -> None:
+    def _record_owned(self, strategy: strategy_pb2.Strategy, item: Step, names: Mapping[str, str]) -> None:
         variables = {variable.name: variable for variable in synced_variables(item)}
         for node in strategy.nodes:
             parts = pieces(variables[node.variable], node)
@@ -117,7 +117,7 @@ class StepPlans:
                 (one.owner, piece.byte_size) for piece, one in parts if one.owner is not None
             ]
 
-    def _require_arranged(self, strategy: strategy_pb2.Strategy) -> None:
+    def _check_stages_known(self, strategy: strategy_pb2.Strategy) -> None:
         """Checks that pipeline stages in the strategy were known when the processes started.
 
         Raises:
@@ -170,7 +170,7 @@ class StepPlans:
             return rehearsed[1]
         return self._rewrite(item, strategy, names, fetching, kernels)
 
-    def _through_stages(self, strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
+    def _with_stages(self, strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
         """Adds a training step's pipeline stages, which hold the variables, to the strategy of another step."""
         if self._pipeline is None or strategy.nodes:
             return strategy
@@ -188,7 +188,7 @@ class StepPlans:
         kernels: Sequence[Kernel] = KERNELS,
         seen: Rewriting | None = None,
     ) -> Step:
-        context = Context(self._through_stages(strategy), self._index, fetching)
+        context = Context(self._with_stages(strategy), self._index, fetching)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
         with telling_places(self._builder):

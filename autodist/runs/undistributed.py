@@ -19,7 +19,7 @@ log = logging.getLogger("autodist")
 _NAMED = 3
 """Variables that a warning names."""
 
-_MENDS = {
+_FIXES = {
     Way.FIT: "Build the model in `with ad.scope():`, or call fit in it",
     Way.FUNCTION: "Put @ad.function in place of @tf.function on the training step, and build model and optimizer in "
     "`with ad.scope():`",
@@ -142,30 +142,30 @@ class UndistributedScript:
         log.warning(
             "in addition to the steps that are distributed, %s%s trains %s%s on %s. %s. If that is intended, build the "
             "model outside of ad.scope().",
-            _DOINGS[step.way], _at(step), ", ".join(variables[:_NAMED]), rest, each, _mend(step),
+            _DOINGS[step.way], _at(step), ", ".join(variables[:_NAMED]), rest, each, _fix_of(step),
             extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
     def _warn(self, step: LocalStep) -> None:
         workers, replicas = len(self._spec.workers), len(self._spec.replicas)
-        said = [
+        sentences = [
             f"No training step was distributed: this script made an AutoDist for {replicas} replicas on {workers} "
             f"worker{'s' if workers > 1 else ''} and trained on one device alone, by {_DOINGS[step.way]}{_at(step)}."
         ]
         if self.divides_data and workers > 1:
-            said.append(
+            sentences.append(
                 "If it divides its data by ad.num_workers or ad.distribute_dataset, a part of the data was not used."
             )
-        log.warning("%s %s.", " ".join(said), _mend(step))
+        log.warning("%s %s.", " ".join(sentences), _fix_of(step))
 
 
-def _mend(step: LocalStep) -> str:
+def _fix_of(step: LocalStep) -> str:
     if step.library:
         return (
             f"The step is made by {step.library}: wrap it in ad.function instead of the library's tf.function (see "
             "docs/libraries.md), and build model and optimizer in `with ad.scope():`"
         )
-    return _MENDS[step.way]
+    return _FIXES[step.way]
 
 
 def _at(step: LocalStep) -> str:

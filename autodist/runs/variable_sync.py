@@ -46,13 +46,13 @@ class VariableSync:
         guard: Callable[..., Any],
         catch_up: Callable[[], None],
     ) -> None:
-        self._pieces, self._spread, self._tracker, self._is_chief = pieces, spread, tracker, spread.worker == 0
+        self._pieces, self._broadcast, self._tracker, self._is_chief = pieces, spread, tracker, spread.worker == 0
         self._guard, self._catch_up = guard, catch_up
-        self._accord: WriteConsensus | None = None
-        self._told: set[str] = set()
+        self._consensus: WriteConsensus | None = None
+        self._warned: set[str] = set()
         if mailbox is not None:
             send = mailbox.open_box(lambda message: write_consensus.receive(ControlMessage.decode(message)))
-            self._accord = write_consensus = WriteConsensus(
+            self._consensus = write_consensus = WriteConsensus(
                 spread.worker,
                 spread.workers,
                 lambda to, letter: send(to, letter.encode()),
@@ -69,19 +69,19 @@ class VariableSync:
         """
         self._tracker.look_at_aliased()
         ahead = [t for t in variables if t.is_ahead]
-        if self._accord is None:
+        if self._consensus is None:
             if ahead:
                 land()
-                self._guard(self._pieces.set, ahead, _is_given)
+                self._guard(self._pieces.set, ahead, _mark_current)
             return Turn.STEP
-        if self._accord.begins(bool(ahead)):
-            if self._accord.owes_answers:
-                self._guard(self._accord.answer_waiting)
+        if self._consensus.begins(bool(ahead)):
+            if self._consensus.owes_answers:
+                self._guard(self._consensus.answer_waiting)
             return Turn.STEP
         land()
-        return self._meet(self._accord, ahead, keeps_pace)
+        return self._synchronize(self._consensus, ahead, keeps_pace)
 
-    def _meet(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
+    def _synchronize(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
         if self._is_chief:
             self._pieces.prepare(ahead, [0])  # overlaps with the wait for other workers
         else:  # before the consensus, so that the chief's values can reuse this worker's memory
@@ -89,7 +89,7 @@ class VariableSync:
                 tracked.hand_over(is_same=False)
         turn, names = self._guard(write_consensus.agree, keeps_pace)
         if turn is Turn.PUSH:
-            self._guard(self._give, write_consensus, ahead)
+            self._guard(self._push, write_consensus, ahead)
             return Turn.STEP
         if self._is_chief:
             self._catch_up()  # with the values before the step
@@ -98,16 +98,16 @@ class VariableSync:
             if tracked.shared_name in names:
                 tracked.hand_over(is_same=False)
         if turn is Turn.STEP:
-            self._tell([t for t in ahead if t.shared_name not in names])
+            self._warn([t for t in ahead if t.shared_name not in names])
         return turn
 
-    def _give(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked]) -> None:
+    def _push(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked]) -> None:
         """On the chief, sends its values to all workers; sets those owned by workers that make no more steps itself."""
         listing = Listing.of([t.kept for t in ahead], [0, *write_consensus.present])
         write_consensus.give(listing.encode())
-        self._spread.give(listing, lambda k: np.asarray(ahead[k].read()))
-        absent = [worker for worker in range(1, self._spread.workers) if worker not in write_consensus.present]
-        self._pieces.set(ahead, _is_given, [0, *absent])
+        self._broadcast.give(listing, lambda k: np.asarray(ahead[k].read()))
+        absent = [worker for worker in range(1, self._broadcast.workers) if worker not in write_consensus.present]
+        self._pieces.set(ahead, _mark_current, [0, *absent])
         write_consensus.pushed([t.shared_name for t in ahead])
 
     def after_step(self, turn: Turn, written: Iterable[Tracked]) -> bool:
@@ -117,22 +117,22 @@ class VariableSync:
             turn: the result of `before_step`.
             written: the variables that the step has written.
         """
-        if self._accord is None:
+        if self._consensus is None:
             return False
         if turn is Turn.VOID and self._is_chief:
             for tracked in written:
                 tracked.is_ahead = True
             return True
-        return self._accord.ended()
+        return self._consensus.ended()
 
     def close(self) -> None:
         """Announces that this worker's script makes no more steps."""
-        if self._accord is not None:
-            self._guard(self._accord.leave)
+        if self._consensus is not None:
+            self._guard(self._consensus.leave)
 
-    def _tell(self, alone: Sequence[Tracked]) -> None:
-        new = [t.source.name.removesuffix(":0") for t in alone if t.shared_name not in self._told]
-        self._told |= {t.shared_name for t in alone}
+    def _warn(self, alone: Sequence[Tracked]) -> None:
+        new = [t.source.name.removesuffix(":0") for t in alone if t.shared_name not in self._warned]
+        self._warned |= {t.shared_name for t in alone}
         if new:
             rest = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
             log.warning(
@@ -142,7 +142,7 @@ class VariableSync:
             )  # fmt: skip
 
 
-def _is_given(tracked: Tracked) -> None:
+def _mark_current(tracked: Tracked) -> None:
     tracked.hand_over(is_same=True)
 
 

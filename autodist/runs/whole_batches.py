@@ -14,7 +14,7 @@ from tensorflow.core.framework import tensor_pb2
 from autodist.batch.examples import Share, require_examples, rows_of
 from autodist.errors import CaptureError, ClusterError
 
-_MEND = (
+_FIX = (
     "A pipeline concatenates the parts of all workers into one batch: pad them to one length, or let every worker feed "
     'the whole batch (@ad.function(batch="global"); for a session, batch: global in the YAML).'
 )
@@ -107,84 +107,86 @@ def bring_together(
         EmptyBatchError: no worker has examples; raised on all workers.
     """
     split = [one for one in fed if one.axis is not None]
-    parts = [_unpacked(said) for said in gather(_packed([one.value for one in split]))]
-    joined, said = _joined(split, parts) if parts else ([], b"")
-    told = _told(exchange(said))
-    if "refusal" in told:
-        raise CaptureError(told["refusal"])
-    whole = iter(joined)
+    parts = [_unpack(message) for message in gather(_pack([one.value for one in split]))]
+    joined, message = _concatenate(split, parts) if parts else ([], b"")
+    reply = _decode_reply(exchange(message))
+    if "refusal" in reply:
+        raise CaptureError(reply["refusal"])
+    arrays = iter(joined)
     values = [
-        one.value if one.axis is None else next(whole) if worker == 0 else rows_of(one.value, one.axis, Share(0, 0))
+        one.value if one.axis is None else next(arrays) if worker == 0 else rows_of(one.value, one.axis, Share(0, 0))
         for one in fed
     ]
-    made = WholeFed(values, worker, told["rows"])
-    require_examples(made.all_examples > 0)
-    return made
+    result = WholeFed(values, worker, reply["rows"])
+    require_examples(result.all_examples > 0)
+    return result
 
 
-def _told(said: bytes) -> dict[str, Any]:
+def _decode_reply(message: bytes) -> dict[str, Any]:
     """Decodes the chief's message about the parts.
 
     Raises:
         ClusterError: the message belongs to another call.
     """
     try:
-        told = json.loads(said)
+        reply = json.loads(message)
     except ValueError:
-        told = None
-    if isinstance(told, dict) and ("rows" in told or "refusal" in told):
-        return told
+        reply = None
+    if isinstance(reply, dict) and ("rows" in reply or "refusal" in reply):
+        return reply
     raise ClusterError(
         "this worker makes a step, and the chief has come to another call: every worker has to make the same steps. "
         "Check that all workers have the same number of batches."
     )
 
 
-def _joined(split: Sequence[GatheredInput], parts: Sequence[Sequence[np.ndarray]]) -> tuple[list[np.ndarray], bytes]:
+def _concatenate(
+    split: Sequence[GatheredInput], parts: Sequence[Sequence[np.ndarray]]
+) -> tuple[list[np.ndarray], bytes]:
     """Returns the whole arrays, and the chief's message about them."""
     joined, rows = [], []
     for one, arrays in zip(split, zip(*parts, strict=True), strict=True):
         axis = one.axis or 0
-        given = _padded(arrays) if one.is_padded else arrays
-        first = given[0]
-        for worker, array in enumerate(given):
-            if array.dtype != first.dtype or _beside(array, axis) != _beside(first, axis):
-                told = (
+        padded = _pad_all(arrays) if one.is_padded else arrays
+        first = padded[0]
+        for worker, array in enumerate(padded):
+            if array.dtype != first.dtype or _other_axes(array, axis) != _other_axes(first, axis):
+                fault = (
                     f"worker {worker} feeds {one.name} as {array.dtype} of shape {array.shape}, and the chief as "
-                    f"{first.dtype} of shape {first.shape}. {_MEND}"
+                    f"{first.dtype} of shape {first.shape}. {_FIX}"
                 )
-                return [], json.dumps({"refusal": told}).encode()
-        joined.append(np.concatenate(given, axis))
-        rows.append([array.shape[axis] for array in given])
+                return [], json.dumps({"refusal": fault}).encode()
+        joined.append(np.concatenate(padded, axis))
+        rows.append([array.shape[axis] for array in padded])
     return joined, json.dumps({"rows": rows}).encode()
 
 
-def _beside(array: np.ndarray, axis: int) -> tuple[int, ...]:
+def _other_axes(array: np.ndarray, axis: int) -> tuple[int, ...]:
     return tuple(n for a, n in enumerate(array.shape) if a != axis)
 
 
-def _padded(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _pad_all(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     longest = max(array.shape[1] for array in arrays)
-    return [_longer(array, longest) for array in arrays]
+    return [_pad(array, longest) for array in arrays]
 
 
-def _longer(array: np.ndarray, length: int) -> np.ndarray:
+def _pad(array: np.ndarray, length: int) -> np.ndarray:
     nothing = b"" if array.dtype == object else 0  # TensorFlow's strings are NumPy's objects
     longer = np.full((array.shape[0], length, *array.shape[2:]), nothing, array.dtype)
     longer[:, : array.shape[1]] = array
     return longer
 
 
-def _packed(arrays: Sequence[np.ndarray]) -> bytes:
+def _pack(arrays: Sequence[np.ndarray]) -> bytes:
     protos = [tf.make_tensor_proto(array).SerializeToString() for array in arrays]
     packed: bytes = tf.make_tensor_proto(np.array(protos, object)).SerializeToString()
     return packed
 
 
-def _unpacked(said: bytes) -> list[np.ndarray]:
-    return [_array(one) for one in _array(said)]
+def _unpack(message: bytes) -> list[np.ndarray]:
+    return [_decode_array(one) for one in _decode_array(message)]
 
 
-def _array(said: bytes) -> np.ndarray:
-    array: np.ndarray = tf.make_ndarray(tensor_pb2.TensorProto.FromString(said))
+def _decode_array(message: bytes) -> np.ndarray:
+    array: np.ndarray = tf.make_ndarray(tensor_pb2.TensorProto.FromString(message))
     return array

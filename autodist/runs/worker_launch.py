@@ -18,7 +18,7 @@ log = logging.getLogger("autodist")
 _END_LIMIT = 5.0
 """Seconds to wait for the thread to notice that the run was ended."""
 
-_begun: list[WorkerLaunch] = []
+_launches: list[WorkerLaunch] = []
 """Launches of this process that no AutoDist has made a step with; the last one is current."""
 
 
@@ -52,7 +52,7 @@ class WorkerLaunch:
         self._thread = threading.Thread(target=self._start, name="autodist-starting", daemon=True)
         start_up.begins()
         self._thread.start()
-        _begun.append(self)
+        _launches.append(self)
 
     @staticmethod
     def under_way(spec: ResourceSpec) -> WorkerLaunch | None:
@@ -60,13 +60,13 @@ class WorkerLaunch:
 
         Aborts a launch for other machines: a run has one set of workers, most likely that of the latest AutoDist.
         """
-        while _begun:
-            earlier = _begun[-1]
+        while _launches:
+            earlier = _launches[-1]
             if earlier.has_joined:
                 return None
             if earlier._spec == spec and not earlier.has_failed:
                 return earlier
-            _begun.remove(earlier)
+            _launches.remove(earlier)
             earlier.abort("the script has made another AutoDist", is_failure=False)
         return None
 

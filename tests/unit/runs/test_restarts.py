@@ -200,7 +200,7 @@ def test_a_machine_that_stays_away_is_left_out_where_enough_others_are_there(
     restart(away, spec)
     assert caplog.messages == [
         "no answer: 10.0.0.3 is left out (`min_nodes` is 2), and the run starts from the checkpoint of step 4 on 2 "
-        "nodes, to which variables are dealt anew, and the global batch."
+        "nodes, among which variables and the global batch are distributed again."
     ]
     assert (begun[0]["count"], begun[0]["left_out"]) == (1, ["10.0.0.3"])
     left = spec.without(begun[0]["left_out"])

@@ -65,7 +65,7 @@ def test_training_outside_of_the_scope_is_told_with_its_line_and_the_mend(
     end(ad)
     (text,) = warnings(said)
     assert "2 replicas on 1 worker and trained on one device alone, by fit of a model" in text
-    assert "(test_trains_alone.py:" in text
+    assert "(test_undistributed.py:" in text
     assert text.endswith("Build the model in `with ad.scope():`, or call fit in it.")
 
 

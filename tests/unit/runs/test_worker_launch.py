@@ -52,7 +52,7 @@ def coordinated(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Coordinator]]:
     monkeypatch.setattr(Coordinator, "may_prepare", threading.Event(), raising=False)
     monkeypatch.setattr(Script, "of_this_process", staticmethod(lambda: Script(("train.py",), "/", None)))
     yield Coordinator
-    worker_launch._begun.clear()
+    worker_launch._launches.clear()
 
 
 def begin(workers: int = 2, seed: int = 1) -> Any:

@@ -70,7 +70,7 @@ def test_a_loop_goes_on_where_another_was_also_with_other_workers(taken: int, wo
 def test_a_place_in_another_order_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "autodist"):
         sampler(seed=4).deserialize(sampler().serialize())
-    assert "records, batch and seed [11, 4, 3] is taken by one of [11, 4, 4]" in caplog.text
+    assert "records, batch and seed [11, 4, 3] is restored to one of [11, 4, 4]" in caplog.text
 
 
 @pytest.mark.parametrize("arguments", [(0, 4, 1, False), (4, 0, 1, False), (3, 4, 1, True)])
