@@ -44,10 +44,10 @@ class BoundFunctions(Generic[F]):
         if key not in self._by_id:
             bound = method.__get__(instance, owner)
             try:
-                kept: object = weakref.ref(instance, lambda _: self._by_id.pop(key, None))
+                reference: object = weakref.ref(instance, lambda _: self._by_id.pop(key, None))
             except TypeError:  # for example a class with slots: kept alive, so that its id is not reused
-                kept = instance
-            self._by_id[key] = (kept, self._make(_weakly(bound, method)))
+                reference = instance
+            self._by_id[key] = (reference, self._make(_weakly(bound, method)))
         return BoundFunction(self._by_id[key][1], instance)
 
 

@@ -40,8 +40,8 @@ class SparseRows:
     def tensor(self, present: tf.Tensor, values: tf.Tensor, *columns: tf.Tensor) -> tf.SparseTensor:
         """Returns the sparse tensor for rows of these arrays."""
         at = tf.where(present)
-        found = [at[:, 0], *(tf.gather_nd(column, at) for column in columns)]
-        indices = tf.concat([tf.expand_dims(column, 1) for column in found], axis=1)
+        columns_found = [at[:, 0], *(tf.gather_nd(column, at) for column in columns)]
+        indices = tf.concat([tf.expand_dims(column, 1) for column in columns_found], axis=1)
         shape = tf.stack([tf.shape(present, tf.int64)[0], *(tf.constant(n, tf.int64) for n in self.dims)])
         return tf.SparseTensor(indices, tf.gather_nd(values, at), shape)
 

@@ -110,7 +110,7 @@ class DistributedFunction:
         self._sharing = Sharing(self._name, run.spec, run.index, is_global)
         self._tracing, self._plain = tracing, tracing.plain(function)
         self._arguments = StepArguments(self._name, function, self._plain, tracing.input_signature, batch_axis, name_of)
-        self._has_told_of_tables = False
+        self._has_warned_of_tables = False
         self._traced: Traces[_Traced] = Traces(tracing.reduce_retracing)
         self._known: dict[Hashable, _Known] = {}
         self._of_instances = BoundFunctions(
@@ -119,7 +119,7 @@ class DistributedFunction:
         self.coming: tuple[int, ...] = ()
         self.whole: WholeBatch | None = None
         self._trains = False
-        self._in_graph = None if sessions is None else self._graph_function(sessions)
+        self._graph_step = None if sessions is None else self._graph_function(sessions)
 
     @property
     def _converted(self) -> Callable[..., Any]:
@@ -164,8 +164,8 @@ class DistributedFunction:
             ClusterError: this worker failed in an earlier step.
         """
         if tf.inside_function():
-            if (looks := look()) is not None:
-                looks.calls_within_step(self._name)
+            if (dry_run := look()) is not None:
+                dry_run.calls_within_step(self._name)
             return call_in_function(self._plain, self._name, args, kwargs)
         arguments = self._bind(args, kwargs) if kwargs else None
         form, arrays = form_of(args if arguments is None else list(arguments.items()))
@@ -203,64 +203,64 @@ class DistributedFunction:
         known = self._known.get(keys.pop()) if forms[0] is not None and len(keys) == 1 and len(batches) > 1 else None
         is_ready = known is not None and not self._is_outdated(known.traced) and tf.executing_eagerly()
         if known is None or not is_ready or not known.traced.running.can_repeat:
-            return [self._on(*given) for given in batches][-1]
+            return [self._call_with(*pair) for pair in batches][-1]
         if self._trains:
             self._run.observer.before_step(self)
         own = known.own
         with self._run.failed_step.noted(but=self.survivable):
             for count in self.coming:
                 known.traced.running.require_even(count)
-            found = known.traced.running.repeat([own.of(some) for some in arrays], own.examples, own.all_examples)
+            outputs = known.traced.running.repeat([own.of(some) for some in arrays], own.examples, own.all_examples)
         self._run.input_consistency.look()
-        return _results(known.traced, found)
+        return _results(known.traced, outputs)
 
-    def _on(self, data: Any, whole: WholeBatch | None) -> Any:
+    def _call_with(self, data: Any, whole: WholeBatch | None) -> Any:
         self.whole = whole
         return self(data)
 
     def _call_unknown(self, form: Hashable | None, arrays: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
         """Runs a call of a new form; caches its analysis for later calls of that form."""
-        if self._in_graph is not None and not tf.executing_eagerly():
-            return self._in_graph(arguments)
+        if self._graph_step is not None and not tf.executing_eagerly():
+            return self._graph_step(arguments)
         with self._run.failed_step.noted(is_step=False, is_before=True):
             leaves, constants = self._arguments.take_apart(arguments)
             key = tuple((parameter, constant_key(value)) for parameter, value in constants)
             axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
-            asked = TracedFor(key, axes, specs, self._arguments.group(leaves))
-        if any(asked.groups):  # arrays that had equal numbers of rows by chance now have different ones
+            trace_key = TracedFor(key, axes, specs, self._arguments.group(leaves))
+        if any(trace_key.groups):  # arrays that had equal numbers of rows by chance now have different ones
             self._known.clear()
         if self._trains:
             self._run.observer.before_step(self)
         with self._run.failed_step.noted(but=self.survivable):
-            require_rows_for_all(split_rows(leaves), asked.groups, self._sharing.replicas)
-            traced = self._traced.get(asked)
+            require_rows_for_all(split_rows(leaves), trace_key.groups, self._sharing.replicas)
+            traced = self._traced.get(trace_key)
             if traced is not None and not self._is_outdated(traced):
                 own = self._sharing.own_part(leaves, self.whole)
-                results = self._run_step(traced, own, leaves, self._in_order(traced, leaves))
+                results = self._run_step(traced, own, leaves, self._permuted(traced, leaves))
             else:
-                traced, own, results = self._first_call(asked, arguments, leaves, constants)
+                traced, own, results = self._first_call(trace_key, arguments, leaves, constants)
         self._run.input_consistency.look()
         traced.running.after(lambda: results)
         is_all = len(arrays) == len(leaves) and all(a is x.value for a, x in zip(arrays, leaves, strict=True))
-        if form is not None and is_all and not any(asked.groups) and self._run.recorder is None:
+        if form is not None and is_all and not any(trace_key.groups) and self._run.recorder is None:
             self._known[form] = _Known(traced, own, [replace(leaf, value=None) for leaf in leaves])
         return results
 
     def _first_call(
-        self, asked: TracedFor, arguments: Mapping[str, Any], leaves: Sequence[Leaf], constants: Constants
+        self, trace_key: TracedFor, arguments: Mapping[str, Any], leaves: Sequence[Leaf], constants: Constants
     ) -> tuple[_Traced, OwnArrays, Any]:
         self._known.clear()
         with quiet_tensorflow():
-            made_for = self._traced.to_be_made(asked)
+            made_for = self._traced.to_be_made(trace_key)
             traced = self._trace(arguments, leaves, made_for)
             self._traced.add(made_for, traced)
             if traced.captured.item.gradients and not self._trains:
                 self._trains = True
                 self._run.observer.before_step(self)
-            self._tell_first_batch(traced, leaves, constants)
+            self._report_first_batch(traced, leaves, constants)
             own = self._sharing.own_part(leaves, self.whole)
             with self._run.start_up.doing("making the first step"):
-                results = self._run_step(traced, own, leaves, self._in_order(traced, leaves))
+                results = self._run_step(traced, own, leaves, self._permuted(traced, leaves))
         if not traced.running.is_looked_at:
             self._run.start_up.ends()
         return traced, own, results
@@ -268,8 +268,8 @@ class DistributedFunction:
     def _is_outdated(self, traced: _Traced) -> bool:
         """Returns True if the script has added to a lookup table since the trace, so that the step must be retraced."""
         is_outdated = any(table.has_changed for table in traced.captured.tables)
-        if is_outdated and not self._has_told_of_tables:
-            self._has_told_of_tables = True
+        if is_outdated and not self._has_warned_of_tables:
+            self._has_warned_of_tables = True
             log.warning(
                 "a lookup table that %s reads was filled further since the step was traced, so the step is traced "
                 "again, now and after each such change: fill it before the training.",
@@ -301,8 +301,8 @@ class DistributedFunction:
         if captured.item.gradients:
             tell_of_empty_micro_batches(self._sharing.dealt(examples, names).examples, self._run.spec.micro_batches)
         own = self._sharing.own_part(leaves, self.whole).of(leaf.value for leaf in leaves)
-        given = [replace(leaf, value=value) for leaf, value in zip(leaves, own, strict=True)]
-        shapes = {name: self._sharing.shape(leaf) for name, leaf in zip(captured.inputs, given, strict=True)}
+        own_leaves = [replace(leaf, value=value) for leaf, value in zip(leaves, own, strict=True)]
+        shapes = {name: self._sharing.shape(leaf) for name, leaf in zip(captured.inputs, own_leaves, strict=True)}
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables, name))
 
@@ -317,7 +317,7 @@ class DistributedFunction:
             is_split=self._run.spec.splits_batches,
         )  # fmt: skip
 
-    def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
+    def _report_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
         """Sends the chief this worker's first feeds of a training step, to compare them with the other workers'."""
         only_chief_counts = self._run.spec.gathers_batches and self._sharing.is_global
         if not traced.captured.item.gradients or only_chief_counts:
@@ -331,7 +331,7 @@ class DistributedFunction:
         self._run.input_consistency.tell(self._name, fed)
         self._run.input_consistency.send()
 
-    def _in_order(self, traced: _Traced, leaves: Sequence[Leaf]) -> list[Any]:
+    def _permuted(self, traced: _Traced, leaves: Sequence[Leaf]) -> list[Any]:
         """Returns the arrays, permuted to the order of examples of a recorded step."""
         values = [leaf.value for leaf in leaves]
         if self._run.recorder is None or not traced.captured.item.gradients:
@@ -342,16 +342,16 @@ class DistributedFunction:
         for count in self.coming:
             traced.running.require_even(count)
         part = self._sharing.part(leaves, own, values, self._run.coordination.bring_together)
-        found = traced.running(part.values, part.examples, part.all_examples)
-        return _results(traced, found if part.fed is None else part.fed.own_rows(found, traced.row_axes))
+        outputs = traced.running(part.values, part.examples, part.all_examples)
+        return _results(traced, outputs if part.fed is None else part.fed.own_rows(outputs, traced.row_axes))
 
 
-def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:
+def _results(traced: _Traced, values: Sequence[np.ndarray]) -> Any:
     """Builds the step's result from the values of its outputs."""
     outputs = traced.captured.outputs
     if isinstance(outputs, tf.TensorSpec):  # usually one loss; `tf.nest` would take longer than the rest
-        return tf.constant(found[0])
-    results = iter(found)
+        return tf.constant(values[0])
+    results = iter(values)
     return tf.nest.map_structure(
         lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf, outputs
     )

@@ -169,10 +169,10 @@ class GraphFunction:
             CaptureError: a placeholder of the script is not fed.
         """
         front = [one.op if isinstance(one, tf.Tensor) else one for one in run]
-        found = {t.op for t in placeholders}
+        visited = {t.op for t in placeholders}
         while front:
             op = front.pop()
-            if op in found:
+            if op in visited:
                 continue
             if op.type == "Placeholder":
                 raise CaptureError(
@@ -180,14 +180,14 @@ class GraphFunction:
                     "Call it with the arrays themselves, or build the graph without ad.function and feed the "
                     "placeholder to session.run of ad.create_distributed_session()."
                 )
-            found.add(op)
+            visited.add(op)
             front += [*(t.op for t in op.inputs), *op.control_inputs]
 
     def _run(self, ready: _Ready, arrays: Sequence[np.ndarray]) -> Any:
         fed = dict(zip(ready.placeholders, arrays, strict=True))
-        found = iter(ready.session.run([list(ready.fetches), list(ready.step.effects)], fed)[0])
+        values = iter(ready.session.run([list(ready.fetches), list(ready.step.effects)], fed)[0])
         return tf.nest.map_structure(
-            lambda leaf: next(found) if _fetch_of(leaf) is not None else leaf, ready.step.outputs
+            lambda leaf: next(values) if _fetch_of(leaf) is not None else leaf, ready.step.outputs
         )
 
 

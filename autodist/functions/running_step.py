@@ -92,9 +92,9 @@ class RunningStep:
 
     def __call__(self, values: Sequence[Any], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs one step on this worker's part of a batch; see `Program.run`."""
-        looks = look()
-        if looks is not None and self.is_looked_at:
-            return looks.answers(self.item, values)
+        dry_run = look()
+        if dry_run is not None and self.is_looked_at:
+            return dry_run.answers(self.item, values)
         return self._make(
             lambda program: program.run(values, examples, all_examples=all_examples), 1, examples, all_examples
         )
@@ -109,8 +109,10 @@ class RunningStep:
         if self._program is None or self._rewritten_for != self._placements:
             return False
         if self._repeats is None:
-            mine = self.run.recorder is None and self._program.can_repeat
-            self._repeats = mine if self.run.workers == 1 else self.run.coordination.is_true_everywhere(mine)
+            can_repeat_here = self.run.recorder is None and self._program.can_repeat
+            self._repeats = (
+                can_repeat_here if self.run.workers == 1 else self.run.coordination.is_true_everywhere(can_repeat_here)
+            )
         return self._repeats
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:

@@ -151,8 +151,8 @@ class Sharing:
         fed = bring_together(
             [GatheredInput(x.name, np.asarray(v), x.axis, x.is_padded) for x, v in zip(leaves, values, strict=True)]
         )
-        whole = [v if x.axis is None else with_a_row(v, x.axis) for x, v in zip(leaves, fed.values, strict=True)]
-        return InputShare(whole, fed.examples, fed.all_examples, fed)
+        feeds = [v if x.axis is None else with_a_row(v, x.axis) for x, v in zip(leaves, fed.values, strict=True)]
+        return InputShare(feeds, fed.examples, fed.all_examples, fed)
 
     def shape(self, leaf: Leaf) -> Sequence[int]:
         """Returns the shape of a step's input, as far as this worker knows it before a run."""
@@ -168,17 +168,17 @@ class Sharing:
         if not captured.item.apart:
             return
         rows = {name: x.rows for name, x in zip(captured.inputs, leaves, strict=True) if x.axis is not None}
-        told = told_rows(split_rows(leaves))
+        counts = told_rows(split_rows(leaves))
         fault = fault_in_parts(captured.item, rows, self.replicas)
         if fault is not None:
             raise UnevenBatchError(
-                f"the inputs of {self.step} have different numbers of rows along their batch axes ({told}), and they, "
-                f"or the parts that {self.replicas} replicas get of them, do not fit one another: {fault}. If an input "
+                f"the inputs of {self.step} have different numbers of rows along their batch axes ({counts}), and "
+                f"they, or the parts that {self.replicas} replicas get of them, do not fit one another: {fault}. If an input "
                 "does not have one row per example, set its batch_axis (None: every replica gets the whole input)."
             )
         log.warning(
             "%s: its inputs have different numbers of rows (%s), and each is split by its own. If every replica should "
-            "get the whole of one, set its batch_axis to None.", self.step, told, extra=ALIKE_EVERYWHERE,
+            "get the whole of one, set its batch_axis to None.", self.step, counts, extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
 

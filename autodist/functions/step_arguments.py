@@ -176,8 +176,8 @@ class StepArguments:
         if key is None:
             return 0 if np.ndim(value) else None
         axis = self._batch_axis[key]
-        told = parameter if name == parameter else name
-        return None if axis is None else axis_within(axis, np.ndim(value), f"{told} of {self._name}")
+        label = parameter if name == parameter else name
+        return None if axis is None else axis_within(axis, np.ndim(value), f"{label} of {self._name}")
 
     def axis_at(self, parameter: str, path: Sequence[Any], value: Any) -> int | None:
         """Returns the batch axis of the leaf at a path in an argument."""
@@ -200,8 +200,8 @@ class StepArguments:
         declared: Iterable[Any] = itertools.repeat(None)
         if self._declared is not None and parameter in self._declared:
             declared = tf.nest.flatten(self._declared[parameter], expand_composites=is_whole)
-        found = nest.flatten_with_tuple_paths(value, expand_composites=is_whole)
-        for (path, leaf), spec in zip(found, declared, strict=False):
+        leaves = nest.flatten_with_tuple_paths(value, expand_composites=is_whole)
+        for (path, leaf), spec in zip(leaves, declared, strict=False):
             name = self._name_of(parameter, path)
             if isinstance(leaf, COMPOSITES):
                 rows = self._rows_of(parameter, leaf)

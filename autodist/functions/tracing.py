@@ -98,14 +98,14 @@ class TracedFor:
 
     def takes(self, other: TracedFor) -> bool:
         """Returns True if a trace for this key is valid for the other."""
-        return self._is_like(other) and all(
-            mine.is_compatible_with(its) and _is_at_least_as_open(mine.shape, its.shape)
-            for mine, its in zip(self.specs, other.specs, strict=True)
+        return self._matches(other) and all(
+            own.is_compatible_with(its) and _is_as_general(own.shape, its.shape)
+            for own, its in zip(self.specs, other.specs, strict=True)
         )
 
     def together_with(self, other: TracedFor) -> TracedFor | None:
         """Returns a key valid for both, with unknown lengths where they differ; None if they differ in more."""
-        if not self._is_like(other):
+        if not self._matches(other):
             return None
         pairs = list(zip(self.specs, other.specs, strict=True))
         if any(a.dtype != b.dtype or a.shape.rank != b.shape.rank for a, b in pairs):
@@ -113,11 +113,11 @@ class TracedFor:
         specs = [tf.TensorSpec(a.shape.most_specific_compatible_shape(b.shape), a.dtype) for a, b in pairs]
         return TracedFor(self.constants, self.axes, tuple(specs), self.groups)
 
-    def _is_like(self, other: TracedFor) -> bool:
+    def _matches(self, other: TracedFor) -> bool:
         return (self.constants, self.axes, self.groups) == (other.constants, other.axes, other.groups)
 
 
-def _is_at_least_as_open(one: tf.TensorShape, other: tf.TensorShape) -> bool:
+def _is_as_general(one: tf.TensorShape, other: tf.TensorShape) -> bool:
     return all(mine is None or mine == its for mine, its in zip(one, other, strict=True))
 
 
@@ -137,24 +137,24 @@ class Traces(Generic[T]):
     def __len__(self) -> int:
         return len(self._made)
 
-    def get(self, asked: TracedFor) -> T | None:
+    def get(self, key_of_call: TracedFor) -> T | None:
         """Returns the trace for a call; None if there is none yet."""
-        if asked not in self._serving:
-            found = next((made for key, made in self._made.items() if key.takes(asked)), None)
-            if found is None:
+        if key_of_call not in self._serving:
+            trace = next((made for key, made in self._made.items() if key.takes(key_of_call)), None)
+            if trace is None:
                 return None
-            self._serving[asked] = found
-        return self._serving[asked]
+            self._serving[key_of_call] = trace
+        return self._serving[key_of_call]
 
-    def to_be_made(self, asked: TracedFor) -> TracedFor:
+    def to_be_made(self, key_of_call: TracedFor) -> TracedFor:
         """Returns the key to trace for a call without a valid trace."""
         for key in reversed(self._made if self._reduces else ()):
-            together = key.together_with(asked)
+            together = key.together_with(key_of_call)
             if together is not None:
                 return together
-        return asked
+        return key_of_call
 
-    def add(self, made_for: TracedFor, made: T) -> None:
+    def add(self, made_for: TracedFor, trace: T) -> None:
         """Adds a trace; replaces an earlier one with the same key."""
-        self._made[made_for] = made
+        self._made[made_for] = trace
         self._serving.clear()

@@ -17,7 +17,7 @@ _REDUCTIONS: Mapping[str, Callable[[np.ndarray], Any]] = {
     "max": lambda parts: np.max(parts, axis=0),
     "min": lambda parts: np.min(parts, axis=0),
 }
-_OF_NUMBERS_WITH_AN_ORDER = ("max", "min")
+_ORDERED = ("max", "min")
 
 
 def require_reduction(how: object) -> None:
@@ -36,11 +36,11 @@ def pack_part(value: Any, how: str) -> bytes:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths
         array = np.array(None)
-    told: dict[str, Any] = {"how": how, "dtype": array.dtype.name, "shape": array.shape}
+    header: dict[str, Any] = {"how": how, "dtype": array.dtype.name, "shape": array.shape}
     fault = _fault_of(array, how)
     if fault is not None:
-        return json.dumps({**told, "fault": fault}).encode() + b"\n"
-    return json.dumps(told).encode() + b"\n" + array.tobytes()
+        return json.dumps({**header, "fault": fault}).encode() + b"\n"
+    return json.dumps(header).encode() + b"\n" + array.tobytes()
 
 
 def _fault_of(array: np.ndarray, how: str) -> str | None:
@@ -50,30 +50,32 @@ def _fault_of(array: np.ndarray, how: str) -> str | None:
         dtype = tf.variant
     if not (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool):
         return f"it is of type {array.dtype}, and only arrays of numbers or booleans can be reduced"
-    if dtype.is_complex and how in _OF_NUMBERS_WITH_AN_ORDER:
+    if dtype.is_complex and how in _ORDERED:
         return f"it is {array.dtype}, and complex numbers have no {how}"
     return None
 
 
 def combine_parts(parts: Sequence[bytes]) -> bytes:
     """Reduces the workers' values, in the order of the workers; returns the serialized result or error for all."""
-    told = [json.loads(part.partition(b"\n")[0]) for part in parts]
-    for worker, one in enumerate(told):
+    headers = [json.loads(part.partition(b"\n")[0]) for part in parts]
+    for worker, one in enumerate(headers):
         if "fault" in one:
             return _refusal(f"the value of worker {worker} cannot be reduced: {one['fault']}.")
     for key, name in (("how", "request different reductions"), ("shape", "have values of different shapes")):
-        if len({str(one[key]) for one in told}) > 1:
-            return _refusal(f"the workers {name}: {_listed(told, key)}. Make the same call on all, in the same order.")
-    if len({one["dtype"] for one in told}) > 1:
-        return _refusal(f"the workers have values of different types: {_listed(told, 'dtype')}. Cast them to one.")
+        if len({str(one[key]) for one in headers}) > 1:
+            return _refusal(
+                f"the workers {name}: {_listed(headers, key)}. Make the same call on all, in the same order."
+            )
+    if len({one["dtype"] for one in headers}) > 1:
+        return _refusal(f"the workers have values of different types: {_listed(headers, 'dtype')}. Cast them to one.")
     arrays = [unpack(part) for part in parts]
-    result = np.asarray(_REDUCTIONS[told[0]["how"]](np.stack(arrays)))
+    result = np.asarray(_REDUCTIONS[headers[0]["how"]](np.stack(arrays)))
     header = {"dtype": result.dtype.name, "shape": result.shape}
     return json.dumps(header).encode() + b"\n" + result.tobytes()
 
 
-def _listed(told: Sequence[Mapping[str, Any]], key: str) -> str:
-    return ", ".join(f"{one[key]} on worker {worker}" for worker, one in enumerate(told))
+def _listed(headers: Sequence[Mapping[str, Any]], key: str) -> str:
+    return ", ".join(f"{one[key]} on worker {worker}" for worker, one in enumerate(headers))
 
 
 def _refusal(text: str) -> bytes:
@@ -87,8 +89,8 @@ def unpack(content: bytes) -> np.ndarray:
         ReductionError: the message holds an error instead.
     """
     head, _, body = content.partition(b"\n")
-    told = json.loads(head)
-    if "refusal" in told:
-        raise ReductionError(told["refusal"])
-    dtype = tf.as_dtype(told["dtype"]).as_numpy_dtype
-    return np.frombuffer(body, dtype).reshape(told["shape"]).copy()
+    header = json.loads(head)
+    if "refusal" in header:
+        raise ReductionError(header["refusal"])
+    dtype = tf.as_dtype(header["dtype"]).as_numpy_dtype
+    return np.frombuffer(body, dtype).reshape(header["shape"]).copy()

@@ -15,10 +15,10 @@ from autodist.runtime.variables import Kept
 SHIPMENT_BYTES = 16 << 20
 """Approximate bytes of a message: messages in flight are held in memory twice, and are forwarded when complete."""
 
-_PENDING = 4
+_MAX_PENDING = 4
 """Messages' worth of bytes that wait to be batched; with more owners than this, messages are smaller."""
 
-_HANDED_ON = 2
+_FAN_OUT = 2
 """Number of workers to which each forwards common values: the first link carries them this often, for any cluster."""
 
 
@@ -57,8 +57,8 @@ class TransferPart:
 
     def names_on(self, worker: int) -> list[str]:
         """Returns the names of the part and of its copies on a worker."""
-        own = [self.name] if self.owner in (EVERY_WORKER, worker) else []
-        return own + [self.name + copy for copy in self.copies]
+        names = [self.name] if self.owner in (EVERY_WORKER, worker) else []
+        return names + [self.name + copy for copy in self.copies]
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Listing:
 
     def after(self, worker: int) -> list[int]:
         """Returns the workers to which a worker forwards common values."""
-        first = _HANDED_ON * self.present.index(worker) + 1
-        return list(self.present[first : first + _HANDED_ON])
+        first = _FAN_OUT * self.present.index(worker) + 1
+        return list(self.present[first : first + _FAN_OUT])
 
     def to(self, worker: int) -> list[BatchedTransfer]:
         """Returns the messages that a worker receives."""
@@ -124,8 +124,8 @@ class Listing:
         return json.dumps([self.present, parts, shipments])
 
     @classmethod
-    def decode(cls, told: str) -> Listing:
-        present, parts, shipments = json.loads(told)
+    def decode(cls, text: str) -> Listing:
+        present, parts, shipments = json.loads(text)
         return cls(
             tuple(present),
             tuple(TransferPart(v, n, t, tuple(b), tuple(s), o, tuple(c), cpu) for v, n, t, b, s, o, c, cpu in parts),
@@ -161,7 +161,7 @@ def _shipments(parts: Sequence[TransferPart], to: set[int]) -> Iterator[BatchedT
         size[part.to] = size.get(part.to, 0) + part.byte_size
         if size[part.to] >= SHIPMENT_BYTES:
             yield flush(part.to)
-        elif sum(size.values()) >= _PENDING * SHIPMENT_BYTES:
+        elif sum(size.values()) >= _MAX_PENDING * SHIPMENT_BYTES:
             yield flush(max(size, key=lambda worker: size[worker]))
     for worker in list(pending):
         yield flush(worker)

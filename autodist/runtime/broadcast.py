@@ -41,7 +41,7 @@ class VariableBroadcast:
         self, graph_runner: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]
     ) -> None:
         self.worker, self.workers = worker, workers
-        self._engine, self._home = graph_runner, home
+        self._graph_runner, self._home = graph_runner, home
         self._sends: dict[tuple[int, ...] | int, Callable[..., object]] = {}
         self._receives: dict[tuple[int, ...] | None, Callable[..., list[np.ndarray]]] = {}
         self._writes: dict[tuple[TransferPart, bool], _Writes] = {}
@@ -62,29 +62,29 @@ class VariableBroadcast:
                     known = (one.part, _bytes_of(_cut(read(part.value), part)))
                 pieces.append(known[1] if one.stop < 0 else known[1][one.start : one.stop])
             lengths = np.array([len(piece) for piece in pieces], np.int64)
-            content = pieces[0] if len(pieces) == 1 else _together(pieces)
+            content = pieces[0] if len(pieces) == 1 else _join(pieces)
             self._send(shipment, listing)(content, lengths)
 
     def take(self, listing: Listing) -> None:
         """On another worker, receives and assigns its values and forwards common ones; returns when that is done."""
-        mine = listing.to(self.worker)
-        for one in (one for shipment in mine for one in shipment.slices):  # adds all nodes before the first run
-            self._written_by(listing.parts[one.part], one)
-        halves: dict[int, np.ndarray] = {}
-        for shipment in mine:
+        transfers = listing.to(self.worker)
+        for one in (one for shipment in transfers for one in shipment.slices):  # adds all nodes before the first run
+            self._writes_of(listing.parts[one.part], one)
+        incomplete: dict[int, np.ndarray] = {}
+        for shipment in transfers:
             content, lengths = self._receive(shipment, listing)()
-            found: dict[tf.Tensor, np.ndarray] = {}
+            feeds: dict[tf.Tensor, np.ndarray] = {}
             writes: list[tf.Operation] = []
-            for one, piece in zip(shipment.slices, _apart(content, lengths), strict=True):
+            for one, piece in zip(shipment.slices, _split(content, lengths), strict=True):
                 part = listing.parts[one.part]
-                whole = _whole(halves, part, one, piece)
-                if whole is not None:
-                    given, made = self._written_by(part, one)
-                    found[given] = _value_of(whole, part)
-                    writes += made
+                content_of_part = _assemble(incomplete, part, one, piece)
+                if content_of_part is not None:
+                    placeholder, operations = self._writes_of(part, one)
+                    feeds[placeholder] = _value_of(content_of_part, part)
+                    writes += operations
             del content
             if writes:
-                self._engine.session.run(writes, found)
+                self._graph_runner.session.run(writes, feeds)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -93,22 +93,22 @@ class VariableBroadcast:
         is_for_all = shipment.to == EVERY_WORKER
         key = tuple(listing.after(0)) if is_for_all else shipment.to
         if key not in self._sends:
-            with self._engine.graph.as_default():
+            with self._graph_runner.graph.as_default():
                 with tf.device(cpu_of(self.worker, self.workers)):
-                    given = [tf.compat.v1.placeholder(dtype, [None]) for dtype in (tf.uint8, tf.int64)]
+                    placeholders = [tf.compat.v1.placeholder(dtype, [None]) for dtype in (tf.uint8, tf.int64)]
                 queues = [self._queue(w, is_for_all) for w in (listing.after(0) if is_for_all else [shipment.to])]
-                sends = [queue.enqueue(given) for queue in queues]
-            self._sends[key] = self._engine.callable([], sends, [t.name for t in given])
+                sends = [queue.enqueue(placeholders) for queue in queues]
+            self._sends[key] = self._graph_runner.callable([], sends, [t.name for t in placeholders])
         return self._sends[key]
 
     def _receive(self, shipment: BatchedTransfer, listing: Listing) -> Callable[..., list[np.ndarray]]:
         """Returns a callable that receives the next message on another worker, and forwards a message for all."""
         after = tuple(listing.after(self.worker)) if shipment.to == EVERY_WORKER else None
         if after not in self._receives:
-            with self._engine.graph.as_default():
+            with self._graph_runner.graph.as_default():
                 message = self._queue(self.worker, after is not None).dequeue()
                 sends = [self._queue(w, is_for_all=True).enqueue(message) for w in after or ()]
-            self._receives[after] = self._engine.callable(message, sends, [])
+            self._receives[after] = self._graph_runner.callable(message, sends, [])
         return self._receives[after]
 
     def _queue(self, worker: int, is_for_all: bool) -> tf.queue.FIFOQueue:
@@ -119,7 +119,7 @@ class VariableBroadcast:
 
     # -- values ----------------------------------------------------------------------------------------------------
 
-    def _written_by(self, part: TransferPart, one: Slice) -> _Writes:
+    def _writes_of(self, part: TransferPart, one: Slice) -> _Writes:
         """Returns the placeholder that is fed with a part, and the operations that assign it on this worker."""
         key = (part, one.stop < 0)
         if key not in self._writes:
@@ -128,18 +128,18 @@ class VariableBroadcast:
 
     def _make_writes(self, part: TransferPart, has_own_memory: bool) -> _Writes:
         dtype = tf.as_dtype(part.dtype)
-        made = []
+        operations = []
         with (
-            self._engine.graph.as_default(),
+            self._graph_runner.graph.as_default(),
             tf.device(self._home(self.worker, tf.int64 if part.on_cpu else dtype)),
         ):
-            given = tf.compat.v1.placeholder(dtype, part.shape)
+            placeholder = tf.compat.v1.placeholder(dtype, part.shape)
             for k, name in enumerate(part.names_on(self.worker)):
                 # A value inside a message is copied, so that the message is freed; an assembled value is reused.
-                value = given if has_own_memory and k == 0 else tf.raw_ops.DeepCopy(x=given)
+                value = placeholder if has_own_memory and k == 0 else tf.raw_ops.DeepCopy(x=placeholder)
                 handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=part.shape, shared_name=name)
-                made.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
-        return given, made
+                operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
+        return placeholder, operations
 
 
 def _cut(value: np.ndarray, part: TransferPart) -> np.ndarray:
@@ -166,7 +166,7 @@ def _padded(length: int) -> int:
     return math.ceil(length / _ALIGNED) * _ALIGNED
 
 
-def _together(pieces: Sequence[np.ndarray]) -> np.ndarray:
+def _join(pieces: Sequence[np.ndarray]) -> np.ndarray:
     content = np.zeros(sum(_padded(len(piece)) for piece in pieces), np.uint8)
     start = 0
     for piece in pieces:
@@ -175,25 +175,27 @@ def _together(pieces: Sequence[np.ndarray]) -> np.ndarray:
     return content
 
 
-def _apart(content: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+def _split(content: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     starts = np.cumsum([0, *map(_padded, lengths)])
     return [content[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
-def _whole(halves: dict[int, np.ndarray], part: TransferPart, one: Slice, piece: np.ndarray) -> np.ndarray | None:
+def _assemble(
+    incomplete: dict[int, np.ndarray], part: TransferPart, one: Slice, piece: np.ndarray
+) -> np.ndarray | None:
     """Adds received bytes to a part; returns all of its bytes once they are complete, until then None.
 
     Args:
-        halves: received bytes, by part; updated.
+        incomplete: received bytes, by part; updated.
         part: the part.
         one: the range of bytes in the part.
         piece: the bytes.
     """
     if one.stop < 0:
         return piece
-    if one.part not in halves:
+    if one.part not in incomplete:
         memory = np.empty(part.byte_size + _ALIGNED, np.uint8)
         begin = -memory.ctypes.data % _ALIGNED
-        halves[one.part] = memory[begin : begin + part.byte_size]
-    halves[one.part][one.start : one.stop] = piece
-    return halves.pop(one.part) if one.stop == part.byte_size else None
+        incomplete[one.part] = memory[begin : begin + part.byte_size]
+    incomplete[one.part][one.start : one.stop] = piece
+    return incomplete.pop(one.part) if one.stop == part.byte_size else None

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 PATIENCE = 30.0
 """Seconds to wait for workers that neither make the call nor reach another one, unless all are known to make it."""
 
-ASKS_AFTER = 0.02
+QUERY_AFTER = 0.02
 """Seconds before the chief queries other workers, which usually make the same call."""
 
 _END = 1 << 62
@@ -90,7 +90,7 @@ class CallMatching:
         self._changed = threading.Condition()
         self._place = 0
         self._number = 0
-        self._asked: int | None = None
+        self._queried_at: int | None = None
         self._decided: dict[int, bool] = {}
         self._open: dict[int, Note] = {}
         self._passed: dict[int, int] = {}
@@ -102,7 +102,7 @@ class CallMatching:
         Returns:
             True if other workers wait for `answer`.
         """
-        self._go_to(self._place + 1)
+        self._advance(self._place + 1)
         return bool(self._owed)
 
     def answer(self) -> None:
@@ -114,7 +114,7 @@ class CallMatching:
 
     def leave(self) -> None:
         """Announces that this worker's script makes no more calls."""
-        self._go_to(_END)
+        self._advance(_END)
         self.answer()
         self._send(self._others if self._worker == 0 else [0], self._note(Word.PASSED))
 
@@ -126,16 +126,16 @@ class CallMatching:
             is_certain: True if all workers are known to reach it, so that there is no time limit.
         """
         patience = None if is_certain else PATIENCE
-        return self._gather(call, patience) if self._worker == 0 else self._ask(call, patience)
+        return self._gather(call, patience) if self._worker == 0 else self._request(call, patience)
 
     def have_all_left(self) -> bool:
         """On the chief, returns True if all others have made their last call; waits up to PATIENCE for silent ones."""
         with self._changed:
-            silent, asked = self._yet_to_say(), self._note(Word.ASKED)
+            silent, query = self._silent(), self._note(Word.ASKED)
         if silent:
-            self._send(silent, asked)
+            self._send(silent, query)
         with self._changed:
-            self._changed.wait_for(lambda: not self._yet_to_say(), PATIENCE)
+            self._changed.wait_for(lambda: not self._silent(), PATIENCE)
             return all(self._passed.get(worker) == _END for worker in self._others)
 
     def receive(self, note: Note) -> None:
@@ -155,7 +155,7 @@ class CallMatching:
                 case Word.ASKED if self._place > note.place:
                     answer = self._note(Word.PASSED)
                 case Word.ASKED:
-                    self._asked = note.place
+                    self._queried_at = note.place
                 case Word.TOGETHER | Word.ALONE:
                     self._decided[note.number] = note.word is Word.TOGETHER
             self._changed.notify_all()
@@ -168,28 +168,28 @@ class CallMatching:
     def _is_open(self, note: Note) -> bool:
         return note.worker in self._open and self._open[note.worker].number == note.number
 
-    def _go_to(self, place: int) -> None:
+    def _advance(self, place: int) -> None:
         with self._changed:
             self._place = place
             late = [self._open.pop(w) for w in sorted(self._open) if self._open[w].place < place]
             self._owed += [(n.worker, self._note(Word.ALONE, number=n.number)) for n in late]
-            if self._asked is not None and self._asked < place:
-                self._asked = None
+            if self._queried_at is not None and self._queried_at < place:
+                self._queried_at = None
                 self._owed.append((0, self._note(Word.PASSED)))
 
     # -- on the chief ----------------------------------------------------------------------------------------------
 
     def _gather(self, call: Call, patience: float | None) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: not self._yet_to_say(), ASKS_AFTER)
-            silent = self._yet_to_say()
-            asked = self._note(Word.ASKED)
+            self._changed.wait_for(lambda: not self._silent(), QUERY_AFTER)
+            silent = self._silent()
+            query = self._note(Word.ASKED)
         if silent:
-            self._send(silent, asked)
+            self._send(silent, query)
         with self._changed:
-            self._changed.wait_for(lambda: not self._yet_to_say(), patience)
-            mine = self._note(Word.CALLING, call)
-            callers = [w for w in self._others if w in self._open and _is_like(self._open[w], mine)]
+            self._changed.wait_for(lambda: not self._silent(), patience)
+            own = self._note(Word.CALLING, call)
+            callers = [w for w in self._others if w in self._open and _matches(self._open[w], own)]
             are_all = callers == self._others and all(self._open[w].call == call for w in callers)
             word = Word.TOGETHER if are_all else Word.ALONE
             answers = [(w, self._note(word, number=self._open.pop(w).number)) for w in callers]
@@ -197,12 +197,12 @@ class CallMatching:
             self._send([to], note)
         return are_all
 
-    def _yet_to_say(self) -> list[int]:
+    def _silent(self) -> list[int]:
         return [w for w in self._others if w not in self._open and self._passed.get(w, 0) <= self._place]
 
     # -- on the others ---------------------------------------------------------------------------------------------
 
-    def _ask(self, call: Call, patience: float | None) -> bool:
+    def _request(self, call: Call, patience: float | None) -> bool:
         with self._changed:
             self._number += 1
             number, calling = self._number, self._note(Word.CALLING, call, self._number)
@@ -220,7 +220,7 @@ class CallMatching:
         return number in self._decided or 0 in self._passed
 
 
-def _is_like(one: Note, other: Note) -> bool:
+def _matches(one: Note, other: Note) -> bool:
     """Returns True if two workers make the same call at the same place, possibly with different data."""
     calls = one.call is not None and other.call is not None and one.call.what == other.call.what
     return calls and one.place == other.place

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_ASKED = 8
+_QUERIES = 8
 """Number of queries; the one with the shortest round trip is the most accurate."""
 
 
@@ -41,8 +41,8 @@ def against(tell: Callable[[], float], now: Callable[[], float] = time.time) -> 
     """
 
     def once() -> ClockOffset:
-        asked, told = now(), tell()
-        return ClockOffset.of(asked, told, now())
+        sent, remote = now(), tell()
+        return ClockOffset.of(sent, remote, now())
 
-    theirs = min((once() for _ in range(_ASKED)), key=lambda clock: clock.uncertainty)
-    return ClockOffset(-theirs.ahead, theirs.uncertainty)
+    best = min((once() for _ in range(_QUERIES)), key=lambda clock: clock.uncertainty)
+    return ClockOffset(-best.ahead, best.uncertainty)

@@ -90,10 +90,10 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._files = None
         if reading is not None and reading.files is not None:
             self._files = reading.files.deal(dataset)
-        self._own = None if reading is None else self._files or reading_own(dataset, reading)
+        self._own_source = None if reading is None else self._files or reading_own(dataset, reading)
         self.on_request: Callable[[], None] | None = None
         self.place = PlaceInData(seed=seed_for_all())
-        self._goes_on = isinstance(dataset, Iterator)  # it can be started once, so that all loops over it are one
+        self._is_iterator = isinstance(dataset, Iterator)  # it can be started once, so that all loops over it are one
         self._resumed: PlaceInData | None = None
         self._is_loop_over = False
 
@@ -106,23 +106,23 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._note_request()
         try:
             for batch, whole in self._begin():
-                mine = self._part_of(batch, whole)
+                own = self._part_of(batch, whole)
                 if (self.on_request is not None or self._files is not None) and not self.place.taken:
-                    self.place = replace(self.place, first=self._sign(batch, whole))
+                    self.place = replace(self.place, first=self._signature(batch, whole))
                 self.place = replace(self.place, taken=self.place.taken + 1)
-                yield mine
+                yield own
                 self._note_request()
         finally:
-            if not self._goes_on:
+            if not self._is_iterator:
                 self.place = PlaceInData(self.place.ended + 1, seed=self.place.seed)
 
     def _part_of(self, batch: Any, whole: WholeBatch | None) -> Any:
         if self._files is not None:
             return batch
-        self._tell_first(batch if whole is None else [array for _, array in whole.alike])
-        return self._share_of(batch) if whole is None else self._that_count(batch, whole.examples)
+        self._report_first(batch if whole is None else [array for _, array in whole.alike])
+        return self._share_of(batch) if whole is None else self._without_padding(batch, whole.examples)
 
-    def _tell_first(self, batch: Any) -> None:
+    def _report_first(self, batch: Any) -> None:
         if self._on_first is not None:
             on_first, self._on_first = self._on_first, None
             on_first(batch)
@@ -131,7 +131,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._require_rows(batch)
         return tf.nest.map_structure(self._own_rows, batch)
 
-    def _that_count(self, rows: Any, examples: int) -> Any:
+    def _without_padding(self, rows: Any, examples: int) -> Any:
         """Returns the rows that were read, or none if they are only padding for an empty share."""
         if share_of(examples, self._replicas, self._worker).size:
             return rows
@@ -177,23 +177,23 @@ class DistributedDataset(tf.train.experimental.PythonState):
         """Starts an iteration over the data set; the first one after `resume` starts at the saved position."""
         place, self._resumed = self._resumed, None
         if place is None:
-            if not (self._goes_on and self.place.taken):
+            if not (self._is_iterator and self.place.taken):
                 self.place = replace(self.place, taken=0, first="", draws=Draws.now())
             return self._read()
         now = Draws.now()
-        given = self._begin_again(place)
+        batches = self._begin_again(place)
         begun = Draws.now()
         self.place = replace(self.place, taken=0, first="", draws=begun)
         for number in range(place.taken):
-            first = next(given, None)
+            first = next(batches, None)
             if number == 0 and self._is_other_anywhere(place.first, first):
-                self._tell_other(place)
+                self._warn_of_other(place)
                 now.resume()
-                return itertools.chain([] if first is None else [first], given)
+                return itertools.chain([] if first is None else [first], batches)
         # Readers with prefetch have drawn for later batches; others have drawn exactly what the loop had drawn.
         now.resume(begun.unmoved() if self._is_of_tensorflow else begun.states)
         self.place = replace(self.place, taken=place.taken, first=place.first)
-        return self._or_next(given) if self._is_loop_over and place.taken else given
+        return self._rest_or_next(batches) if self._is_loop_over and place.taken else batches
 
     def _begin_again(self, place: PlaceInData) -> Iterator[Given]:
         """Restarts the saved iteration after those before it, because a shuffle draws a new order for each iteration.
@@ -202,32 +202,32 @@ class DistributedDataset(tf.train.experimental.PythonState):
         """
         is_read = place.ended > 0 and begins_within(self._dataset)
         for _ in range(place.ended):
-            self._begin_and_leave(is_read)
+            self._skip_iteration(is_read)
         if place.draws is not None:
             place.draws.resume()
         return self._read()
 
-    def _begin_and_leave(self, is_read: bool) -> None:
+    def _skip_iteration(self, is_read: bool) -> None:
         """Runs an iteration until its shuffle orders are drawn, and waits until its prefetch has ended."""
         batches = iter(self._source)
         next(batches, None)
         if is_read:
             deque(batches, maxlen=0)
 
-    def _or_next(self, given: Iterator[Given]) -> Iterator[Given]:
+    def _rest_or_next(self, batches: Iterator[Given]) -> Iterator[Given]:
         """Returns the rest of an iteration, or the next one if it is over."""
-        first = next(given, None)
+        first = next(batches, None)
         if first is not None:
-            return itertools.chain([first], given)
+            return itertools.chain([first], batches)
         self.place = PlaceInData(self.place.ended + 1, seed=self.place.seed, draws=Draws.now())
         return self._read()
 
     def _read(self) -> Iterator[Given]:
-        batches = _with_wholes(iter(self._source))
+        batches = _with_whole_batches(iter(self._source))
         # For file sharding, errors of one worker are already raised on all workers.
-        return batches if self._own is None or self._files is not None else self._telling(batches)
+        return batches if self._own_source is None or self._files is not None else self._reporting_errors(batches)
 
-    def _telling(self, batches: Iterator[Given]) -> Iterator[Given]:
+    def _reporting_errors(self, batches: Iterator[Given]) -> Iterator[Given]:
         try:
             yield from batches
         except Exception as error:
@@ -236,13 +236,13 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     @property
     def _source(self) -> Iterable[Any]:
-        return self._dataset if self._own is None else self._own
+        return self._dataset if self._own_source is None else self._own_source
 
     @property
     def _is_of_tensorflow(self) -> bool:
         return isinstance(self._dataset, tf.data.Dataset)
 
-    def _sign(self, batch: Any, whole: WholeBatch | None) -> str:
+    def _signature(self, batch: Any, whole: WholeBatch | None) -> str:
         """Returns a string that identifies a batch for this worker and this number of workers."""
         share = "" if whole is None and self._files is None else f"{self._worker} of {self._replicas}"
         return f"{share}:{_digest(batch)}"
@@ -251,7 +251,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         """Returns True if an iteration is known to begin with another batch than the one with this digest."""
         if not first or given is None:
             return bool(first)
-        now = self._sign(*given)
+        now = self._signature(*given)
         (then, _, _), (share, _, _) = first.partition(":"), now.partition(":")
         if self._files is not None and then.partition(" of ")[2] != share.partition(" of ")[2]:
             return True
@@ -262,7 +262,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         is_other = self._is_other(first, given)
         return is_other if self._files is None else self._files.holds_anywhere(is_other)
 
-    def _tell_other(self, place: PlaceInData) -> None:
+    def _warn_of_other(self, place: PlaceInData) -> None:
         if self._files is not None:
             log.warning("%s", dealt_otherwise(place.taken), extra=ALIKE_EVERYWHERE)
             return
@@ -287,7 +287,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return value if length is None else slice_rows(value, share_of(length, self._replicas, self._worker))
 
 
-def _with_wholes(batches: Iterator[Any]) -> Iterator[Given]:
+def _with_whole_batches(batches: Iterator[Any]) -> Iterator[Given]:
     for batch in batches:
         yield batch, whole_of(batches)
 

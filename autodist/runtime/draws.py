@@ -34,7 +34,7 @@ class Draws:
 
     @classmethod
     def now(cls) -> Self:
-        return cls({whose: read() for whose, (read, _) in _GENERATORS.items()})
+        return cls({name: read() for name, (read, _) in _GENERATORS.items()})
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
@@ -43,7 +43,7 @@ class Draws:
 
     def told(self) -> dict[str, Any]:
         """Returns the exact states as a JSON value."""
-        return {whose: _as_json(state) for whose, state in self.states.items()}
+        return {name: _as_json(state) for name, state in self.states.items()}
 
     def resume(self, whose: Iterable[str] = tuple(_GENERATORS)) -> str:
         """Sets generators to these states.
@@ -66,16 +66,16 @@ class Draws:
 
 
 @functools.cache
-def draw_from(told: str) -> None:
+def draw_from(content: str) -> None:
     """Sets this process's generators to the chief's states at its AutoDist(...).
 
     If the script has seeded them before, they have this state already. A second call has no effect, since the script
     has drawn meanwhile.
 
     Args:
-        told: the chief's `Draws.told`, as JSON.
+        content: the chief's `Draws.told`, as JSON.
     """
-    fault = Draws.of(json.loads(told)).resume()
+    fault = Draws.of(json.loads(content)).resume()
     if fault:
         log.warning("the chief's random numbers cannot be drawn here: %s. Seed it on every worker.", fault)
 
@@ -92,11 +92,11 @@ def _as_json(state: Any) -> Any:
     return state.item() if isinstance(state, np.generic) else state
 
 
-def _from_json(told: Any) -> Any:
-    if isinstance(told, list):
-        return [_from_json(one) for one in told]
-    if not isinstance(told, Mapping):
-        return told
-    if told.keys() == {"words", "dtype"}:
-        return np.frombuffer(base64.b64decode(told["words"]), told["dtype"])
-    return {name: _from_json(one) for name, one in told.items()}
+def _from_json(content: Any) -> Any:
+    if isinstance(content, list):
+        return [_from_json(one) for one in content]
+    if not isinstance(content, Mapping):
+        return content
+    if content.keys() == {"words", "dtype"}:
+        return np.frombuffer(base64.b64decode(content["words"]), content["dtype"])
+    return {name: _from_json(one) for name, one in content.items()}

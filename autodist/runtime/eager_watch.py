@@ -22,7 +22,7 @@ from tensorflow.python.framework import auto_control_deps_utils as control  # Te
 
 from autodist.graph.ops import Trait, having
 
-_LOOKS = having(Trait.QUERY) | {"DisableCopyOnRead"}
+_QUERIES = having(Trait.QUERY) | {"DisableCopyOnRead"}
 """Operations that do not change the value, in addition to those that TensorFlow lists."""
 
 _OVERWRITE = "AssignVariableOp"
@@ -54,10 +54,10 @@ class _Entry:
 _watched: dict[int, tuple[_Entry, ...]] = {}
 """Watched objects by `id`, which stays valid since the watching caller keeps them alive."""
 
-_given_to_data_sets: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
+_captured_by_data_sets: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
 """Handles captured by functions of data sets, by `id`; they hold them from their creation, often before watching."""
 
-_own = threading.local()
+_thread = threading.local()
 
 
 def watch(variable: tf.Variable, watcher: Watcher) -> Callable[[], None]:
@@ -66,7 +66,7 @@ def watch(variable: tf.Variable, watcher: Watcher) -> Callable[[], None]:
     entries = {id(variable): _Entry(watcher, False), id(variable.handle): _Entry(watcher, True)}
     for key, entry in entries.items():
         _watched[key] = (*_watched.get(key, ()), entry)
-    if id(variable.handle) in _given_to_data_sets:
+    if id(variable.handle) in _captured_by_data_sets:
         watcher.after_alias()
 
     def end() -> None:
@@ -83,11 +83,11 @@ def watch(variable: tf.Variable, watcher: Watcher) -> Callable[[], None]:
 @contextmanager
 def unwatched() -> Iterator[None]:
     """Context in which no watcher is called for this thread's operations."""
-    before, _own.is_busy = getattr(_own, "is_busy", False), True
+    before, _thread.is_busy = getattr(_thread, "is_busy", False), True
     try:
         yield
     finally:
-        _own.is_busy = before
+        _thread.is_busy = before
 
 
 @functools.cache
@@ -127,11 +127,11 @@ def _note_data_set(arguments: Sequence[Any]) -> None:
     for one in arguments:
         for x in one if type(one) in _SEQUENCES else ():
             if isinstance(x, tf.Tensor) and x.dtype == tf.resource:
-                _given_to_data_sets[id(x)] = x
+                _captured_by_data_sets[id(x)] = x
 
 
 def _execute(run: Callable[..., Any], arguments: Sequence[Any], name: str | bytes, inputs: Sequence[Any]) -> Any:
-    if getattr(_own, "is_busy", False):
+    if getattr(_thread, "is_busy", False):
         return run(*arguments)
     operation = tf.compat.as_str(name)
     used = [(at, entry) for at, one in enumerate(inputs) for entry in _watched.get(id(one), ())]
@@ -144,16 +144,16 @@ def _execute(run: Callable[..., Any], arguments: Sequence[Any], name: str | byte
     try:
         outputs = run(*arguments)
     except BaseException:
-        _tell([] if is_whole else written)  # a function may have written before it failed
+        _notify([] if is_whole else written)  # a function may have written before it failed
         raise
-    _tell(written)
+    _notify(written)
     if written and any(_is_handle(x) for x in tf.nest.flatten(outputs)):
         for watcher in written:
             watcher.after_alias()
     return outputs
 
 
-def _tell(written: Iterable[Watcher]) -> None:
+def _notify(written: Iterable[Watcher]) -> None:
     for watcher in written:
         watcher.after_write()
 
@@ -182,4 +182,4 @@ def _writes(operation: str) -> frozenset[int] | None:
 
 
 def _only_reads(operation: str) -> bool:
-    return operation in control.RESOURCE_READ_OPS or operation in _LOOKS
+    return operation in control.RESOURCE_READ_OPS or operation in _QUERIES

@@ -32,10 +32,10 @@ class EarlyValues:
     @classmethod
     def now(cls) -> Self:
         """Returns the variables that this process has now, in the order of their creation."""
-        found = [o for o in gc.get_objects() if issubclass(type(o), BaseResourceVariable) and _is_value(o)]
+        variables = [o for o in gc.get_objects() if issubclass(type(o), BaseResourceVariable) and _is_value(o)]
         times: Counter[str] = Counter()
         held = {}
-        for variable in sorted(found, key=_number):
+        for variable in sorted(variables, key=_number):
             times[variable.name] += 1
             held[f"{variable.name}#{times[variable.name]}"] = (weakref.ref(variable), _digest(variable))
         return cls(held)
@@ -51,15 +51,15 @@ class EarlyValues:
             others: the `told` of that process.
             variables: the variables to check.
         """
-        asked = {id(variable) for variable in variables}
-        found = []
+        ids = {id(variable) for variable in variables}
+        names = []
         for name, (known, digest) in self.held.items():
             variable = known()
-            if variable is None or id(variable) not in asked:
+            if variable is None or id(variable) not in ids:
                 continue
             if others.get(name, digest) != digest and _digest(variable) == digest:
-                found.append(variable.name.removesuffix(":0"))
-        return found
+                names.append(variable.name.removesuffix(":0"))
+        return names
 
 
 def _is_value(variable: Any) -> bool:

@@ -26,34 +26,34 @@ def keep_apart(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     bodies = [function.node_def for function in graph_def.library.function]
     if not any(map(_is_fused, (node for nodes in (graph_def.node, *bodies) for node in nodes))):
         return graph_def
-    found = tf.compat.v1.GraphDef()
-    found.CopyFrom(graph_def)
-    _part(found.node, "")
-    for function in found.library.function:
-        made = _part(function.node_def, ":output")
+    result = tf.compat.v1.GraphDef()
+    result.CopyFrom(graph_def)
+    _insert(result.node, "")
+    for function in result.library.function:
+        inserted = _insert(function.node_def, ":output")
         for name, source in function.ret.items():
-            function.ret[name] = made.get(source, source)
-    return found
+            function.ret[name] = inserted.get(source, source)
+    return result
 
 
 def _is_fused(node: tf.compat.v1.NodeDef) -> bool:
     return node.op == "Conv2D" and node.attr["T"].type == _BFLOAT16
 
 
-def _part(nodes: MutableSequence[tf.compat.v1.NodeDef], output: str) -> dict[str, str]:
+def _insert(nodes: MutableSequence[tf.compat.v1.NodeDef], output: str) -> dict[str, str]:
     """Inserts the nodes and redirects readers to them; returns the new tensors' names by the tensors they replace."""
     fused = [node for node in nodes if _is_fused(node)]
-    made = {f"{node.name}{output}:0": f"{node.name}{_APART}{output}:0" for node in fused}
+    inserted = {f"{node.name}{output}:0": f"{node.name}{_APART}{output}:0" for node in fused}
     for node in nodes:
-        node.input[:] = _read(node.input, made)
+        node.input[:] = _redirect(node.input, inserted)
     for node in fused:
         copy = tf.compat.v1.NodeDef(name=f"{node.name}{_APART}", op="PlaceholderWithDefault", device=node.device)
         copy.input.append(f"{node.name}{output}:0")
         copy.attr["dtype"].type = _BFLOAT16
         copy.attr["shape"].shape.unknown_rank = True
         nodes.append(copy)
-    return made
+    return inserted
 
 
-def _read(inputs: Iterable[str], made: dict[str, str]) -> list[str]:
-    return [i if is_control(i) else made.get(tensor(i), i) for i in inputs]
+def _redirect(inputs: Iterable[str], inserted: dict[str, str]) -> list[str]:
+    return [i if is_control(i) else inserted.get(tensor(i), i) for i in inputs]

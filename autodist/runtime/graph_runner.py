@@ -58,13 +58,13 @@ class GraphRunner:
         options = _options(has_collectives)
         if trace is not None:
             run = self.callable_with_options(outputs, operations, feeds, has_collectives)
-            return TracedRuns(run, options, trace, lambda: shared_queues(self.graph), self._about)
+            return TracedRuns(run, options, trace, lambda: shared_queues(self.graph), self._metadata)
         taking = [self.graph.get_tensor_by_name(name) for name in feeds]
         return DirectRun(self.session, outputs, operations, taking, options)
 
-    def _about(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         """Returns a trace's metadata: the number of workers, and the offset of its clock from the chief's."""
-        told = {"machine": socket.gethostname(), "workers": 1, "clock_ahead": 0.0, "clock_uncertainty": 0.0}
+        metadata = {"machine": socket.gethostname(), "workers": 1, "clock_ahead": 0.0, "clock_uncertainty": 0.0}
         chiefs, others = [], set()
         for device in self.session.list_devices():
             place = tf.DeviceSpec.from_string(device.name)
@@ -75,8 +75,8 @@ class GraphRunner:
             with self._lock, self.graph.as_default(), tf.device(chiefs[0]):
                 now = tf.timestamp()
             clock = against(lambda: float(self.session.run(now)))
-            told |= {"workers": len(others), "clock_ahead": clock.ahead, "clock_uncertainty": clock.uncertainty}
-        return told
+            metadata |= {"workers": len(others), "clock_ahead": clock.ahead, "clock_uncertainty": clock.uncertainty}
+        return metadata
 
     def callable_with_options(
         self,
@@ -143,13 +143,13 @@ class DirectRun:
         different = list(dict.fromkeys(t.name for t in outputs))
         self._positions = [different.index(t.name) for t in outputs]
         self._feeds = [_Feed(t) for t in feeds]
-        asked = config_pb2.CallableOptions(
+        callable_options = config_pb2.CallableOptions(
             feed=[t.name for t in feeds], fetch=different, target=[op.name for op in operations], run_options=options
         )
         # TensorFlow refuses an empty run; another worker's part of a run may be empty.
         is_nothing = not outputs and not operations
         self._session = session
-        self._run = (lambda *values: []) if is_nothing else session._make_callable_from_options(asked)
+        self._run = (lambda *values: []) if is_nothing else session._make_callable_from_options(callable_options)
 
     def __call__(self, *values: Any) -> list[np.ndarray]:
         """Returns the values of the outputs.
@@ -159,7 +159,7 @@ class DirectRun:
             ClusterError: the session is closed, because the run has ended.
         """
         try:
-            found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
+            values_found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
         except tf.errors.CancelledError:
             if not self._session._closed:
                 raise
@@ -167,7 +167,7 @@ class DirectRun:
                 "The run has ended, and no further step can run. An exit handler registered before `AutoDist(…)` is "
                 "called after the run's end: register it later, or make the step earlier."
             ) from None
-        return [found[k] for k in self._positions]
+        return [values_found[k] for k in self._positions]
 
 
 class _Feed:
@@ -175,14 +175,14 @@ class _Feed:
 
     def __init__(self, tensor: tf.Tensor) -> None:
         self._name, self._shape, self._dtype = tensor.name, tensor.shape, np.dtype(tensor.dtype.as_numpy_dtype)
-        self._fitting: tuple[int, ...] | None = None
+        self._last_shape: tuple[int, ...] | None = None
 
     def taken(self, value: Any) -> np.ndarray:
         array = np.asarray(value, self._dtype)
-        if array.shape != self._fitting:  # consecutive runs usually have the same shape
+        if array.shape != self._last_shape:  # consecutive runs usually have the same shape
             if not self._shape.is_compatible_with(array.shape):
                 raise ValueError(f"{self._name} has the shape {self._shape} and cannot take a value of {array.shape}.")
-            self._fitting = array.shape
+            self._last_shape = array.shape
         return array
 
 
@@ -207,7 +207,7 @@ class GraphRunners:
         self._lock = threading.Lock()
         self._initialized: set[str] = set()
         self._steps = 0
-        self.beside = GraphRunner(target, _as_it_stands(config) if target else config)
+        self.beside = GraphRunner(target, _without_optimization(config) if target else config)
         """Runs small graphs: control messages, and transfers of variable values."""
         self._opened = [self.beside]
         self.memories = PersistentBuffers()
@@ -254,7 +254,7 @@ class GraphRunners:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _as_it_stands(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
+def _without_optimization(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
     """Returns a config without graph optimization, for graphs that run a few times: optimizing takes longer."""
     changed = tf.compat.v1.ConfigProto()
     changed.CopyFrom(config)

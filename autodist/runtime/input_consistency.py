@@ -21,7 +21,7 @@ from autodist.runtime.messages import Messages
 
 log = logging.getLogger("autodist")
 
-LOOKED_AT = 16 << 20
+HASHED_BYTES = 16 << 20
 """Bytes of an array to hash; of a larger array, samples of this total size are hashed."""
 
 _PIECE = 64 << 10
@@ -84,17 +84,17 @@ def digest_of(value: Any) -> str:
     array = np.asarray(value)
     if not array.size:
         return ""
-    found = hashlib.blake2b(f"{array.shape} {array.dtype}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{array.shape} {array.dtype}".encode(), digest_size=16)
     if array.dtype.hasobject:
-        found.update(repr(array.ravel()[: LOOKED_AT // 64].tolist()).encode())
-        return found.hexdigest()
+        digest.update(repr(array.ravel()[: HASHED_BYTES // 64].tolist()).encode())
+        return digest.hexdigest()
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if content.size <= LOOKED_AT:
-        found.update(content.data)
+    if content.size <= HASHED_BYTES:
+        digest.update(content.data)
     else:
-        for start in np.linspace(0, content.size - _PIECE, LOOKED_AT // _PIECE, dtype=np.int64):
-            found.update(content[start : start + _PIECE].data)
-    return found.hexdigest()
+        for start in np.linspace(0, content.size - _PIECE, HASHED_BYTES // _PIECE, dtype=np.int64):
+            digest.update(content[start : start + _PIECE].data)
+    return digest.hexdigest()
 
 
 def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str, str]:
@@ -104,47 +104,47 @@ def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str,
         batches: of the workers that have replicas.
         names: of all workers, by index.
     """
-    found = {}
-    if told := _differing(batches, Meant.GLOBAL, names):
-        found["global"] = (
-            f"the workers feed different data where every one has to feed the same global batch: {told}. Each worker "
+    faults = {}
+    if what := _differing(batches, Meant.GLOBAL, names):
+        faults["global"] = (
+            f"the workers feed different data where every one has to feed the same global batch: {what}. Each worker "
             f"trains on its share of its own data, so some examples are missed and others used twice. {_SEED}; read "
             "files in one order (sorted). If each worker is to feed its own examples, set batch='per_worker' (in the "
             "YAML, batch: per_worker)."
         )
-    if told := _differing(batches, Meant.WHOLE, names):
-        found["whole"] = (
+    if what := _differing(batches, Meant.WHOLE, names):
+        faults["whole"] = (
             f"the workers pass different values where all have to pass the same, since each replica gets them whole: "
-            f"{told}. Each replica computes with its worker's value. Pass the same value on every worker."
+            f"{what}. Each replica computes with its worker's value. Pass the same value on every worker."
         )
-    if told := _alike(batches, names):
-        found["own"] = (
-            f"{told} feed the same examples, though each worker's feed is its own part of the batch: they all train on "
+    if what := _equal(batches, names):
+        faults["own"] = (
+            f"{what} feed the same examples, though each worker's feed is its own part of the batch: they all train on "
             "the same examples. Give each worker other examples: x[ad.worker_index::ad.num_workers], or "
             "ad.distribute_dataset of global batches. Or use @ad.function(batch='global') (for a session, batch: "
             "global in the YAML): each worker then keeps its share of the common batch."
         )
-    return found
+    return faults
 
 
 def _differing(batches: Sequence[FirstBatch], meant: Meant, names: Sequence[str]) -> str:
     """Describes the arrays that differ from the first worker's, with their workers; "" if none differs."""
     first, *others = batches
     where: dict[str, list[str]] = defaultdict(list)
-    for at, mine in enumerate(first.fed):
-        if mine.meant == meant:
-            where[mine.name] += [names[b.worker] for b in others if b.fed[at : at + 1] != (mine,)]
-    told = [f"{name} of {_and(dict.fromkeys(who))}" for name, who in where.items() if who]
-    return f"{', '.join(told)} differs from that of {names[first.worker]}" if told else ""
+    for at, fed in enumerate(first.fed):
+        if fed.meant == meant:
+            where[fed.name] += [names[b.worker] for b in others if b.fed[at : at + 1] != (fed,)]
+    parts = [f"{name} of {_and(dict.fromkeys(workers))}" for name, workers in where.items() if workers]
+    return f"{', '.join(parts)} differs from that of {names[first.worker]}" if parts else ""
 
 
-def _alike(batches: Sequence[FirstBatch], names: Sequence[str]) -> str:
+def _equal(batches: Sequence[FirstBatch], names: Sequence[str]) -> str:
     by_content: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for batch in batches:
         own = tuple(f.digest for f in batch.fed if f.meant == Meant.OWN)
         if any(own):
             by_content[own].append(names[batch.worker])
-    return "; ".join(_and(who) for who in by_content.values() if len(who) > 1)
+    return "; ".join(_and(workers) for workers in by_content.values() if len(workers) > 1)
 
 
 def _and(names: Iterable[str]) -> str:
@@ -179,7 +179,7 @@ class InputConsistencyCheck:
         self._unsent: list[bytes] = []
         self._open: dict[str, dict[int, FirstBatch]] = defaultdict(dict)
         self._count: Counter[str] = Counter()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def tell(self, kind: str, fed: Iterable[tuple[str, Any, Meant]]) -> None:
         """Records the feeds of a step that this worker has not run yet.
@@ -192,11 +192,11 @@ class InputConsistencyCheck:
             return
         self._count[kind] += 1
         step = f"{kind} {self._count[kind]}"
-        mine = FirstBatch(self._worker, step, tuple(FedInput(name, meant, digest_of(a)) for name, a, meant in fed))
+        first = FirstBatch(self._worker, step, tuple(FedInput(name, meant, digest_of(a)) for name, a, meant in fed))
         if self._worker == 0:
-            self._open[step][0] = mine
+            self._open[step][0] = first
         else:
-            self._unsent.append(mine.encode())
+            self._unsent.append(first.encode())
 
     def tell_of_data_set(self, batch: Any) -> None:
         """Records the first global batch of a data set; this worker uses its share of it."""
@@ -222,7 +222,7 @@ class InputConsistencyCheck:
             self._open[batch.step][batch.worker] = batch
         for step in [s for s, batches in self._open.items() if batches.keys() == self._with_replicas]:
             batches = self._open.pop(step)
-            found = complaints([batches[w] for w in sorted(batches)], self._names)
-            for fault in found.keys() - self._told:
-                log.warning("%s", found[fault])
-            self._told |= found.keys()
+            faults = complaints([batches[w] for w in sorted(batches)], self._names)
+            for fault in faults.keys() - self._reported:
+                log.warning("%s", faults[fault])
+            self._reported |= faults.keys()

@@ -30,7 +30,7 @@ class InterruptibleExecutor:
         self._waiting: set[Future[Any]] = set()
         self._under_way = 0
         self._changed_at = time.monotonic()
-        _callers.add(self)
+        _executors.add(self)
         threading.Thread(target=self._serve, name="autodist-caller", daemon=True).start()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -111,9 +111,9 @@ def _outcome_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[An
 
 
 def _leave_to_parent() -> None:
-    for caller in list(_callers):
-        caller._refuse()
+    for executor in list(_executors):
+        executor._refuse()
 
 
-_callers: weakref.WeakSet[InterruptibleExecutor] = weakref.WeakSet()
+_executors: weakref.WeakSet[InterruptibleExecutor] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_leave_to_parent)

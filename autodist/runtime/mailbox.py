@@ -31,7 +31,7 @@ class Mailbox:
     """
 
     def __init__(self, graph_runner: GraphRunner, worker: int, workers: int) -> None:
-        self._engine, self._worker = graph_runner, worker
+        self._graph_runner, self._worker = graph_runner, worker
         with graph_runner.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])
             queues = [self._queue(w, workers) for w in range(workers)]
@@ -66,7 +66,7 @@ class Mailbox:
 
     def _send(self, workers: Sequence[int], content: bytes) -> None:
         """Sends a message to some workers; returns when it has arrived, before it is read."""
-        self._engine.session.run([self._sends[w] for w in workers], {self._content: content})
+        self._graph_runner.session.run([self._sends[w] for w in workers], {self._content: content})
 
     def close(self) -> None:
         """Stops reading, even if other workers have gone. Later messages stay unread."""
@@ -83,7 +83,7 @@ class Mailbox:
     def _read(self) -> None:
         while True:
             try:
-                message = bytes(self._engine.session.run(self._next))
+                message = bytes(self._graph_runner.session.run(self._next))
             except (tf.errors.OpError, RuntimeError):  # the session is closed, or this worker's server gone
                 return
             if message == _END:

@@ -20,22 +20,22 @@ class Messages:
     """
 
     def __init__(self, graph_runner: GraphRunner, worker: int, workers: int) -> None:
-        self._engine, self._is_chief, self._workers = graph_runner, worker == 0, workers
+        self._graph_runner, self._is_chief, self._workers = graph_runner, worker == 0, workers
         with graph_runner.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])
             queues = [self._queue(tf.string, f"messages/{w}", w) for w in range(1, workers)]
             self._send = [queue.enqueue(self._content) for queue in queues]
             self._receive = None if self._is_chief else queues[worker - 1].dequeue()
-            told = [self._queue(tf.string, f"told/{w}", 0) for w in range(1, workers)]
-            self._listen = [queue.dequeue() for queue in told]
-            self._tell = None if self._is_chief else told[worker - 1].enqueue(self._content)
+            to_chief = [self._queue(tf.string, f"told/{w}", 0) for w in range(1, workers)]
+            self._gather_others = [queue.dequeue() for queue in to_chief]
+            self._send_to_chief = None if self._is_chief else to_chief[worker - 1].enqueue(self._content)
             posted = self._queue(tf.string, "posted", 0, capacity=-1)  # unbounded: senders do not wait for the chief
             self._post = posted.enqueue(self._content)
             self._count_posted, self._take_posted = posted.size(), posted.dequeue()
             left = self._queue(tf.string, "left", 0, capacity=-1)
             self._leave, self._take_left = left.enqueue(self._content), left.dequeue_many(max(1, workers - 1))
             ready = self._queue(tf.bool, "ready", 0)
-            self._say_ready = ready.enqueue(True)
+            self._send_ready = ready.enqueue(True)
             self._await_ready = ready.dequeue_many(max(1, workers - 1))
 
     def _queue(self, dtype: tf.DType, name: str, worker: int, capacity: int = _CAPACITY) -> tf.queue.FIFOQueue:
@@ -45,38 +45,42 @@ class Messages:
     def exchange(self, content: bytes | None = None) -> bytes:
         """On the chief, sends `content` to all others; on another worker, waits for the next message and returns it."""
         if self._receive is not None:
-            return bytes(self._engine.session.run(self._receive))
+            return bytes(self._graph_runner.session.run(self._receive))
         if content is None:
             raise ValueError("the chief sends, it does not receive")
         if self._send:
-            self._engine.session.run(self._send, {self._content: content})
+            self._graph_runner.session.run(self._send, {self._content: content})
         return content
 
     def gather(self, content: bytes) -> list[bytes]:
         """On the chief, returns the content of every worker, by index; on another worker, sends it and returns []."""
-        if self._tell is not None:
-            self._engine.session.run(self._tell, {self._content: content})
+        if self._send_to_chief is not None:
+            self._graph_runner.session.run(self._send_to_chief, {self._content: content})
             return []
-        return [content, *map(bytes, self._engine.session.run(self._listen))] if self._listen else [content]
+        return (
+            [content, *map(bytes, self._graph_runner.session.run(self._gather_others))]
+            if self._gather_others
+            else [content]
+        )
 
     def post(self, content: bytes) -> None:
         """Leaves a message that the chief reads at any later time."""
-        self._engine.session.run(self._post, {self._content: content})
+        self._graph_runner.session.run(self._post, {self._content: content})
 
     def posted(self) -> list[bytes]:
         """On the chief, returns the messages that others have posted so far."""
-        count = int(self._engine.session.run(self._count_posted))
-        return [bytes(self._engine.session.run(self._take_posted)) for _ in range(count)]
+        count = int(self._graph_runner.session.run(self._count_posted))
+        return [bytes(self._graph_runner.session.run(self._take_posted)) for _ in range(count)]
 
     def leave(self, content: bytes) -> None:
         """On another worker, leaves its final message for the chief."""
-        self._engine.session.run(self._leave, {self._content: content})
+        self._graph_runner.session.run(self._leave, {self._content: content})
 
     def left(self) -> list[bytes]:
         """On the chief, waits for the final messages of all others and returns them, in any order."""
-        return [bytes(words) for words in self._engine.session.run(self._take_left)] if self._workers > 1 else []
+        return [bytes(words) for words in self._graph_runner.session.run(self._take_left)] if self._workers > 1 else []
 
     def meet(self) -> None:
         """On the chief, waits until all others have called it, and so have finished their last step."""
         if self._workers > 1:
-            self._engine.session.run(self._await_ready if self._is_chief else self._say_ready)
+            self._graph_runner.session.run(self._await_ready if self._is_chief else self._send_ready)

@@ -22,7 +22,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class _Memory:
+class _Buffer:
     """One persistent buffer in a session's graph."""
 
     session: tf.compat.v1.Session
@@ -45,23 +45,23 @@ class PersistentBuffers:
     """The persistent buffers of one worker."""
 
     def __init__(self) -> None:
-        self._found: dict[str, _Memory] = {}
+        self._buffers: dict[str, _Buffer] = {}
         self._awaited: Saved | None = None
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
         """Shape and dtype of each buffer, by its name in TensorFlow on this worker."""
-        return {name: tf.TensorSpec(memory.shape, memory.dtype) for name, memory in self._found.items()}
+        return {name: tf.TensorSpec(buffer.shape, buffer.dtype) for name, buffer in self._buffers.items()}
 
     @property
     def awaited(self) -> list[str]:
         """Buffers that have a value in the restored checkpoint and that no step has created yet."""
-        return [] if self._awaited is None else sorted(self._awaited.keys.keys() - self._found.keys())
+        return [] if self._awaited is None else sorted(self._awaited.keys.keys() - self._buffers.keys())
 
     def begin(self, session: tf.compat.v1.Session, initializers: Iterable[tf.Operation]) -> None:
         """Registers buffers that these operations have initialized, and restores those with a checkpointed value."""
-        new = {_name_of(op): _Memory(session, op) for op in initializers if op.type == "AssignVariableOp"}
-        self._found.update(new)
+        new = {_name_of(op): _Buffer(session, op) for op in initializers if op.type == "AssignVariableOp"}
+        self._buffers.update(new)
         if self._awaited is not None:
             self._restore(self._awaited, new)
 
@@ -71,24 +71,24 @@ class PersistentBuffers:
         A buffer that no step has created yet is restored when it is created.
         """
         self._awaited = saved
-        for name, memory in self._found.items():
+        for name, buffer in self._buffers.items():
             if name not in saved.keys:
-                memory.session.run(memory.initializer)
-        self._restore(saved, self._found)
+                buffer.session.run(buffer.initializer)
+        self._restore(saved, self._buffers)
 
-    def _restore(self, saved: Saved, among: Mapping[str, _Memory]) -> None:
+    def _restore(self, saved: Saved, among: Mapping[str, _Buffer]) -> None:
         for name in sorted(saved.keys.keys() & among.keys()):
-            memory = among[name]
-            with memory.session.graph.as_default(), tf.device(memory.initializer.device):
+            buffer = among[name]
+            with buffer.session.graph.as_default(), tf.device(buffer.initializer.device):
                 (value,) = tf.raw_ops.RestoreV2(
                     prefix=saved.prefix,
                     tensor_names=[saved.keys[name]],
                     shape_and_slices=[""],
-                    dtypes=[memory.dtype],
+                    dtypes=[buffer.dtype],
                 )
-                value.set_shape(memory.shape)
-                write = tf.raw_ops.AssignVariableOp(resource=memory.handle, value=value)
-            memory.session.run(write)
+                value.set_shape(buffer.shape)
+                write = tf.raw_ops.AssignVariableOp(resource=buffer.handle, value=value)
+            buffer.session.run(write)
 
 
 def _name_of(initializer: tf.Operation) -> str:

@@ -51,8 +51,8 @@ class Program:
         self._counts_examples = node_of(EXAMPLES) in present
         if self._counts_examples:
             feeds.append(prefix + EXAMPLES)
-        self._counts_all = node_of(ALL_EXAMPLES) in present
-        if self._counts_all:
+        self._counts_all_examples = node_of(ALL_EXAMPLES) in present
+        if self._counts_all_examples:
             feeds.append(prefix + ALL_EXAMPLES)
         operations = [graph_runner.graph.get_operation_by_name(prefix + name) for name in item.targets]
         outputs = [graph_runner.graph.get_tensor_by_name(prefix + name) for name in item.outputs]
@@ -61,12 +61,12 @@ class Program:
         self._run = graph_runner.callable(outputs, operations, feeds, collective, trace)
         self._make_run_with_options = lambda: graph_runner.callable_with_options(outputs, operations, feeds, collective)
         self._updates = updates
-        self._engine, self._trace = graph_runner, trace
+        self._graph_runner, self._trace = graph_runner, trace
         fed = [graph_runner.graph.get_tensor_by_name(name) for name in feeds]
-        self._tells_of_examples = item.replication is not None and item.replication.counts_examples
-        self._parts = StepTensors(outputs, operations, fed[:batch], fed[batch:], self._tells_of_examples)
+        self._returns_examples = item.replication is not None and item.replication.counts_examples
+        self._parts = StepTensors(outputs, operations, fed[:batch], fed[batch:], self._returns_examples)
         self._repeated: dict[int, Callable[..., list[np.ndarray]]] = {}
-        self._gives_back = bool(item.gradients)
+        self._frees_memory = bool(item.gradients)
         self._even = item.replication.even_parts if item.replication else None
         self._is_global = item.is_global
         self._update = _callable_of(graph_runner, prefix, item.served)
@@ -107,7 +107,7 @@ class Program:
     def can_repeat(self) -> bool:
         """True if `repeat` may be called: several steps in one call have the same result as separate calls."""
         runs_alone = self._update is None and self.land is None and self._trace is None and bool(self._parts.batch)
-        return runs_alone and can_repeat(self._engine.graph.as_graph_def())
+        return runs_alone and can_repeat(self._graph_runner.graph.as_graph_def())
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs one step on each of several batches, in one call; see `run`.
@@ -125,20 +125,20 @@ class Program:
             UnevenBatchError: the step needs the same number of examples on every replica, and the run found others.
         """
         if len(batches) not in self._repeated:
-            self._repeated[len(batches)] = repeated(self._engine, self._parts, len(batches))
+            self._repeated[len(batches)] = repeated(self._graph_runner, self._parts, len(batches))
         return self._call(self._repeated[len(batches)], batches, examples, all_examples)
 
     def _call(
         self, run: Callable[..., Any], batches: Sequence[Sequence[Any]], examples: int, all_examples: int
     ) -> list[np.ndarray]:
-        given = [value for values in batches for value, used in zip(values, self._used, strict=True) if used]
+        feeds = [value for values in batches for value, used in zip(values, self._used, strict=True) if used]
         if self._counts_examples:
-            given.append(np.int64(examples))
-        if self._counts_all:
-            given.append(np.int64(all_examples))
-        with nullcontext() if self._even is None else self._telling_of_uneven_parts(self._even):
-            outputs = self._first_run(run, given) if self._gives_back else run(*given)
-        if self._tells_of_examples:
+            feeds.append(np.int64(examples))
+        if self._counts_all_examples:
+            feeds.append(np.int64(all_examples))
+        with nullcontext() if self._even is None else self._explaining_uneven_parts(self._even):
+            outputs = self._first_run(run, feeds) if self._frees_memory else run(*feeds)
+        if self._returns_examples:
             *outputs, some_examples = outputs
             require_examples(bool(some_examples > 0))
         return outputs
@@ -164,16 +164,16 @@ class Program:
         require_even(self._even, examples, all_examples)
 
     @contextmanager
-    def _telling_of_uneven_parts(self, even: EvenParts) -> Iterator[None]:
+    def _explaining_uneven_parts(self, even: EvenParts) -> Iterator[None]:
         """Context that explains a run that stopped because workers fed different numbers of examples."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            found = re.search(rf"\[{re.escape(UNEVEN)}\] \[(\d+)\]", str(error))
-            if found is None:
+            match = re.search(rf"\[{re.escape(UNEVEN)}\] \[(\d+)\]", str(error))
+            if match is None:
                 raise
             among = even.here if even.is_own else even.replicas
-            fault = f"the batch gives {among} replicas {found[1]} examples in all, and not equally many each"
+            fault = f"the batch gives {among} replicas {match[1]} examples in all, and not equally many each"
             refusal = uneven(even, fault, among)
             refusal.has_run = True
             raise refusal from None
@@ -183,11 +183,11 @@ class Program:
         """The callable that accepts options; made on first use, since its runs are slower."""
         return self._make_run_with_options()
 
-    def _first_run(self, run: Callable[..., Any], given: Sequence[Any]) -> list[np.ndarray]:
+    def _first_run(self, run: Callable[..., Any], feeds: Sequence[Any]) -> list[np.ndarray]:
         """Makes the first run of a step; frees the memory left by import before it and by preparation after it."""
-        self._gives_back = False
+        self._frees_memory = False
         collect_and_trim()
-        outputs = run(*given)
+        outputs = run(*feeds)
         trim_heaps()
         return outputs
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from autodist.graph.ops import Trait, having
 from autodist.runtime.graph_runner import GraphRunner
 
-_STAYS_BEHIND = having(Trait.SEEDED)
+_NOT_COPYABLE = having(Trait.SEEDED)
 """Ops whose random state TensorFlow keeps with the node: a copy of the node would start again from the seed."""
 
 
@@ -40,7 +40,7 @@ def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
     ops = {node.op for node in graph_def.node}
     ops |= {node.op for function in graph_def.library.function for node in function.node_def}
     moves = any(op.startswith(("Collective", "Nccl")) for op in ops)
-    return not moves and not (ops & _STAYS_BEHIND) and tf.compat.v1.control_flow_v2_enabled()
+    return not moves and not (ops & _NOT_COPYABLE) and tf.compat.v1.control_flow_v2_enabled()
 
 
 def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callable[..., list[np.ndarray]]:
@@ -59,7 +59,7 @@ def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callab
     used = {name if ":" in name else f"{name}:0" for node in body.node for name in node.input}
     with graph_runner.graph.as_default():
         fed = [_like(tensor) for _ in range(times) for tensor in step.batch]
-        rows = [_in_turn(fed[k :: len(step.batch)]) for k in range(len(step.batch))]
+        rows = [_array_of(fed[k :: len(step.batch)]) for k in range(len(step.batch))]
         same = [_like(tensor) for tensor in step.alike]
 
         def once(number: tf.Tensor, *before: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -67,14 +67,14 @@ def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callab
             given |= {tensor.name: tf.identity(value) for tensor, value in zip(step.alike, same, strict=True)}
             given = {name: value for name, value in given.items() if name in used}
             wanted = [*(t.name for t in step.outputs), *(op.name for op in step.operations)]
-            made = tf.import_graph_def(body, input_map=given, return_elements=wanted, name="repeated")
-            outputs = made[: len(step.outputs)]
+            elements = tf.import_graph_def(body, input_map=given, return_elements=wanted, name="repeated")
+            outputs = elements[: len(step.outputs)]
             if step.tells_of_examples:
                 outputs[-1] = tf.minimum(outputs[-1], before[-1])
-            with tf.control_dependencies(made[len(step.outputs) :]):
+            with tf.control_dependencies(elements[len(step.outputs) :]):
                 return (number + 1, *(tf.identity(output) for output in outputs))
 
-        first: list[Any] = [_of_no_rows(output) for output in step.outputs]
+        first: list[Any] = [_initial(output) for output in step.outputs]
         if step.tells_of_examples:
             first[-1] = tf.fill(tf.shape(first[-1]), step.outputs[-1].dtype.max)
         made, *outputs = tf.while_loop(
@@ -91,21 +91,21 @@ def _body(graph_runner: GraphRunner, step: StepTensors) -> tf.compat.v1.GraphDef
     """Returns the step's nodes, without those that are fed."""
     fed = {tensor.op for tensor in (*step.batch, *step.alike)}
     graph_runner.graph.make_operations()
-    found: dict[tf.Operation, None] = {}
+    needed: dict[tf.Operation, None] = {}
     waiting = [*(output.op for output in step.outputs), *step.operations]
     while waiting:
         operation = waiting.pop()
-        if operation not in found and operation not in fed:
-            found[operation] = None
+        if operation not in needed and operation not in fed:
+            needed[operation] = None
             waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
-    whole = graph_runner.graph.as_graph_def()
-    names = {operation.name for operation in found}
-    body = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
-    body.node.extend(node for node in whole.node if node.name in names)
+    graph_def = graph_runner.graph.as_graph_def()
+    names = {operation.name for operation in needed}
+    body = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
+    body.node.extend(node for node in graph_def.node if node.name in names)
     for node in body.node:
         node.attr.pop("_class", None)  # each node has its own device
-        kept = [name for name in node.input if not name.startswith("^") or name[1:] in names]
-        node.input[:] = kept  # a control edge from a fed node has no effect
+        inputs = [name for name in node.input if not name.startswith("^") or name[1:] in names]
+        node.input[:] = inputs  # a control edge from a fed node has no effect
     return body
 
 
@@ -114,18 +114,18 @@ def _like(tensor: tf.Tensor) -> tf.Tensor:
         return tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
 
 
-def _in_turn(values: Sequence[tf.Tensor]) -> tf.TensorArray:
+def _array_of(values: Sequence[tf.Tensor]) -> tf.TensorArray:
     """Returns an array of values from which each step reads its own, without a copy."""
     with tf.device(values[0].device):
-        made = tf.TensorArray(
+        array = tf.TensorArray(
             values[0].dtype, len(values), infer_shape=False, element_shape=values[0].shape, clear_after_read=False
         )
         for k, value in enumerate(values):
-            made = made.write(k, value)
-    return made
+            array = array.write(k, value)
+    return array
 
 
-def _of_no_rows(output: tf.Tensor) -> tf.Tensor:
+def _initial(output: tf.Tensor) -> tf.Tensor:
     """Returns the loop's initial value for an output: a tensor without rows."""
     shape = output.shape
     with tf.device(output.device):

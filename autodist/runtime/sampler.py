@@ -91,7 +91,7 @@ class Sampler(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: str | bytes) -> None:
         """Continues, in the next iteration, at a saved position."""
-        self._go_on(json.loads(string_value))
+        self._resume(json.loads(string_value))
 
     def place_in_loop(self) -> Callable[[], Any]:
         """Returns a function that returns the current position as JSON; None if another thread reads ahead."""
@@ -111,7 +111,7 @@ class Sampler(tf.train.experimental.PythonState):
         """Continues at a saved position; an iteration whose batches were all taken is over, and the next one begins."""
         if place is None:
             return
-        self._go_on(place)
+        self._resume(place)
         if self._taken >= len(self):
             self._ended, self._taken = self._ended + 1, 0
 
@@ -125,7 +125,7 @@ class Sampler(tf.train.experimental.PythonState):
     def _place(self) -> dict[str, Any]:
         return {"ended": self._ended, "taken": self._taken, "order": self._order}
 
-    def _go_on(self, place: Mapping[str, Any]) -> None:
+    def _resume(self, place: Mapping[str, Any]) -> None:
         self._ended, self._taken, self._is_placed = place["ended"], place["taken"], True
         if place["order"] != self._order:
             log.warning(
@@ -144,5 +144,5 @@ class Sampler(tf.train.experimental.PythonState):
         if self._seed is None or not share.size:
             return positions
         with tf.device("/cpu:0"):
-            found = tf.random.experimental.index_shuffle(positions, (self._seed, epoch), self._records - 1)
-            return np.asarray(found)
+            numbers = tf.random.experimental.index_shuffle(positions, (self._seed, epoch), self._records - 1)
+            return np.asarray(numbers)

@@ -14,7 +14,7 @@ from tensorflow.python.framework import random_seed  # every random operation, a
 
 _MOST = 2**31 - 1  # TensorFlow keeps the seeds of operations below this
 
-_given: set[int] = set()
+_set_here: set[int] = set()
 """The seeds that were set here, not by the script."""
 
 
@@ -27,15 +27,15 @@ def seed_what_has_no_seed(seed: int) -> None:
     if seed_for_all() is not None:  # requesting an operation's seeds would also show this, but consumes one
         return
     (tf.random.set_seed if tf.executing_eagerly() else tf.compat.v1.set_random_seed)(seed)
-    if not _given:
-        random_seed.get_seed = _leaving_own_seeds(random_seed.get_seed)
-    _given.add(seed)
+    if not _set_here:
+        random_seed.get_seed = _keeping_own_seeds(random_seed.get_seed)
+    _set_here.add(seed)
 
 
-def _leaving_own_seeds(plain: Callable[[int | None], tuple[int | None, int | None]]) -> Callable[..., object]:
+def _keeping_own_seeds(plain: Callable[[int | None], tuple[int | None, int | None]]) -> Callable[..., object]:
     @functools.wraps(plain)
     def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
-        if op_seed is not None and seed_for_all() in _given:
+        if op_seed is not None and seed_for_all() in _set_here:
             return random_seed.DEFAULT_GRAPH_SEED, op_seed % _MOST
         return plain(op_seed)
 
@@ -51,7 +51,7 @@ def is_seeded_by_script() -> bool:
     """Returns True if the script has set TensorFlow's seed or NumPy's, as `keras.utils.set_random_seed` does."""
     bits = np.random.get_bit_generator()  # type: ignore[attr-defined, unused-ignore]
     seed = seed_for_all()
-    return (seed is not None and seed not in _given) or getattr(bits, "seed_seq", None) is None
+    return (seed is not None and seed not in _set_here) or getattr(bits, "seed_seq", None) is None
 
 
 def seeds_now() -> dict[str, Any]:
@@ -62,26 +62,28 @@ def seeds_now() -> dict[str, Any]:
     packed = np.array(numbers, "<u4").tobytes()
     return {
         "for_all": context.global_seed(),
-        "is_ours": context.global_seed() in _given,
+        "is_ours": context.global_seed() in _set_here,
         "dealt": {"version": version, "state": base64.b64encode(packed).decode()},
     }
 
 
-def resume_seeds(told: Mapping[str, Any]) -> str:
+def resume_seeds(state: Mapping[str, Any]) -> str:
     """Restores the state from which TensorFlow derives seeds to that of `seeds_now`.
 
     Returns:
         An error message if the script has set another seed; "" on success.
     """
-    if not told or not tf.executing_eagerly():
+    if not state or not tf.executing_eagerly():
         return ""
-    now, then = context.global_seed(), told["for_all"]
-    if told["is_ours"] and (now is None or now in _given):
+    now, then = context.global_seed(), state["for_all"]
+    if state["is_ours"] and (now is None or now in _set_here):
         seed_what_has_no_seed(then)
         tf.random.set_seed(then)
-        _given.add(then)
-    elif now != then or told["is_ours"]:
-        return f"the script has set the seed {now}, and {'none' if told['is_ours'] else then} in the run that has saved"
-    numbers = np.frombuffer(base64.b64decode(told["dealt"]["state"]), "<u4").tolist()
-    context.context()._rng.setstate((told["dealt"]["version"], tuple(numbers), None))
+        _set_here.add(then)
+    elif now != then or state["is_ours"]:
+        return (
+            f"the script has set the seed {now}, and {'none' if state['is_ours'] else then} in the run that has saved"
+        )
+    numbers = np.frombuffer(base64.b64decode(state["dealt"]["state"]), "<u4").tolist()
+    context.context()._rng.setstate((state["dealt"]["version"], tuple(numbers), None))
     return ""

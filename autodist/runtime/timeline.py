@@ -37,14 +37,14 @@ def trace_file(step: str, worker: int) -> pathlib.Path | None:
     Raises:
         TraceError: the file cannot be written; raised before the first step rather than in the tenth.
     """
-    told = os.environ.get(TRACE_VARIABLE)
-    if not told:
+    path = os.environ.get(TRACE_VARIABLE)
+    if not path:
         return None
-    folder = pathlib.Path(told)
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "may not be written by this process" if there.is_dir() else "is no folder"
-        raise TraceError(f"{TRACE_VARIABLE}={told}: no trace can be written there, since {there} {reason}.")
+    folder = pathlib.Path(path)
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = "may not be written by this process" if existing.is_dir() else "is no folder"
+        raise TraceError(f"{TRACE_VARIABLE}={path}: no trace can be written there, since {existing} {reason}.")
     return folder / f"{step}.worker_{worker}.json"
 
 
@@ -52,11 +52,11 @@ _counts: dict[pathlib.Path, int] = {}
 """Number of runs of each step of this process, by the file of its trace."""
 
 
-def _tell_if_nothing_was_traced() -> None:
+def _warn_if_nothing_was_traced() -> None:
     file = max(_counts, key=lambda file: _counts[file])
     if _counts[file] < TRACED_RUN:
-        told = "%s=%s: nothing was traced, since the tenth run of a step is, and none ran as often (%s: %d times)"
-        log.warning(told, TRACE_VARIABLE, file.parent, file.name, _counts[file], extra=ALIKE_EVERYWHERE)
+        message = "%s=%s: nothing was traced, since the tenth run of a step is, and none ran as often (%s: %d times)"
+        log.warning(message, TRACE_VARIABLE, file.parent, file.name, _counts[file], extra=ALIKE_EVERYWHERE)
 
 
 @dataclass
@@ -80,7 +80,7 @@ class TracedRuns:
 
     def __post_init__(self) -> None:
         if not _counts:
-            atexit.register(_tell_if_nothing_was_traced)
+            atexit.register(_warn_if_nothing_was_traced)
         _counts[self.file] = 0
 
     def __call__(self, *values: Any) -> Any:
@@ -101,13 +101,13 @@ class TracedRuns:
 
 def shared_queues(graph: ImportedGraph) -> dict[str, str]:
     """Returns the shared name of the queue of each queue operation, by the operation's name."""
-    found = {}
+    names = {}
     graph.make_operations()
     for op in graph.get_operations():
         if op.type.startswith("Queue") and op.inputs:
             queue = op.inputs[0].op
-            found[op.name] = queue.get_attr("shared_name").decode() or queue.name
-    return found
+            names[op.name] = queue.get_attr("shared_name").decode() or queue.name
+    return names
 
 
 def _events(stats: Any, queues: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -122,12 +122,12 @@ def _events(stats: Any, queues: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             start, length = _when(node)
             tid = next((k for k, end in enumerate(free_at) if end <= start), len(free_at))
             free_at[tid : tid + 1] = [start + length]
-            told = {"label": node.timeline_label}
+            args = {"label": node.timeline_label}
             if node.node_name in queues:
-                told["queue"] = queues[node.node_name]
+                args["queue"] = queues[node.node_name]
             yield {
                 "ph": "X", "pid": pid, "tid": tid, "ts": start, "dur": length,
-                "name": node.node_name, "cat": "op", "args": told,
+                "name": node.node_name, "cat": "op", "args": args,
             }  # fmt: skip
 
 

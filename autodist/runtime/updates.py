@@ -22,7 +22,7 @@ class Updates:
         self._on_failure = on_failure
         self._released: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._under_way = 0
+        self._pending = 0
         self._failure: BaseException | None = None
         self._is_started = False
 
@@ -35,7 +35,7 @@ class Updates:
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            self._under_way += 1
+            self._pending += 1
             if not self._is_started:
                 self._is_started = True
                 threading.Thread(target=self._serve, name="autodist-updates", daemon=True).start()
@@ -48,14 +48,14 @@ class Updates:
             BaseException: one of them failed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._under_way or self._failure is not None)
+            self._changed.wait_for(lambda: not self._pending or self._failure is not None)
             if self._failure is not None:
                 raise self._failure
 
     @property
     def is_idle(self) -> bool:
         """True if no update is in progress."""
-        return not self._under_way
+        return not self._pending
 
     def _serve(self) -> None:
         while True:
@@ -66,9 +66,9 @@ class Updates:
                 failure = self._on_failure(error)
                 with self._changed:
                     self._failure = failure
-                    self._under_way = 0
+                    self._pending = 0
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._under_way -= 1
+                self._pending -= 1
                 self._changed.notify_all()

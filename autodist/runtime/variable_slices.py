@@ -77,7 +77,7 @@ class VariableSlices:
     def __init__(
         self, graph_runner: GraphRunner, worker: int, workers: int, home: Callable[[int, tf.DType], str]
     ) -> None:
-        self._engine = graph_runner
+        self._graph_runner = graph_runner
         self._worker, self._workers, self._home = worker, workers, home
         self._reads: dict[_Key, tf.Tensor] = {}
         self._writes: dict[tuple[_Key, tuple[int, ...]], _Writes] = {}
@@ -102,9 +102,11 @@ class VariableSlices:
         """
         self.prepare(values, workers)
         for some in in_groups(values):
-            made = [self._write(value.kept, self._all(workers)) for value in some]
-            arrays = {given: np.asarray(v.read()) for v, (given, ops) in zip(some, made, strict=True) if ops}
-            self._engine.session.run([op for _, ops in made for op in ops], arrays)
+            writes = [self._write(value.kept, self._all(workers)) for value in some]
+            arrays = {
+                placeholder: np.asarray(v.read()) for v, (placeholder, ops) in zip(some, writes, strict=True) if ops
+            }
+            self._graph_runner.session.run([op for _, ops in writes for op in ops], arrays)
             for value in some:
                 then(value)
 
@@ -112,7 +114,9 @@ class VariableSlices:
         """Updates the script's variables to the session's values."""
         if not variables:
             return
-        for tracked, value in zip(variables, self._engine.session.run([self._read(t) for t in variables]), strict=True):
+        for tracked, value in zip(
+            variables, self._graph_runner.session.run([self._read(t) for t in variables]), strict=True
+        ):
             tracked.write(value)
             tracked.is_behind = False
 
@@ -134,7 +138,7 @@ class VariableSlices:
         """
         for shard in kept.shards:
             worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
-            with self._engine.graph.as_default(), self.on(kept, worker):
+            with self._graph_runner.graph.as_default(), self.on(kept, worker):
                 handle = self._handle(kept, shard, shard.name)
                 first = [tf.raw_ops.DisableCopyOnRead(resource=handle)] if is_still else []
                 with tf.control_dependencies(first):
@@ -145,7 +149,7 @@ class VariableSlices:
         """Yields each shard of a variable and each copy of one, with the worker that holds it and its handle there."""
         for shard in kept.shards:
             for worker, name in self.named_holders(shard):
-                with self._engine.graph.as_default(), self.on(kept, worker):
+                with self._graph_runner.graph.as_default(), self.on(kept, worker):
                     handle = self._handle(kept, shard, name)
                 yield shard, worker, handle
 
@@ -161,8 +165,8 @@ class VariableSlices:
         key = (tracked.shared_name, tracked.placement)
         if key not in self._reads:
             parts = [read for _, _, read in self.shards(tracked.kept)]
-            with self._engine.graph.as_default(), self.on(tracked.kept, self._worker):
-                self._reads[key] = _together(parts, tracked.placement)
+            with self._graph_runner.graph.as_default(), self.on(tracked.kept, self._worker):
+                self._reads[key] = _join(parts, tracked.placement)
         return self._reads[key]
 
     def _all(self, workers: Collection[int] | None) -> tuple[int, ...]:
@@ -171,13 +175,13 @@ class VariableSlices:
     def _write(self, kept: Kept, workers: tuple[int, ...]) -> _Writes:
         key = ((kept.shared_name, kept.placement), workers)
         if key not in self._writes:
-            made = []
-            with self._engine.graph.as_default():
+            operations = []
+            with self._graph_runner.graph.as_default():
                 with self.on(kept, self._worker):
-                    given = tf.compat.v1.placeholder(kept.dtype, kept.shape)
+                    placeholder = tf.compat.v1.placeholder(kept.dtype, kept.shape)
                     # The fed array is the memory of the script's variable. With this copy the session releases that
                     # memory, and the next group's copies can reuse it.
-                    whole = tf.raw_ops.DeepCopy(x=given)
+                    whole = tf.raw_ops.DeepCopy(x=placeholder)
                 for shard in kept.shards:
                     with self.on(kept, self._worker):
                         part = tf.slice(whole, shard.begin, shard.shape) if shard.name else whole
@@ -186,10 +190,10 @@ class VariableSlices:
                             continue
                         with self.on(kept, worker):
                             handle = self._handle(kept, shard, name)
-                            made.append(tf.raw_ops.AssignVariableOp(resource=handle, value=part))
-            self._writes[key] = (given, made)
+                            operations.append(tf.raw_ops.AssignVariableOp(resource=handle, value=part))
+            self._writes[key] = (placeholder, operations)
         return self._writes[key]
 
 
-def _together(parts: Sequence[tf.Tensor], placement: Placement) -> tf.Tensor:
+def _join(parts: Sequence[tf.Tensor], placement: Placement) -> tf.Tensor:
     return parts[0] if placement.cut is None else tf.concat(parts, placement.cut.axis)

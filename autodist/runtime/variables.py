@@ -144,25 +144,25 @@ class VariableTracker:
 
     def track(self, source: tf.Variable, is_seed: bool = False) -> Tracked:
         """Returns the record of a variable; creates it and watches the variable on the first call."""
-        found = self._by_id.get(id(source))
-        if found is None:
-            found = Tracked(source, f"variable_{len(self._by_id)}", is_seed=is_seed)
-            self._by_id[id(source)] = found
-            self._ends.append(watch(source, self._watcher(found)))
+        tracked = self._by_id.get(id(source))
+        if tracked is None:
+            tracked = Tracked(source, f"variable_{len(self._by_id)}", is_seed=is_seed)
+            self._by_id[id(source)] = tracked
+            self._ends.append(watch(source, self._watcher(tracked)))
             if is_seed:
                 self._resume()
-        return found
+        return tracked
 
     @property
     def generators(self) -> dict[str, Tracked]:
         """The states of random generators, by names that are the same in every run of a script."""
-        found: dict[str, Tracked] = {}
+        states: dict[str, Tracked] = {}
         for tracked in self._by_id.values():
             if tracked.is_seed:
                 name = tracked.source.name.removesuffix(":0")
-                same = sum(known.partition("#")[0] == name for known in found)
-                found[f"{name}#{same}"] = tracked
-        return found
+                same = sum(known.partition("#")[0] == name for known in states)
+                states[f"{name}#{same}"] = tracked
+        return states
 
     def resume(self, states: Mapping[str, np.ndarray]) -> None:
         """Restores the states of generators by name, now or when a step tracks them."""

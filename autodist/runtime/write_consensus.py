@@ -54,17 +54,17 @@ class WriteConsensus:
         self._worker, self._others, self._send = worker, [w for w in range(workers) if w != worker], send
         self._take = take
         self.present: list[int] = []
-        self._given: list[ControlMessage] = []
+        self._announced: list[ControlMessage] = []
         self._changed = threading.Condition()
         self._step = 0
         self._is_within = False
-        self._stands_still = False
+        self._is_ready = False
         self._wanted: int | None = None
         self._void: int | None = None
         self._again = False
         self._begun = 0
         self._pushed: list[ControlMessage] = []
-        self._heard: dict[int, ControlMessage] = {}
+        self._answers: dict[int, ControlMessage] = {}
         self._waiting: dict[int, int] = {}
         self._left: set[int] = set()
 
@@ -98,7 +98,7 @@ class WriteConsensus:
         Raises:
             ClusterError: on the chief, that a worker has finished the step without the values that its script wrote.
         """
-        return (self._gather(keeps_pace), frozenset()) if self._worker == 0 else self._follow()
+        return (self._gather(keeps_pace), frozenset()) if self._worker == 0 else self._wait_for_chief()
 
     def give(self, listing: str) -> None:
         """On the chief, announces the values that follow to the waiting workers, which start to receive them."""
@@ -109,11 +109,11 @@ class WriteConsensus:
         """On the chief, begins the step once the waiting workers have received the values of these variables."""
         with self._changed:
             step = self._step + 1
-            self._changed.wait_for(lambda: set(self.present) <= set(self._that_said(step, ControlKind.TAKEN)))
-            self._heard.clear()
+            self._changed.wait_for(lambda: set(self.present) <= set(self._answered(step, ControlKind.TAKEN)))
+            self._answers.clear()
             self._begin()
-            letter = ControlMessage(ControlKind.PUSHED, self._step, 0, tuple(names))
-        self._send(self._others, letter)
+            message = ControlMessage(ControlKind.PUSHED, self._step, 0, tuple(names))
+        self._send(self._others, message)
 
     def ended(self) -> bool:
         """Records the end of the step; returns True if it must be repeated."""
@@ -132,34 +132,34 @@ class WriteConsensus:
         else:
             self._send([0], ControlMessage(ControlKind.LEFT, self._step, self._worker))
 
-    def receive(self, letter: ControlMessage) -> None:
+    def receive(self, message: ControlMessage) -> None:
         """Handles a message of another worker; runs in another thread than the step."""
         answer = None
         with self._changed:
-            match letter.subject:
+            match message.subject:
                 case ControlKind.ASKED:
-                    answer = self._answer(letter.step)
-                case ControlKind.VOID if self._step < letter.step or self._is_within_step(letter.step):
-                    self._void, answer = letter.step, ControlKind.VOIDED
+                    answer = self._answer(message.step)
+                case ControlKind.VOID if self._step < message.step or self._is_within_step(message.step):
+                    self._void, answer = message.step, ControlKind.VOIDED
                 case ControlKind.VOID:
                     answer = ControlKind.BEYOND
                 case ControlKind.GIVEN:
-                    self._given.append(letter)
+                    self._announced.append(message)
                 case ControlKind.PUSHED:
-                    self._pushed.append(letter)
+                    self._pushed.append(message)
                 case ControlKind.BEGUN:
-                    self._begun = max(self._begun, letter.step)
+                    self._begun = max(self._begun, message.step)
                 case ControlKind.WAITING:
-                    self._waiting[letter.worker] = letter.step
+                    self._waiting[message.worker] = message.step
                 case ControlKind.LEFT:
-                    self._left.add(letter.worker)
+                    self._left.add(message.worker)
                 case _:
-                    self._heard[letter.worker] = letter
+                    self._answers[message.worker] = message
             self._changed.notify_all()
             again = self._again
         if answer is not None:
-            self._send([0], ControlMessage(answer, letter.step, self._worker, again=again))
-        if letter.subject == ControlKind.WAITING:
+            self._send([0], ControlMessage(answer, message.step, self._worker, again=again))
+        if message.subject == ControlKind.WAITING:
             self.answer_waiting()
 
     def _is_within_step(self, step: int) -> bool:
@@ -171,7 +171,7 @@ class WriteConsensus:
 
     def _answer(self, step: int) -> ControlKind:
         """Returns the answer to ASKED: this worker's position relative to a step for which the chief has values."""
-        if self._stands_still:
+        if self._is_ready:
             return ControlKind.READY
         self._wanted = step
         if self._step < step:
@@ -181,10 +181,10 @@ class WriteConsensus:
     def answer_waiting(self) -> None:
         """Answers the workers that wait for values of the chief that will not come."""
         with self._changed:
-            told = {other: step for other, step in self._waiting.items() if step <= self._step}
-            for other in told:
+            begun = {other: step for other, step in self._waiting.items() if step <= self._step}
+            for other in begun:
                 del self._waiting[other]
-        for other, step in told.items():
+        for other, step in begun.items():
             self._send([other], ControlMessage(ControlKind.BEGUN, step, 0))
 
     # -- on the chief ----------------------------------------------------------------------------------------------
@@ -192,72 +192,72 @@ class WriteConsensus:
     def _gather(self, keeps_pace: bool) -> Turn:
         step = self._step + 1
         with self._changed:
-            self._changed.wait_for(lambda: not self._yet_to_say(step, ControlKind.READY), PATIENCE)
-            late = self._yet_to_say(step, ControlKind.READY)
+            self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY), PATIENCE)
+            late = self._missing(step, ControlKind.READY)
         if late:
             self._send(late, ControlMessage(ControlKind.ASKED, step, 0))
         ahead = (ControlKind.WITHIN, ControlKind.BEYOND) if keeps_pace else ()
         with self._changed:
-            self._changed.wait_for(lambda: not self._yet_to_say(step, ControlKind.READY, ControlKind.COMING, *ahead))
-            if not self._that_said(step, *ahead):
-                self._changed.wait_for(lambda: not self._yet_to_say(step, ControlKind.READY))
+            self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY, ControlKind.COMING, *ahead))
+            if not self._answered(step, *ahead):
+                self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY))
                 self.present = [other for other in self._others if other not in self._left]
-                self._heard.clear()
+                self._answers.clear()
                 self._again = False
                 return Turn.PUSH
         self._require_within(step)
         self._send(self._others, ControlMessage(ControlKind.VOID, step, 0))
         with self._changed:
-            self._changed.wait_for(lambda: not self._yet_to_say(step, ControlKind.VOIDED, ControlKind.BEYOND))
+            self._changed.wait_for(lambda: not self._missing(step, ControlKind.VOIDED, ControlKind.BEYOND))
         self._require_within(step)
         with self._changed:
-            self._heard.clear()
+            self._answers.clear()
             self._again = True
         return Turn.VOID
 
     def _require_within(self, step: int) -> None:
-        beyond = self._that_said(step, ControlKind.BEYOND)
+        beyond = self._answered(step, ControlKind.BEYOND)
         if beyond:
             raise ClusterError(
                 f"the chief's script wrote variables before a step that worker {min(beyond)} has made without them. "
                 "Write them on every worker alike, not under `if ad.is_chief`; all workers receive the chief's value."
             )
 
-    def _that_said(self, step: int, *kinds: ControlKind) -> list[int]:
-        said = {w: one for w, one in self._heard.items() if one.step == step and one.subject in kinds}
-        return [w for w, one in said.items() if one.subject != ControlKind.READY or one.again == self._again]
+    def _answered(self, step: int, *kinds: ControlKind) -> list[int]:
+        answers = {w: one for w, one in self._answers.items() if one.step == step and one.subject in kinds}
+        return [w for w, one in answers.items() if one.subject != ControlKind.READY or one.again == self._again]
 
-    def _yet_to_say(self, step: int, *kinds: ControlKind) -> list[int]:
-        said = self._that_said(step, *kinds)
-        return [w for w in self._others if w not in said and w not in self._left]
+    def _missing(self, step: int, *kinds: ControlKind) -> list[int]:
+        answered = self._answered(step, *kinds)
+        return [w for w in self._others if w not in answered and w not in self._left]
 
     # -- on the others ---------------------------------------------------------------------------------------------
 
-    def _follow(self) -> tuple[Turn, frozenset[str]]:
+    def _wait_for_chief(self) -> tuple[Turn, frozenset[str]]:
         with self._changed:
             step = self._step + 1 if self._wanted is None else self._wanted
-            self._stands_still = True
+            self._is_ready = True
         self._send([0], ControlMessage(ControlKind.READY, step, self._worker, again=self._again))
         with self._changed:
-            is_clear = self._changed.wait_for(lambda: self._given or self._is_clear(step), PATIENCE)
+            is_clear = self._changed.wait_for(lambda: self._announced or self._is_clear(step), PATIENCE)
         if not is_clear:
             self._send([0], ControlMessage(ControlKind.WAITING, step, self._worker))
-        while self._has_to_take(step):
-            given = self._given.pop(0)
-            self._take(given.listing)
-            self._send([0], ControlMessage(ControlKind.TAKEN, given.step, self._worker))
+        while self._has_values(step):
+            announcement = self._announced.pop(0)
+            self._take(announcement.listing)
+            self._send([0], ControlMessage(ControlKind.TAKEN, announcement.step, self._worker))
         with self._changed:
-            self._stands_still, self._wanted, self._again = False, None, False
-            names = frozenset(name for letter in self._pushed for name in letter.names)
+            self._is_ready, self._wanted, self._again = False, None, False
+            names = frozenset(name for message in self._pushed for name in message.names)
             self._pushed.clear()
             self._begin()
             return (Turn.STEP if self._void is None else Turn.VOID), names
 
-    def _has_to_take(self, step: int) -> bool:
+    def _has_values(self, step: int) -> bool:
         """Returns True if values follow, once the next action is known."""
         with self._changed:
-            self._changed.wait_for(lambda: self._given or self._is_clear(step))
-            return bool(self._given)
+            self._changed.wait_for(lambda: self._announced or self._is_clear(step))
+            return bool(self._announced)
 
     def _is_clear(self, step: int) -> bool:
         return self._void is not None or self._begun >= step or any(p.step >= step for p in self._pushed)

@@ -25,7 +25,7 @@ _PULLS = having(Trait.QUEUE_GET | Trait.ITERATOR_GET)
 
 
 @dataclass(frozen=True)
-class _Getting:
+class _IteratorRun:
     """A run that reads the iterators for one structure of fetches and feeds.
 
     Attributes:
@@ -57,7 +57,7 @@ class SessionBatches:
 
     def __init__(self, spec: ResourceSpec, captured: CapturedGraph, make_program: Callable[[Step], Program]) -> None:
         self._spec, self._captured, self._make_program = spec, captured, make_program
-        self._gettings: dict[tuple[tuple[str, ...], frozenset[str]], _Getting | None] = {}
+        self._iterator_runs: dict[tuple[tuple[str, ...], frozenset[str]], _IteratorRun | None] = {}
 
     def require_divisible(self, whole: Step) -> None:
         """Checks that iterator elements read by training can be divided among the replicas.
@@ -99,18 +99,18 @@ class SessionBatches:
         if len(self._spec.replicas) == 1:
             return {}
         key = (tuple(f.name for f in fetches), frozenset(t.name for t in arrays))
-        if key not in self._gettings:
-            self._gettings[key] = self._find(fetches, {t.name: t for t in arrays})
-        getting = self._gettings[key]
+        if key not in self._iterator_runs:
+            self._iterator_runs[key] = self._make_run(fetches, {t.name: t for t in arrays})
+        getting = self._iterator_runs[key]
         return {} if getting is None else getting.next(arrays)
 
-    def _find(self, fetches: Fetches, fed: Mapping[str, tf.Tensor]) -> _Getting | None:
+    def _make_run(self, fetches: Fetches, fed: Mapping[str, tf.Tensor]) -> _IteratorRun | None:
         elements = elements_read(fetches, fed.keys())
         if not elements:
             return None
         needed = sorted(fed_to_iterators(elements, fed.keys()))
         item = self._captured.step([t.name for t in elements], [], dict.fromkeys(needed))
-        return _Getting(elements, [fed[name] for name in needed], self._make_program(item))
+        return _IteratorRun(elements, [fed[name] for name in needed], self._make_program(item))
 
 
 def require_no_queue(item: Step, replicas: int) -> None:

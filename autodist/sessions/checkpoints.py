@@ -19,7 +19,7 @@ def resume(run: Run, variables: Mapping[str, Kept]) -> None:
         run: the run.
         variables: all of the session's, by name.
     """
-    found = run.observer.on_session(variables)
+    restored = run.observer.on_session(variables)
     if not run.resumed:
         return
     run.coordination.meet()
@@ -27,6 +27,6 @@ def resume(run: Run, variables: Mapping[str, Kept]) -> None:
         workers = run.workers
         run.guard(
             read_into_session, run.graph_runners.beside, run.pieces, lambda worker: cpu_of(worker, workers),
-            run.resumed["prefix"], found.items(),
+            run.resumed["prefix"], restored.items(),
         )  # fmt: skip
     run.coordination.wait_for_chief()

@@ -135,9 +135,9 @@ class SessionFeeds:
             bring_together: gathers the parts on the chief; a collective call.
         """
         named = sorted(zip(arrays, axes, strict=True), key=lambda one: one[0].name)
-        own = [(t, axis) for t, axis in named if axis is not None and not self.is_shared_out(t)]
-        fed = bring_together([GatheredInput(t.name, arrays[t], axis) for t, axis in own])
-        return {**arrays, **dict(zip((t for t, _ in own), fed.values, strict=True))}, fed
+        parts = [(t, axis) for t, axis in named if axis is not None and not self.is_shared_out(t)]
+        fed = bring_together([GatheredInput(t.name, arrays[t], axis) for t, axis in parts])
+        return {**arrays, **dict(zip((t for t, _ in parts), fed.values, strict=True))}, fed
 
     def fixed_rows(self, arrays: Arrays, axes: Sequence[int | None]) -> int | None:
         """Returns the number of examples on a worker, if the graph was built for a fixed number."""
@@ -253,7 +253,7 @@ def _sets_what_is_fed(item: Step, arrays: Arrays) -> bool:
 
 def _assigned(item: Step) -> set[str]:
     """Returns the inputs of a run that are assigned to variables unchanged, and not used otherwise."""
-    found = set()
+    assigned = set()
     for name in item.inputs:
         front, ends = [node_of(name)], True
         while front and ends:
@@ -265,8 +265,8 @@ def _assigned(item: Step) -> set[str]:
                 elif node.op != "AssignVariableOp" or node_of(node.input[1]) != source:
                     ends = False
         if ends:
-            found.add(name)
-    return found
+            assigned.add(name)
+    return assigned
 
 
 def examples_of(arrays: Arrays, axes: Sequence[int | None]) -> int:

@@ -62,7 +62,7 @@ class InitialValues:
         if not item.graph_index.effects:
             return
         unset = self._initializers.keys() - self.settled
-        if unset and (not sets or not unset.isdisjoint(_read_as_found(item.graph_index))):
+        if unset and (not sets or not unset.isdisjoint(_read_before_assigned(item.graph_index))):
             self.give()
 
     def give(self) -> None:
@@ -78,38 +78,38 @@ class InitialValues:
 
     def _give(self, handles: Set[str]) -> None:
         variables = [v for v in self._captured.variables if v.handle in handles]
-        have = self._run.guard(self._make_program(self._questions(variables), KERNELS).run, [], 0)
+        have = self._run.guard(self._make_program(self._initialized_checks(variables), KERNELS).run, [], 0)
         lacking = [v for v, has in zip(variables, have, strict=True) if not has]
         if lacking:
             setting = self._captured.step([], [self._initializers[v.handle] for v in lacking], {})
             self._run.guard(self._make_program(setting, SETTING_KERNELS).run, [], 0)
             log.info(
                 "no run of the session has set %s; variables that the script does not set have their initial values.",
-                _told([v.name for v in lacking]),
+                _format_names([v.name for v in lacking]),
             )  # fmt: skip
 
-    def _questions(self, variables: Iterable[Variable]) -> Step:
+    def _initialized_checks(self, variables: Iterable[Variable]) -> Step:
         """Returns a run that checks for each variable if it has a value."""
-        asked = {f"autodist/has_value/{v.handle}": v.handle for v in variables}
-        nodes = {f"{name}:0": NodeDef(name=name, op="VarIsInitializedOp", input=[h]) for name, h in asked.items()}
-        return self._captured.having(nodes, asked.values())
+        handles = {f"autodist/has_value/{v.handle}": v.handle for v in variables}
+        nodes = {f"{name}:0": NodeDef(name=name, op="VarIsInitializedOp", input=[h]) for name, h in handles.items()}
+        return self._captured.having(nodes, handles.values())
 
 
-def _read_as_found(graph_index: GraphIndex) -> set[str]:
+def _read_before_assigned(graph_index: GraphIndex) -> set[str]:
     """Returns the handles of variables that a run reads, outside of branches, before it assigns them."""
     perhaps = find_perhaps_dead(graph_index).union(node.name for node in graph_index.having(Trait.BRANCH | Trait.LOOP))
     assigned: dict[str, set[str]] = {}
     for name, effect in graph_index.effects.items():
         for handle in effect.writes - effect.reads:
             assigned.setdefault(handle, set()).add(name)
-    found = set()
+    handles = set()
     for name, effect in graph_index.effects.items():
         if effect.reads and name not in perhaps:
             before = reach([name], graph_index.sources.__getitem__)
-            found |= {handle for handle in effect.reads if assigned.get(handle, set()).isdisjoint(before)}
-    return found
+            handles |= {handle for handle in effect.reads if assigned.get(handle, set()).isdisjoint(before)}
+    return handles
 
 
-def _told(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -45,14 +45,14 @@ class SessionPlan:
         # Each session has its own values, as in TensorFlow.
         self._prefix: str = f"session_{next(_COUNT)}" if earlier is None else earlier._prefix
         self._names = {v.name: f"{self._prefix}/{v.handle}" for v in captured.variables}
-        self.strategy = self._agreed(whole)
+        self.strategy = self._agree(whole)
         self._placements: Mapping[str, Placement] = self._placed(whole, {} if earlier is None else earlier._placements)
 
-    def _agreed(self, whole: Step) -> strategy_pb2.Strategy:
+    def _agree(self, whole: Step) -> strategy_pb2.Strategy:
         strategy, renaming = self._run.plan(whole, self._names, rehearses=False)
-        for mine, theirs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
+        for own, chiefs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
             raise CaptureMismatchError(
-                f"worker {self._run.index} has {mine} in its session's graph where the chief has {theirs}: TensorFlow "
+                f"worker {self._run.index} has {own} in its session's graph where the chief has {chiefs}: TensorFlow "
                 "numbers equal names, so one of the two graphs has nodes that the other does not have. Build the same "
                 "graph on every worker."
             )

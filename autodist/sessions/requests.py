@@ -70,8 +70,8 @@ class Request:
         remaining = iter(values)
         if self.structure is None:
             return plain_nests.filled(fetches, remaining)
-        made = tf.nest.map_structure(lambda f: None if f is ABSENT else next(remaining), self.structure)
-        return plain_nests.named_as(fetches, made)
+        result = tf.nest.map_structure(lambda f: None if f is ABSENT else next(remaining), self.structure)
+        return plain_nests.named_as(fetches, result)
 
 
 class Requests:
@@ -99,12 +99,12 @@ class Requests:
         try:
             form = plain_nests.form_of(fetches, _form_of_element), *map(_form_of_element, feeds)
         except NotPlainError:
-            return self._found(expanded(fetches), feeds)
+            return self._resolve(expanded(fetches), feeds)
         if form not in self._known:
-            self._known[form] = replace(self._found(fetches, feeds), structure=None)
+            self._known[form] = replace(self._resolve(fetches, feeds), structure=None)
         return self._known[form]
 
-    def _found(self, structure: Any, feeds: Collection[Any]) -> Request:
+    def _resolve(self, structure: Any, feeds: Collection[Any]) -> Request:
         fetched, fed = tf.nest.flatten(structure), list(map(self.tensor, feeds))
         elements = [self.element(f) for f in fetched if f is not ABSENT]
         names = tuple(e.name for e in elements), tuple(dict.fromkeys(t.name for t in fed))

@@ -42,9 +42,9 @@ class SessionRuns:
 
     def __init__(self, run: Run, feeds: SessionFeeds) -> None:
         self._run, self._feeds = run, feeds
-        self._has_told = False
-        self._found_alike: set[str] = set()
-        self._told_of_own: set[str] = set()
+        self._has_reported = False
+        self._compared: set[str] = set()
+        self._logged: set[str] = set()
 
     def make(
         self,
@@ -70,29 +70,29 @@ class SessionRuns:
             CaptureError: workers feed different values for tensors that must be equal on all.
         """
         if prepared.trains:
-            self._tell_first_batch(arrays, prepared.axes)
+            self._report_first_batch(arrays, prepared.axes)
             self._require_whole_alike(arrays, prepared.axes)
         is_together = self._is_together(prepared, request)
         program = self._program_of(prepared, is_together)
         if self._run.recorder is not None and prepared.trains:
-            given = self._run.recorder.in_order(list(arrays.values()), prepared.axes)
-            arrays = dict(zip(arrays, given, strict=True))
+            permuted = self._run.recorder.in_order(list(arrays.values()), prepared.axes)
+            arrays = dict(zip(arrays, permuted, strict=True))
         batch, fed = arrays, None
         if prepared.is_gathered and (is_together or not prepared.is_alone):
             batch, fed = self._feeds.gathered(arrays, prepared.axes, self._run.coordination.bring_together)
         own = dict(zip(batch, self._feeds.own_part(batch, prepared.axes, prepared.is_alone), strict=True))
         whole = examples_of(batch, prepared.axes) if prepared.is_global else 0
         all_examples = whole if fed is None else fed.all_examples
-        found = self._values_of(prepared, program, own, all_examples, options, metadata)
+        outputs = self._values_of(prepared, program, own, all_examples, options, metadata)
         if fed is None:
-            return _in_place(request, own, found)
-        return _in_place(request, arrays, fed.own_rows(found, prepared.row_axes()))
+            return _in_place(request, own, outputs)
+        return _in_place(request, arrays, fed.own_rows(outputs, prepared.row_axes()))
 
-    def _tell_first_batch(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
+    def _report_first_batch(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
         """Before the first training run, sends this worker's feeds to the input consistency check."""
         only_chief_counts = self._run.spec.gathers_batches and not self._feeds.are_gathered(arrays, axes)
-        if not self._has_told and not only_chief_counts:
-            self._has_told = True
+        if not self._has_reported and not only_chief_counts:
+            self._has_reported = True
             meanings = self._feeds.meanings(arrays, axes)
             fed = [(t.name, a, meant) for (t, a), meant in zip(arrays.items(), meanings, strict=True)]
             self._run.input_consistency.tell("session", sorted(fed, key=lambda one: one[0]))
@@ -112,13 +112,13 @@ class SessionRuns:
         if prepared.programs is None:
             return None
         if not is_together:
-            self._tell_of_own(prepared.fetches)
+            self._log_own(prepared.fetches)
         return prepared.programs.of(Fetching.BY_ALL if is_together else Fetching.BY_EACH)
 
-    def _tell_of_own(self, fetches: Fetches) -> None:
+    def _log_own(self, fetches: Fetches) -> None:
         """Logs fetches that are computed from this worker's examples only, once each."""
-        new = [name for name in fetches.own if name not in self._told_of_own]
-        self._told_of_own.update(new)
+        new = [name for name in fetches.own if name not in self._logged]
+        self._logged.update(new)
         if new:
             reason = _NOT_ALIKE if fetches.shared else _NO_LOCKSTEP
             log.warning("the session's fetch of %s is made of this worker's own examples: %s.", ", ".join(new), reason)
@@ -142,21 +142,21 @@ class SessionRuns:
             a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), prepared.axes, strict=True)
         ]
         program.require_fits(examples, all_examples)
-        asked = (program.run, values, examples, options, metadata, all_examples)
+        call = (program.run, values, examples, options, metadata, all_examples)
         if prepared.looks:
             self._run.land()
         elif not prepared.is_alone:
             self._run.coordination.passes()
         if not prepared.sets or self._run.workers == 1:
-            return self._run.guard(*asked)
+            return self._run.guard(*call)
         self._require_fed_alike(prepared, own)
         self._run.coordination.meet()
         if self._run.index == 0:
-            results = self._run.guard(*asked)
+            results = self._run.guard(*call)
             self._run.coordination.wait_for_chief()
             return results
         self._run.coordination.wait_for_chief()
-        return self._run.guard(*asked)
+        return self._run.guard(*call)
 
     def _require_fed_alike(self, prepared: Prepared, arrays: Mapping[tf.Tensor, np.ndarray]) -> None:
         """Checks that all workers feed the same values in place of gradients.
@@ -182,7 +182,7 @@ class SessionRuns:
         """
         if self._run.workers == 1:
             return
-        unsaid = [t for t in self._feeds.unsaid(arrays, axes) if t.name not in self._found_alike]
+        unsaid = [t for t in self._feeds.unsaid(arrays, axes) if t.name not in self._compared]
         counts = self._run.index in self._run.spec.feeding_workers
         differing = self._differing({t: arrays[t] for t in unsaid}, counts)
         if differing:
@@ -194,32 +194,32 @@ class SessionRuns:
                 f"on every worker, or set batch_axis={{{differing[0].op.name!r}: None}}, and each computes with its "
                 "own value."
             )
-        self._found_alike |= {t.name for t in unsaid}
+        self._compared |= {t.name for t in unsaid}
 
     def _differing(self, arrays: Mapping[tf.Tensor, np.ndarray], counts: bool = True) -> list[tf.Tensor]:
         """Returns the tensors that workers feed with different values; a collective call, also if `counts` is False."""
         if not arrays:
             return []
         digests = np.array([int(digest_of(a)[:12] or "0", 16) for a in arrays.values()])
-        told = np.concatenate([digests, -digests])
+        digest_pairs = np.concatenate([digests, -digests])
         if not counts:
-            told = np.full_like(told, np.iinfo(told.dtype).min)
-        largest, smallest = np.split(self._run.coordination.reduce(told, "max"), 2)
+            digest_pairs = np.full_like(digest_pairs, np.iinfo(digest_pairs.dtype).min)
+        largest, smallest = np.split(self._run.coordination.reduce(digest_pairs, "max"), 2)
         return list(itertools.compress(arrays, largest != -smallest))
 
 
 def _in_place(
-    request: Request, given: Mapping[tf.Tensor, np.ndarray], found: Sequence[np.ndarray]
+    request: Request, feeds: Mapping[tf.Tensor, np.ndarray], outputs: Sequence[np.ndarray]
 ) -> list[np.ndarray | None]:
     """Returns the value of each element of a request: its feed, or the next output of the run."""
-    values = iter(found)
-    return [_value_of(e, given, values) for e in request.elements]
+    values = iter(outputs)
+    return [_value_of(e, feeds, values) for e in request.elements]
 
 
 def _value_of(
-    element: tf.Tensor | tf.Operation, given: Mapping[tf.Tensor, np.ndarray], values: Iterator[np.ndarray]
+    element: tf.Tensor | tf.Operation, feeds: Mapping[tf.Tensor, np.ndarray], values: Iterator[np.ndarray]
 ) -> np.ndarray | None:
     """Returns the value of one fetch: its feed, or else the next output of the run; None for an operation."""
     if isinstance(element, tf.Operation):
         return None
-    return given[element] if element in given else next(values)
+    return feeds[element] if element in feeds else next(values)

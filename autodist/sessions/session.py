@@ -145,9 +145,9 @@ class DistributedSession(SessionInterface):
             known = None  # prepared again, for computing the whole batch
         try:
             with self._run.failed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
-                prepared = self._first_of(request, arrays) if known is None else known
+                prepared = self._prepare(request, arrays) if known is None else known
                 self._run.is_in_step = prepared.trains
-                found = self._runs.make(prepared, request, arrays, options, run_metadata)
+                values = self._runs.make(prepared, request, arrays, options, run_metadata)
             self._run.input_consistency.look()
             if known is None and not (prepared.sets or prepared.looks):
                 self._run.start_up.ends()
@@ -157,7 +157,7 @@ class DistributedSession(SessionInterface):
             self._run.is_in_step = False
         if prepared.trains and self._run.recorder is not None:
             self._run.recorder.after_step(self._captured.whole(), self._run.index, self._values, dict)
-        return request.filled(fetches, found)
+        return request.filled(fetches, values)
 
     def _require_same_training(self) -> None:
         """Checks that no variables or gradients were added after the session was made.
@@ -170,7 +170,7 @@ class DistributedSession(SessionInterface):
                 self._captured.require_same_training(self._notes.calls)
             self._version = self.graph.version
 
-    def _first_of(self, request: Request, arrays: Mapping[tf.Tensor, np.ndarray]) -> Prepared:
+    def _prepare(self, request: Request, arrays: Mapping[tf.Tensor, np.ndarray]) -> Prepared:
         """Prepares the program of a new request."""
         prepared = self._prepared[request.key(arrays)] = self._programs.prepare(request.elements, arrays)
         self._resume(prepared)
@@ -232,12 +232,12 @@ class DistributedSession(SessionInterface):
                 self._requests.element(fetch)
         keys = [self._requests.tensor(key) for key in feed_list or ()]
 
-        def call(*values: Any, **told: Any) -> Any:
+        def call(*values: Any, **options: Any) -> Any:
             if len(values) != len(keys):
                 raise TypeError(f"{len(keys)} values are fed in each run, and {len(values)} were given.")
-            if told and not accept_options:
-                raise TypeError(f"{', '.join(told)}: use make_callable(accept_options=True) to pass these.")
-            return self.run(fetches, dict(zip(keys, values, strict=True)), **told)
+            if options and not accept_options:
+                raise TypeError(f"{', '.join(options)}: use make_callable(accept_options=True) to pass these.")
+            return self.run(fetches, dict(zip(keys, values, strict=True)), **options)
 
         return call
 
@@ -252,10 +252,10 @@ class DistributedSession(SessionInterface):
                 f"batch_axis names {key!r}, which is no tensor of the session's graph ({error}); use a placeholder or "
                 "its name."
             ) from error
-        found = require_axis(axis, tensor.name)
-        if found is None or tensor.shape.rank is None:
-            return tensor.name, found
-        return tensor.name, axis_within(found, tensor.shape.rank, tensor.name)
+        required = require_axis(axis, tensor.name)
+        if required is None or tensor.shape.rank is None:
+            return tensor.name, required
+        return tensor.name, axis_within(required, tensor.shape.rank, tensor.name)
 
     # -- interface of tf.compat.v1.Session -------------------------------------------------------------------------
 

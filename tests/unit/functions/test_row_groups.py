@@ -183,7 +183,9 @@ def test_fit_takes_batch_axes_by_the_inputs_names():
 
 
 def test_batch_axes_of_fit_that_name_no_input_are_refused():
-    with pytest.raises(CaptureError, match="batch_axis names x/adjacency, and train_step has the arguments x/graph, x/x, y"):
+    with pytest.raises(
+        CaptureError, match="batch_axis names x/adjacency, and train_step has the arguments x/graph, x/x, y"
+    ):
         of_a_graph(batch_axis={"x/adjacency": None})
     with pytest.raises(CaptureError, match="it maps inputs of fit to axes"):
         of_a_graph(batch_axis=3)

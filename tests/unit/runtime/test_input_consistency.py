@@ -13,7 +13,7 @@ import tensorflow as tf
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.input_consistency import (
-    LOOKED_AT,
+    HASHED_BYTES,
     FedInput,
     FirstBatch,
     InputConsistencyCheck,
@@ -81,7 +81,7 @@ def test_of_a_tensor_the_values_count():
 
 @pytest.mark.parametrize("at", [0, -1])
 def test_both_ends_of_a_large_array_are_looked_at(at: int):
-    large = np.zeros(LOOKED_AT + 4321, np.uint8)
+    large = np.zeros(HASHED_BYTES + 4321, np.uint8)
     before = digest_of(large)
     large[at] = 1
     assert digest_of(large) != before
