@@ -173,8 +173,8 @@ class Sharing:
         if fault is not None:
             raise UnevenBatchError(
                 f"the inputs of {self.step} have different numbers of rows along their batch axes ({counts}), and "
-                f"they, or the parts that {self.replicas} replicas get of them, do not fit one another: {fault}. If an input "
-                "does not have one row per example, set its batch_axis (None: every replica gets the whole input)."
+                f"they, or the parts that {self.replicas} replicas get of them, do not fit one another: {fault}. If an "
+                "input does not have one row per example, set its batch_axis (None: every replica gets all of it)."
             )
         log.warning(
             "%s: its inputs have different numbers of rows (%s), and each is split by its own. If every replica should "
