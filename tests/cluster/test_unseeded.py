@@ -100,7 +100,7 @@ def test_a_worker_that_evaluates_initial_values_of_its_own_names_them_once(
     for line in told:
         assert "[localhost:1]" in line
         assert "evaluate of sequential computes" in line
-        assert "sequential/dense/kernel, sequential/dense_1/kernel: they were made before AutoDist(...)" in line
+        assert "sequential/dense/kernel, sequential/dense_1/kernel: they were drawn before AutoDist(...)" in line
 
 
 SEEDED = """

@@ -30,7 +30,7 @@ def ad() -> Iterator[AutoDist]:
 
 def warnings(said: pytest.LogCaptureFixture) -> list[str]:
     found = [r.getMessage() for r in said.records if r.name == "autodist" and r.levelno == logging.WARNING]
-    return [text for text in found if "beside the steps" in text]
+    return [text for text in found if "in addition to the steps" in text]
 
 
 class Pair:
@@ -222,7 +222,7 @@ def test_a_step_of_a_library_is_told_with_its_name_and_the_page(
     play(pair, compiled(lambda: tf.reduce_mean(pair.second(X) ** 2), variables, pair.optimizers[1]))
     (text,) = warnings(caplog)
     assert "(test_second_training.py:" in text
-    assert "made by a_library: put ad.function around it" in text
+    assert "made by a_library: wrap it in ad.function" in text
     assert "docs/libraries.md" in text
 
 

@@ -422,4 +422,4 @@ def test_before_there_are_other_workers_a_script_that_has_asked_which_it_is_eval
     if ad.is_chief:
         assert_alike(*(m.evaluate(X, Y, batch_size=7, verbose=0) for m in (shared, plain)))
     assert not ad._run._peers.have_joined, "nobody was started"
-    assert caplog.text.count("since the script has asked") == 1
+    assert caplog.text.count("since the script has read its worker's index") == 1

@@ -20,7 +20,7 @@ RUN_SEED = 1234567
 def fresh(monkeypatch):
     """A process in which no seed was set."""
     monkeypatch.setattr(random_seed, "get_seed", random_seed.get_seed)
-    monkeypatch.setattr(seeds, "_given", set())
+    monkeypatch.setattr(seeds, "_set_here", set())
     before = context.context()._seed
     context.context()._seed = None
     yield
