@@ -43,7 +43,7 @@ def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
     >>> share_of(5, [0, 1], 2)
     Share(start=0, size=0)
     """
-    first, last = _parts_of(replicas, worker)
+    first, last = _part_range(replicas, worker)
     start, end = (_start_of(part, examples, len(replicas)) for part in (first, last))
     return Share(start, end - start)
 
@@ -58,7 +58,7 @@ def rows_to_read(replicas: Sequence[int], worker: int) -> Callable[[tf.Tensor], 
         replicas: for each replica, the index of its worker, in ascending order.
         worker: index of the worker.
     """
-    first, last = _parts_of(replicas, worker)
+    first, last = _part_range(replicas, worker)
 
     def rows(examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         start, end = (_start_of(part, examples, len(replicas), tf.minimum) for part in (first, last))
@@ -69,7 +69,7 @@ def rows_to_read(replicas: Sequence[int], worker: int) -> Callable[[tf.Tensor], 
     return rows
 
 
-def _parts_of(replicas: Sequence[int], worker: int) -> tuple[int, int]:
+def _part_range(replicas: Sequence[int], worker: int) -> tuple[int, int]:
     """Returns the first part of a worker and the one after its last."""
     mine = [k for k, w in enumerate(replicas) if w == worker]
     return (mine[0], mine[-1] + 1) if mine else (0, 0)

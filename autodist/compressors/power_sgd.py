@@ -81,7 +81,7 @@ class PowerSGD(Compressor):
             left, right = self._factors(reduction, owners)
         else:
             left, right = (
-                _add_up_by_owner(reduction, what, owners, self._specs(gradients, what), tf.identity)
+                _sum_by_owner(reduction, what, owners, self._specs(gradients, what), tf.identity)
                 for what in ("left", "right")
             )
         return [
@@ -93,14 +93,14 @@ class PowerSGD(Compressor):
         """Returns both factors of each matrix, equal on all workers."""
         matrices = [self._matrix(reduction, gradient) for gradient in reduction.gradients]
         sketches = [m.value @ m.right.value for m in matrices]
-        left = _add_up_by_owner(reduction, "left", owners, sketches, _orthonormal)
-        own_right = [tf.matmul(m.value, p, transpose_a=True) for m, p in zip(matrices, left, strict=True)]
-        right = _add_up_by_owner(reduction, "right", owners, own_right, tf.identity)
-        for matrix, p, q, whole in zip(matrices, left, own_right, right, strict=True):
+        left = _sum_by_owner(reduction, "left", owners, sketches, _orthonormal)
+        local_right = [tf.matmul(m.value, p, transpose_a=True) for m, p in zip(matrices, left, strict=True)]
+        right = _sum_by_owner(reduction, "right", owners, local_right, tf.identity)
+        for matrix, p, q, total in zip(matrices, left, local_right, right, strict=True):
             reduction.remember(matrix.residual, matrix.value - tf.matmul(p, q, transpose_b=True))
             # A column of zeros would remain zero: keep the old column if a gradient is zero in one step.
-            is_used = tf.reduce_any(tf.not_equal(whole, 0), axis=0, keepdims=True)
-            reduction.remember(matrix.right, tf.where(is_used, whole, matrix.right.value))
+            is_used = tf.reduce_any(tf.not_equal(total, 0), axis=0, keepdims=True)
+            reduction.remember(matrix.right, tf.where(is_used, total, matrix.right.value))
         return left, right
 
     def _specs(self, gradients: Sequence[Gradient], what: str) -> list[tf.TensorSpec]:
@@ -161,7 +161,7 @@ def _orthonormal(matrix: tf.Tensor) -> tf.Tensor:
     return tf.linalg.qr(matrix).q
 
 
-def _add_up_by_owner(
+def _sum_by_owner(
     reduction: Reduction,
     what: str,
     owners: Sequence[int],

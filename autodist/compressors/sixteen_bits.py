@@ -48,21 +48,21 @@ class _SixteenBits(Compressor):
         lengths = reduction.cut(len(owners))
         if not reduction.computes:
             specs = [tf.TensorSpec([length], reduction.dtype) for length in lengths]
-            made = self._add_up_pieces(reduction, dict(zip(owners, specs, strict=True)))
+            made = self._sum_pieces(reduction, dict(zip(owners, specs, strict=True)))
             return reduction.unpack(tf.concat([piece.whole for piece in made], 0))
         flat = reduction.pack()
         memory = reduction.memory("residual", tf.zeros_like(flat)) if self.error_feedback else None
         if memory is not None:
             flat += memory.value
-        made = self._add_up_pieces(reduction, dict(zip(owners, tf.split(flat, lengths), strict=True)))
+        made = self._sum_pieces(reduction, dict(zip(owners, tf.split(flat, lengths), strict=True)))
         if memory is not None:
             reduction.remember(memory, tf.concat([piece.lost for piece in made], 0))
         return reduction.unpack(tf.concat([piece.whole for piece in made], 0))
 
-    def _add_up_pieces(self, reduction: Reduction, pieces: Mapping[int, tf.Tensor | tf.TensorSpec]) -> list[Summed]:
+    def _sum_pieces(self, reduction: Reduction, pieces: Mapping[int, tf.Tensor | tf.TensorSpec]) -> list[Summed]:
         """Returns the sum of each owner's piece and this worker's encoding error; pieces may be empty."""
         made = reduction.add_by_owners({owner: piece for owner, piece in pieces.items() if piece.shape[0]}, self)
-        return [made.get(owner) or _nothing(piece.dtype) for owner, piece in pieces.items()]
+        return [made.get(owner) or _empty(piece.dtype) for owner, piece in pieces.items()]
 
     def encode(self, vector: tf.Tensor) -> list[tf.Tensor]:
         if self.short != tf.float16:
@@ -79,7 +79,7 @@ class _SixteenBits(Compressor):
         return [codes, tf.TensorSpec([], dtype)] if self.short == tf.float16 else [codes]
 
 
-def _nothing(dtype: tf.DType) -> Summed:
+def _empty(dtype: tf.DType) -> Summed:
     """Returns the sum of an empty piece."""
     return Summed(tf.zeros([0], dtype), tf.zeros([0], dtype))
 

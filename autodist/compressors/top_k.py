@@ -60,11 +60,11 @@ class TopK(Compressor):
     def add_up(self, reduction: Reduction) -> list[tf.Tensor]:
         gradients = reduction.gradients
         counts = [self._count(gradient.shape.num_elements()) for gradient in gradients]
-        parts = reduction.all_to_all("largest", self._own(reduction, sum(counts)))
+        parts = reduction.all_to_all("largest", self._local_tensors(reduction, sum(counts)))
         by_worker = [list(zip(tf.split(v, counts), tf.split(p, counts), strict=True)) for v, p in parts]
         return [_scattered(gradient, found) for gradient, *found in zip(gradients, *by_worker, strict=True)]
 
-    def _own(self, reduction: Reduction, count: int) -> list[tf.Tensor]:
+    def _local_tensors(self, reduction: Reduction, count: int) -> list[tf.Tensor]:
         """Returns the tensors that this worker sends; their specs if it sends nothing."""
         if not reduction.computes:
             return [tf.TensorSpec([count], reduction.dtype), tf.TensorSpec([count], INDEX)]

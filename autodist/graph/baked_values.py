@@ -25,7 +25,7 @@ SHOWN_AT_MOST = 8
 HASHED_AT_MOST = 16 << 20
 """Most bytes of a constant that are hashed; of a larger one, as many in samples from all parts of it."""
 
-_PIECE = 64 << 10
+_SAMPLE_BYTES = 64 << 10
 
 _SEED_OPERANDS = ("seed", "seeds", "key", "counter")
 """Names of the inputs of stateless random ops that select the draw, not the distribution."""
@@ -70,7 +70,7 @@ def baked_values(item: Step) -> tuple[Baked, ...]:
     computed = [node_of(t) for t in item.outputs if nodes[node_of(t)].op != "Const"]
     needed = reach(
         [*updates, *writes, *computed, *item.targets],
-        lambda name: _that_count(nodes[name].op, nodes[name].input),
+        lambda name: _data_sources(nodes[name].op, nodes[name].input),
     )
     functions = {f.signature.name: f for f in graph_index.graph_def.library.function}
     bodies = functools.cache(lambda name: _values_in_body(functions, name, bodies))
@@ -81,7 +81,7 @@ def baked_values(item: Step) -> tuple[Baked, ...]:
     return tuple(found)
 
 
-def _that_count(op: str, inputs: Iterable[str]) -> Iterator[str]:
+def _data_sources(op: str, inputs: Iterable[str]) -> Iterator[str]:
     """Returns the nodes of a node's data inputs, except seeds."""
     seeds = _seed_operands(op)
     return (node_of(i) for k, i in enumerate(inputs) if k not in seeds and not is_control(i))
@@ -125,7 +125,7 @@ def _values_in_body(functions: Mapping[str, tf.compat.v1.GraphDef], name: str, b
     roots = [node_of(t) for t in (*function.ret.values(), *function.control_ret.values())]
     needed = reach(
         (r for r in roots if r in nodes),
-        lambda n: (s for s in _that_count(nodes[n].op, nodes[n].input) if s in nodes),
+        lambda n: (s for s in _data_sources(nodes[n].op, nodes[n].input) if s in nodes),
     )
     ops = hashlib.blake2b(" ".join(sorted(nodes[n].op for n in needed if nodes[n].op not in functions)).encode())
     found = [Baked(0, "its operations", ops.hexdigest()[:12])]
@@ -168,6 +168,6 @@ def _constant(proto: tensor_pb2.TensorProto) -> Baked:
         found.update(content)
     else:
         view = memoryview(content)
-        for start in np.linspace(0, len(content) - _PIECE, HASHED_AT_MOST // _PIECE, dtype=np.int64):
-            found.update(view[start : start + _PIECE])
+        for start in np.linspace(0, len(content) - _SAMPLE_BYTES, HASHED_AT_MOST // _SAMPLE_BYTES, dtype=np.int64):
+            found.update(view[start : start + _SAMPLE_BYTES])
     return Baked(0, "", found.hexdigest(), dtype, shape)

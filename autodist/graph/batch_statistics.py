@@ -60,14 +60,14 @@ def find_statistics(
     if unknown:
         return met_behind(item, flows, unknown, is_left)
     begun = [node for node in _mixing(item, flows, parts) if not is_left(node) and _begins(item, flows, node)]
-    return _met_at_each(item, flows, begun, is_left) if begun else None
+    return _find_at_each(item, flows, begun, is_left) if begun else None
 
 
 def met_behind(
     item: Step, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     """Returns the sums and means that make some tensors unknown; empty if there is another obstacle."""
-    return _met_at_each(item, flows, _first_unknown(item, flows, unknown), is_left)
+    return _find_at_each(item, flows, _first_unknown(item, flows, unknown), is_left)
 
 
 def met_mixing(
@@ -77,23 +77,23 @@ def met_mixing(
     found: dict[NodeInput, Statistic] = {}
     for node in _mixing(item, flows, names):
         if not is_left(node):
-            found |= _met_at(item, flows, node, is_left)
+            found |= _find_at(item, flows, node, is_left)
     return found
 
 
-def _met_at_each(
+def _find_at_each(
     item: Step, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     found: dict[NodeInput, Statistic] = {}
     for node in nodes:
-        met = _met_at(item, flows, node, is_left)
+        met = _find_at(item, flows, node, is_left)
         if not met:
             return {}
         found |= met
     return found | met_mixing(item, flows, [inputs_of(item, place.node)[place.index] for place in found], is_left)
 
 
-def _met_at(item: Step, flows: Propagation, node: str, is_left: Callable[[str], bool]) -> dict[NodeInput, Statistic]:
+def _find_at(item: Step, flows: Propagation, node: str, is_left: Callable[[str], bool]) -> dict[NodeInput, Statistic]:
     found: dict[NodeInput, Statistic] = {}
     for k, name in enumerate(inputs_of(item, node)):
         kind = flows.kind(name)

@@ -28,15 +28,15 @@ class GraphEditor:
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef, graph_index: GraphIndex | None = None) -> None:
-        self._work = GraphDef()
-        self._work.CopyFrom(graph_def)
-        self._index: dict[str, set[str]] | None = None
-        self._wiring = graph_index
-        names = (node.name for node in self._work.node) if graph_index is None else graph_index.nodes
-        self._nodes: dict[str, NodeDef] = dict(zip(names, self._work.node, strict=True))
-        # A removed node stays in `_work` until `to_graph_def`: deleting it would shift the positions of all others.
+        self._graph = GraphDef()
+        self._graph.CopyFrom(graph_def)
+        self._consumer_index: dict[str, set[str]] | None = None
+        self._graph_index = graph_index
+        names = (node.name for node in self._graph.node) if graph_index is None else graph_index.nodes
+        self._nodes: dict[str, NodeDef] = dict(zip(names, self._graph.node, strict=True))
+        # A removed node stays in `_graph` until `to_graph_def`: deleting it would shift the positions of all others.
         self._positions = {name: position for position, name in enumerate(self._nodes)}
-        self._gone: list[int] = []
+        self._removed: list[int] = []
 
     # -- lookup ----------------------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class GraphEditor:
 
     @property
     def library(self) -> tf.compat.v1.GraphDef:
-        return self._work.library
+        return self._graph.library
 
     def consumers(self, name: str) -> frozenset[str]:
         """Returns the nodes that have an output of `name` as a data or control input."""
@@ -69,7 +69,7 @@ class GraphEditor:
 
     def to_graph_def(self) -> tf.compat.v1.GraphDef:
         """Returns the current graph, with nodes in the order of their creation."""
-        return copy_without(self._work, self._gone)
+        return copy_without(self._graph, self._removed)
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
@@ -90,39 +90,39 @@ class GraphEditor:
         """
         if name in self._nodes:
             raise RewriteError(f"node {name!r} is already in the graph; two kernels chose the same name")
-        copy = self._work.node.add()
+        copy = self._graph.node.add()
         copy.CopyFrom(node)
         copy.name = name
         copy.input[:] = inputs
         self._nodes[name] = copy
-        self._positions[name] = len(self._work.node) - 1
-        self._enter(name, copy.input)
+        self._positions[name] = len(self._graph.node) - 1
+        self._add_to_index(name, copy.input)
         return copy
 
     def add_graph(self, graph_def: tf.compat.v1.GraphDef) -> None:
         """Adds copies of all nodes and library functions of `graph_def`."""
         for node in graph_def.node:
             self.add(node)
-        known = {f.signature.name for f in self._work.library.function}
-        self._work.library.function.extend(f for f in graph_def.library.function if f.signature.name not in known)
+        known = {f.signature.name for f in self._graph.library.function}
+        self._graph.library.function.extend(f for f in graph_def.library.function if f.signature.name not in known)
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes nodes; the caller repairs the inputs that refer to them (`rewire`, `replace_control`)."""
         for name in names:
-            self._gone.append(self._positions.pop(name))
-            self._leave(name, self._nodes.pop(name).input)
-            if self._index is not None and not self._index[name]:
-                del self._index[name]
+            self._removed.append(self._positions.pop(name))
+            self._remove_from_index(name, self._nodes.pop(name).input)
+            if self._consumer_index is not None and not self._consumer_index[name]:
+                del self._consumer_index[name]
 
     def set_inputs(self, name: str, inputs: Iterable[str]) -> None:
         """Sets the inputs of a node; control inputs come last, each once."""
         node = self[name]
-        self._leave(name, node.input)
+        self._remove_from_index(name, node.input)
         spelled = list(inputs)
         data = [as_input(i) for i in spelled if not is_control(i)]
         control = dict.fromkeys(i for i in spelled if is_control(i))
         node.input[:] = [*data, *control]
-        self._enter(name, node.input)
+        self._add_to_index(name, node.input)
 
     def pass_on(self, name: str, source: str, dtype: tf.DType, control: Iterable[str] = ()) -> None:
         """Turns a node into an Identity of the tensor `source` with the control inputs `control` only."""
@@ -220,27 +220,27 @@ class GraphEditor:
     @property
     def _consumers(self) -> dict[str, set[str]]:
         """Maps each node to its consumers; built on first use, then kept up to date."""
-        if self._index is None and self._wiring is not None:
-            self._index = {name: set(consumers) for name, consumers in self._wiring.consumers.items()}
-        if self._index is None:
-            self._index = {name: set() for name in self._nodes}
+        if self._consumer_index is None and self._graph_index is not None:
+            self._consumer_index = {name: set(consumers) for name, consumers in self._graph_index.consumers.items()}
+        if self._consumer_index is None:
+            self._consumer_index = {name: set() for name in self._nodes}
             for name, node in self._nodes.items():
                 for source in map(node_of, node.input):
-                    self._index.setdefault(source, set()).add(name)
-        return self._index
+                    self._consumer_index.setdefault(source, set()).add(name)
+        return self._consumer_index
 
-    def _enter(self, name: str, inputs: Iterable[str]) -> None:
-        self._wiring = None  # describes the graph before the change
-        if self._index is not None:
-            self._index.setdefault(name, set())
+    def _add_to_index(self, name: str, inputs: Iterable[str]) -> None:
+        self._graph_index = None  # describes the graph before the change
+        if self._consumer_index is not None:
+            self._consumer_index.setdefault(name, set())
             for i in inputs:
-                self._index.setdefault(node_of(i), set()).add(name)
+                self._consumer_index.setdefault(node_of(i), set()).add(name)
 
-    def _leave(self, name: str, inputs: Iterable[str]) -> None:
-        self._wiring = None
-        if self._index is not None:
+    def _remove_from_index(self, name: str, inputs: Iterable[str]) -> None:
+        self._graph_index = None
+        if self._consumer_index is not None:
             for i in inputs:
-                self._index.get(node_of(i), set()).discard(name)
+                self._consumer_index.get(node_of(i), set()).discard(name)
 
     @staticmethod
     def _in_clone(spelling: str, renamed: Mapping[str, str], outside: Callable[[str], str] | None) -> str:
@@ -252,11 +252,11 @@ class GraphEditor:
 
 def _rename_attributes(node: NodeDef, prefix: str, renamed: Mapping[str, str]) -> None:
     if "_class" in node.attr:
-        kept = []
+        remaining = []
         for value in node.attr["_class"].list.s:
             target = value.removeprefix(b"loc:@").decode()
-            kept.append(b"loc:@" + renamed.get(target, target).encode() if value.startswith(b"loc:@") else value)
-        node.attr["_class"].list.s[:] = kept
+            remaining.append(b"loc:@" + renamed.get(target, target).encode() if value.startswith(b"loc:@") else value)
+        node.attr["_class"].list.s[:] = remaining
     if "frame_name" in node.attr:
         node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s
     if node.attr["shared_name"].s if "shared_name" in node.attr else False:
@@ -269,8 +269,8 @@ def drop_lost_colocation(nodes: Mapping[str, NodeDef]) -> None:
         if "_class" not in node.attr:
             continue
         classes = node.attr["_class"].list.s
-        kept = [c for c in classes if not c.startswith(b"loc:@") or c[5:].decode() in nodes]
-        if len(kept) != len(classes):
+        remaining = [c for c in classes if not c.startswith(b"loc:@") or c[5:].decode() in nodes]
+        if len(remaining) != len(classes):
             del node.attr["_class"]
-            if kept:
-                node.attr["_class"].list.s[:] = kept
+            if remaining:
+                node.attr["_class"].list.s[:] = remaining

@@ -117,14 +117,14 @@ class Effects:
         body = self._functions[name]
         if not 0 <= argument < len(body.signature.input_arg):
             return False, False
-        inside = {body.signature.input_arg[argument].name}
+        carriers = {body.signature.input_arg[argument].name}
         reads = writes = False
         for node in body.node_def:
-            places = [k for k, i in enumerate(node.input) if not is_control(i) and node_of(i) in inside]
+            places = [k for k, i in enumerate(node.input) if not is_control(i) and node_of(i) in carriers]
             if not places or node.op in QUERIES:
                 continue
             if node.op in PASSES:
-                inside.add(node.name)
+                carriers.add(node.name)
                 continue
             called = self._called(node)
             if called is not None:

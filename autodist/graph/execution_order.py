@@ -71,8 +71,8 @@ def find_execution_order(
 def settle_depths(graph_index: GraphIndex, joins: Sequence[PendingReduction]) -> tuple[PendingReduction, ...]:
     """Returns the reductions with depths such that none shares a message with one that it waits for.
 
-    The levels and depths of most steps already satisfy this. If control dependencies order one part of the step after
-    another, the depth of a reduction becomes the length of the longest chain of reductions before it.
+    The levels and depths of most steps already satisfy this. Control dependencies may order one part of the step after
+    another. The depth of a reduction then becomes the length of the longest chain of reductions before it.
     """
     if find_execution_order(graph_index, joins, {}) is not None:
         return tuple(joins)
@@ -117,17 +117,17 @@ class _Walk:
                 consumers.setdefault(source, []).append(name)
         waiting = {name: len(set(found)) for name, found in sources.items()}
         ready: list[str] = []
-        held: list[tuple[int, int, str]] = []
+        deferred: list[tuple[int, int, str]] = []
         for name, count in waiting.items():
             if not count:
-                self._enter(name, messages, ready, held)
-        while ready or held:
-            name = ready.pop() if ready else heapq.heappop(held)[-1]
+                self._enter(name, messages, ready, deferred)
+        while ready or deferred:
+            name = ready.pop() if ready else heapq.heappop(deferred)[-1]
             self.names.append(name)
             for consumer in consumers.get(name, ()):
                 waiting[consumer] -= 1
                 if not waiting[consumer]:
-                    self._enter(consumer, messages, ready, held)
+                    self._enter(consumer, messages, ready, deferred)
         if len(self.names) < len(sources):
             return None
         return ExecutionOrder(
@@ -135,12 +135,12 @@ class _Walk:
         )
 
     def _enter(
-        self, name: str, messages: Mapping[str, object], ready: list[str], held: list[tuple[int, int, str]]
+        self, name: str, messages: Mapping[str, object], ready: list[str], deferred: list[tuple[int, int, str]]
     ) -> None:
         if name in messages:
-            heapq.heappush(held, (0, 0, name))
+            heapq.heappush(deferred, (0, 0, name))
         elif name in self.late:
-            heapq.heappush(held, (1, self.late[name], name))
+            heapq.heappush(deferred, (1, self.late[name], name))
         else:
             ready.append(name)
 

@@ -20,8 +20,8 @@ def find_stages(item: Step) -> Stages:
     The result is cached for a graph, its gradients, variables and inputs, and shared by all kernels.
     """
     batch = tuple(name for name, axis in item.inputs.items() if axis is not None)
-    given = (item.gradients, tuple((v.name, v.handle) for v in item.variables), batch)
-    return item.graph_index.once("stages", given, lambda: _find(item))
+    key = (item.gradients, tuple((v.name, v.handle) for v in item.variables), batch)
+    return item.graph_index.once("stages", key, lambda: _find(item))
 
 
 def _find(item: Step) -> Stages:

@@ -53,13 +53,13 @@ def _of_node(graph: tf.Graph, op: tf.Operation) -> int | None:
 
 def _of_einsum(op: tf.Operation) -> int | None:
     """Returns two operations (product, sum) for each product of elements: the product of all labelled lengths."""
-    if not all(given.shape.is_fully_defined() for given in op.inputs):
+    if not all(operand.shape.is_fully_defined() for operand in op.inputs):
         return None
     terms = op.get_attr("equation").decode().partition("->")[0].split(",")
     lengths: dict[str, int] = {}
-    for term, given in zip(terms, op.inputs, strict=True):
+    for term, operand in zip(terms, op.inputs, strict=True):
         before, dots, after = term.partition("...")
-        shape = given.shape.as_list()
+        shape = operand.shape.as_list()
         end = len(shape) - len(after)
         named = [*zip(before, shape, strict=False), *zip(after, shape[end:], strict=True)]
         if dots:  # aligned from the right, as in broadcasting

@@ -57,18 +57,18 @@ def find_depths(item: Step) -> Mapping[str, int]:
     term over the whole batch count as exchanges of all values that the loss is computed from.
     """
     sums = {s.node for s in item.whole_sums}
-    given: dict[str, int] = {}
+    known: dict[str, int] = {}
     for call in item.gradient_calls:
-        depths = _walk(item, sums, given)
+        depths = _walk(item, sums, known)
         behind = [*call.targets, *(term.tensor for term in call.terms)]
         depth = 1 + max((depths.get(node_of(name), 0) for name in behind), default=0)
-        given |= dict.fromkeys([call.seed, *(name for t in call.terms for name in (t.seed, t.value))], depth)
-    return _walk(item, sums, given)
+        known |= dict.fromkeys([call.seed, *(name for t in call.terms for name in (t.seed, t.value))], depth)
+    return _walk(item, sums, known)
 
 
-def _walk(item: Step, sums: set[str], given: Mapping[str, int]) -> dict[str, int]:
+def _walk(item: Step, sums: set[str], known: Mapping[str, int]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in item.graph_index.order:
         depth = max((found.get(source, 0) for source in item.graph_index.sources[name]), default=0)
-        found[name] = max(depth + (name in sums), given.get(name, 0))
+        found[name] = max(depth + (name in sums), known.get(name, 0))
     return found

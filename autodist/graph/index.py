@@ -40,15 +40,15 @@ class GraphIndex:
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
         self.graph_def = graph_def
-        self._found: dict[str, tuple[Hashable, Any]] = {}
+        self._cache: dict[str, tuple[Hashable, Any]] = {}
 
-    def once(self, question: str, given: Hashable, find: Callable[[], T]) -> T:
-        """Returns the cached result of `find` for `question`; computes it if it is missing or `given` has changed."""
-        asked, answer = self._found.get(question, (None, None))
-        if asked != given:
-            answer = find()
-            self._found[question] = given, answer
-        return cast(T, answer)
+    def once(self, name: str, key: Hashable, find: Callable[[], T]) -> T:
+        """Returns the cached result of `find` under `name`; computes it if it is missing or `key` has changed."""
+        cached_key, value = self._cache.get(name, (None, None))
+        if cached_key != key:
+            value = find()
+            self._cache[name] = key, value
+        return cast(T, value)
 
     @cached_property
     def nodes(self) -> dict[str, tf.compat.v1.NodeDef]:

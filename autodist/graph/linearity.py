@@ -79,94 +79,94 @@ class _Walk:
     def follow(
         self,
         graph_index: GraphIndex,
-        given: Mapping[str, Grade],
+        known: Mapping[str, Grade],
         without: frozenset[str] = frozenset(),
-        called: str | None = None,
+        caller: str | None = None,
     ) -> dict[str, Grade]:
         """Returns the grades of all tensors of a graph.
 
         Args:
             graph_index: of the graph.
-            given: known grades.
+            known: grades of some tensors.
             without: nodes to ignore.
-            called: the node of the outermost graph that calls this one; None in that graph itself.
+            caller: the node of the outermost graph that calls this one; None in that graph itself.
         """
         back = {f"{node.name}:0": Grade.ZERO for node in graph_index.having(Trait.BACK)}
         self._quiet += bool(back)
         while True:
-            grades = self._pass(graph_index, {**given, **back}, without, called)
-            brought = {n: _either([back[n], self._brought(graph_index, grades, n)]) for n in back}
-            if brought == back:
+            grades = self._pass(graph_index, {**known, **back}, without, caller)
+            next_back = {n: _either([back[n], self._next_grade(graph_index, grades, n)]) for n in back}
+            if next_back == back:
                 break
-            back = brought
+            back = next_back
         if back:
             self._quiet -= 1
-            grades = self._pass(graph_index, {**given, **back}, without, called)
+            grades = self._pass(graph_index, {**known, **back}, without, caller)
         return grades
 
-    def _brought(self, graph_index: GraphIndex, grades: Mapping[str, Grade], name: str) -> Grade:
+    def _next_grade(self, graph_index: GraphIndex, grades: Mapping[str, Grade], name: str) -> Grade:
         source = graph_index.nodes[name.partition(":")[0]].input[0]
         return grades.get(tensor(source), Grade.FREE)
 
     def _pass(
         self,
         graph_index: GraphIndex,
-        given: Mapping[str, Grade],
+        known: Mapping[str, Grade],
         without: frozenset[str],
-        called: str | None,
+        caller: str | None,
     ) -> dict[str, Grade]:
-        grades: dict[str, Grade] = dict(given)
+        grades: dict[str, Grade] = dict(known)
         for name in graph_index.order:
-            if f"{name}:0" in given or name in without:
+            if f"{name}:0" in known or name in without:
                 continue
             node = graph_index.nodes[name]
             inputs = [tensor(i) for i in node.input if not is_control(i)]
-            taken = [grades.get(i, Grade.FREE) for i in inputs]
-            made = self._grades_of(node, taken, called or name)
-            carried = tuple(i for i, grade in zip(inputs, taken, strict=True) if grade is Grade.LINEAR)
-            if carried and Grade.BENT in made and Grade.BENT not in taken:
-                self._note(called or name, carried if called is None else ())
+            grades_in = [grades.get(i, Grade.FREE) for i in inputs]
+            made = self._grades_of(node, grades_in, caller or name)
+            carried = tuple(i for i, grade in zip(inputs, grades_in, strict=True) if grade is Grade.LINEAR)
+            if carried and Grade.BENT in made and Grade.BENT not in grades_in:
+                self._record_nonlinear(caller or name, carried if caller is None else ())
             if carried and not self._quiet and _is_half(node):
-                self.halves.add(called or name)
+                self.halves.add(caller or name)
             for k, grade in enumerate(made):
                 if grade is not Grade.FREE:
                     grades[f"{name}:{k}"] = grade
         return grades
 
-    def _note(self, name: str, carried: tuple[str, ...]) -> None:
+    def _record_nonlinear(self, name: str, carried: tuple[str, ...]) -> None:
         if not self._quiet:
             self.bends[name] = tuple(dict.fromkeys((*self.bends.get(name, ()), *carried)))
 
-    def _grades_of(self, node: tf.compat.v1.NodeDef, taken: Sequence[Grade], called: str) -> list[Grade]:
+    def _grades_of(self, node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade], caller: str) -> list[Grade]:
         """Returns the grades of a node's outputs; the last applies to all further outputs."""
         count = _outputs_of(node)
         if node.op in _BY_SHAPES:
             return [Grade.FREE] * count
-        if node.op in _ZEROS or _is_zero(node, taken):
+        if node.op in _ZEROS or _is_zero(node, grades_in):
             return [Grade.ZERO] * count
         if node.op == "IdentityN":
-            return list(taken)
+            return list(grades_in)
         if node.op == "Cast":
             made = tf.as_dtype(node.attr["DstT"].type)
-            return [taken[0] if made.is_floating or made.is_complex else _unknown(taken)] * count
+            return [grades_in[0] if made.is_floating or made.is_complex else _unknown(grades_in)] * count
         if node.op in _LOOPS:
-            return self._loop(node, taken, called)
+            return self._loop(node, grades_in, caller)
         if node.op in _BRANCHES:
             names = _branches_of(node)
-            return self._branches(names, taken, called)
+            return self._branches(names, grades_in, caller)
         if node.op in _CALLS:
-            return self._call(node.attr["f"].func.name, taken, called)
+            return self._call(node.attr["f"].func.name, grades_in, caller)
         if self.library.has(node.op):
-            return self._call(node.op, taken, called)
-        return [_grade_by_table(node.op, taken)] * count
+            return self._call(node.op, grades_in, caller)
+        return [_grade_by_table(node.op, grades_in)] * count
 
     # -- functions -------------------------------------------------------------------------------------------------
 
-    def _call(self, function: str, taken: Sequence[Grade], called: str) -> list[Grade]:
+    def _call(self, function: str, grades_in: Sequence[Grade], caller: str) -> list[Grade]:
         if not self.library.has(function):
-            return [_unknown(taken)]
-        body, graph_index = self._body(function, len(taken))
-        grades = self.follow(graph_index, dict(zip(body.arguments, taken, strict=True)), called=called)
+            return [_unknown(grades_in)]
+        body, graph_index = self._body(function, len(grades_in))
+        grades = self.follow(graph_index, dict(zip(body.arguments, grades_in, strict=True)), caller=caller)
         return [grades.get(name, Grade.FREE) for name in body.outputs]
 
     def _body(self, function: str, arguments: int) -> tuple[Body, GraphIndex]:
@@ -175,53 +175,53 @@ class _Walk:
             self._bodies[function] = body, GraphIndex(body.graph_def)
         return self._bodies[function]
 
-    def _branches(self, names: Sequence[str], taken: Sequence[Grade], called: str) -> list[Grade]:
-        if taken[0] in (Grade.LINEAR, Grade.BENT):
+    def _branches(self, names: Sequence[str], grades_in: Sequence[Grade], caller: str) -> list[Grade]:
+        if grades_in[0] in (Grade.LINEAR, Grade.BENT):
             return [Grade.BENT] * self._count(names[0])
-        made = [self._call(name, taken[1:], called) for name in names]
+        made = [self._call(name, grades_in[1:], caller) for name in names]
         return [_either(some) for some in zip(*made, strict=True)]
 
     def _count(self, function: str) -> int:
         return len(self._body(function, 0)[0].outputs) if function in self._bodies else 1
 
-    def _loop(self, node: tf.compat.v1.NodeDef, taken: Sequence[Grade], called: str) -> list[Grade]:
-        state = list(taken)
+    def _loop(self, node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade], caller: str) -> list[Grade]:
+        state = list(grades_in)
         body, condition = node.attr["body"].func.name, node.attr["cond"].func.name
         self._quiet += 1
         while True:
-            after = self._call(body, state, called)
+            after = self._call(body, state, caller)
             joined = [_either(pair) for pair in zip(state, after, strict=True)]
             if joined == state:
                 break
             state = joined
         self._quiet -= 1
-        self._call(body, state, called)  # again, to record the nonlinear nodes
-        if any(grade in (Grade.LINEAR, Grade.BENT) for grade in self._call(condition, state, called)):
+        self._call(body, state, caller)  # again, to record the nonlinear nodes
+        if any(grade in (Grade.LINEAR, Grade.BENT) for grade in self._call(condition, state, caller)):
             return [Grade.BENT] * len(state)
         return state
 
 
-def _grade_by_table(op: str, taken: Sequence[Grade]) -> Grade:
-    rule = linear_operands(op, len(taken))
+def _grade_by_table(op: str, grades_in: Sequence[Grade]) -> Grade:
+    rule = linear_operands(op, len(grades_in))
     if rule is None:
-        return _unknown(taken)
-    at, apart = rule
-    others = [grade for k, grade in enumerate(taken) if k not in at]
+        return _unknown(grades_in)
+    at, separately = rule
+    others = [grade for k, grade in enumerate(grades_in) if k not in at]
     if _unknown(others) is Grade.BENT:
         return Grade.BENT
-    own = [taken[k] for k in at]
-    if not apart:
-        return _either(own)
-    if Grade.ZERO in own:
+    linear_grades = [grades_in[k] for k in at]
+    if not separately:
+        return _either(linear_grades)
+    if Grade.ZERO in linear_grades:
         return Grade.ZERO
-    if Grade.BENT in own or own.count(Grade.LINEAR) > 1:
+    if Grade.BENT in linear_grades or linear_grades.count(Grade.LINEAR) > 1:
         return Grade.BENT
-    return Grade.LINEAR if Grade.LINEAR in own else Grade.FREE
+    return Grade.LINEAR if Grade.LINEAR in linear_grades else Grade.FREE
 
 
-def _unknown(taken: Iterable[Grade]) -> Grade:
+def _unknown(grades_in: Iterable[Grade]) -> Grade:
     """Returns the grade of the outputs of an op without a linearity rule."""
-    return Grade.BENT if any(grade in (Grade.LINEAR, Grade.BENT) for grade in taken) else Grade.FREE
+    return Grade.BENT if any(grade in (Grade.LINEAR, Grade.BENT) for grade in grades_in) else Grade.FREE
 
 
 def _either(grades: Iterable[Grade]) -> Grade:
@@ -238,9 +238,9 @@ def _branches_of(node: tf.compat.v1.NodeDef) -> list[str]:
     return [node.attr[name].func.name for name in ("then_branch", "else_branch")]
 
 
-def _is_zero(node: tf.compat.v1.NodeDef, taken: Sequence[Grade]) -> bool:
+def _is_zero(node: tf.compat.v1.NodeDef, grades_in: Sequence[Grade]) -> bool:
     if node.op == "Fill":
-        return taken[1] is Grade.ZERO
+        return grades_in[1] is Grade.ZERO
     if node.op != "Const":
         return False
     value = node.attr["value"].tensor

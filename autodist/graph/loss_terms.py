@@ -66,22 +66,22 @@ class _Search:
 
     def run(self) -> list[Term]:
         tops = [k for k, term in enumerate(self.call.terms) if term.tensor in self.call.targets]
-        if one_weight([self._kind(k) for k in tops]) and all(self._is_whole(k) for k in tops):
+        if one_weight([self._kind(k) for k in tops]) and all(self._is_additive(k) for k in tops):
             return []
-        found = self._apart(tops)
+        found = self._decompose(tops)
         kinds = [self._kind(k) for k in found]
         if all(isinstance(kind, Unknown | Replicated) or kind == Mean(Examples()) for kind in kinds):
             if any(isinstance(kind, Unknown) for kind in kinds):
                 return []  # the loss is assumed to be a mean over the examples
         return [self.call.terms[k] for k in sorted(found)]
 
-    def _apart(self, tops: Iterable[int]) -> set[int]:
+    def _decompose(self, tops: Iterable[int]) -> set[int]:
         """Returns the positions of the terms; no term is part of another."""
         found: set[int] = set()
         front = list(tops)
         while front:
             k = front.pop()
-            if self._is_whole(k) or not self._has_known_parts(k):
+            if self._is_additive(k) or not self._has_known_parts(k):
                 found.add(k)
             else:
                 front += self.call.terms[k].parts
@@ -95,7 +95,7 @@ class _Search:
     def _kind(self, k: int) -> Kind:
         return loss_kind(self.item, self.flows, self.call.terms[k].tensor)
 
-    def _is_whole(self, k: int) -> bool:
+    def _is_additive(self, k: int) -> bool:
         """Returns True if the scaled gradients through a value add up to those through the whole batch's value."""
         kind, term = self._kind(k), self.call.terms[k]
         if isinstance(kind, Mean):

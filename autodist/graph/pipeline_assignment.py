@@ -47,9 +47,9 @@ class Assignment:
         self.shared_before = find_shared_before(item, set(self._computed), stage_of.keys())
         self._stage_of_lists: dict[frozenset[str], int] = {}
         """The stage of nodes connected by lists of tensors: the latest stage of any of them."""
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.found: dict[str, PipelinePart] = {}
         self.made_of: dict[str, frozenset[str]] = {}
         self.uses: dict[str, dict[int, str]] = {}
@@ -57,17 +57,17 @@ class Assignment:
         self.of_batch = {node_of(name) for name, axis in self.item.inputs.items() if axis is not None}
 
     def run(self) -> dict[str, PipelinePart]:
-        backward = self._require_one_way_back()
+        backward = self._require_one_backward_pass()
         forward = [name for name in self._computed if name not in backward]
-        self._go_all_forward(forward)
+        self._assign_all_forward(forward)
         while self._find_stages_of_lists(forward):
-            self._begin()
-            self._go_all_forward(forward)
-        self._require_used_at_home()
+            self._reset()
+            self._assign_all_forward(forward)
+        self._require_used_in_own_stage()
         back = [name for name in self._computed if name in backward]
         self._find_leads(back)
         for name in back:
-            self._go_back(name)
+            self._assign_backward(name)
         return self.found
 
     def refuse(self, option: str, reason: str) -> None:
@@ -82,7 +82,7 @@ class Assignment:
         """Returns the stage in which the script created a node (`ad.stage`); None: unspecified."""
         return marked_stage(self.graph_index.nodes[name])
 
-    def _require_one_way_back(self) -> set[str]:
+    def _require_one_backward_pass(self) -> set[str]:
         """Returns the nodes that depend on the seed of the loss or wait for such nodes.
 
         Raises:
@@ -99,7 +99,7 @@ class Assignment:
         seeds = [name for call in calls for name in (call.seed, *(term.seed for term in call.terms))]
         return reach([s for s in seeds if s in self.graph_index.nodes], self.graph_index.consumers.__getitem__)
 
-    def _given(self, name: str) -> list[str]:
+    def _sources_of(self, name: str) -> list[str]:
         """Returns the inputs of a node and the earlier writes of the shared variables that it reads."""
         effects = self.stages.effects
         before = self.shared_before.get(name, ())
@@ -107,49 +107,49 @@ class Assignment:
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def _go_all_forward(self, forward: Iterable[str]) -> None:
+    def _assign_all_forward(self, forward: Iterable[str]) -> None:
         for name in forward:
-            self._go_forward(name)
+            self._assign_forward(name)
 
     def _find_stages_of_lists(self, forward: Iterable[str]) -> bool:
         """Records the latest stage of nodes connected by lists; returns True if any moved to a later stage."""
         before = dict(self._stage_of_lists)
         for name in forward:
-            tied, part = self._lists.get(name), self.found.get(name)
-            if tied is not None and part is not None:
-                self._stage_of_lists[tied] = max(self._stage_of_lists.get(tied, 0), part.stage)
-        return any(stage > before.get(tied, 0) for tied, stage in self._stage_of_lists.items())
+            connected, part = self._lists.get(name), self.found.get(name)
+            if connected is not None and part is not None:
+                self._stage_of_lists[connected] = max(self._stage_of_lists.get(connected, 0), part.stage)
+        return any(stage > before.get(connected, 0) for connected, stage in self._stage_of_lists.items())
 
-    def _go_forward(self, name: str) -> None:
-        touched = self._stage_touched(name)
-        sources = self._given(name)
-        given = [s for s in sources if s in self.found]
+    def _assign_forward(self, name: str) -> None:
+        accessed = self._accessed_stage(name)
+        sources = self._sources_of(name)
+        assigned = [s for s in sources if s in self.found]
         is_of_batch = not self.of_batch.isdisjoint(sources)
-        if touched is not None:
-            self._touch(name, touched, given, is_of_batch)
+        if accessed is not None:
+            self._assign_access(name, accessed, assigned, is_of_batch)
             return
-        if not given:
-            self._leave_open(name, is_of_batch)
+        if not assigned:
+            self._defer(name, is_of_batch)
             return
-        held = [s for s in given if self.found[s].is_held]
-        is_held = len(held) == len(given) and not is_of_batch
-        stage = max(self.found[s].stage for s in given)
-        stage = stage if is_held else self._marked(name, stage, given)
+        held = [s for s in assigned if self.found[s].is_held]
+        is_held = len(held) == len(assigned) and not is_of_batch
+        stage = max(self.found[s].stage for s in assigned)
+        stage = stage if is_held else self._marked_stage(name, stage, assigned)
         self.found[name] = PipelinePart(stage, is_held=is_held)
         if is_held:
             self.made_of[name] = frozenset().union(*(self.made_of[s] for s in held))
         else:
-            self._use(name, stage, held)
+            self._record_use(name, stage, held)
 
-    def _leave_open(self, name: str, is_of_batch: bool) -> None:
+    def _defer(self, name: str, is_of_batch: bool) -> None:
         """Records a node that depends on no variable: if it depends on the batch, its mark or its readers decide."""
         mark = self.mark_of(name) if is_of_batch else None
         if mark is not None:
-            self.found[name] = PipelinePart(self._marked(name, mark, []))
+            self.found[name] = PipelinePart(self._marked_stage(name, mark, []))
         elif is_of_batch:
             self.of_batch.add(name)
 
-    def _marked(self, name: str, stage: int, given: Sequence[str]) -> int:
+    def _marked_stage(self, name: str, stage: int, assigned: Sequence[str]) -> int:
         """Returns the stage of a node whose inputs are available at `stage`: that of its mark if it has one.
 
         Raises:
@@ -166,8 +166,8 @@ class Assignment:
                 "these, or use more stages and workers.",
             )
         if mark < stage:
-            later = next(s for s in given if self.found[s].stage == stage)
-            of = f" ({listed(map(self._named, sorted(self.made_of[later])))})" if later in self.made_of else ""
+            later = next(s for s in assigned if self.found[s].stage == stage)
+            of = f" ({listed(map(self._label, sorted(self.made_of[later])))})" if later in self.made_of else ""
             self.refuse(
                 "stages",
                 f"{made}, but needs {later}{of} of stage {stage}: data would flow back to an earlier stage. Create it "
@@ -175,13 +175,13 @@ class Assignment:
             )
         return mark
 
-    def _use(self, name: str, stage: int, held: Iterable[str]) -> None:
+    def _record_use(self, name: str, stage: int, held: Iterable[str]) -> None:
         for source in held:
             self.used_at.setdefault(source, set()).add(stage)
             for handle in self.made_of[source]:
                 self.uses.setdefault(handle, {}).setdefault(stage, name)
 
-    def _stage_touched(self, name: str) -> tuple[int, str] | None:
+    def _accessed_stage(self, name: str) -> tuple[int, str] | None:
         """Returns (stage, handle) of a variable that a node reads or writes; None if there is none.
 
         Raises:
@@ -194,31 +194,31 @@ class Assignment:
         if len(found) > 1:
             self.refuse(
                 "stages",
-                f"{name} ({self.graph_index.nodes[name].op}) uses {listed(map(self._named, found.values()))}, which "
+                f"{name} ({self.graph_index.nodes[name].op}) uses {listed(map(self._label, found.values()))}, which "
                 f"are in different pipeline stages ({listed(map(str, sorted(found)))}): one operation cannot be split. "
                 "Put these variables into one stage.",
             )
         return max(found.items(), default=None)
 
-    def _touch(self, name: str, touched: tuple[int, str], given: list[str], is_of_batch: bool) -> None:
+    def _assign_access(self, name: str, accessed: tuple[int, str], assigned: list[str], is_of_batch: bool) -> None:
         """Assigns a node that takes a variable's handle to the stage of the variable."""
-        stage, handle = touched
-        later = next((s for s in given if self.found[s].stage > stage), None)
+        stage, handle = accessed
+        later = next((s for s in assigned if self.found[s].stage > stage), None)
         if later is not None:
-            self.refuse("stages", self._goes_back(handle, name, later))
+            self.refuse("stages", self._flows_back(handle, name, later))
         effect = self.stages.effects[name]
-        is_read = self.graph_index.nodes[name].op in _READS and not given
-        is_held = not is_of_batch and all(self.found[s].is_held for s in given)
+        is_read = self.graph_index.nodes[name].op in _READS and not assigned
+        is_held = not is_of_batch and all(self.found[s].is_held for s in assigned)
         mark = self.mark_of(name)
         if mark is not None and mark < stage and not is_read:
-            self.refuse("stages", self._is_made_elsewhere(handle, name, mark))
+            self.refuse("stages", self._is_created_elsewhere(handle, name, mark))
         self.found[name] = PipelinePart(stage, is_held=is_held)
         if is_held:
-            self.made_of[name] = (effect.reads | effect.writes).union(*(self.made_of[s] for s in given))
+            self.made_of[name] = (effect.reads | effect.writes).union(*(self.made_of[s] for s in assigned))
         if not is_read:
             self.uses.setdefault(handle, {}).setdefault(stage, name)
 
-    def _require_used_at_home(self) -> None:
+    def _require_used_in_own_stage(self) -> None:
         """Passes if each variable combined with the batch is combined in its own stage at least once.
 
         Raises:
@@ -230,47 +230,47 @@ class Assignment:
                 sources = [s for s in self.graph_index.data[name] if s in self.found]
                 later = next((s for s in sources if self.found[s].stage == min(uses)), None)
                 if later is None:  # only because of its mark
-                    self.refuse("stages", self._is_made_elsewhere(handle, name, min(uses)))
+                    self.refuse("stages", self._is_created_elsewhere(handle, name, min(uses)))
                 else:
-                    self.refuse("stages", self._goes_back(handle, name, later))
+                    self.refuse("stages", self._flows_back(handle, name, later))
 
-    def _is_made_elsewhere(self, handle: str, name: str, mark: int) -> str:
+    def _is_created_elsewhere(self, handle: str, name: str, mark: int) -> str:
         return (
             f"{name} ({self.graph_index.nodes[name].op}) is created in ad.stage({mark}), but uses "
-            f"{self._named(handle)}, which is in pipeline stage {self.stage_of[handle]}. Create both in one stage."
+            f"{self._label(handle)}, which is in pipeline stage {self.stage_of[handle]}. Create both in one stage."
         )
 
-    def _goes_back(self, handle: str, name: str, later: str) -> str:
+    def _flows_back(self, handle: str, name: str, later: str) -> str:
         stage = self.found[later].stage
         return (
-            f"{self._named(handle)} is in pipeline stage {self.stage_of[handle]}, but its reader {name} "
+            f"{self._label(handle)} is in pipeline stage {self.stage_of[handle]}, but its reader {name} "
             f"({self.graph_index.nodes[name].op}) needs {later} of stage {stage}: data would flow back to an earlier "
-            f"stage. Put {self._named(handle)} into stage {stage} or a later one, or the inputs of {name} into an "
+            f"stage. Put {self._label(handle)} into stage {stage} or a later one, or the inputs of {name} into an "
             "earlier one."
         )
 
-    def _named(self, handle: str) -> str:
+    def _label(self, handle: str) -> str:
         return self.item.by_handle[handle].name
 
     # -- backward --------------------------------------------------------------------------------------------------
 
-    def _go_back(self, name: str) -> None:
-        touched = self._stage_touched(name)
-        sources = self._given(name)
-        given = [s for s in sources if s in self.found]
-        if touched is not None:
-            stage, _ = touched
-            is_held = self.graph_index.nodes[name].op in _READS and not given
+    def _assign_backward(self, name: str) -> None:
+        accessed = self._accessed_stage(name)
+        sources = self._sources_of(name)
+        assigned = [s for s in sources if s in self.found]
+        if accessed is not None:
+            stage, _ = accessed
+            is_held = self.graph_index.nodes[name].op in _READS and not assigned
             self.found[name] = PipelinePart(stage, is_backward=True, is_held=is_held)
             if is_held:
                 self.made_of[name] = self.stages.effects[name].reads
             return
-        if not given:
+        if not assigned:
             if not self.of_batch.isdisjoint(sources):
                 self.of_batch.add(name)
             return
-        held = [s for s in given if self.found[s].is_held]
-        stages = [self.found[s].stage for s in given if not self.found[s].is_held]
+        held = [s for s in assigned if self.found[s].is_held]
+        stages = [self.found[s].stage for s in assigned if not self.found[s].is_held]
         if not stages:
             is_held = self.of_batch.isdisjoint(sources)
             stage = min(self.found[s].stage for s in held)
@@ -278,20 +278,20 @@ class Assignment:
             if is_held:
                 self.made_of[name] = frozenset().union(*(self.made_of[s] for s in held))
             return
-        latest = min([self.found[s].stage for s in given if self.found[s].is_backward] or stages)
-        tied = self._lists.get(name)
-        if tied is None:
-            stage = self._stage_going_back(name, latest, given)
+        latest = min([self.found[s].stage for s in assigned if self.found[s].is_backward] or stages)
+        connected = self._lists.get(name)
+        if connected is None:
+            stage = self._backward_stage(name, latest, assigned)
         else:
-            stage = min(latest, self._stage_of_lists.setdefault(tied, latest))
+            stage = min(latest, self._stage_of_lists.setdefault(connected, latest))
         self.found[name] = PipelinePart(stage, is_backward=True)
 
-    def _stage_going_back(self, name: str, latest: int, given: Sequence[str]) -> int:
+    def _backward_stage(self, name: str, latest: int, assigned: Sequence[str]) -> int:
         """Returns the stage of a backward node whose backward inputs are available at the stage `latest` or later.
 
         A weight's gradient is computed in the stage of the weight, which already has the other factor of the product.
         """
-        forward = [s for s in given if not self.found[s].is_backward]
+        forward = [s for s in assigned if not self.found[s].is_backward]
         leads = self.leads[name]
         if not forward:
             return min(latest, *leads) if len(leads) == 1 else latest

@@ -62,8 +62,12 @@ def writes_read_again(item: Step, flows: Propagation) -> Iterator[str]:
         return
     readers = _readers(item)
     for write in writes:
-        of_it = [reader for handle in effects.get(write, NO_EFFECT).writes for reader in readers.get(handle, ())]
-        if of_it and _is_own(item, flows, write) and write in reach(of_it, item.graph_index.sources.__getitem__):
+        reads = [reader for handle in effects.get(write, NO_EFFECT).writes for reader in readers.get(handle, ())]
+        if (
+            reads
+            and _is_replica_dependent(item, flows, write)
+            and write in reach(reads, item.graph_index.sources.__getitem__)
+        ):
             yield write
 
 
@@ -82,8 +86,8 @@ def branches_read_again(item: Step, flows: Propagation) -> Iterator[str]:
         is_agreed = isinstance(flows.kind(condition), Replicated) and all(s.is_fully_defined() for s in shapes)
         if not is_agreed or all(isinstance(flows.kind(name), Replicated) for name in given):
             continue
-        of_it = [reader for handle in handles for reader in _readers(item).get(handle, ())]
-        if of_it and node.name in reach(of_it, item.graph_index.sources.__getitem__):
+        reads = [reader for handle in handles for reader in _readers(item).get(handle, ())]
+        if reads and node.name in reach(reads, item.graph_index.sources.__getitem__):
             yield node.name
 
 
@@ -109,7 +113,7 @@ def _readers(item: Step) -> dict[str, list[str]]:
     return found
 
 
-def _is_own(item: Step, flows: Propagation, write: str) -> bool:
+def _is_replica_dependent(item: Step, flows: Propagation, write: str) -> bool:
     return not isinstance(flows.kind(inputs_of(item, write)[1]), Replicated)
 
 

@@ -178,24 +178,25 @@ def split(
     """
     graph_index = step.graph_index
     copied = _handles(graph_index) if copied is None else copied
-    told = ((name, key(name)) for name in graph_index.order if name not in copied)
-    keys = {name: one for name, one in told if one is not None}
-    _refuse_parts_of_control_flow(graph_index, keys)
+    listed = ((name, key(name)) for name in graph_index.order if name not in copied)
+    keys = {name: one_key for name, one_key in listed if one_key is not None}
+    _require_complete_control_flow(graph_index, keys)
     needs = _needs(graph_index, keys)
     cycle = _cycle(needs)
     if cycle and not cut_cycles:
-        raise _refusal(graph_index, keys, cycle)
+        raise _cycle_error(graph_index, keys, cycle)
     if cut_cycles:
-        keys = _in_pieces(graph_index, keys) if cycle else {name: (one, 0) for name, one in keys.items()}
+        keys = _without_cycles(graph_index, keys) if cycle else {name: (one_key, 0) for name, one_key in keys.items()}
         needs = _needs(graph_index, keys)
-    nodes: dict[Key, list[str]] = {one: [] for one in needs}
-    for name, one in keys.items():
-        nodes[one].append(name)
+    nodes: dict[Key, list[str]] = {one_key: [] for one_key in needs}
+    for name, one_key in keys.items():
+        nodes[one_key].append(name)
     parts = {
-        one: Subgraph(one, tuple(found), _copies(graph_index, found, copied), step) for one, found in nodes.items()
+        one_key: Subgraph(one_key, tuple(found), _copies(graph_index, found, copied), step)
+        for one_key, found in nodes.items()
     }
     order = tuple(graphlib.TopologicalSorter(needs).static_order())
-    return Subgraphs({one: frozenset(found) for one, found in needs.items()}, order, keys, parts)
+    return Subgraphs({one_key: frozenset(found) for one_key, found in needs.items()}, order, keys, parts)
 
 
 def _handles(graph_index: GraphIndex) -> frozenset[str]:
@@ -213,7 +214,7 @@ def _copies(graph_index: GraphIndex, nodes: Sequence[str], copied: Collection[st
     return tuple(dict.fromkeys(name for level in reversed(levels) for name in level))
 
 
-def _refuse_parts_of_control_flow(graph_index: GraphIndex, keys: Mapping[str, Key]) -> None:
+def _require_complete_control_flow(graph_index: GraphIndex, keys: Mapping[str, Key]) -> None:
     for name in find_inside(graph_index):
         for reader in graph_index.consumers[name]:
             if keys.get(name) != keys.get(reader):
@@ -223,27 +224,27 @@ def _refuse_parts_of_control_flow(graph_index: GraphIndex, keys: Mapping[str, Ke
 def _needs(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[Key, dict[Key, None]]:
     """Maps each subgraph to those that lead to it, itself included if a path through other nodes does."""
     numbers: dict[Key, int] = {}
-    part_of = {name: numbers.setdefault(one, len(numbers)) for name, one in keys.items()}
+    part_of = {name: numbers.setdefault(one_key, len(numbers)) for name, one_key in keys.items()}
     needs: list[dict[int, None]] = [{} for _ in numbers]
     through: dict[str, int] = {}
     """For nodes of no subgraph, a bit set of the subgraphs that lead to them."""
     for name in graph_index.order:
-        own, bits = part_of.get(name), 0
+        part_key, bits = part_of.get(name), 0
         for source in graph_index.sources[name]:
             part = part_of.get(source)
             if part is None:
                 bits |= through.get(source, 0)
-            elif own is None:
+            elif part_key is None:
                 bits |= 1 << part
-            elif part != own:
-                needs[own][part] = None
-        if own is None:
+            elif part != part_key:
+                needs[part_key][part] = None
+        if part_key is None:
             through[name] = bits
-        while own is not None and bits:
-            needs[own][bits.bit_length() - 1] = None
+        while part_key is not None and bits:
+            needs[part_key][bits.bit_length() - 1] = None
             bits ^= 1 << bits.bit_length() - 1
-    told = list(numbers)
-    return {told[own]: {told[part]: None for part in found} for own, found in enumerate(needs)}
+    listed = list(numbers)
+    return {listed[part_key]: {listed[part]: None for part in found} for part_key, found in enumerate(needs)}
 
 
 def _cycle(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
@@ -257,26 +258,26 @@ def _cycle(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
     return []
 
 
-def _refusal(graph_index: GraphIndex, keys: Mapping[str, Key], cycle: Sequence[Key]) -> PartsError:
+def _cycle_error(graph_index: GraphIndex, keys: Mapping[str, Key], cycle: Sequence[Key]) -> PartsError:
     onward = [*cycle[1:], cycle[0]]
-    return PartsError(tuple(cycle), tuple(_way(graph_index, keys, *pair) for pair in zip(cycle, onward, strict=True)))
+    return PartsError(tuple(cycle), tuple(_path(graph_index, keys, *pair) for pair in zip(cycle, onward, strict=True)))
 
 
-def _way(graph_index: GraphIndex, keys: Mapping[str, Key], start: Key, end: Key) -> tuple[str, ...]:
+def _path(graph_index: GraphIndex, keys: Mapping[str, Key], start: Key, end: Key) -> tuple[str, ...]:
     """Returns a path of nodes from one subgraph to another without nodes of any other subgraph."""
-    ways: list[tuple[str, ...]] = [(name,) for name in graph_index.order if keys.get(name) == start]
+    paths: list[tuple[str, ...]] = [(name,) for name in graph_index.order if keys.get(name) == start]
     seen: set[str] = set()
-    for way in ways:
-        for reader in graph_index.consumers[way[-1]]:
-            if keys.get(reader) == end and (start != end or len(way) > 1):
-                return (*way, reader)
+    for path in paths:
+        for reader in graph_index.consumers[path[-1]]:
+            if keys.get(reader) == end and (start != end or len(path) > 1):
+                return (*path, reader)
             if reader not in keys and reader not in seen:
                 seen.add(reader)
-                ways.append((*way, reader))
+                paths.append((*path, reader))
     raise AssertionError(f"{start!r} does not lead to {end!r}")
 
 
-def _in_pieces(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[str, Key]:
+def _without_cycles(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[str, Key]:
     """Returns the keys, each with the number of times that a path has left its subgraph; breaks all cycles.
 
     The number never decreases along an edge and increases whenever a path leaves a subgraph. A node that only its own
@@ -284,12 +285,12 @@ def _in_pieces(graph_index: GraphIndex, keys: Mapping[str, Key]) -> dict[str, Ke
     """
     levels: dict[str, int] = {}
     for name in graph_index.order:
-        own = keys.get(name)
+        part_key = keys.get(name)
         levels[name] = max(
-            (levels.get(s, 0) + (s in keys and keys[s] != own) for s in graph_index.sources[name]), default=0
+            (levels.get(s, 0) + (s in keys and keys[s] != part_key) for s in graph_index.sources[name]), default=0
         )
     for name in reversed(graph_index.order):
         readers = graph_index.consumers[name]
         if name in keys and readers and all(keys.get(reader) == keys[name] for reader in readers):
             levels[name] = max(levels[name], min(levels[reader] for reader in readers))
-    return {name: (one, levels[name]) for name, one in keys.items()}
+    return {name: (one_key, levels[name]) for name, one_key in keys.items()}

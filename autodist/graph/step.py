@@ -29,7 +29,7 @@ that row are ignored.
 """
 
 ALL_EXAMPLES = "autodist/all_examples:0"
-"""Placeholder of a replicated step, fed with the number of examples of all workers if each worker knows it."""
+"""Placeholder of a replicated step, fed with the number of examples of all workers if it is known on each."""
 
 
 UNEVEN = "autodist: replicas have different numbers of examples; in all"

@@ -32,7 +32,9 @@ class StepEditor(GraphEditor):
         super().__init__(item.graph_def, item.graph_index)
         self._item = item
         self._outputs = item.outputs
-        self._targets, self._served, self._landed = map(dict.fromkeys, (item.targets, item.served, item.flush_targets))
+        self._targets, self._background, self._flush_targets = map(
+            dict.fromkeys, (item.targets, item.served, item.flush_targets)
+        )
         self._initializers = dict(item.initializers)
         self._specs: dict[str, tf.TensorSpec] = {}
 
@@ -130,11 +132,11 @@ class StepEditor(GraphEditor):
 
     def serve(self, names: Iterable[str]) -> None:
         """Adds nodes to the background program, which the owner of stale variables runs once for every step."""
-        self._served.update(dict.fromkeys(names))
+        self._background.update(dict.fromkeys(names))
 
     def land(self, names: Iterable[str]) -> None:
         """Adds flush targets: they complete once all writes requested by this worker's steps have been applied."""
-        self._landed.update(dict.fromkeys(names))
+        self._flush_targets.update(dict.fromkeys(names))
 
     def initialize(self, initializers: Mapping[str, str]) -> None:
         """Adds nodes that run once, before the first step, under keys that are the same in all programs."""
@@ -149,7 +151,7 @@ class StepEditor(GraphEditor):
         following: dict[str, tuple[str, ...]] = {}
         for old, names in reversed(list(instead.items())):
             following[old] = tuple(name for new in names for name in following.get(new, (new,)))
-        for roots in (self._targets, self._served, self._landed):
+        for roots in (self._targets, self._background, self._flush_targets):
             if not following.keys().isdisjoint(roots):
                 followed = [name for root in roots for name in following.get(root, (root,))]
                 roots.clear()
@@ -158,7 +160,7 @@ class StepEditor(GraphEditor):
     def drop_targets(self, names: Iterable[str]) -> None:
         """Removes nodes from all targets; they still run if another node needs them."""
         for name in names:
-            for roots in (self._targets, self._served, self._landed):
+            for roots in (self._targets, self._background, self._flush_targets):
                 roots.pop(name, None)
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -168,8 +170,8 @@ class StepEditor(GraphEditor):
             self._item,
             outputs=self._outputs,
             targets=tuple(self._targets),
-            served=tuple(self._served),
-            flush_targets=tuple(self._landed),
+            served=tuple(self._background),
+            flush_targets=tuple(self._flush_targets),
             initializers=self._initializers,
             noted=self._known(),
             **changes,

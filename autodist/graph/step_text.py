@@ -54,7 +54,7 @@ def text_of_notes(item: Step) -> str:
         {
             "gradients": [f"{g.variable}: {', '.join(g.tensors)} of call {g.call}" for g in item.gradients],
             "gradient calls": map(_call, item.gradient_calls),
-            "whole sums": map(_whole, item.whole_sums),
+            "whole sums": map(_all_reduce, item.whole_sums),
             "joins": map(_join, made.joins if made else ()),
             "joined gradients": sorted(made.joined_gradients if made else ()),
         }
@@ -70,9 +70,9 @@ def _call(call: GradientCall) -> str:
     return f"of {', '.join(call.targets)} weighed by {call.seed}{terms}"
 
 
-def _whole(whole: InStepAllReduce) -> str:
-    how = "" if whole.how is InStepAllReduceKind.SUM else f", {whole.how.value} along axis {whole.axis}"
-    return f"{whole.node}{' of ' + whole.of if whole.of else ''}{how}"
+def _all_reduce(all_reduce: InStepAllReduce) -> str:
+    how = "" if all_reduce.how is InStepAllReduceKind.SUM else f", {all_reduce.how.value} along axis {all_reduce.axis}"
+    return f"{all_reduce.node}{' of ' + all_reduce.of if all_reduce.of else ''}{how}"
 
 
 def _join(join: PendingReduction) -> str:
@@ -216,8 +216,8 @@ def _scalar(kind: str, value: Any, functions: _Functions) -> str:
         case "tensor":
             return _constant(value)
         case "func":
-            given = [f"{key}={_attribute(one, functions)}" for key, one in sorted(value.attr.items())]
-            return functions.name(value.name) + (f"[{', '.join(given)}]" if given else "")
+            attributes = [f"{key}={_attribute(one, functions)}" for key, one in sorted(value.attr.items())]
+            return functions.name(value.name) + (f"[{', '.join(attributes)}]" if attributes else "")
         case "s":
             return _string(value)
         case _:

@@ -50,7 +50,7 @@ def _scaled(count: int, units: tuple[str, ...]) -> str:
 
 
 # TensorFlow surrounds an error with lines on the operation: its device and, with our code in it, its traceback.
-_ABOUT_THE_OPERATION = re.compile(
+_OPERATION_LINE = re.compile(
     r'\W*$|Graph execution error:|Detected at node |File "|Node: \'|<stack traces unavailable>|\[\[|Hint: '
     r"|(?:[A-Z_]+: )?From /job:|Additional GRPC error |:UNKNOWN:|\d+ (?:root|successful|derived) "
 )
@@ -64,7 +64,7 @@ def words_of(error: BaseException) -> str:
     if not isinstance(error, tf.errors.OpError):
         return str(error)
     lines = [line.strip() for line in str(error.message).splitlines()]
-    kept = [_OP_DETAILS.sub("", line) for line in lines if not _ABOUT_THE_OPERATION.match(line)]
+    kept = [_OP_DETAILS.sub("", line) for line in lines if not _OPERATION_LINE.match(line)]
     return "; ".join(dict.fromkeys(kept)) or str(error.message)
 
 

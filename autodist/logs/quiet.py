@@ -23,7 +23,7 @@ _STDERR = 2
 _END_LIMIT = 2.0
 """Seconds that the filter has to finish its output; it runs on as long as a forked process still writes."""
 
-_open = threading.Lock()
+_filter_lock = threading.Lock()
 
 
 @contextmanager
@@ -36,14 +36,14 @@ def quiet_tensorflow(when: bool = True) -> Iterator[None]:
     Args:
         when: True to filter.
     """
-    if not when or _is_debugging() or not _open.acquire(blocking=False):
+    if not when or _is_debugging() or not _filter_lock.acquire(blocking=False):
         yield
         return
     try:
         with _filtered():
             yield
     finally:
-        _open.release()
+        _filter_lock.release()
 
 
 def _is_debugging() -> bool:

@@ -14,7 +14,7 @@ _PREFIX = (
 )
 _LINE = re.compile(_PREFIX)
 
-_OF_NO_FILE = (
+_WITHOUT_FILE = (
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR",
     r"To enable the following instructions: [\w ,.]+, in other operations, rebuild TensorFlow with the appropriate "
     r"compiler flags\.",
@@ -47,13 +47,13 @@ _BY_FILE = {
     "xplane_to_step_stats.cc": r"GPU trace was not collected\.",
     "device_compiler.h": r"Compiled cluster using XLA!  This line is logged at most once for the lifetime of the .*",
 }
-_STANDS_ALONE = re.compile("|".join(_OF_NO_FILE))
+_PLAIN_LINE = re.compile("|".join(_WITHOUT_FILE))
 _MESSAGES = {file: re.compile(message) for file, message in _BY_FILE.items()}
 
 
 def is_log_line(line: str) -> bool:
     """Returns True if TensorFlow's own log wrote this line, or the line that announces the log."""
-    return _LINE.fullmatch(line) is not None or _STANDS_ALONE.fullmatch(line) is not None
+    return _LINE.fullmatch(line) is not None or _PLAIN_LINE.fullmatch(line) is not None
 
 
 def says_nothing(line: str) -> bool:
@@ -62,7 +62,7 @@ def says_nothing(line: str) -> bool:
     Only exact forms match.
     """
     line = line.rstrip()
-    if _STANDS_ALONE.fullmatch(line):
+    if _PLAIN_LINE.fullmatch(line):
         return True
     found = _LINE.fullmatch(line)
     known = _MESSAGES.get(found["file"]) if found else None
@@ -70,7 +70,7 @@ def says_nothing(line: str) -> bool:
 
 
 _INFORMS = re.compile(r"(?:I\d{4} |\d{4}-\S+ \S+: I ).*")
-_OF_CANCELLED = re.compile(
+_CANCELLED_WAIT = re.compile(
     r".* queue_base\.cc:\d+\] \S+: Skipping cancelled (?:dequeue|enqueue) attempt with queue not closed"
     r"|\t \[\[\{\{node .*\}\}\]\] \[type\.googleapis\.com/tensorflow\.DerivedStatus=''\]"
 )
@@ -85,11 +85,11 @@ def tells_of_no_failure(line: str) -> bool:
     line = line.rstrip()
     found = _LINE.fullmatch(line)
     informs = found is not None and found["file"].endswith((".cc", ".h")) and _INFORMS.fullmatch(line) is not None
-    return informs or says_nothing(line) or _OF_CANCELLED.fullmatch(line) is not None
+    return informs or says_nothing(line) or _CANCELLED_WAIT.fullmatch(line) is not None
 
 
 # Start of a line that may be removed; other output passes at once, such as a progress bar without a line end.
-_MAY_BE = re.compile(r"$|[IWEF](?:$|\d)|\d|WARNING: All|To enable")
+_MAY_MATCH = re.compile(r"$|[IWEF](?:$|\d)|\d|WARNING: All|To enable")
 _LINE_TIMEOUT = 0.2
 """Seconds to wait for the rest of a line."""
 
@@ -109,7 +109,7 @@ def pass_on(source: int, target: int) -> None:
         more = os.read(source, 1 << 16)
         *lines, held = (held + more).split(b"\n")
         _write(target, b"".join(line + b"\n" for line in lines if not says_nothing(line.decode(errors="replace"))))
-        if not more or not _MAY_BE.match(held.decode(errors="replace")):
+        if not more or not _MAY_MATCH.match(held.decode(errors="replace")):
             _write(target, held)
             held = b""
         if not more:

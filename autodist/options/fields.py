@@ -61,7 +61,7 @@ def option_from_yaml(name: str, hint: Any, value: Any) -> Any:
     try:
         return adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        raise _refusal(name, value, error) from None
+        raise _validation_error(name, value, error) from None
 
 
 def nested_options(hint: Any) -> type | None:
@@ -74,8 +74,8 @@ def nested_options(hint: Any) -> type | None:
 def check_options(builder: Any) -> None:
     """Checks the fields of a dataclass against their types.
 
-    The YAML form of an option (`"FLOAT16"` or a mapping for a compressor, a list) is allowed in Python too and is
-    converted to the field's type.
+    An option may also have its YAML form (`"FLOAT16"` or a mapping for a compressor, a list); it is converted to the
+    field's type.
 
     Raises:
         StrategyError: type or value of a field is not allowed; the message lists the allowed ones.
@@ -86,15 +86,15 @@ def check_options(builder: Any) -> None:
         adapter = _adapter(hint)
         if adapter is None:
             continue
-        value = _as_in_yaml(field.name, hint, getattr(builder, field.name))
+        value = _from_yaml_form(field.name, hint, getattr(builder, field.name))
         object.__setattr__(builder, field.name, value)  # it is frozen and under construction
         try:
             adapter.validate_python(value, strict=True)
         except ValidationError as error:
-            raise _refusal(field.name, value, error) from None
+            raise _validation_error(field.name, value, error) from None
 
 
-def _as_in_yaml(name: str, hint: Any, value: Any) -> Any:
+def _from_yaml_form(name: str, hint: Any, value: Any) -> Any:
     """Converts an option's value from its YAML form, if it has one."""
     nested = nested_options(hint)
     if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
@@ -173,7 +173,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
         return None
 
 
-def _refusal(name: str, value: Any, error: ValidationError) -> StrategyError:
+def _validation_error(name: str, value: Any, error: ValidationError) -> StrategyError:
     wanted = " or ".join(_lower_first(detail["msg"]) for detail in error.errors(include_url=False))
     return StrategyError(f"{name} is {value!r}, which is not allowed: {wanted}.")
 

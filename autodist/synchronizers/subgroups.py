@@ -51,9 +51,9 @@ class Subgroups:
     @cached_property
     def most_called(self) -> int:
         """The largest number of other workers that a worker's step runs ops on: those that it sends to."""
-        told = [-(-len(self.everyone(team)) // self.seats) for team in range(len(self.members))]
-        own = [len(self.everyone(team)) - 1 for team in range(len(self.members))]
-        return max(others + sum(told) - told[team] for team, others in enumerate(own))
+        remote = [-(-len(self.everyone(team)) // self.seats) for team in range(len(self.members))]
+        local = [len(self.everyone(team)) - 1 for team in range(len(self.members))]
+        return max(count + sum(remote) - remote[team] for team, count in enumerate(local))
 
     def team_of(self, worker: int) -> int:
         return self._places[worker][0]
@@ -86,8 +86,8 @@ class Subgroups:
         found: Counter[int] = Counter()
         if is_gathered:
             found.update(self.everyone(team))
-            told = [w for other in range(len(self.members)) if other != team for w in self.everyone(other)]
-            found.update({w: len(self.members[team]) for w in told if self.sender(team, w) == worker})
+            remote = [w for other in range(len(self.members)) if other != team for w in self.everyone(other)]
+            found.update({w: len(self.members[team]) for w in remote if self.sender(team, w) == worker})
         else:
             found.update(dict.fromkeys(self.members[team][: self.seats], len(self.members)))
             if seat is not None:

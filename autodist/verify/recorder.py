@@ -54,7 +54,7 @@ class Recorder:
         self._recording, self._folder = recording, Path(recording.folder)
         self._steps = 0
         self._is_permuted, self._has_permuted = self.permutes, False
-        self._has_noted = False
+        self._has_notes = False
         self._stages: int | None = None
         self._micro_batches = 0
 
@@ -130,20 +130,20 @@ class Recorder:
         """
         if self._steps < self._recording.steps:
             if worker == 0:
-                self._note(item)
+                self._write_notes(item)
                 self._write(item, values(), outputs())
             self._steps += 1
-        if self._steps >= self._recording.steps or not self._is_of_use(item):
+        if self._steps >= self._recording.steps or not self._has_requested_precision(item):
             raise SystemExit(0)
 
-    def _is_of_use(self, item: Step) -> bool:
+    def _has_requested_precision(self, item: Step) -> bool:
         return not self._recording.in_float64 or is_in_float64(item)
 
-    def _note(self, item: Step) -> None:
-        if self._has_noted:
+    def _write_notes(self, item: Step) -> None:
+        if self._has_notes:
             return
-        self._has_noted = True
-        ops = sorted({item.graph_index.nodes[name].op for name in _trained_by(item)})
+        self._has_notes = True
+        ops = sorted({item.graph_index.nodes[name].op for name in _training_nodes(item)})
         notes = {
             "is_in_float64": is_in_float64(item),
             "draws": [op for op in ops if draws_numbers(op) or op in having(Trait.SEEDED | Trait.GENERATOR)],
@@ -186,7 +186,7 @@ def _permuted(array: np.ndarray, axis: int, draws: np.random.Generator) -> np.nd
     return np.take(array, draws.permutation(array.shape[axis]), axis)
 
 
-def _trained_by(item: Step) -> set[str]:
+def _training_nodes(item: Step) -> set[str]:
     """Returns the nodes of a step's training; in a session's graph, without those of initial values."""
     gradients = [node_of(t) for gradient in item.gradients for t in gradient.tensors]
     updates = reach(gradients, item.graph_index.consumers.__getitem__)

@@ -39,7 +39,7 @@ class Trait(enum.Flag):
     EXTREME = enum.auto()
     """Largest or smallest element along some axes."""
 
-    # -- elements that it keeps --
+    # -- outputs made of input elements --
 
     SAME = enum.auto()
     """Its output is its first input."""

@@ -14,7 +14,7 @@ _EXACT = _EACH | Trait.EXACT
 _SELECTS = Trait.EXACT | Trait.LEVELS
 
 ROWS = (
-    # -- Elementwise arithmetic. --
+    # -- elementwise arithmetic --
     Row("Add AddV2", _EXACT | Trait.ADDITION | Trait.LEVELS, linear()),
     Row("AddN Sub", _EXACT | Trait.LEVELS, linear()),
     Row("AccumulateNV2", linear=linear()),
@@ -56,7 +56,7 @@ ROWS = (
     Row("ZerosLike", _EACH | Trait.ZEROS, filling=0),
     Row("CheckNumerics", Trait.LOOKS | Trait.NOT_IN_XLA | Trait.MEASURES, linear(0)),
     Row("CheckNumericsV2", Trait.LOOKS, linear(0)),
-    # -- Layout: ops that move or select elements. --
+    # -- layout: moves, selections, reductions, shapes, lists --
     Row("Reshape ExpandDims Squeeze EnsureShape", Trait.RESHAPES | Trait.MEASURES, linear(0)),
     Row("BroadcastTo", Trait.REPEATS | Trait.MEASURES, linear(0)),
     Row("Tile", Trait.REPEATS, linear(0)),
@@ -107,7 +107,7 @@ ROWS = (
     Row("TensorListPopBack TensorListGather TensorListConcat TensorListConcatV2 TensorListResize", linear=linear(0)),
     Row("TensorListSplit TensorListScatter TensorListScatterV2", linear=linear(0)),
     Row("TensorListConcatLists TensorListScatterIntoExistingList TensorListPushBackBatch", linear=linear(0, 1)),
-    # -- Products of matrices and layers of networks. --
+    # -- matrix products, network layers, and their gradients --
     Row("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseMatMul Cross Conv", linear=product(0, 1)),
     Row("Einsum", linear=product()),
     Row("SparseTensorDenseMatMul", linear=product(1, 3)),
@@ -144,7 +144,7 @@ ROWS = (
     Row("AvgPoolGrad AvgPool3DGrad MaxPoolGradWithArgmax", linear=linear(1)),
     Row("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad MaxPoolGradGradWithArgmax", linear=linear(2)),
     Row("MaxPoolGradV2 MaxPoolGradGradV2 Dilation2DBackpropInput Dilation2DBackpropFilter", linear=linear(2)),
-    # -- Sources and sinks of values. --
+    # -- state, data, communication, control flow --
     Row("Const", Trait.SOURCE | Trait.EXACT),
     Row("Placeholder PlaceholderV2", Trait.SOURCE | Trait.FED),
     # AutoDist feeds it in a run; XLA would drop it.
