@@ -1,1 +1,1 @@
-"""The captured step in the form that the other kernels read."""
+"""Normalization of the captured step into the form that the other kernels expect."""

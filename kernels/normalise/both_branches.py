@@ -1,4 +1,4 @@
-"""Both branches: an `If` that writes variables becomes arithmetic in the graph, and one write for each variable."""
+"""Both branches: an `If` that writes variables is replaced by arithmetic and one write per variable."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from autodist.kernels.normalise.variable_versions import WRITES, Arithmetic, Var
 _BRANCHES = ("then_branch", "else_branch")
 
 _State = dict[str, VariableVersion]
-"""By handle, what variables are worth."""
+"""Versions of variables, by handle."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What replaces an `If` both of whose branches were taken into the graph.
+    """The replacement of an `If` whose two branches were added to the graph.
 
     Attributes:
-        reads: the read of each variable that it touched, by handle.
-        writes: the writes of each variable that it wrote, by handle, in their order.
-        outputs: the tensors that stand for those of its outputs that are read, by their names.
+        reads: the read of each variable that the `If` accesses, by handle.
+        writes: the writes of each variable that it writes, by handle, in order.
+        outputs: the tensors that replace its used outputs, by the names of these.
     """
 
     reads: Mapping[str, str]
@@ -39,16 +39,16 @@ class Taken:
 
 
 def find_hindrance(node: NodeDef, library: tf.compat.v1.FunctionDefLibrary) -> str | None:
-    """Why an `If` cannot have both branches computed, for the predicate to choose between; None if it can.
+    """Returns the reason why both branches of an `If` cannot be computed; None if they can.
 
-    What a branch does beside writing variables (printing, drawing from a state, stopping the step) must be done only
-    where it is taken; so must writes of other ops than `WRITES`.
+    Side effects of a branch other than writes of variables (printing, stateful random draws, assertions) must happen
+    only if the branch is taken. This also holds for writes by other ops than `WRITES`.
     """
     functions = {f.signature.name: f for f in library.function}
-    found = _choice_hindrance(node)
+    reason = _choice_hindrance(node)
     for inner in _within(node, functions):
-        found = found or (_choice_hindrance(inner) if inner.op == "If" else _op_hindrance(inner))
-    return found
+        reason = reason or (_choice_hindrance(inner) if inner.op == "If" else _op_hindrance(inner))
+    return reason
 
 
 def _within(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) -> Iterator[NodeDef]:
@@ -61,9 +61,9 @@ def _within(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) ->
 
 def _choice_hindrance(node: NodeDef) -> str | None:
     if node.attr["Tcond"].type != tf.bool.as_datatype_enum:
-        return f"a condition that is no truth value ({node.name})"
+        return f"a condition that is not boolean ({node.name})"
     if tf.resource.as_datatype_enum in node.attr["Tout"].list.type:
-        return f"a value that is a resource ({node.name})"
+        return f"a resource as an output ({node.name})"
     return None
 
 
@@ -76,12 +76,12 @@ def _op_hindrance(node: NodeDef) -> str | None:
 
 
 class BothBranches:
-    """Takes both branches of an `If` into the graph: what they write become values, of which the predicate chooses.
+    """Adds both branches of an `If` to the graph: their writes become values, of which the predicate selects one.
 
         If(p, {m ← f(m, g); v ← v - m}, {c ← c + 1})    becomes    m₁ = f(m, g);  m ← where(p, m₁, m);
                                                                   v ← where(p, v - m₁, v);  c ← where(p, c, c + 1)
 
-    Within a branch, a read gives the value that the branch has written before it.
+    Within a branch, a read returns the value that the branch has written before.
     """
 
     def __init__(self, editor: StepEditor, item: Step) -> None:
@@ -90,23 +90,25 @@ class BothBranches:
         self._arithmetic = Arithmetic(editor)
 
     def take(self, node: NodeDef) -> Taken:
-        """Adds what stands for an `If`, which stays as it is, as do those that read it or wait for it."""
+        """Adds the replacement of an `If`; the `If`, its consumers and their control dependencies remain unchanged."""
         prefix = f"branches/{node.name}"
-        predicate, *given = [tensor(i) for i in node.input if not is_control(i)]
-        touched = {node_of(g): self._item.by_handle[node_of(g)] for g in given if node_of(g) in self._item.by_handle}
-        waits = {h: self._waits(node, h) for h in touched}
-        before = {h: self._arithmetic.read(f"{prefix}/{h}", variable, waits[h]) for h, variable in touched.items()}
-        outputs, after = self._choose(node, prefix, predicate, given, before, self._outputs_read(node.name))
-        reads = {h: node_of(worth.value) for h, worth in before.items()}
+        predicate, *captures = [tensor(i) for i in node.input if not is_control(i)]
+        variables = {
+            node_of(g): self._item.by_handle[node_of(g)] for g in captures if node_of(g) in self._item.by_handle
+        }
+        waits = {h: self._waits(node, h) for h in variables}
+        before = {h: self._arithmetic.read(f"{prefix}/{h}", variable, waits[h]) for h, variable in variables.items()}
+        outputs, after = self._choose(node, prefix, predicate, captures, before, self._outputs_read(node.name))
+        reads = {h: node_of(version.value) for h, version in before.items()}
         writes = {
             h: self._arithmetic.write(f"{prefix}/{h}", variable, before[h], after[h], [*waits[h], reads[h]])
-            for h, variable in touched.items() if after[h] != before[h]
+            for h, variable in variables.items() if after[h] != before[h]
         }  # fmt: skip
-        used = {h: read for h, read in reads.items() if not self._is_dropped(read, waits[h])}
+        used = {h: read for h, read in reads.items() if not self._drop_if_unused(read, waits[h])}
         return Taken(used, writes, {f"{node.name}:{k}": made for k, made in outputs.items()})
 
-    def _is_dropped(self, read: str, waits: Sequence[str]) -> bool:
-        """Removes a read that nobody computes with, as where rows are added; returns whether it did."""
+    def _drop_if_unused(self, read: str, waits: Sequence[str]) -> bool:
+        """Removes a read whose value is unused, such as for rows that are only added; returns True if it did."""
         readers = [self._editor[consumer] for consumer in self._editor.consumers(read)]
         if _outputs_among(read, _data_of(readers)):
             return False
@@ -115,10 +117,10 @@ class BothBranches:
         return True
 
     def _waits(self, node: NodeDef, handle: str) -> list[str]:
-        """What an `If` waits for on behalf of one variable: not for a mere read of another, which orders nothing."""
-        return [name for i in node.input if is_control(i) and not self._is_mere_read(name := node_of(i), handle)]
+        """Returns the nodes that an `If` waits for on behalf of one variable; plain reads of others order nothing."""
+        return [name for i in node.input if is_control(i) and not self._is_plain_read(name := node_of(i), handle)]
 
-    def _is_mere_read(self, name: str, besides: str) -> bool:
+    def _is_plain_read(self, name: str, besides: str) -> bool:
         node = self._editor[name]
         return node.op == "ReadVariableOp" and len(node.input) == 1 and node_of(node.input[0]) != besides
 
@@ -127,35 +129,35 @@ class BothBranches:
         return _outputs_among(name, [*_data_of(readers), *self._item.outputs])
 
     def _choose(
-        self, node: NodeDef, prefix: str, predicate: str, given: Sequence[str], before: _State, wanted: set[int]
+        self, node: NodeDef, prefix: str, predicate: str, captures: Sequence[str], before: _State, wanted: set[int]
     ) -> tuple[dict[int, str], _State]:
-        """Those outputs of an `If` that are `wanted`, and what variables are worth after it."""
+        """Returns the outputs of an `If` in `wanted`, and the versions of variables after it."""
         then, other = (
-            self._run(self._body(node.attr[branch].func.name, given), f"{prefix}/{branch}", given, before)
+            self._run(self._body(node.attr[branch].func.name, captures), f"{prefix}/{branch}", captures, before)
             for branch in _BRANCHES
         )
         select, either = self._arithmetic.select, self._arithmetic.either
         outputs = {k: select(f"{prefix}/output_{k}", predicate, then[0][k], other[0][k]) for k in sorted(wanted)}
         return outputs, {h: either(f"{prefix}/{h}/after", predicate, then[1][h], other[1][h]) for h in before}
 
-    def _body(self, function: str, given: Sequence[str]) -> Body:
-        handles = [self._editor[node_of(g)] if node_of(g) in self._item.by_handle else None for g in given]
+    def _body(self, function: str, captures: Sequence[str]) -> Body:
+        handles = [self._editor[node_of(g)] if node_of(g) in self._item.by_handle else None for g in captures]
         shapes = [
             tf.TensorShape([]) if handle else self._editor.spec(g).shape
-            for g, handle in zip(given, handles, strict=True)
+            for g, handle in zip(captures, handles, strict=True)
         ]
         return self._library.body(function, shapes, handles)
 
     # -- one branch ------------------------------------------------------------------------------------------------
 
-    def _run(self, body: Body, prefix: str, given: Sequence[str], before: _State) -> tuple[list[str], _State]:
-        """The outputs of a branch, and what variables are worth after it."""
-        named = dict(zip(body.arguments, given, strict=True))
+    def _run(self, body: Body, prefix: str, captures: Sequence[str], before: _State) -> tuple[list[str], _State]:
+        """Adds the nodes of a branch; returns its outputs and the versions of variables after it."""
+        tensors = dict(zip(body.arguments, captures, strict=True))
         state = dict(before)
         graph_index = GraphIndex(body.graph_def)
         for name in graph_index.order:
             node, here = graph_index.nodes[name], f"{prefix}/{name}"
-            inputs = [named[tensor(i)] for i in node.input if not is_control(i)]
+            inputs = [tensors[tensor(i)] for i in node.input if not is_control(i)]
             handle = node_of(inputs[0]) if inputs else ""
             if tensor(name) in body.arguments:
                 continue
@@ -163,19 +165,19 @@ class BothBranches:
                 readers = [graph_index.nodes[consumer] for consumer in graph_index.consumers[name]]
                 wanted = _outputs_among(name, [*_data_of(readers), *body.outputs])
                 chosen, state = self._choose(node, here, inputs[0], inputs[1:], state, wanted)
-                named.update({f"{name}:{k}": made for k, made in chosen.items()})
+                tensors.update({f"{name}:{k}": made for k, made in chosen.items()})
             elif node.op in WRITES:
                 state[handle] = self._arithmetic.written(here, node.op, state[handle], inputs[1:])
             elif node.op == "ReadVariableOp":
-                named[tensor(name)] = self._arithmetic.whole(here, state[handle])
+                tensors[tensor(name)] = self._arithmetic.whole(here, state[handle])
             elif node.op == "ResourceGather":
-                named[tensor(name)] = self._arithmetic.gathered(here, state[handle], inputs[1])
-            elif node.op == "IdentityN":  # it would tie variables together
-                named.update({f"{name}:{k}": passed for k, passed in enumerate(inputs)})
+                tensors[tensor(name)] = self._arithmetic.gathered(here, state[handle], inputs[1])
+            elif node.op == "IdentityN":  # a copy would tie variables together
+                tensors.update({f"{name}:{k}": passed for k, passed in enumerate(inputs)})
             else:
                 outputs = self._arithmetic.copy(here, node, inputs, body.specs_of(name))
-                named.update({f"{name}:{k}": made for k, made in enumerate(outputs)})
-        return [named[output] for output in body.outputs], state
+                tensors.update({f"{name}:{k}": made for k, made in enumerate(outputs)})
+        return [tensors[output] for output in body.outputs], state
 
 
 def _data_of(nodes: Iterable[NodeDef]) -> Iterator[str]:
@@ -183,5 +185,5 @@ def _data_of(nodes: Iterable[NodeDef]) -> Iterator[str]:
 
 
 def _outputs_among(name: str, tensors: Iterable[str]) -> set[int]:
-    """Which outputs of a node are among some tensors."""
+    """Returns the indices of a node's outputs that are among some tensors."""
     return {output_index(t) for t in tensors if node_of(t) == name}

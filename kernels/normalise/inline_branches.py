@@ -1,4 +1,4 @@
-"""Inline branches: one condition does not tie the updates of variables together that different workers hold."""
+"""Inlining of conditionals that would tie together the updates of variables with different owners."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from autodist.kernels.replicate.recompute_after_reduce import find_recomputed
 
 @dataclass(frozen=True)
 class InlineBranches(Kernel):
-    """Takes the branches of a condition into the graph where what they write cannot stay in one operation.
+    """Inlines the branches of a conditional whose writes cannot stay in one operation.
 
-    That is where an optimizer writes variables that different workers hold (gradient accumulation, loss scaling), and
-    where replicas write state whose values differ and have to be joined. Both branches are then computed, and the
-    condition chooses what is written.
+    This is the case if an optimizer writes variables of different owners (gradient accumulation, loss scaling), or if
+    replicas write state whose values differ and must be reduced. Both branches are then computed, and the condition
+    selects the written values.
 
         If(p, v ← v - g, c ← c + g)      becomes      v ← where(p, v - g, v);  c ← where(p, c, c + g)
     """
@@ -46,41 +46,41 @@ class InlineBranches(Kernel):
 
 
 def inline_shared_updates(item: Step, plan: Plan) -> Step:
-    """The step in which no condition holds the updates of variables that the strategy gives to different workers.
+    """Inlines conditionals that update variables to which the strategy gives different owners.
 
-    Not where one of these is asynchronous: others write such a variable at the same time, so that what is written must
-    not be made of a value that was read before.
+    A conditional that updates an asynchronous variable is not inlined. Other workers write such a variable
+    concurrently, so that a written value must not depend on an earlier read.
 
     Raises:
-        StrategyError: one does, and more than writes of variables.
+        StrategyError: such a conditional has side effects other than writes of variables.
     """
     variable_placements = {variable: plan.variable_placement(variable) for variable in plan.variables}
     chosen = []
     for node in item.graph_index.of_op("If"):
         names = _written(item, node)
-        asked = {variable_placements[name] for name in names if name in variable_placements}
+        placements = {variable_placements[name] for name in names if name in variable_placements}
         is_awaited = all(
             variable_placement is None or variable_placement.pace is not SyncMode.ASYNCHRONOUS
-            for variable_placement in asked
+            for variable_placement in placements
         )
-        if is_awaited and len(asked) > 1:
+        if is_awaited and len(placements) > 1:
             hindrance = find_hindrance(node, item.graph_def.library)
             if hindrance is not None:
                 raise StrategyError(
-                    f"{listed(names)} are written under one condition ({node.name}), the strategy gives them different "
-                    f"owners, or one of them to all workers, and both branches cannot be computed: {hindrance} stands "
-                    "in one. Take it out of the condition, give the variables one owner (the PS builder does), or use "
-                    "AllReduce for all of them."
+                    f"{listed(names)} are written under one condition ({node.name}), and the strategy gives them "
+                    f"different owners, or one of them to all workers. Both branches cannot be computed: {hindrance} "
+                    "stands in one. Move it out of the condition, give the variables one owner (the PS builder does), "
+                    "or use AllReduce for all of them."
                 )
             chosen.append(node)
     return _inlined(item, chosen) if chosen else item
 
 
 def inline_state(item: Step) -> Step:
-    """The step in which no condition holds a write of the compute part whose value differs between replicas.
+    """Inlines conditionals of the compute part that write values which differ between replicas.
 
     Raises:
-        RewriteError: the replicas may not agree on such a condition, or it holds more than writes of variables.
+        RewriteError: replicas may disagree on such a condition, or it has side effects other than writes of variables.
     """
     if not any(_written(item, node) for node in item.graph_index.of_op("If")):
         return item
@@ -95,19 +95,19 @@ def inline_state(item: Step) -> Step:
         return item
     flows = flows_of(item)
     for node in chosen:
-        told = f"{listed(_written(item, node))} is written under a condition ({node.name})"
+        subject = f"{listed(_written(item, node))} is written under a condition ({node.name})"
         reason = _why_not_agreed(item, flows, node.input[0])
         if reason is not None:
             raise RewriteError(
-                f"{told} on which the replicas may not agree ({reason}), so that what they leave there cannot be "
-                "joined. Let the condition be made of what all replicas share (a counter, say) or of means and sums "
-                "over the batch; or write tf.where(condition, new, old) in every step, and say by the variable's "
-                "`aggregation` how it is to be combined."
+                f"{subject} on which the replicas may not agree ({reason}), so that their values cannot be combined. "
+                "Compute the condition from values that all replicas share (a counter, for example), or from means and "
+                "sums over the batch; or write tf.where(condition, new, old) in every step, and set the variable's "
+                "`aggregation` to the way in which its values are to be combined."
             )
         hindrance = find_hindrance(node, item.graph_def.library)
         if hindrance is not None:
             raise RewriteError(
-                f"{told} with values that differ between replicas, and both branches cannot be computed: {hindrance} "
+                f"{subject} with values that differ between replicas. Both branches cannot be computed: {hindrance} "
                 "stands in one. Take it out of the condition."
             )
     inlined = _inlined(item, chosen)
@@ -116,24 +116,24 @@ def inline_state(item: Step) -> Step:
 
 
 def _require_not_read_again(item: Step, inlined: Step) -> None:
-    """Passes unless replicas would go on with what each has left in a variable, where a condition let it write.
+    """Checks that replicas do not use, in the same step, their own values of a variable written under a condition.
 
     Raises:
-        RewriteError: what is differentiated reads such a variable after the write.
+        RewriteError: a loss depends on a read of such a variable after the write.
     """
     writes = [w for w in writes_read_again(inlined, flows_of(inlined)) if w not in item.graph_index.nodes]
     if writes:
         names = sorted({name for write in writes for name in _written(inlined, inlined.graph_index.nodes[write])})
         raise RewriteError(
-            f"{listed(names)} is written under a condition, of what replicas have of the batch, and read again for "
-            "what is differentiated: each replica would go on with what its own part has left there. In a step of "
+            f"{listed(names)} is written under a condition with values of a replica's part of the batch, and read "
+            "again for what is differentiated: each replica would continue with its own value. In a step of "
             "ad.function or fit, write it in every step, as v.assign(tf.where(condition, new, v)): sums and means of "
             "the batch are then those of the whole batch. Or set it before the first step."
         )
 
 
 def _why_not_agreed(item: Step, flows: Propagation, condition: str) -> str | None:
-    """Why replicas may not agree on a condition, even if what it is made of is joined over them; None if they do."""
+    """Returns the reason why replicas may disagree on a condition even if its inputs are reduced, or None."""
 
     def is_whole(name: str, kind: Kind) -> bool | None:
         is_float = item.spec_of(name).dtype.is_floating
@@ -146,7 +146,7 @@ def _why_not_agreed(item: Step, flows: Propagation, condition: str) -> str | Non
 
 
 def _written(item: Step, node: NodeDef) -> list[str]:
-    """The names of the variables that a node writes."""
+    """Returns the names of the variables that a node writes."""
     effect = item.graph_index.effects.get(node.name, NO_EFFECT)
     return sorted(item.by_handle[h].name for h in effect.writes if h in item.by_handle)
 
@@ -155,17 +155,16 @@ def _inlined(item: Step, nodes: Sequence[NodeDef]) -> Step:
     editor = StepEditor(item)
     branches = BothBranches(editor, item)
     places = {name: place for place, name in enumerate(item.graph_index.order)}
-    for node in sorted(nodes, key=lambda node: places[node.name]):  # what comes after one is still there
+    for node in sorted(nodes, key=lambda node: places[node.name]):  # later ones are still in the graph
         _replace(editor, item, node.name, branches.take(editor[node.name]))
     return editor.to_item()
 
 
 def _replace(editor: StepEditor, item: Step, name: str, taken: Taken) -> None:
-    """Lets who read an `If` or waited for it read and wait for what stands for it; whoever writes what it only read
-    waits for that read, too.
+    """Replaces an `If` for its consumers and for nodes that wait for it.
 
-    What it wrote is written whether or not somebody waits for that; whoever came after it, by whatever way, to one of
-    these variables comes after its write.
+    Nodes that write a variable which the `If` only read wait for that read. Its writes run even if no node waits for
+    them. Every later access to one of these variables, on any path, comes after the write.
     """
     writes = [write for made in taken.writes.values() for write in made]
     for old, new in taken.outputs.items():
@@ -182,7 +181,7 @@ def _replace(editor: StepEditor, item: Step, name: str, taken: Taken) -> None:
 
 
 def _come_after(editor: StepEditor, item: Step, name: str, writes: Mapping[str, Sequence[str]]) -> None:
-    """Orders what uses a variable that an `If` wrote after its write, where that led to it in the captured graph."""
+    """Orders accesses to a variable that an `If` wrote after the write, if the captured graph ordered them so."""
     after = reach(item.graph_index.consumers[name], item.graph_index.consumers.__getitem__)
     for later in sorted(after & item.graph_index.effects.keys()):
         effect = item.graph_index.effects[later]

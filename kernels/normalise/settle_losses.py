@@ -1,4 +1,4 @@
-"""Settle losses: what was added to take a loss apart goes again, where one weight suits all of the loss."""
+"""Settlement of losses: removes decomposition points of a loss that needs a single weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autodist.kernels.unused import remove_unused
 
 @dataclass(frozen=True)
 class SettleLosses(Kernel):
-    """Keeps the seams of a loss at its terms, and takes out all others; the calls name the terms that are left.
+    """Keeps the decomposition points of a loss at its terms and removes all others; gradient calls keep these terms.
 
     mean' = value(seed · mean),  0.5 * mean' → 0.5 * seed · …      becomes      0.5 * mean → 0.5 * …
     """
@@ -37,13 +37,13 @@ class SettleLosses(Kernel):
                 if term not in kept:
                     _take_out(editor, item, term)
             calls.append(replace(call, terms=tuple(replace(term, parts=()) for term in kept), is_settled=True))
-        seams = [name for call in item.gradient_calls for term in call.terms for name in (term.value, term.seed)]
-        remove_unused(editor, item.named, seams)
+        points = [name for call in item.gradient_calls for term in call.terms for name in (term.value, term.seed)]
+        remove_unused(editor, item.named, points)
         return editor.to_item(gradient_calls=tuple(calls))
 
 
 def _take_out(editor: GraphEditor, item: Step, term: Term) -> None:
-    """Lets all read the value as it is, and gradients pass without a weight."""
+    """Makes all consumers read the unscaled value, and lets gradients pass without a weight."""
     if term.value in editor:
         scaled = node_of(editor[term.value].input[0])
         editor.rewire(tensor(term.value), editor[scaled].input[0])

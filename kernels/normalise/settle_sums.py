@@ -1,4 +1,4 @@
-"""Settle sums: only sums over replicas stay whose parts differ between the replicas."""
+"""Settlement of in-step all-reduces: keeps only those whose inputs differ between replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autodist.kernels.unused import remove_unused
 
 @dataclass(frozen=True)
 class SettleSums(Kernel):
-    """Takes out sums over all replicas of what is the same on all, or is computed once, and their gradients with them.
+    """Removes in-step all-reduces of values that are equal on all replicas or computed once, and their gradients.
 
     total = sum_of_all(Σ x),  count = sum_of_all(16)      becomes      total = sum_of_all(Σ x),  count = 16
     """
@@ -49,7 +49,7 @@ def _kept(item: Step) -> tuple[InStepAllReduce, ...]:
 
 
 def _is_free(item: Step, context: Context) -> bool:
-    """Whether no step waits for another worker's, all variables being asynchronous or stale."""
+    """Returns True if no step waits for another worker, since all variables are asynchronous or stale."""
     variable_placements = [context.plan.variable_placement(g.variable) for g in item.gradients]
     return (
         context.workers > 1
@@ -58,71 +58,72 @@ def _is_free(item: Step, context: Context) -> bool:
     )
 
 
-def _differs(item: Step, flows: Propagation, asked: InStepAllReduce) -> bool:
-    """Whether replicas have a part of the sum each.
+def _differs(item: Step, flows: Propagation, reduction: InStepAllReduce) -> bool:
+    """Returns True if each replica has a part of the sum.
 
     Raises:
-        RewriteError: what they have adds up to nothing that one device has.
+        RewriteError: the replicas' values do not add up to the value on one device.
     """
-    name = tensor(item.graph_index.nodes[asked.node].input[0])
+    name = tensor(item.graph_index.nodes[reduction.node].input[0])
     kind = flows.kind(name)
     if isinstance(kind, Replicated):
         return False
-    if asked.how is InStepAllReduceKind.ROWS:
-        _require_rows(flows, name, asked.axis)
+    if reduction.how is InStepAllReduceKind.ROWS:
+        _require_rows(flows, name, reduction.axis)
         return True
-    if not asked.is_asked and not isinstance(kind, Sum):
+    if not reduction.is_asked and not isinstance(kind, Sum):
         raise RewriteError(
-            f"a loss sets a sum or mean of the batch beside values of single examples ({name}), for which the batch "
-            "was taken to lie along the first axis that its placeholder leaves open, and it does not. Leave that axis "
-            "alone open (None), or feed batches whose first axis is the examples'."
+            f"a loss combines a sum or mean of the batch with values of single examples ({name}). The batch was "
+            "assumed to lie along the first axis that its placeholder leaves open, and it does not. Leave only that "
+            "axis open (None), or feed batches whose first axis is the batch axis."
         )
-    if asked.is_mean or not isinstance(kind, Sum | Unknown):
+    if reduction.is_mean or not isinstance(kind, Sum | Unknown):
         raise RewriteError(
-            f"the step asks for the {'mean' if asked.is_mean else 'sum'} over all replicas of {name}, and replicas' "
-            "parts of a batch may differ in length: only a sum over the examples adds up to what one device has. "
-            "Give tf.distribute's all_reduce sums (ReduceOp.SUM), numbers of examples among them, and divide after it."
+            f"the step asks for the {'mean' if reduction.is_mean else 'sum'} over all replicas of {name}, and the "
+            "parts of a batch may differ in length: only a sum over the examples adds up to the value on one device. "
+            "Call tf.distribute's all_reduce with sums (ReduceOp.SUM), numbers of examples included, and divide after it."
         )
     if not item.spec_of(name).shape.is_fully_defined():
         raise RewriteError(
             f"the step asks for the sum over all replicas of {name}, whose shape {item.spec_of(name).shape} is not "
-            "known before it runs; add up over the batch first, and give the rest a known shape (tf.ensure_shape)."
+            "known before it runs. Sum over the batch first, and give the result a known shape (tf.ensure_shape)."
         )
     return True
 
 
 def _require_rows(flows: Propagation, name: str, axis: int) -> None:
-    """Passes if all replicas' rows of a tensor, one replica's after another's, are those that one device has.
+    """Checks that the concatenated rows of all replicas are the rows that one device has.
 
     Raises:
-        RewriteError: they are not, or it is not known.
+        RewriteError: they are not, or it is unknown.
     """
     kind = flows.kind(name)
     if isinstance(kind, PerExample) and kind.axis == axis:
         return
-    why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
+    reason = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
     raise RewriteError(
-        f"the step gathers the rows of all replicas of {name} along axis {axis}, and it is not known that its rows "
-        f"there belong to examples, in their order ({why}). Gather what the model makes of each example, before "
-        "examples are put in another order or combined."
+        f"the step gathers the rows of all replicas of {name} along axis {axis}, and these rows are not known to "
+        f"belong to examples in batch order ({reason}). Gather what the model computes for each example, before "
+        "examples are reordered or combined."
     )
 
 
 def _require_all_noted(item: Step) -> None:
-    """Passes if no sum over all replicas stands where it cannot be made.
+    """Checks that all in-step all-reduces are at the top level of the graph.
 
     Raises:
-        RewriteError: one stands in the body of a loop or of a condition.
+        RewriteError: one is in the body of a loop or of a conditional.
     """
-    noted = {s.node for s in item.whole_sums}
+    registered = {s.node for s in item.whole_sums}
     inner = (node.name for function in item.graph_def.library.function for node in function.node_def)
-    own = (node.name for node in item.graph_index.of_op("PlaceholderWithDefault") if node.name not in noted)
-    hidden = next(_called_so((*own, *inner)), None)
+    outer = (node.name for node in item.graph_index.of_op("PlaceholderWithDefault") if node.name not in registered)
+    hidden = next(_called_so((*outer, *inner)), None)
     if hidden is not None:
         raise RewriteError(
-            f"{hidden} is to be added up over all replicas, as synchronized batch normalisation asks for, or gathered, "
-            "within a loop or a condition of the step (tf.while_loop, tf.map_fn, tf.cond): replicas may take other "
-            "turns there. Call the layer outside of it, or set synchronized=False; gather outside of it."
+            f"{hidden} is to be reduced over all replicas (by synchronized batch normalisation) or gathered, within a "
+            "loop or a condition of the step (tf.while_loop, tf.map_fn, tf.cond): replicas may run different "
+            "iterations or branches there. Call the layer outside of it, or set synchronized=False; gather "
+            "outside of it."
         )
 
 

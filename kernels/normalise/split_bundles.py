@@ -1,4 +1,4 @@
-"""Split bundles: an op that only passes many tensors on does not tie them together."""
+"""Split bundles: replaces ops that only forward several tensors, so that they do not tie these together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autodist.kernels.base import Context, Kernel
 
 @dataclass(frozen=True)
 class SplitBundles(Kernel):
-    """An op that only bundles (IdentityN) ties every variable's update to every gradient; each consumer gets its own.
+    """Removes ops that only bundle tensors (IdentityN), which tie each variable's update to every gradient.
 
     g1, g2 → IdentityN → update1, update2      becomes      g1 → update1,  g2 → update2
     """
@@ -26,14 +26,14 @@ class SplitBundles(Kernel):
         if not bundles:
             return item
         editor = StepEditor(item)
-        given = {t: t for t in (*item.outputs, *(t for g in item.gradients for t in g.tensors))}
+        replaced = {t: t for t in (*item.outputs, *(t for g in item.gradients for t in g.tensors))}
         for name in bundles:
             _unbundle(editor, name)
-        for t in given:
-            while (node := editor[node_of(given[t])]).op == "IdentityN":
-                given[t] = tensor(node.input[output_index(given[t])])
-        editor.set_outputs(given[t] for t in item.outputs)
-        gradients = tuple(replace(g, tensors=tuple(given[t] for t in g.tensors)) for g in item.gradients)
+        for t in replaced:
+            while (node := editor[node_of(replaced[t])]).op == "IdentityN":
+                replaced[t] = tensor(node.input[output_index(replaced[t])])
+        editor.set_outputs(replaced[t] for t in item.outputs)
+        gradients = tuple(replace(g, tensors=tuple(replaced[t] for t in g.tensors)) for g in item.gradients)
         named = editor.named(gradients=gradients)
         editor.remove_unread(bundles, lambda node: node.name in named)
         return editor.to_item(gradients=gradients)

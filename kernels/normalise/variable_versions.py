@@ -1,4 +1,4 @@
-"""Worth: the value that a variable has at some point of a branch, and arithmetic on such values."""
+"""Variable versions (SSA values): the value of a variable at a point of a branch, and arithmetic on such values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ADD_ROWS = {
     SUM.scatter: (tf.raw_ops.ResourceScatterAdd, tf.tensor_scatter_nd_add),
     DIFFERENCE.scatter: (tf.raw_ops.ResourceScatterSub, tf.tensor_scatter_nd_sub),
 }
-"""By op, how rows are added to a variable, and how to a tensor."""
+"""By op: the function that adds rows to a variable, and the one that adds rows to a tensor."""
 
 WRITES = frozenset({"AssignVariableOp", *_ADD, *_ADD_ROWS})
-"""The writes that `Arithmetic.written` knows."""
+"""The writes that `Arithmetic.written` supports."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,19 @@ class AddedRows:
 
 @dataclass(frozen=True)
 class VariableVersion:
-    """What a variable is worth: a tensor, and rows that were added to it since."""
+    """The value of a variable: a tensor, and rows that were added to it since."""
 
     value: str
     rows: tuple[AddedRows, ...] = ()
 
 
 class Arithmetic:
-    """Adds nodes to a graph that read and write variables, and compute what they are worth.
+    """Adds nodes that read and write variables and compute their versions.
 
-    Names are those under "autodist/" for what is added.
+    Names of added nodes are relative to "autodist/".
 
     Args:
-        editor: of the step.
+        editor: the editor of the step.
     """
 
     def __init__(self, editor: StepEditor) -> None:
@@ -59,7 +59,7 @@ class Arithmetic:
         self._wholes: dict[VariableVersion, str] = {}
 
     def read(self, name: str, variable: Variable, after: Iterable[str]) -> VariableVersion:
-        """Reads a variable once the nodes `after` have run."""
+        """Reads a variable after the nodes `after` have run."""
 
         def build(handle: tf.Tensor) -> tf.Tensor:
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
@@ -70,14 +70,14 @@ class Arithmetic:
         return VariableVersion(made)
 
     def write(
-        self, name: str, variable: Variable, before: VariableVersion, worth: VariableVersion, after: Iterable[str]
+        self, name: str, variable: Variable, before: VariableVersion, version: VariableVersion, after: Iterable[str]
     ) -> list[str]:
-        """Lets a variable that is worth `before` be worth something else; returns the writes, each after the last."""
-        if worth.value == before.value:
-            return self._write_rows(f"{name}/write", variable, worth.rows, after)
+        """Writes a new version of a variable over the version `before`; returns the writes, each after the last."""
+        if version.value == before.value:
+            return self._write_rows(f"{name}/write", variable, version.rows, after)
         node = NodeDef(name=f"autodist/{name}/write", op="AssignVariableOp")
         node.attr["dtype"].type = variable.dtype.as_datatype_enum
-        node.input[:] = [variable.handle, as_input(self.whole(name, worth)), *dict.fromkeys(f"^{a}" for a in after)]
+        node.input[:] = [variable.handle, as_input(self.whole(name, version)), *dict.fromkeys(f"^{a}" for a in after)]
         return [self._editor.add(node)]
 
     def _write_rows(self, name: str, variable: Variable, added: Sequence[AddedRows], after: Iterable[str]) -> list[str]:
@@ -93,7 +93,7 @@ class Arithmetic:
         return [f.name(write) for write in writes]
 
     def written(self, name: str, op: str, before: VariableVersion, inputs: Sequence[str]) -> VariableVersion:
-        """What a variable is worth after a write of `WRITES`, whose inputs beside the variable are given."""
+        """Returns the version of a variable after a write of `WRITES`; `inputs` are those besides the variable."""
         if op in _ADD_ROWS:
             indices, updates = inputs
             return replace(before, rows=(*before.rows, AddedRows(op, indices, updates)))
@@ -104,43 +104,43 @@ class Arithmetic:
         spec = self._editor.spec(value)
         return VariableVersion(self._single(name, op, _ADD[op], [value, new], [spec.dtype] * 2, spec))
 
-    def whole(self, name: str, worth: VariableVersion) -> str:
-        """The tensor that holds what a variable is worth, rows and all."""
-        if not worth.rows:
-            return worth.value
-        if worth not in self._wholes:
+    def whole(self, name: str, version: VariableVersion) -> str:
+        """Returns the tensor that holds the full value of a version, added rows included."""
+        if not version.rows:
+            return version.value
+        if version not in self._wholes:
             with self._editor.subgraph(f"{name}/whole") as f:
-                value = f.input(worth.value)
-                for rows in worth.rows:
+                value = f.input(version.value)
+                for rows in version.rows:
                     indices, updates = f.input(rows.indices), f.input(rows.updates)
                     value = _ADD_ROWS[rows.op][1](value, indices[..., tf.newaxis], updates)
-                self._wholes[worth] = f.name(value)
-        return self._wholes[worth]
+                self._wholes[version] = f.name(value)
+        return self._wholes[version]
 
-    def gathered(self, name: str, worth: VariableVersion, indices: str) -> str:
-        """Some rows of what a variable is worth."""
-        whole = self.whole(name, worth)
+    def gathered(self, name: str, version: VariableVersion, indices: str) -> str:
+        """Gathers rows of a version."""
+        whole = self.whole(name, version)
         with self._editor.subgraph(name) as f:
             rows = tf.gather(f.input(whole), f.input(indices))
         return f.name(rows)
 
     def either(self, name: str, predicate: str, then: VariableVersion, other: VariableVersion) -> VariableVersion:
-        """What a variable is worth that has one worth after one branch and another after the other.
+        """Merges the versions of a variable after the two branches of a conditional.
 
-        Rows stay rows where the branches add nothing else; those of the branch that is not taken are zeros.
+        Rows stay rows if the branches only add rows; those of the branch that is not taken become zeros.
         """
         if then.value != other.value:
-            ends = (self.whole(f"{name}/{end}", worth) for end, worth in (("then", then), ("else", other)))
+            ends = (self.whole(f"{name}/{end}", version) for end, version in (("then", then), ("else", other)))
             return VariableVersion(self.select(name, predicate, *ends))
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(then.rows, other.rows, strict=False)))
-        kept = [
+        added = [
             *(self._rows_if(f"{name}/then_{k}", predicate, r, True) for k, r in enumerate(then.rows[shared:])),
             *(self._rows_if(f"{name}/else_{k}", predicate, r, False) for k, r in enumerate(other.rows[shared:])),
         ]
-        return replace(then, rows=(*then.rows[:shared], *kept))
+        return replace(then, rows=(*then.rows[:shared], *added))
 
     def select(self, name: str, predicate: str, then: str, other: str) -> str:
-        """One tensor or another of the same dtype."""
+        """Selects one of two tensors of the same dtype."""
         if then == other:
             return then
         shapes = self._editor.spec(then).shape, self._editor.spec(other).shape
@@ -155,7 +155,7 @@ class Arithmetic:
         return self._single(name, "select", build, [predicate, then, other], [tf.bool, spec.dtype, spec.dtype], spec)
 
     def _one_of(self, name: str, predicate: str, then: str, other: str) -> str:
-        """One of two tensors whose shapes may differ, or which hold what is no number: an `If` that passes it on."""
+        """Selects one of two tensors of different shapes or non-numeric dtype by an `If` that forwards it."""
         with self._editor.subgraph(name) as f:
             condition, values = f.input(predicate), [f.input(then), f.input(other)]
             chosen = tf.cond(condition, *(lambda value=value: tf.identity(value) for value in values))
@@ -163,7 +163,7 @@ class Arithmetic:
         return f.name(chosen)
 
     def copy(self, name: str, node: NodeDef, inputs: Sequence[str], specs: Sequence[tf.TensorSpec]) -> list[str]:
-        """Adds a node of a branch that has no effect; returns its outputs, which are as `specs` say."""
+        """Copies a stateless node of a branch; returns its outputs, whose specs are `specs`."""
         made = f"autodist/{name}"
         self._editor.add_copy(node, made, map(as_input, inputs))
         outputs = [f"{made}:{k}" for k in range(len(specs))]
@@ -171,12 +171,12 @@ class Arithmetic:
         return outputs
 
     def _rows_if(self, name: str, predicate: str, rows: AddedRows, wanted: bool) -> AddedRows:
-        """The rows where the predicate is as wanted, else zeros in their place."""
+        """Returns the rows if the predicate equals `wanted`, else zeros."""
         with self._editor.subgraph(f"{name}/rows") as f:
             updates, condition = f.input(rows.updates), f.input(predicate)
-            nothing = tf.zeros([], updates.dtype)
-            kept = tf.where(condition, updates, nothing) if wanted else tf.where(condition, nothing, updates)
-        return replace(rows, updates=f.name(kept))
+            zero = tf.zeros([], updates.dtype)
+            selected = tf.where(condition, updates, zero) if wanted else tf.where(condition, zero, updates)
+        return replace(rows, updates=f.name(selected))
 
     def _single(
         self,
@@ -187,7 +187,7 @@ class Arithmetic:
         dtypes: Sequence[tf.DType],
         spec: tf.TensorSpec,
     ) -> str:
-        """The tensor of a single op; there are many alike, which `what` and their dtypes tell from others."""
+        """Adds a single op; returns its output. Ops with equal `what` and dtypes share a template."""
         key = (what, *dtypes, spec.dtype)
         if key not in self._templates:
             self._templates[key] = Template(dtypes, lambda *given: [build(*given)])

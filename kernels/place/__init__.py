@@ -1,1 +1,1 @@
-"""Which worker holds what, and in which pieces."""
+"""Placement and partitioning of variables on workers."""

@@ -1,4 +1,4 @@
-"""Which worker holds a variable or a shard: as the strategy says, and the slots that go with them."""
+"""Assignment of owners to variables and shards by the strategy, and to slots by the variables that they serve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
 
 _STAND_INS = 1 << 30
-"""From here on a number stands for a variable that is cut, and so has no owner of its own."""
+"""Numbers from here on stand for a partitioned variable, which has no single owner."""
 
 _SEVERAL_OPS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 
@@ -29,7 +29,7 @@ Owners = frozenset[int]
 
 @dataclass(frozen=True)
 class AssignOwners(Kernel):
-    """Notes how each variable is cut, and the owner of every variable or shard that one worker alone holds."""
+    """Sets the partitioning of each variable, and the owner of each variable or shard that only one worker holds."""
 
     name: ClassVar[str] = "assign-owners"
 
@@ -42,19 +42,19 @@ class AssignOwners(Kernel):
 
 
 def find_placements(item: Step, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
-    """Where all variables of a step lie, by name."""
+    """Returns the placements of all variables of a step, by name."""
     plan = Plan(strategy)
     placed = replace(_decided(inline_shared_updates(item, plan), plan), stage_group=plan.stage_group)
     return {variable.name: placed.placement(variable.name) for variable in item.variables}
 
 
 def _decided(item: Step, plan: Plan) -> Step:
-    """How a step's variables are cut and who owns them; what `item` says already, from an earlier step, holds.
+    """Returns the step with the partitioning and owners of its variables; those from an earlier step are kept.
 
-    What an update keeps beside a variable (a slot) is cut and placed like the variables that it serves: those whose
-    update reads it, else those that it is computed from (an average of weights). What serves variables of several
-    owners, or one that every worker holds, is held by every worker; so is what serves a variable that is cut and has
-    another shape. Where all variables are asynchronous, the owner of the first holds what counts the updates.
+    A slot is partitioned and placed like the variables that it serves. These are the variables whose update reads it,
+    or else those that it is computed from (for an average of weights). A slot that serves variables of several owners,
+    or a variable that every worker holds, is held by every worker. So is a slot of a partitioned variable with another
+    shape. If all variables are asynchronous, the owner of the first one owns the update counters.
     """
     fixed = item.owners.keys() | item.cuts.keys()
     cuts, owners = dict(item.cuts), dict(item.owners)
@@ -72,7 +72,7 @@ def _decided(item: Step, plan: Plan) -> Step:
 
 
 def _place_slots(item: Step, known: Set[str], cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
-    """Adds what follows for variables that are not `known` by themselves."""
+    """Adds the placements of variables that are not `known`, by the variables that they serve."""
     stages = find_stages(item)
     cut_variables = dict(enumerate((name for name in cuts if name in item.by_name), start=_STAND_INS))
     holders = {name: owners.get(name, EVERY_WORKER) for name in known}
@@ -85,14 +85,14 @@ def _place_slots(item: Step, known: Set[str], cuts: dict[str, Partitioning], own
         if handle in decided:
             continue
         if _is_updated(stages, handle):
-            found = serves.get(handle) or read_before.get(handle) or computed_from(item, stages, decided, handle)
+            served = serves.get(handle) or read_before.get(handle) or computed_from(item, stages, decided, handle)
         else:
-            found = _written_together(item, stages, decided, handle)
-        holder = next(iter(found)) if len(found) == 1 else EVERY_WORKER
-        if holder in cut_variables:
-            _cut_alike(item, variable, cut_variables[holder], cuts, owners)
-        elif holder != EVERY_WORKER:
-            owners[variable.name] = holder
+            served = _written_together(item, stages, decided, handle)
+        owner = next(iter(served)) if len(served) == 1 else EVERY_WORKER
+        if owner in cut_variables:
+            _cut_alike(item, variable, cut_variables[owner], cuts, owners)
+        elif owner != EVERY_WORKER:
+            owners[variable.name] = owner
 
 
 def _cut_alike(item: Step, slot: Variable, served: str, cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
@@ -109,10 +109,10 @@ def _is_updated(stages: Stages, handle: str) -> bool:
 
 
 def _written_together(item: Step, stages: Stages, decided: Mapping[str, int], handle: str) -> Owners:
-    """The owners of the decided variables that one op writes with it, which runs where all of them lie.
+    """Returns the owners of the decided variables that one op writes together with `handle`; it runs where they are.
 
-    No gradient reaches such an op where gradients are added up in variables by some runs, and applied by others. What
-    a branch or a function writes by several ops may lie at several workers.
+    No gradient reaches such an op if some runs accumulate gradients in variables and others apply them. A branch or a
+    function with several ops may write variables of several workers.
     """
     ops = [write for write in stages.writes if item.graph_index.nodes[write].op not in _SEVERAL_OPS]
     written = [stages.effects[write].writes for write in ops]
@@ -122,42 +122,42 @@ def _written_together(item: Step, stages: Stages, decided: Mapping[str, int], ha
 def find_served(
     item: Step, stages: Stages, decided: Mapping[str, int], reads_before: bool = False
 ) -> dict[str, Owners]:
-    """For each variable, the owners of the decided ones whose writes it leads to.
+    """Returns, for each variable, the owners of the decided variables whose writes depend on it.
 
     Args:
         item: the step.
-        stages: its stages.
+        stages: the stages of the step.
         decided: owners, by handle.
-        reads_before: whether it may lead there by what is computed before the updates, for these alone (from the read
-            of a slot that is written later), besides what runs once. Once variables are cut, wholes of which all
-            shards are parts may be computed there.
+        reads_before: True to also follow nodes outside the part that runs once that are computed only for it (from an
+            early read of a slot that is written later). After partitioning, such nodes may compute concatenations of
+            all shards.
     """
     nodes = item.graph_index.nodes
     leads: dict[str, Owners] = {}
     serves: dict[str, Owners] = {}
     for name in _of_updates(item, stages) if reads_before else _backwards(stages):
         effect = stages.effects.get(name)
-        mine = leads.get(name, frozenset())
+        reached = leads.get(name, frozenset())
         if effect:
-            mine |= {decided[h] for h in effect.writes if h in decided}
+            reached |= {decided[h] for h in effect.writes if h in decided}
             for handle in effect.reads | effect.writes:
-                serves[handle] = serves.get(handle, frozenset()) | mine
+                serves[handle] = serves.get(handle, frozenset()) | reached
             for handle in effect.writes - decided.keys():
-                mine |= serves.get(handle, frozenset())
+                reached |= serves.get(handle, frozenset())
         for i in nodes[name].input:
             if not is_control(i):
                 source = node_of(i)
-                leads[source] = leads.get(source, frozenset()) | mine
+                leads[source] = leads.get(source, frozenset()) | reached
     return serves
 
 
 def _backwards(stages: Stages) -> list[str]:
-    """What runs once, each node before all that it needs."""
+    """Returns the nodes that run once, in reverse topological order."""
     return sorted(stages.once, key=stages.order.__getitem__, reverse=True)
 
 
 def _of_updates(item: Step, stages: Stages) -> list[str]:
-    """What runs once, and what is computed for that alone, in that order, too."""
+    """Returns the nodes that run once and those computed only for them, in reverse topological order."""
     found: dict[str, None] = {}
     for name in reversed(item.graph_index.order):
         readers = [c for c in item.graph_index.consumers[name] if name in item.graph_index.data[c]]
@@ -173,10 +173,11 @@ def computed_from(
     handle: str,
     gradients: Mapping[str, str] | None = None,
 ) -> Owners:
-    """The owners of the decided variables whose values or gradients the writes of `handle` are computed from.
+    """Returns the owners of the decided variables whose values or gradients the writes of `handle` depend on.
 
     Args:
-        gradients: the variable that each tensor which the updates read is the gradient of; by default as captured.
+        gradients: maps tensors that the updates read to the variable that they are the gradient of; by default as
+            captured.
     """
     nodes = item.graph_index.nodes
     if gradients is None:
@@ -202,14 +203,14 @@ def computed_from(
 
 
 Nodes = Mapping[str, list[tuple[str, str]]]
-"""By a node's name, the nodes and tensors that it has data from."""
+"""By node, the nodes and tensors of its data inputs."""
 
 
 def find_counters(item: Step) -> list[str]:
-    """Names of the variables that every step writes alike, whatever its batch, and that belong to the updates.
+    """Returns the names of update counters, which every step writes with values that do not depend on the batch.
 
-    These read them (Adam's number of steps), or the script has declared that one replica's write is enough, as Keras
-    does of an optimizer's `iterations`.
+    Either the updates read them (Adam's number of steps), or the script declares that one replica's write is enough, as
+    Keras does for an optimizer's `iterations`.
     """
     stages = find_stages(item)
     nodes: Nodes = {
@@ -224,7 +225,7 @@ def find_counters(item: Step) -> list[str]:
 
 
 def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
-    """Handles of what the updates read, beside gradients."""
+    """Returns the handles of variables, besides gradients, that the updates read."""
     gradients = {t for g in stages.gradients for t in g.tensors}
     writes = [w for w in stages.writes if w in stages.update]
     found = _data_ancestors(nodes, writes, gradients)
@@ -232,7 +233,7 @@ def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
 
 
 def _written_alike(item: Step, stages: Stages, nodes: Nodes) -> set[str]:
-    """Handles of what the compute part writes with values that no batch and no random draw reaches."""
+    """Returns the handles that the compute part writes with values that depend on no batch and no random number."""
     batch = {node_of(name) for name, axis in item.inputs.items() if axis is not None}
     batch |= {node.name for node in item.graph_index.having(Trait.SEEDED)}
     by_handle: dict[str, list[str]] = {}
@@ -244,6 +245,6 @@ def _written_alike(item: Step, stages: Stages, nodes: Nodes) -> set[str]:
 
 
 def _data_ancestors(nodes: Nodes, roots: Iterable[str], without: Iterable[str] = ()) -> set[str]:
-    """The roots and all that they are computed from, the tensors `without` left aside."""
+    """Returns the roots and their data ancestors, without following the tensors `without`."""
     left = set(without)
     return reach(roots, lambda name: [source for source, made in nodes[name] if made not in left])

@@ -1,4 +1,4 @@
-"""Copies of variables: a loop or function that takes a handle gets that of a copy, which is refreshed before it."""
+"""Copies of variables for loops and functions that take a handle; a copy is refreshed before each use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autodist.graph.parts import Variable
 
 
 def add_copy(editor: GraphEditor, variable: Variable, name: str, suffix: str, device: str = "") -> str:
-    """Adds the handle of a copy of a variable, which the session knows by the variable's name with a suffix."""
+    """Adds the handle of a copy of a variable, whose session name is the variable's name with a suffix."""
     copy = NodeDef(name=name, op="VarHandleOp", device=device)
     copy.attr["dtype"].type = variable.dtype.as_datatype_enum
     copy.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
@@ -21,7 +21,7 @@ def add_copy(editor: GraphEditor, variable: Variable, name: str, suffix: str, de
 
 
 def read_before(editor: GraphEditor, taker: str, variable: Variable, name: str, device: str = "") -> str:
-    """Adds a read of a variable that waits for what the node `taker` waits for."""
+    """Adds a read of a variable with the control inputs of the node `taker`."""
     read = NodeDef(name=name, op="ReadVariableOp", device=device)
     read.attr["dtype"].type = variable.dtype.as_datatype_enum
     read.input[:] = [variable.handle, *filter(is_control, editor[taker].input)]
@@ -29,20 +29,20 @@ def read_before(editor: GraphEditor, taker: str, variable: Variable, name: str, 
 
 
 def take_copy(editor: GraphEditor, taker: str, taken: Collection[str], copy: str, value: str) -> None:
-    """Lets a node take the handle of a copy, once that has a value, in place of other handles.
+    """Replaces handles that a node takes by the handle of a copy, after the copy has been refreshed.
 
     Args:
-        editor: of the graph.
+        editor: the editor of the graph.
         taker: the node.
-        taken: the handles that it takes so far, as tensors.
-        copy: the copy's handle.
-        value: the node that makes the value.
+        taken: the tensors of the handles to replace.
+        copy: handle of the copy.
+        value: the node that computes the copy's new value.
     """
     device, dtype = editor[copy].device, editor[copy].attr["dtype"].type
     refresh = NodeDef(name=f"{value}/refresh", op="AssignVariableOp", device=device, input=[copy, value])
     refresh.attr["dtype"].type = dtype
     editor.add(refresh)
-    # By data: a loop's body may ask for the shape of what it is given before it heeds the loop's control inputs.
+    # A data edge: a loop's body may query the shape of its input before the loop's control inputs have run.
     fresh = NodeDef(name=f"{value}/fresh", op="Identity", device=device, input=[copy, f"^{refresh.name}"])
     fresh.attr["T"].type = tf.resource.as_datatype_enum
     editor.add(fresh)

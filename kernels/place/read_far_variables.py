@@ -1,4 +1,4 @@
-"""Variables that another worker holds: read once a step, and written, where they are."""
+"""Remote variables: variables of another worker are read once per step, and written where they are."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from autodist.kernels.place.copies import add_copy, read_before, take_copy
 
 @dataclass(frozen=True)
 class ReadFarVariables(Kernel):
-    """Places handles, reads and writes of far variables at their owners.
+    """Places handles, reads and writes of remote variables at their owners.
 
-    Reads of one variable that wait for the same nodes become one. What takes the handle itself (a loop, which would
-    read across the network at every turn) gets that of a copy on this worker, which is refreshed once a step; what
-    writes a far variable and takes the handle of one that lies elsewhere (an `If` around an update) gets that of a copy
-    at the owner.
+    Reads of one variable with the same control inputs are merged. A node that takes the handle itself (a loop, which
+    would read remotely in every iteration) gets the handle of a copy on this worker, refreshed once per step. A node
+    that writes a remote variable and takes the handle of a variable elsewhere (an `If` around an update) gets the
+    handle of a copy at the owner.
     """
 
     name: ClassVar[str] = "read-far-variables"
@@ -55,13 +55,13 @@ def _read_far(editor: GraphEditor, item: Step, context: Context, far: Mapping[st
             editor[name].device = device
     for name, handles in written.items():
         if name in editor and any(h in far for h in handles):
-            _bring_handles(editor, item, context, far, name, next(far[h] for h in handles if h in far))
+            _use_copies(editor, item, context, far, name, next(far[h] for h in handles if h in far))
 
 
-def _bring_handles(
+def _use_copies(
     editor: GraphEditor, item: Step, context: Context, far: Mapping[str, int], writer: str, worker: int
 ) -> None:
-    """Lets what writes at `worker` take copies there of the variables that lie elsewhere."""
+    """Makes a node that writes at `worker` use copies there of the variables that lie elsewhere."""
     taken = {node_of(i) for i in editor[writer].input if not is_control(i)} & item.by_handle.keys()
     for handle in sorted(taken):
         if far.get(handle, context.worker) != worker:
@@ -74,17 +74,17 @@ def _merge_reads(editor: GraphEditor, handle: str) -> None:
         node = editor[name]
         if node.op != "ReadVariableOp":
             continue
-        kept = first.setdefault(tuple(sorted(filter(is_control, node.input))), name)
-        if kept != name:
-            editor.rewire(tensor(name), tensor(kept))
-            editor.replace_control(name, [kept])
+        merged = first.setdefault(tuple(sorted(filter(is_control, node.input))), name)
+        if merged != name:
+            editor.rewire(tensor(name), tensor(merged))
+            editor.replace_control(name, [merged])
             editor.remove([name])
 
 
 def _give_copy(
     editor: GraphEditor, variable: Variable, context: Context, holder: int, reader: int, takers: list[str]
 ) -> None:
-    """Gives `takers`, which stand at the worker `reader`, a copy of a variable that `holder` has."""
+    """Makes nodes `takers` on worker `reader` use a copy of a variable that worker `holder` has."""
     if not takers:
         return
     name = f"autodist/copy/{reader}/{variable.handle}"

@@ -1,4 +1,4 @@
-"""Runs of a session that only set variables (initialisers, a learning rate's assignment): the chief's values win."""
+"""Session runs that only set variables (initializers, assignment of a learning rate): the chief's values are used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autodist.kernels.communicate.read_proxies import PROXY
 
 @dataclass(frozen=True)
 class SetByChief(Kernel):
-    """The chief writes what a run sets, everywhere; the other workers run it without its writes, once these are done.
+    """Makes the chief's writes effective on all workers; other workers run the step without its writes, after these.
 
     chief:  v.assign(f())   becomes   v.assign(f()), and v.assign(v) on every other worker, proxies included
     others: v.assign(f())   becomes   nothing
@@ -53,7 +53,7 @@ class SetByChief(Kernel):
                 _write_copies(editor, variable, names, plan.stage_group[owner], context)
             if plan.has_proxy(variable.name):
                 _write_copies(editor, variable, names, range(context.workers), context, PROXY)
-        # What is written is placed; what is only read stands where a later kernel reads it.
+        # Written variables are placed here; variables that are only read are placed by a later kernel.
         read = {
             v.name: item.owners[v.name] for v in item.variables if v.name in item.owners and v.handle not in by_handle
         }
@@ -76,7 +76,7 @@ def _write_copies(
     context: Context,
     suffix: str = "",
 ) -> None:
-    """Gives copies of a variable on `workers` the value that it has after the writes `after`."""
+    """Assigns the value of a variable after the writes `after` to its copies on `workers`."""
     handle = variable.handle
     shared_name = editor[handle].attr["shared_name"].s.decode() + suffix
     made = []
@@ -90,7 +90,7 @@ def _write_copies(
 
 
 def only_sets(item: Step) -> bool:
-    """Whether a run writes variables, from nothing that differs between replicas, and trains nothing."""
+    """Returns True if a run writes variables with values that are equal on all replicas, and trains nothing."""
     if item.gradients:
         return False
     writes = [name for name, effect in item.graph_index.effects.items() if effect.writes]

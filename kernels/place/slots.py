@@ -1,4 +1,4 @@
-"""Which variables an optimizer keeps for which others."""
+"""Slots: the variables that an optimizer keeps for each trained variable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autodist.kernels.place.assign_owners import computed_from, find_served
 
 
 def find_slots(item: Step) -> dict[str, tuple[Variable, ...]]:
-    """By trained variable, what its update alone keeps beside it; counters, which serve several, belong to none."""
+    """Returns the slots of each trained variable; counters, which serve several variables, belong to none."""
     stages = find_stages(item)
     trained = list(dict.fromkeys(gradient.variable for gradient in item.gradients))
     decided = {item.by_name[name].handle: index for index, name in enumerate(trained)}

@@ -1,4 +1,4 @@
-"""Keepers: how the owner of each variable keeps it, slots included, and what one update may not mix."""
+"""Placements and synchronization modes of owned variables and slots, and checks that updates do not mix them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from autodist.kernels.plan import Plan
 
 
 def find_variable_placements(item: Step, replication: Replication, plan: Plan) -> dict[str, VariablePlacement]:
-    """How each owned variable of a replicated step is kept: a slot like the variables that it serves."""
+    """Returns the placement of each owned variable of a step; a slot is placed like the variables that it serves."""
     stages = replication.stages
-    asked = {name: plan.variable_placement(name) for name in item.by_name}
+    requested = {name: plan.variable_placement(name) for name in item.by_name}
     owned = {name: owner for name, owner in item.owners.items() if name in item.by_name}
-    free = [k for k in asked.values() if k is not None and k.runs_ahead]
+    free = [k for k in requested.values() if k is not None and k.runs_ahead]
     if not free:
         return {name: VariablePlacement(owner) for name, owner in owned.items()}
-    distinct = list(dict.fromkeys(k for k in asked.values() if k is not None))
+    distinct = list(dict.fromkeys(k for k in requested.values() if k is not None))
     mirrored = {g.variable for g in item.gradients}
     decided = {
         item.by_name[name].handle: EVERY_WORKER if variable_placement is None else distinct.index(variable_placement)
-        for name, variable_placement in asked.items() if variable_placement is not None or name in mirrored
+        for name, variable_placement in requested.items() if variable_placement is not None or name in mirrored
     }  # fmt: skip
     serves = find_served(item, stages, decided)
     found = {}
@@ -35,20 +35,20 @@ def find_variable_placements(item: Step, replication: Replication, plan: Plan) -
         served = serves.get(handle) or computed_from(item, stages, decided, handle, replication.trained)
         like = [distinct[k] for k in sorted(served) if k != EVERY_WORKER]
         pace = SyncMode.ASYNCHRONOUS if plan.is_asynchronous else SyncMode.SYNCHRONOUS
-        found[name] = asked[name] or (
+        found[name] = requested[name] or (
             VariablePlacement(owner, like[0].pace, like[0].staleness) if like else VariablePlacement(owner, pace)
         )
     return found
 
 
 def runs_freely(replication: Replication, variable_placements: Mapping[str, VariablePlacement]) -> bool:
-    """Whether a step trains, and waits for none of the updates that it brings about."""
+    """Returns True if a step trains and waits for none of its updates."""
     trained = replication.trained.values()
     return bool(trained) and all(v in variable_placements and variable_placements[v].runs_ahead for v in trained)
 
 
 def require_one_keeper_a_write(item: Step, variable_placements: Mapping[str, VariablePlacement]) -> None:
-    """Passes a step in which what one operation writes is kept by one worker, in one way.
+    """Checks that each operation writes variables of one owner and one mode.
 
     Raises:
         StrategyError: names the variables and the operation.
@@ -59,7 +59,7 @@ def require_one_keeper_a_write(item: Step, variable_placements: Mapping[str, Var
         places = {(k.owner, k.pace) if (k := variable_placements.get(name)) else None for name in written}
         if len(places) > 1:
             raise StrategyError(
-                f"{listed(written)} are written by one operation ({name}, {node.op}), and the strategy gives "
+                f"{listed(written)} are written by one operation ({name}, {node.op}), but the strategy gives "
                 "them different owners, or one of them to all workers. Give them one owner and the same `sync` and "
                 "`staleness` (the PS builder does), or use AllReduce for all of them."
             )
@@ -68,9 +68,9 @@ def require_one_keeper_a_write(item: Step, variable_placements: Mapping[str, Var
 def require_written_by_updates(
     item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
 ) -> None:
-    """Passes a step that writes no trained variable itself whose updates wait for no other worker.
+    """Checks that a step does not itself write a trained variable whose updates run ahead.
 
-    What a worker wrote there before it used it would undo the updates that came since it read the variable.
+    A worker's write before the variable is used would undo the updates that arrived since the worker read it.
 
     Raises:
         StrategyError: names the variable and the operation.
@@ -84,15 +84,15 @@ def require_written_by_updates(
                 raise StrategyError(
                     f"{name} is written by the step before it is used ({write}), and its owner applies updates that "
                     "no worker waits for (sync: false, or staleness): some would be lost. Write it after the update, "
-                    "as a constraint of Keras does, or set sync: true and staleness: 0, or use AllReduce for it."
+                    "as a Keras constraint does, or set sync: true and staleness: 0, or use AllReduce for it."
                 )
 
 
 def require_unmixed(item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]) -> None:
-    """Passes a step in which no update needs gradients that are combined at different times.
+    """Checks that no update depends on gradients that are combined at different times.
 
     Raises:
-        StrategyError: names the variables and the operation where they meet.
+        StrategyError: names the variables and the operation that combines them.
     """
     flow = _Flow(item, replication, variable_placements)
     for name in item.graph_index.order:
@@ -100,69 +100,69 @@ def require_unmixed(item: Step, replication: Replication, variable_placements: M
 
 
 class _Flow:
-    """From which variables' gradients and values, one for each pace, the nodes of the updates are made."""
+    """The variables, one per mode, whose gradients and values the nodes of the updates depend on."""
 
     def __init__(
         self, item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
     ) -> None:
-        self._item, self._replication, self._keepers = item, replication, variable_placements
+        self._item, self._replication, self._placements = item, replication, variable_placements
         self._effects = item.graph_index.effects
         self._made_of: dict[str, Mapping[SyncMode, str]] = {}
         self._met_at: dict[str, tuple[str, str]] = {}
 
     def visit(self, node: tf.compat.v1.NodeDef) -> None:
-        """Looks at a node whose inputs have been looked at."""
+        """Processes a node after its inputs."""
         if node.name not in self._replication.stages.once:
             self._note(node, self._read_here(node.name))
             return
-        found = self._read_here(node.name)
+        sources = self._read_here(node.name)
         for i in node.input:
             if is_control(i):
                 continue
             source = node_of(i)
-            found |= self._made_of.get(source, {})
+            sources |= self._made_of.get(source, {})
             if source in self._met_at:
                 self._met_at.setdefault(node.name, self._met_at[source])
             if tensor(i) in self._replication.trained:
                 variable = self._replication.trained[tensor(i)]
-                found[self._pace(variable)] = variable
-        self._note(node, found)
+                sources[self._pace(variable)] = variable
+        self._note(node, sources)
         written = self._effects[node.name].writes if node.name in self._effects else frozenset()
         for handle in written:
-            self._require_one_pace(node.name, self._item.by_handle[handle].name, found)
+            self._require_one_pace(node.name, self._item.by_handle[handle].name, sources)
 
-    def _note(self, node: tf.compat.v1.NodeDef, found: Mapping[SyncMode, str]) -> None:
-        if found:
-            self._made_of[node.name] = found
-        if len(found) > 1:
+    def _note(self, node: tf.compat.v1.NodeDef, sources: Mapping[SyncMode, str]) -> None:
+        if sources:
+            self._made_of[node.name] = sources
+        if len(sources) > 1:
             self._met_at.setdefault(node.name, (node.name, node.op))
 
     def _pace(self, variable: str) -> SyncMode:
-        return self._keepers[variable].pace if variable in self._keepers else SyncMode.SYNCHRONOUS
+        return self._placements[variable].pace if variable in self._placements else SyncMode.SYNCHRONOUS
 
     def _read_here(self, name: str) -> dict[SyncMode, str]:
-        """Variables whose value at this moment depends on who has been how fast."""
+        """Returns the variables read by a node whose current value depends on the workers' relative speed, by mode."""
         reads = self._effects[name].reads if name in self._effects else frozenset()
         names = [self._item.by_handle[h].name for h in sorted(reads)]
         return {self._pace(v): v for v in names if self._pace(v) is not SyncMode.SYNCHRONOUS}
 
-    def _require_one_pace(self, write: str, variable: str, found: Mapping[SyncMode, str]) -> None:
-        if len(found) > 1:
+    def _require_one_pace(self, write: str, variable: str, sources: Mapping[SyncMode, str]) -> None:
+        if len(sources) > 1:
             node, op = self._met_at[write]
-            told = " and ".join(f"{name} ({pace.value})" for pace, name in sorted(found.items(), key=str))
+            mixed = " and ".join(f"{name} ({pace.value})" for pace, name in sorted(sources.items(), key=str))
             raise StrategyError(
-                f"the update of {variable} is made from {told}, which meet in {node} ({op}), and these are combined at "
-                "different times. Give all of them the same `sync` and `staleness`, or take out of the optimizer what "
-                "ties them together (a global norm, say)."
+                f"the update of {variable} depends on {mixed}, which meet in {node} ({op}), and these are combined at "
+                "different times. Give all of them the same `sync` and `staleness`, or remove from the optimizer the "
+                "operation that combines them (a global norm, for example)."
             )
-        if variable in self._keepers:
+        if variable in self._placements:
             return
-        for pace, source in found.items():
+        for pace, source in sources.items():
             if pace is SyncMode.STALE or (
-                pace is SyncMode.ASYNCHRONOUS and not runs_freely(self._replication, self._keepers)
+                pace is SyncMode.ASYNCHRONOUS and not runs_freely(self._replication, self._placements)
             ):
                 raise StrategyError(
-                    f"{variable} is kept by every worker and updated ({write}) from the gradient of {source} "
-                    f"({pace.value}), which is not the same on all of them. Make {source} synchronous (sync: true, "
+                    f"{variable} is held by every worker and updated ({write}) from the gradient of {source} "
+                    f"({pace.value}), which differs between workers. Make {source} synchronous (sync: true, "
                     "staleness: 0), or use AllReduce for it."
                 )

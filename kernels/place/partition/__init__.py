@@ -1,4 +1,4 @@
-"""Partition variables: variables cut into shards, which every later kernel sees as variables of their own."""
+"""Partitioned variables: variables cut into shards, which every later kernel treats as separate variables."""
 
 from autodist.kernels.place.partition.partition_variables import PartitionVariables
 

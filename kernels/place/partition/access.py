@@ -1,4 +1,4 @@
-"""Access to variables that are cut: which rule is for what takes a variable's handle."""
+"""Access to partitioned variables: the rules for nodes that take a variable's handle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Rule = Callable[[Work, NodeDef, PartitionedVariable], bool]
 
 
 def access(work: Work, node: NodeDef) -> bool:
-    """If a node takes the handle of a cut variable, rewrites it for the shards or the whole; returns whether it does.
+    """Rewrites a node that takes the handle of a partitioned variable; returns True if it takes one.
 
     Raises:
         StrategyError: control flow of TensorFlow 1 writes such a variable.
@@ -35,7 +35,7 @@ def access(work: Work, node: NodeDef) -> bool:
     if cut is None:
         _require_no_write(work, node)
         return False
-    if node.op != "Identity":  # what takes the handle from it is looked at by itself
+    if node.op != "Identity":  # consumers of the Identity are rewritten on their own
         rule = _rule_of(node.op)
         if rule is None or not rule(work, node, cut):
             give_whole(work, node)
@@ -51,19 +51,19 @@ def _rule_of(op: str) -> Rule | None:
 
 
 def _require_no_write(work: Work, node: NodeDef) -> None:
-    """Behind an Enter or a Switch the whole is read; what is written there would be lost."""
+    """Refuses writes behind an Enter or a Switch: these get the concatenated value, and a write would be lost."""
     effect = work.effects.get(node.name)
     lost = effect.writes & work.variables.keys() if effect else frozenset()
     for handle in sorted(lost):
         raise StrategyError(
             f"{work.variables[handle].variable.name} is partitioned, and {node.op} ({node.name}) writes it inside a "
-            "loop or a branch of TensorFlow 1's control flow, which is not done shard by shard. Leave the variable "
-            "whole, or take the control flow of TensorFlow 2 (tf.compat.v1.enable_control_flow_v2())."
+            "loop or a branch of TensorFlow 1's control flow, which cannot be done shard by shard. Do not partition "
+            "the variable, or use the control flow of TensorFlow 2 (tf.compat.v1.enable_control_flow_v2())."
         )
 
 
 def give_whole(work: Work, node: NodeDef) -> None:
-    """Lets a node take variables that hold the whole, and gives the shards their parts of what it leaves there.
+    """Makes a node use unpartitioned copies of variables, and writes its results back to the shards.
 
     loop(v)    becomes    v/whole ← concat(v/shard_0, v/shard_1);  loop(v/whole);  v/shard_k ← a part of v/whole
     """
@@ -77,13 +77,13 @@ def give_whole(work: Work, node: NodeDef) -> None:
         cut = work.variables[handle]
         whole = _refreshed(work, node, cut, names)
         if effect and handle in effect.writes:
-            written += _give_back(work, node, cut, whole)
+            written += _write_back(work, node, cut, whole)
     if written:
         work.order_after(node.name, [node.name, *written], by_shard=False)
 
 
 def _refreshed(work: Work, node: NodeDef, cut: PartitionedVariable, taken: list[str]) -> Variable:
-    """The variable that holds the whole, which `node` takes with the value that it finds."""
+    """Adds an unpartitioned copy of a variable for `node`, refreshed before the node runs; returns the copy."""
     variable = cut.variable
     whole = replace(variable, name=f"{variable.name}{WHOLE}", handle=f"{variable.handle}{WHOLE}")
     if whole.handle not in work.editor:
@@ -91,28 +91,28 @@ def _refreshed(work: Work, node: NodeDef, cut: PartitionedVariable, taken: list[
         add_copy(work.editor, variable, whole.handle, WHOLE)
     value = read_before(work.editor, node.name, variable, f"{whole.handle}/for/{node.name}")
     work.editor.note({tensor(value): tf.TensorSpec(whole.shape, whole.dtype)})
-    asking = _asked_before(work, node, cut)
-    if asking:
-        _read_if_set(work, value, cut, asking)
+    queries = _queries_before(work, node, cut)
+    if queries:
+        _read_if_set(work, value, cut, queries)
     else:
         read(work, work.editor[value], cut)
     take_copy(work.editor, node.name, taken, whole.handle, value)
     return whole
 
 
-def _asked_before(work: Work, node: NodeDef, cut: PartitionedVariable) -> list[str]:
-    """What asks whether the variable is initialised, so that `node` reads it in a branch alone."""
-    asking = [n for n in work.editor.consumers(cut.variable.handle) if work.editor[n].op == "VarIsInitializedOp"]
-    return sorted(work.editor.ancestors([node.name]).intersection(asking)) if asking else []
+def _queries_before(work: Work, node: NodeDef, cut: PartitionedVariable) -> list[str]:
+    """Returns the initialization queries that `node` depends on; it then reads the variable only in a branch."""
+    queries = [n for n in work.editor.consumers(cut.variable.handle) if work.editor[n].op == "VarIsInitializedOp"]
+    return sorted(work.editor.ancestors([node.name]).intersection(queries)) if queries else []
 
 
-def _read_if_set(work: Work, name: str, cut: PartitionedVariable, asking: list[str]) -> None:
-    """Lets a read give zeros, which nothing looks at, where there is no value yet.
+def _read_if_set(work: Work, name: str, cut: PartitionedVariable, queries: list[str]) -> None:
+    """Makes a read return zeros, which are unused, if the variable has no value yet.
 
-    It comes after the question: initialisers may set the variable at the same time, and where the answer is that it is
-    set, what is read is its value.
+    The read comes after the query. Initializers may set the variable at the same time, and if the query finds it set,
+    the read must return its value.
     """
-    waits = [*work.waits(work.editor[name]), *asking]
+    waits = [*work.waits(work.editor[name]), *queries]
 
     def value(f: SubgraphBuilder, shard: Variable) -> tf.Tensor:
         handle = f.input(shard.handle, tf.resource)
@@ -129,10 +129,10 @@ def _read_if_set(work: Work, name: str, cut: PartitionedVariable, asking: list[s
     work.becomes(name, whole)
 
 
-def _give_back(work: Work, node: NodeDef, cut: PartitionedVariable, whole: Variable) -> list[str]:
-    """Writes what a node left in the whole to the shards; returns the writes."""
+def _write_back(work: Work, node: NodeDef, cut: PartitionedVariable, whole: Variable) -> list[str]:
+    """Writes a node's new value of the unpartitioned copy to the shards; returns the writes."""
     work.written_whole[cut.variable.name] = f"{node.op} ({node.name})"
-    work.tell(f"{cut.variable.name} is in shards, and is put together for {node.op} ({node.name}), which writes it")
+    work.tell(f"{cut.variable.name} is partitioned, and is concatenated for {node.op} ({node.name}), which writes it")
     with work.subgraph("written") as f:
         with tf.control_dependencies([f.after([node.name])]):
             value = tf.raw_ops.ReadVariableOp(resource=f.input(whole.handle, tf.resource), dtype=whole.dtype)
@@ -145,7 +145,7 @@ def _give_back(work: Work, node: NodeDef, cut: PartitionedVariable, whole: Varia
 
 
 _VALUES = ("grad", "delta", "updates")
-"""Inputs of the ops that update variables which have the variable's shape, or are rows of it."""
+"""Inputs of update ops that have the variable's shape, or are rows of it."""
 
 
 def write(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
@@ -156,9 +156,10 @@ def write(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
 
 
 def apply_by_shard(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
-    """An op that updates a variable and its slots: `ResourceApplyAdam`, `ResourceSparseApplyAdagrad`, scatters of rows.
+    """Rewrites an update of a variable and its slots: `ResourceApplyAdam`, `ResourceSparseApplyAdagrad`, row scatters.
 
-    A slot that serves others too is not cut alike, and elements are not told by their rows: then it is not done here.
+    Returns False if a slot serves other variables too and so is partitioned differently, or if elements are not indexed
+    by rows.
     """
     if node.op.startswith("ResourceScatterNd"):
         return False
@@ -180,7 +181,7 @@ def apply_by_shard(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
 
 
 def _rows_by_shard(work: Work, ids: str, rows: dict[str, str], cut: PartitionedVariable) -> dict[str, list[str]]:
-    """For "indices" and each of `rows`, what each shard's copy of an op that writes rows takes."""
+    """Returns the inputs of each shard's copy of an op that writes rows, for "indices" and each of `rows`."""
     if cut.cut.axis > 0:
         parts = {name: list(work.along(i, cut.within_rows(work.rank(i)))) for name, i in rows.items()}
         return {"indices": list(work.alike(ids, len(cut.shards))), **parts}
@@ -188,19 +189,19 @@ def _rows_by_shard(work: Work, ids: str, rows: dict[str, str], cut: PartitionedV
     if isinstance(layout, RowIds) and layout.cut == cut.cut:
         if all(work.layout(i) == Routed(layout.key) for i in rows.values()):
             return {"indices": list(work.pieces(ids)), **{name: list(work.pieces(i)) for name, i in rows.items()}}
-    brought = route(work, ids, cut.cut, list(rows.values()))
-    return {"indices": list(brought.ids), **{name: list(own) for name, own in zip(rows, brought.rows, strict=True)}}
+    routed = route(work, ids, cut.cut, list(rows.values()))
+    return {"indices": list(routed.ids), **{name: list(own) for name, own in zip(rows, routed.rows, strict=True)}}
 
 
 def read(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
-    """The whole value: those of the shards, one after the other."""
+    """Rewrites a read of the whole value as the concatenation of the shards' reads."""
     copies = work.clones(node, [[shard.handle] for shard in cut.shards])
     _put_together(work, node, copies, Along(cut.cut))
     return True
 
 
 def _put_together(work: Work, node: NodeDef, copies: tuple[str, ...], layout: Along | Routed) -> None:
-    """Lets a node be the copies' outputs, one after the other."""
+    """Replaces a node's output by the concatenation of its copies' outputs."""
     out = tensor(node.name)
     axis = layout.cut.axis if isinstance(layout, Along) else 0
     work.know(out, layout, copies)
@@ -222,7 +223,7 @@ def _is_initialized(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool
 
 
 def _gather(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
-    """Rows of the shards that hold them."""
+    """Rewrites a gather as gathers from the shards that hold the rows."""
     if is_in_batches(node):
         return False
     ids = work.data(node)[1]
@@ -233,17 +234,17 @@ def _gather(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
         pairs = zip(cut.shards, work.pieces(ids), strict=True)
         _put_together(work, node, work.clones(node, [[shard.handle, own] for shard, own in pairs]), Routed(by.key))
         return True
-    asked = route(work, ids, cut.cut)
-    copies = work.clones(node, [[shard.handle, own] for shard, own in zip(cut.shards, asked.ids, strict=True)])
+    routed = route(work, ids, cut.cut)
+    copies = work.clones(node, [[shard.handle, own] for shard, own in zip(cut.shards, routed.ids, strict=True)])
     for copy in copies:
         work.editor.note({tensor(copy): tf.TensorSpec([None, *cut.variable.shape[1:]], cut.variable.dtype)})
     work.order_after(node.name, copies)
-    work.becomes(node.name, functools.partial(gather_rows, ids, asked, copies))
+    work.becomes(node.name, functools.partial(gather_rows, ids, routed, copies))
     return True
 
 
 def _gather_parts_of_rows(work: Work, node: NodeDef, cut: PartitionedVariable, ids: str) -> bool:
-    """Every shard has a part of each row."""
+    """Rewrites a gather from a variable that is not cut by rows: each shard has a part of each row."""
     rank = work.rank(tensor(node.name))
     if rank is None:
         return False
@@ -259,4 +260,4 @@ READS: Mapping[str, Callable[[Work, NodeDef, PartitionedVariable], bool]] = {
     "VariableShape": _shape,
     "VarIsInitializedOp": _is_initialized,
 }
-"""How the whole is asked for; what fits none of these gets a variable that holds the whole."""
+"""The rules for reads of the whole variable; other ops get an unpartitioned copy."""

@@ -1,4 +1,4 @@
-"""Arithmetic on pieces: what is done element by element, and what adds up over the pieces."""
+"""Arithmetic on pieces: elementwise ops, and reductions that are completed over the pieces."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from autodist.kernels.place.partition.work import Work
 from autodist.kernels.sums import ordered_sum
 
 FOLLOWED = having(Trait.ELEMENTWISE) | {"CheckNumerics"}
-"""Ops that are done on pieces: those whose output has, at each place, a function of what the operands have there."""
+"""Ops applied to pieces: each element of the output is a function of the inputs' elements at the same position."""
 
 
 def elementwise(work: Work, node: NodeDef) -> bool:
-    """An op that computes each element of its output from the elements at the same place of its inputs."""
+    """Rewrites an elementwise op to run on the pieces of its inputs."""
     inputs = work.data(node)
-    found = {layout for name in inputs if (layout := work.layout(name)) is not None}
-    if not found or any(isinstance(layout, RowIds | Places | Alike) for layout in found):
+    layouts = {layout for name in inputs if (layout := work.layout(name)) is not None}
+    if not layouts or any(isinstance(layout, RowIds | Places | Alike) for layout in layouts):
         return False
     out = f"{node.name}:0"
-    layout = _common(work, inputs, out, found)
+    layout = _common(work, inputs, out, layouts)
     if layout is None:
         return False
-    taken = [_operand(work, name, out, layout) for name in inputs]
-    if any(names is None for names in taken):
+    operands = [_operand(work, name, out, layout) for name in inputs]
+    if any(names is None for names in operands):
         return False
-    count = max(len(names or ()) for names in taken)
-    by_shard = [[names[k] if len(names) > 1 else names[0] for names in taken if names] for k in range(count)]
+    count = max(len(names or ()) for names in operands)
+    by_shard = [[names[k] if len(names) > 1 else names[0] for names in operands if names] for k in range(count)]
     copies = work.clones(node, by_shard)
     work.know(out, layout, copies)
     work.order_after(node.name, copies)
     return True
 
 
-def _common(work: Work, inputs: Sequence[str], out: str, found: set[Layout]) -> Layout | None:
-    """The layout of the output, if those of the inputs agree once they are broadcast."""
+def _common(work: Work, inputs: Sequence[str], out: str, layouts: set[Layout]) -> Layout | None:
+    """Returns the layout of the output if those of the inputs agree after broadcasting."""
     shape = work.spec(out).shape
     if shape.rank is None:
         return None
-    if all(isinstance(layout, Routed) for layout in found):
-        return next(iter(found)) if len(found) == 1 else None
+    if all(isinstance(layout, Routed) for layout in layouts):
+        return next(iter(layouts)) if len(layouts) == 1 else None
     cuts = set()
     for name in inputs:
         layout, rank = work.layout(name), work.rank(name)
@@ -60,7 +60,7 @@ def _common(work: Work, inputs: Sequence[str], out: str, found: set[Layout]) -> 
 
 
 def _operand(work: Work, name: str, out: str, layout: Layout) -> Sequence[str] | None:
-    """What each piece of the output takes of an input: a piece, or the whole where it is broadcast; None: unknown."""
+    """Returns each output piece's operand from an input: its pieces, or the whole if broadcast; None if unknown."""
     shape, rank = work.spec(name).shape, work.rank(out)
     if isinstance(layout, Routed):
         if work.layout(name) == layout:
@@ -88,13 +88,13 @@ COMPLETED: Mapping[str, Combine] = {
     "All": lambda parts: tf.reduce_all(tf.stack(parts), 0),
     "EuclideanNorm": lambda parts: tf.sqrt(ordered_sum([tf.square(part) for part in parts])),
 }
-"""Reductions whose result over all pieces follows from those over each: a norm over a sharded variable, say."""
+"""Reductions whose result follows from the results on the pieces, such as a norm over a sharded variable."""
 
 REDUCTIONS = frozenset({*COMPLETED, "Mean"})
 
 
 def reduction(work: Work, node: NodeDef) -> bool:
-    """A reduction over other axes than the cut one keeps the pieces; over the cut one, it is completed across them."""
+    """Rewrites a reduction: partial results over the cut axis are combined; over other axes, pieces remain."""
     source = work.data(node)[0]
     layout, rank = work.layout(source), work.rank(source)
     if rank is None or not isinstance(layout, Along | Routed):
@@ -105,7 +105,7 @@ def reduction(work: Work, node: NodeDef) -> bool:
     cut_axis = layout.cut.axis if isinstance(layout, Along) else 0
     out = f"{node.name}:0"
     if cut_axis in axes and node.op == "Mean" and not (isinstance(layout, Along) and work.spec(out).dtype.is_floating):
-        return False  # how many rows each piece has is known only while it runs; means of integers are rounded
+        return False  # the number of rows of each piece is known only at run time; means of integers are rounded
     copies = work.clones(node, [[piece, *work.data(node)[1:]] for piece in work.pieces(source)])
     work.order_after(node.name, copies)
     if cut_axis not in axes:
@@ -123,12 +123,12 @@ def _combination(op: str, layout: Along | Routed) -> Combine:
 
 
 def _mean(sizes: Sequence[int], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The mean over all pieces, from the mean over each."""
+    """Returns the mean over all pieces, from the mean of each."""
     return ordered_sum([part * (size / sum(sizes)) for part, size in zip(parts, sizes, strict=True)])
 
 
 def _axes(work: Work, node: NodeDef, rank: int) -> set[int] | None:
-    """Over which axes it reduces; None: unknown."""
+    """Returns the axes that a reduction removes; None if unknown."""
     if node.op == "L2Loss":
         return set(range(rank))
     value = work.constant(work.data(node)[1])

@@ -1,4 +1,4 @@
-"""Layouts: how the pieces of a tensor, one for each shard of a variable, make up the whole."""
+"""Layouts: how the pieces of a tensor, one per shard of a variable, represent the tensor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from autodist.graph.placement import Partitioning
 
 @dataclass(frozen=True)
 class Along:
-    """The pieces, one after the other along an axis, are the tensor."""
+    """The tensor is the concatenation of the pieces along an axis."""
 
     cut: Partitioning
 
 
 @dataclass(frozen=True)
 class Routed:
-    """Rows, each in the piece of the shard that it belongs to.
+    """Each row is in the piece of the shard that it belongs to.
 
     Attributes:
         key: tensors of equal key have their rows in the same pieces and the same order.
@@ -27,7 +27,7 @@ class Routed:
 
 @dataclass(frozen=True)
 class RowIds:
-    """Which row of a shard each row of the `Routed` tensors of equal `key` belongs to, counted within the shard."""
+    """The row index within its shard of each row of the `Routed` tensors of equal `key`."""
 
     key: str
     cut: Partitioning
@@ -35,7 +35,7 @@ class RowIds:
 
 @dataclass(frozen=True)
 class Places:
-    """For each row of `Routed(key)` its place among the rows of `Routed(of)`, within one piece."""
+    """The position, within one piece, of each row of `Routed(key)` among the rows of `Routed(of)`."""
 
     key: str
     of: str

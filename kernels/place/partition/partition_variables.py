@@ -1,4 +1,4 @@
-"""Partition variables: what is cut becomes variables of its own, and its updates are done shard by shard."""
+"""Partitioning: variables are replaced by their shards, and updates run shard by shard."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ RULES: Mapping[str, Rule] = {
     "UnsortedSegmentSum": rows.segment_sum,
     "GatherV2": rows.gather,
 }
-"""How an op of an update is done on pieces. An op that is not here, or whose inputs do not fit its rule, is done on the
-whole: that is always right, and costs that the whole is put together."""
+"""The rule that rewrites each op of an update to run on pieces. Other ops, and ops whose inputs do not fit their rule,
+run on the concatenated tensor: that is always correct, at the cost of the concatenation."""
 
 
 @dataclass(frozen=True)
 class PartitionVariables(Kernel):
-    """Cuts variables, their slots, gradients and updates into shards, as `Step.cuts` says.
+    """Partitions variables, their slots, gradients and updates into shards according to `Step.cuts`.
 
-    After it each shard is a variable of its own to every other kernel. Reads become a concatenation of the shards',
-    gathers along the cut axis ask each shard for its own rows. Of a gradient each shard gets its part: a slice of a
-    dense one, the rows of a sparse one that it holds. The update is followed from gradients and reads to the writes:
-    arithmetic element by element is done on the pieces; reductions over the cut axis (global norms, LAMB, Adafactor)
-    are made of each piece and completed across them, so that numbers travel and not shards. What is neither is done on
-    the whole, which is put together for it, and each shard then takes its part: so where a variable is cut changes
-    where things are computed, and nothing else.
+    Later kernels treat each shard as a separate variable. A read becomes the concatenation of the shards' reads; a
+    gather along the cut axis gathers each shard's own rows. Each shard gets its part of a gradient: a slice of a dense
+    one, or the rows of a sparse one that it holds. The rewrite follows the update from gradients and reads to the
+    writes. Elementwise arithmetic runs on the pieces. Reductions over the cut axis (global norms, LAMB, Adafactor) run
+    on each piece and are completed across the pieces, so that scalars are sent instead of shards. Other ops run on the
+    concatenated tensor, and each shard takes its part of the result. Partitioning changes where values are computed,
+    and nothing else.
 
         g → f → v    becomes    g[:n] → f → v/shard_0   and   g[n:] → f → v/shard_1
     """
@@ -65,21 +65,21 @@ class PartitionVariables(Kernel):
     def apply(self, item: Step, context: Context) -> Step:
         if not any(name in item.by_name for name in item.cuts):
             return item
-        made = partition(item)
-        _require_synchronous(made.written_whole, context.plan)
-        for line in made.told if context.worker == 0 else ():
+        partitioned = partition(item)
+        _require_synchronous(partitioned.written_whole, context.plan)
+        for line in partitioned.told if context.worker == 0 else ():
             log.info("%s", line)
-        return made.item
+        return partitioned.item
 
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A step with its variables cut.
+    """A step with partitioned variables.
 
     Attributes:
         item: the step.
-        told: what to tell of parts that are not done in pieces.
-        written_whole: variables that are cut and that an op writes as a whole, and the op.
+        told: log lines about ops that do not run on pieces.
+        written_whole: the partitioned variables that an op writes as a whole, with the op.
     """
 
     item: Step
@@ -88,8 +88,8 @@ class Partitioned:
 
 
 def partition(item: Step) -> Partitioned:
-    """Cuts a step's variables as `item.cuts` says."""
-    flows = item.flows or flows_of(item)  # how rows are routed is not followed by propagation
+    """Partitions a step's variables according to `item.cuts`."""
+    flows = item.flows or flows_of(item)  # propagation does not follow routed rows
     stages = find_stages(item)
     work = Work(item, StepEditor(item), stages.effects)
     _make_handles(work)
@@ -107,22 +107,22 @@ def partition(item: Step) -> Partitioned:
 
 
 def _require_synchronous(written_whole: Mapping[str, str], plan: Plan) -> None:
-    """Passes if what is written as a whole is written once a step, from what all workers have.
+    """Checks that variables which are written as a whole are synchronous.
 
     Raises:
-        StrategyError: a server applies the gradient of each worker by itself.
+        StrategyError: a parameter server applies each worker's gradient separately.
     """
     for variable, op in written_whole.items():
         variable_placement = plan.variable_placement(shard_name(variable, 0))
         if variable_placement is not None and variable_placement.pace is SyncMode.ASYNCHRONOUS:
             raise StrategyError(
                 f"{variable} is partitioned, and {op} writes it as a whole, while its servers apply each worker's "
-                "gradient as it comes, shard by shard. Make it synchronous (sync: true), or leave it whole."
+                "gradient on arrival, shard by shard. Make it synchronous (sync: true), or do not partition it."
             )
 
 
 class CutFlows(Propagation):
-    """How tensors depend on the batch: the captured ones, and slices of these."""
+    """Batch dependence of tensors of a partitioned step: of captured tensors and slices of these."""
 
     def __init__(self, captured: Propagation, work: Work) -> None:
         self._captured, self._work = captured, work
@@ -139,7 +139,7 @@ class CutFlows(Propagation):
         return self._captured.draws_within(node) if self._work.is_captured(node) else {}
 
     def _source(self, tensor: str) -> str | None:
-        """The captured tensor that a tensor is or is a slice of; None: it was made where variables were cut."""
+        """Returns the captured tensor that a tensor equals or is a slice of; None if partitioning created it."""
         source = self._work.sliced_from(tensor)
         return source if self._work.is_captured(source) else None
 
@@ -156,7 +156,7 @@ def _make_handles(work: Work) -> None:
 
 
 def _variables(work: Work) -> tuple[Variable, ...]:
-    """The step's variables, shards in the place of those that are cut."""
+    """Returns the step's variables, with shards in place of partitioned variables."""
     found: list[Variable] = []
     for variable in work.item.variables:
         cut = work.variables.get(variable.handle)
@@ -167,23 +167,23 @@ def _variables(work: Work) -> tuple[Variable, ...]:
 def cut_gradients(
     work: Work, gradients: Sequence[VariableGradient], once: Collection[str]
 ) -> tuple[VariableGradient, ...]:
-    """The gradients of the step, those of cut variables in pieces.
+    """Returns the gradients of the step, with those of partitioned variables in pieces.
 
-    What runs once and asks for the whole of such a gradient gets its pieces put together again; a dense one cut along
-    an axis, a sparse one as rows in the order of the shards.
+    Nodes that run once and read such a gradient as a whole get the concatenation of its pieces: of a dense gradient
+    along the cut axis, of a sparse one as rows in shard order.
     """
-    made: list[VariableGradient] = []
+    gradients_in_pieces: list[VariableGradient] = []
     for gradient in gradients:
         cut = work.variables.get(work.item.by_name[gradient.variable].handle)
         if cut is None:
-            made.append(gradient)
+            gradients_in_pieces.append(gradient)
             continue
         pieces = _cut(work, gradient, cut, once)
-        made += [
+        gradients_in_pieces += [
             replace(gradient, variable=shard.name, tensors=tensors)
             for shard, tensors in zip(cut.shards, pieces, strict=True)
         ]
-    return tuple(made)
+    return tuple(gradients_in_pieces)
 
 
 def _cut(
@@ -196,13 +196,13 @@ def _cut(
         pieces, wholes = _route_rows(work, gradient, cut)
     else:
         pieces, wholes = _cut_rows(work, gradient, cut)
-    for name, whole, who in zip(gradient.tensors, wholes, readers, strict=True):
-        work.editor.rewire(name, whole, who)
+    for name, whole, consumers in zip(gradient.tensors, wholes, readers, strict=True):
+        work.editor.rewire(name, whole, consumers)
     return pieces
 
 
 _Cut = tuple[list[tuple[str, ...]], Sequence[str]]
-"""The gradient's tensors for each shard, and those that stand for the whole."""
+"""The gradient's tensors for each shard, and the tensors that stand for the whole gradient."""
 
 
 def _cut_dense(work: Work, name: str, cut: PartitionedVariable) -> _Cut:
@@ -217,22 +217,22 @@ def _cut_dense(work: Work, name: str, cut: PartitionedVariable) -> _Cut:
 
 def _route_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable) -> _Cut:
     ids, values = gradient.tensors
-    brought = route(work, ids, cut.cut, [values])
+    routed = route(work, ids, cut.cut, [values])
     with work.subgraph("gradient") as f:
-        own = f.inputs(brought.ids)
+        own = f.inputs(routed.ids)
         whole = tf.concat([i + start for i, start in zip(own, cut.cut.starts, strict=True)], 0)
     all_ids = f.name(whole)
-    all_values = _together(work, brought.rows[0], 0)
-    work.know(all_ids, RowIds(all_ids, cut.cut), brought.ids)
-    work.know(all_values, Routed(all_ids), brought.rows[0])
-    return list(zip(brought.ids, brought.rows[0], strict=True)), [all_ids, all_values]
+    all_values = _together(work, routed.rows[0], 0)
+    work.know(all_ids, RowIds(all_ids, cut.cut), routed.ids)
+    work.know(all_values, Routed(all_ids), routed.rows[0])
+    return list(zip(routed.ids, routed.rows[0], strict=True)), [all_ids, all_values]
 
 
 def _cut_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable) -> _Cut:
-    """Columns of rows: every shard has a part of each."""
+    """Splits the rows of a sparse gradient by columns: every shard has a part of each row."""
     with work.subgraph("gradient") as f:
-        (asked, rows) = f.inputs(gradient.tensors)
-        copies = [tf.identity(asked) for _ in cut.shards]
+        (indices, rows) = f.inputs(gradient.tensors)
+        copies = [tf.identity(indices) for _ in cut.shards]
         split = tf.split(rows, list(cut.cut.sizes), cut.cut.axis)
         one = tf.identity(copies[0])
     own, pieces = tuple(map(f.name, copies)), tuple(map(f.name, split))

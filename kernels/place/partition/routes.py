@@ -1,4 +1,4 @@
-"""Routes: rows brought to the shards that they belong to, and back."""
+"""Routing of rows to the shards that they belong to, and back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autodist.kernels.place.partition.work import Work
 
 @dataclass(frozen=True)
 class Route:
-    """Where rows go.
+    """The distribution of rows over shards.
 
     Attributes:
-        ids: for each shard, which of its rows are meant, counted within the shard.
-        places: for each shard, where these stood among all.
-        rows: for each tensor of rows that was brought along, its part for each shard.
+        ids: for each shard, the indices of the rows within the shard.
+        places: for each shard, the positions of these rows among all rows.
+        rows: for each routed tensor of rows, its part for each shard.
     """
 
     ids: tuple[str, ...]
@@ -28,27 +28,27 @@ class Route:
 
 
 def route(work: Work, ids: str, cut: Partitioning, rows: Sequence[str] = ()) -> Route:
-    """Brings the rows `ids` of a variable that is cut along its first axis to their shards, by one partition of places.
+    """Routes the rows `ids` of a variable that is cut along its first axis to their shards, by one dynamic partition.
 
     Args:
-        work: where.
-        ids: integers of any shape; an id that is out of range fails while the step runs, as it does on one device.
-        cut: of the variable.
-        rows: tensors with the shape of `ids` first, to be brought along.
+        work: the partitioning in progress.
+        ids: integers of any shape; an id out of range fails when the step runs, as on one device.
+        cut: the partitioning of the variable.
+        rows: tensors whose leading axes have the shape of `ids`, to be routed too.
     """
     count = len(cut.sizes)
     with work.subgraph("route") as f:
-        (asked,) = f.inputs([ids])
-        flat = tf.reshape(asked, [-1])
+        (indices,) = f.inputs([ids])
+        flat = tf.reshape(indices, [-1])
         ends = tf.constant([start + size for start, size in zip(cut.starts, cut.sizes, strict=True)], flat.dtype)
         shard = tf.searchsorted(ends, flat, side="right")
         places = tf.dynamic_partition(tf.range(tf.size(flat)), shard, count)
         own = [tf.gather(flat, place) - start for place, start in zip(places, cut.starts, strict=True)]
-        brought = [
-            [tf.gather(tf.reshape(row, _flat_shape(row, asked)), place) for place in places] for row in f.inputs(rows)
+        routed = [
+            [tf.gather(tf.reshape(row, _flat_shape(row, indices)), place) for place in places] for row in f.inputs(rows)
         ]
     return Route(
-        tuple(map(f.name, own)), tuple(map(f.name, places)), tuple(tuple(map(f.name, parts)) for parts in brought)
+        tuple(map(f.name, own)), tuple(map(f.name, places)), tuple(tuple(map(f.name, parts)) for parts in routed)
     )
 
 
@@ -57,8 +57,8 @@ def _flat_shape(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 
 def gather_rows(ids: str, asked: Route, parts: Sequence[str], f: SubgraphBuilder) -> tf.Tensor:
-    """The rows that shards gave for a route, in the order in which they were asked for."""
-    got = f.inputs(parts)
-    whole = tf.raw_ops.DynamicStitch(indices=f.inputs(asked.places), data=got)
+    """Returns the rows that the shards returned for a route, in the order of `ids`."""
+    received = f.inputs(parts)
+    whole = tf.raw_ops.DynamicStitch(indices=f.inputs(asked.places), data=received)
     (shape,) = f.inputs([ids])
-    return tf.reshape(whole, tf.concat([tf.shape(shape), tf.constant(got[0].shape[1:].as_list(), tf.int32)], 0))
+    return tf.reshape(whole, tf.concat([tf.shape(shape), tf.constant(received[0].shape[1:].as_list(), tf.int32)], 0))

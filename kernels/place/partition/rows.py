@@ -1,4 +1,4 @@
-"""Rows in pieces: ops of an update that work on the rows of a sparse gradient."""
+"""Rows in pieces: rules for ops of an update that process the rows of a sparse gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autodist.kernels.place.partition.work import Work
 
 
 def passed_on(work: Work, node: NodeDef) -> bool:
-    """An op that gives its only input on."""
+    """Rewrites an op that forwards its only input."""
     name, out = work.data(node)[0], f"{node.name}:0"
     layout = work.layout(name)
     if layout is None:
@@ -26,24 +26,24 @@ def passed_on(work: Work, node: NodeDef) -> bool:
 
 
 def unique(work: Work, node: NodeDef) -> bool:
-    """Rows that differ in their ids belong to different rows of a variable, so each shard finds its own."""
+    """Rewrites `Unique` to run on each shard's ids: equal ids belong to the same shard."""
     ids, *more = work.data(node)
-    layout, found = work.layout(ids), f"{node.name}:0"
+    layout, unique_ids = work.layout(ids), f"{node.name}:0"
     if isinstance(layout, RowIds):
-        made: tuple[Layout, Layout] = (RowIds(found, layout.cut), Places(layout.key, found))
+        layouts: tuple[Layout, Layout] = (RowIds(unique_ids, layout.cut), Places(layout.key, unique_ids))
     elif isinstance(layout, Alike):
-        made = (layout, layout)
+        layouts = (layout, layout)
     else:
         return False
     copies = work.clones(node, [[piece, *more] for piece in work.pieces(ids)])
     for index in (0, 1):
-        work.know(f"{node.name}:{index}", made[index], [f"{copy}:{index}" for copy in copies])
+        work.know(f"{node.name}:{index}", layouts[index], [f"{copy}:{index}" for copy in copies])
     work.order_after(node.name, copies)
     return True
 
 
 def segment_sum(work: Work, node: NodeDef) -> bool:
-    """Rows summed by their ids, to a tensor of the variable's shape, or by the places of their ids among the unique."""
+    """Rewrites a segment sum of rows: by their ids, to the variable's shape, or by their positions among unique ids."""
     rows, ids, segments = work.data(node)
     layout, by = work.layout(rows), work.layout(ids)
     if isinstance(layout, Along):
@@ -54,23 +54,23 @@ def segment_sum(work: Work, node: NodeDef) -> bool:
     length = work.constant(segments)
     if isinstance(by, RowIds) and by.key == layout.key and length == sum(by.cut.sizes):
         counts = _constants(work, by.cut.sizes)
-        made: Along | Routed = Along(by.cut)
+        result: Along | Routed = Along(by.cut)
     elif isinstance(by, Places) and by.key == layout.key and _counts(work, node, by.of):
         counts = _sizes(work, by.of)
-        made = Routed(by.of)
+        result = Routed(by.of)
     else:
         return False
     pieces = zip(work.pieces(rows), work.pieces(ids), counts, strict=True)
     copies = work.clones(node, [list(inputs) for inputs in pieces])
     for copy in copies:
         work.editor[copy].attr["Tnumsegments"].type = tf.int32.as_datatype_enum
-    work.know(f"{node.name}:0", made, copies)
+    work.know(f"{node.name}:0", result, copies)
     work.order_after(node.name, copies)
     return True
 
 
 def _counts(work: Work, node: NodeDef, ids: str) -> bool:
-    """Whether the number of segments is the number of `ids`, and nothing else."""
+    """Returns True if the number of segments is exactly the number of `ids`."""
     name = work.data(node)[2]
     for _ in range(4):
         source = work.editor[node_of(name)]
@@ -95,7 +95,7 @@ def _sizes(work: Work, ids: str) -> tuple[str, ...]:
 
 
 def gather(work: Work, node: NodeDef) -> bool:
-    """Rows of a tensor that is cut like the variable to whose rows the ids belong, or parts of rows."""
+    """Rewrites a gather from a tensor that is partitioned like the variable of the ids, or along another axis."""
     params, ids, axis = work.data(node)
     layout, by = work.layout(params), work.layout(ids)
     if work.constant(axis) != 0 or is_in_batches(node) or not isinstance(layout, Along):
@@ -113,7 +113,7 @@ def gather(work: Work, node: NodeDef) -> bool:
 
 
 def _on_parts_of_rows(work: Work, node: NodeDef, cut: Partitioning, before: int, after: int) -> bool:
-    """An op that puts `after` axes in the place of the first `before`, by ids, and does not look at the others."""
+    """Rewrites an op that replaces the first `before` axes by `after` axes according to ids, and keeps the others."""
     if cut.axis < before:
         return False
     rows, ids, *more = work.data(node)

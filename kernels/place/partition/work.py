@@ -1,4 +1,4 @@
-"""Work: a graph in which variables are being cut, and the pieces that its tensors have so far."""
+"""Work: a graph in which variables are being partitioned, and the current pieces of its tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Build = Callable[[SubgraphBuilder], tf.Tensor]
 
 @dataclass(frozen=True)
 class PartitionedVariable:
-    """A variable, how it is cut, and its shards as variables."""
+    """A variable, its partitioning, and its shards as variables."""
 
     variable: Variable
     cut: Partitioning
@@ -44,10 +44,10 @@ class PartitionedVariable:
         return cls(variable, cut, shards)
 
     def within_rows(self, rank: int | None) -> Partitioning:
-        """How rows are cut, where the variable is not cut along its first axis.
+        """Returns the partitioning of rows of a variable that is not cut along its first axis.
 
         Args:
-            rank: of the tensor of rows; None: unknown, and the axis is counted from the end.
+            rank: rank of the tensor of rows; None if unknown: the axis is then counted from the end.
         """
         from_end = self.cut.axis - len(self.variable.shape)
         return Partitioning(from_end if rank is None else rank + from_end, self.cut.sizes)
@@ -60,24 +60,24 @@ class _Pieces:
 
 
 @dataclass(frozen=True)
-class _Instead:
+class _Replacement:
     names: tuple[str, ...]
     by_shard: bool
 
 
 class Work:
-    """What the rules of `Partition` read and change.
+    """The state that the rules of `PartitionVariables` read and change.
 
-    A node keeps its name where its whole value is still asked for; its copies for each shard stand under
-    `name/shard_k`. Whatever nothing asks for any more is pruned when all rules were applied.
+    A node keeps its name if its whole value is still needed; its copies for the shards are named `name/shard_k`. Unused
+    nodes are pruned after all rules have been applied.
 
     Attributes:
-        item: the step before.
-        editor: of its graph.
-        effects: what each of its nodes reads and writes.
-        variables: those that are cut, by handle.
-        copies: variables that hold the whole of a cut one, for what takes a handle.
-        written_whole: by name, the cut ones whose whole is written, and by which op.
+        item: the original step.
+        editor: the editor of its graph.
+        effects: the reads and writes of each of its nodes.
+        variables: the partitioned variables, by handle.
+        copies: unpartitioned copies of variables, for nodes that take a handle.
+        written_whole: by name, the partitioned variables that are written as a whole, with the op.
     """
 
     def __init__(self, item: Step, editor: StepEditor, effects: Mapping[str, Effect]) -> None:
@@ -94,31 +94,31 @@ class Work:
         self._pieces: dict[str, _Pieces] = {}
         self._split: dict[tuple[str, Partitioning], tuple[str, ...]] = {}
         self._sliced_from: dict[str, str] = {}
-        self._instead: dict[str, _Instead] = {}
+        self._replacements: dict[str, _Replacement] = {}
         self._removed: set[str] = set()
         self._later: list[tuple[str, Build]] = []
-        self._fragments = 0
-        self._told: list[str] = []
+        self._subgraphs = 0
+        self._log_lines: list[str] = []
 
     # -- tensors ---------------------------------------------------------------------------------------------------
 
     def spec(self, name: str) -> tf.TensorSpec:
-        """Shape and dtype of a tensor, old or new."""
+        """Returns the shape and dtype of an original or new tensor."""
         return self.editor.spec(name)
 
     def rank(self, name: str) -> int | None:
         return self.spec(name).shape.rank
 
     def data(self, node: NodeDef) -> list[str]:
-        """The tensors that a node takes."""
+        """Returns the data inputs of a node."""
         return [tensor(i) for i in node.input if not is_control(i)]
 
     def constant(self, name: str) -> np.ndarray | None:
-        """The value of a tensor that constants make."""
+        """Returns the value of a tensor that depends only on constants, or None."""
         return self._constants.value(name)
 
     def variable(self, name: str) -> PartitionedVariable | None:
-        """The cut variable whose handle a tensor is."""
+        """Returns the partitioned variable whose handle a tensor is, or None."""
         node = self.editor[node_of(name)]
         while node.op == "Identity":
             node = self.editor[node_of(node.input[0])]
@@ -127,15 +127,15 @@ class Work:
     # -- pieces ----------------------------------------------------------------------------------------------------
 
     def layout(self, name: str) -> Layout | None:
-        """How a tensor's pieces make it up; None: it has none."""
+        """Returns the layout of a tensor's pieces; None if it has none."""
         return self._pieces[name].layout if name in self._pieces else None
 
     def pieces(self, name: str) -> tuple[str, ...]:
-        """The pieces of a tensor that has a layout."""
+        """Returns the pieces of a tensor that has a layout."""
         return self._pieces[name].names
 
     def know(self, name: str, layout: Layout, pieces: Sequence[str]) -> None:
-        """Notes the pieces of a tensor."""
+        """Registers the pieces of a tensor."""
         self._pieces[name] = _Pieces(layout, tuple(map(tensor, pieces)))
         spec = self.spec(name)
         for k, piece in enumerate(pieces):
@@ -147,7 +147,7 @@ class Work:
             self.editor.note({tensor(piece): tf.TensorSpec(shape, spec.dtype)})
 
     def along(self, name: str, cut: Partitioning) -> tuple[str, ...]:
-        """The pieces of a tensor along an axis: those that it has, or slices of the whole."""
+        """Returns the pieces of a tensor along an axis: existing ones, or slices of the whole tensor."""
         if self.layout(name) == Along(cut):
             return self.pieces(name)
         if (name, cut) not in self._split:
@@ -158,11 +158,11 @@ class Work:
         return self._split[name, cut]
 
     def alike(self, name: str, count: int) -> tuple[str, ...]:
-        """The whole of a tensor for each of `count` shards."""
+        """Returns the whole tensor once for each of `count` shards."""
         return self.pieces(name) if isinstance(self.layout(name), Alike) else (name,) * count
 
     def clones(self, node: NodeDef, inputs: Sequence[Iterable[str]]) -> tuple[str, ...]:
-        """A copy of a node for each shard, which takes other data; returns their names."""
+        """Copies a node for each shard, with other data inputs; returns the names of the copies."""
         return tuple(self._clone(node, shard, len(inputs), one) for shard, one in enumerate(inputs))
 
     def _clone(self, node: NodeDef, shard: int, count: int, inputs: Iterable[str]) -> str:
@@ -178,76 +178,79 @@ class Work:
         return copy.name
 
     def _control(self, spelling: str, shard: int, count: int) -> list[str]:
-        """What the copy for one shard waits for, where its node waited for another.
+        """Returns the control inputs of a node's copy for one shard that replace one control input of the node.
 
-        If that has copies for as many shards, the one for the same shard is enough: whatever comes later for this shard
-        waits for this copy in turn, and what comes later for the whole waits for all copies.
+        If the source has copies for as many shards, the copy for the same shard is enough. Later nodes for this shard
+        wait for this copy in turn, and later nodes for the whole wait for all copies.
         """
-        instead = self._instead.get(node_of(spelling))
-        if instead is None:
+        replacement = self._replacements.get(node_of(spelling))
+        if replacement is None:
             return [spelling]
-        is_same = instead.by_shard and len(instead.names) == count
-        return [f"^{name}" for name in (instead.names[shard : shard + 1] if is_same else instead.names)]
+        is_same = replacement.by_shard and len(replacement.names) == count
+        return [f"^{name}" for name in (replacement.names[shard : shard + 1] if is_same else replacement.names)]
 
     def waits(self, node: NodeDef) -> list[str]:
-        """The nodes that a node waits for, their copies in the place of those that have any."""
+        """Returns the nodes that a node waits for, with copies in place of nodes that have any."""
         return [node_of(c) for i in node.input if is_control(i) for c in self._control(i, shard=0, count=0)]
 
     def sliced_from(self, name: str) -> str:
-        """The tensor of which one is a slice that `along` has made, or the tensor itself."""
+        """Returns the tensor that a slice made by `along` was taken from, or the tensor itself."""
         return self._sliced_from.get(name, name)
 
     def is_captured(self, name: str) -> bool:
-        """Whether a tensor is one of the step before it was cut."""
+        """Returns True if a tensor belongs to the original step."""
         return node_of(name) in self._captured
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def subgraph(self, what: str) -> Iterator[SubgraphBuilder]:
-        """New arithmetic (see `autodist.graph.subgraph`), whose tensors' shapes and dtypes are noted."""
-        self._fragments += 1
-        with self.editor.subgraph(f"partition/{what}/{self._fragments}") as f:
+        """Adds nodes (see `autodist.graph.subgraph`), and registers the shapes and dtypes of their tensors."""
+        self._subgraphs += 1
+        with self.editor.subgraph(f"partition/{what}/{self._subgraphs}") as f:
             yield f
 
     def order_after(self, node: str, names: Sequence[str], *, removed: bool = False, by_shard: bool = True) -> None:
-        """Lets what the step before ordered after a node be ordered after others.
+        """Orders successors of a node in the original step after other nodes instead.
 
         Args:
-            node: of the step before.
-            names: the others.
-            removed: whether the node goes.
-            by_shard: whether they are one for each shard, so that the next node's copy for a shard waits for one alone.
+            node: a node of the original step.
+            names: the nodes to wait for.
+            removed: True if the node is removed.
+            by_shard: True if there is one for each shard, so that a successor's copy for a shard waits only for that
+                one.
         """
-        self._instead[node] = _Instead(tuple(names), by_shard)
+        self._replacements[node] = _Replacement(tuple(names), by_shard)
         if removed:
             self._removed.add(node)
 
     def becomes(self, node: str, build: Build) -> None:
-        """Gives a node's only output another value, which is built when all rules were applied."""
+        """Replaces a node's only output by another value, which is built after all rules have been applied."""
         self._later.append((node, build))
 
     def finish(self) -> None:
-        """Builds what `becomes` has put off."""
+        """Builds the values deferred by `becomes` and applies the new order."""
         with self.subgraph("whole") as f:
             made = [(node, build(f)) for node, build in self._later]
         for node, value in made:
             self.editor.pass_on(node, f.name(value), value.dtype)
-        for node, instead in self._instead.items():
-            # Copies, and what was made for them, stand where they should already.
-            self.editor.replace_control(node, instead.names, filter(self.is_captured, self.editor.consumers(node)))
-        self.editor.replace_targets({node: tuple(instead.names) for node, instead in self._instead.items()})
+        for node, replacement in self._replacements.items():
+            # Copies and nodes added for them already have their final control inputs.
+            self.editor.replace_control(node, replacement.names, filter(self.is_captured, self.editor.consumers(node)))
+        self.editor.replace_targets(
+            {node: tuple(replacement.names) for node, replacement in self._replacements.items()}
+        )
         self.editor.remove(self._removed)
 
     def tell(self, line: str) -> None:
-        """Notes what is to be told of parts that are not done in pieces."""
-        self._told.append(line)
+        """Adds a log line about an op that does not run on pieces."""
+        self._log_lines.append(line)
 
     def put_together(self, once: Collection[str]) -> Iterator[str]:
-        """What to tell of tensors whose whole is still asked for by what runs once: it costs more than the pieces."""
-        yield from self._told
+        """Yields log lines about tensors that nodes which run once read as a whole, at the cost of concatenation."""
+        yield from self._log_lines
         for name in self._pieces:
             readers = self.editor.consumers(node_of(name)) if node_of(name) in self.editor else frozenset()
-            for reader in sorted(readers & set(once) - self._instead.keys()):
+            for reader in sorted(readers & set(once) - self._replacements.keys()):
                 op = self.editor[reader].op
-                yield f"{name} is in shards, and is put together for {op} ({reader}), which is not done shard by shard"
+                yield f"{name} is partitioned, and is concatenated for {op} ({reader}), which does not run on shards"

@@ -167,4 +167,4 @@ def test_of_a_norm_numbers_travel_and_not_gradients(name):
 def test_it_is_told_what_is_put_together(name):
     captured = dense_step(name).captured
     _, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))
-    assert any(f"is put together for {IN_PART[name]} (" in line for line in told), told
+    assert any(f"is concatenated for {IN_PART[name]} (" in line for line in told), told

@@ -176,5 +176,5 @@ def test_a_branch_that_writes_the_variable_writes_its_shards(by_server: bool):
     captured = capture(step, *batches[0])
     strategy = sharded_plan(captured.item, CUT, by_server=by_server)
     _, told = partitioned(captured.item, strategy)
-    assert any("v is in shards, and is put together for If" in line and "which writes it" in line for line in told)
+    assert any("v is partitioned, and is concatenated for If" in line and "which writes it" in line for line in told)
     assert_trains_alike(captured, step, strategy, batches)
