@@ -61,7 +61,7 @@ class AllReduceAlgorithm:
 
     def _between_seats(self, team: SubgroupTransfers, ours: Part) -> tf.Tensor:
         rank = team.teams.seat_of(self.exchange.context.worker)
-        assert rank is not None, "who has a piece has a seat"
+        assert rank is not None, "only reducing ranks have pieces"
         workers = team.teams.across(rank)
         if len(workers) <= 2 or self._goes_whole(ours[0]):
             for to in workers:
@@ -80,7 +80,7 @@ class AllReduceAlgorithm:
         """Reduces a vector in pieces: each owner sums one piece and sends the sum to all readers.
 
         Args:
-            mine: this worker's part if it is an owner, otherwise tensors of the same dtypes and shapes.
+            part: this worker's part if it is an owner, otherwise tensors of the same dtypes and shapes.
             lengths: lengths of the pieces.
             owners: the workers that contribute one part each and sum one piece each.
             readers: the workers that receive the sums.

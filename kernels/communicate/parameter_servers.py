@@ -65,7 +65,7 @@ class _Servers:
         self.editor = self.results.editor
         self.effects = item.graph_index.effects
         self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in self.owner]
-        assert replication.order is not None, "SetPace finds it"
+        assert replication.order is not None, "set by SetPace"
         self.order = replication.order
         self.versions = Versions(item, replication, self.owner, self.joins, context)
 

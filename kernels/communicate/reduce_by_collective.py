@@ -71,7 +71,7 @@ class ReduceByCollective(Kernel):
         # precede those computed from it, in seed order; the single order of NCCL has to agree with that.
         position = {join.name: k for k, join in enumerate(joins)}
         order = find_execution_order(item.graph_index, joins, {})
-        assert order is not None, "the depths of joins are settled"
+        assert order is not None, "the reductions form no cycle"
         rounds = order.rounds()
         everything: list[Bucket | PendingReduction] = [*buckets, *rows]
         for work in sorted(everything, key=lambda work: _order(work, rounds, position)):
@@ -131,7 +131,7 @@ class _Group:
         """Returns an instance key: positive, the same on all workers, and unique in this step.
 
         Args:
-            told: a description of the tensor with its dtype and length. An instance is bound to these for the lifetime
+            description: the tensor with its dtype and length. An instance is bound to these for the lifetime
                 of the servers.
         """
         instance_key, salt = 0, 0

@@ -123,7 +123,7 @@ def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Conte
     with subgraph(results.editor, f"all_reduce/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, key)
         team = _team(exchange, buckets[0].joins[0])
-        assert team is not None, "others travel alone"
+        assert team is not None, "only subgroups fuse buckets"
         mine = [[bucket.pack(f), *weight_of(f, bucket.joins[0])] for bucket in buckets]
         wholes = whole_in_teams(team, buckets, mine)
         values = [bucket.unpack(whole) for bucket, whole in zip(buckets, wholes, strict=True)]

@@ -151,7 +151,7 @@ class _Servers:
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     def _take_tokens(self) -> None:
-        assert self.order is not None, "SetPace finds it"
+        assert self.order is not None, "set by SetPace"
         for group in group_writes(self.item, self.owner, rank_writes(self.order, self.owner)):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
             with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):

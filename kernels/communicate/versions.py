@@ -78,7 +78,7 @@ class Versions:
         joins: Sequence[PendingReduction],
         context: Context,
     ) -> None:
-        assert replication.order is not None, "SetPace finds it"
+        assert replication.order is not None, "set by SetPace"
         self._item, self._owner, self._context = item, owner, context
         self._order, self._copies, self._once = replication.order, replication.copies, replication.stages.once
         self._joins: dict[str, list[PendingReduction]] = {}

@@ -76,7 +76,7 @@ def _op_hindrance(node: NodeDef) -> str | None:
 
 
 class BothBranches:
-    """Adds both branches of an `If` to the graph: their writes become values, of which the predicate selects one.
+    """Adds both branches of an `If` to the graph: the predicate selects between their written values.
 
         If(p, {m ← f(m, g); v ← v - m}, {c ← c + 1})    becomes    m₁ = f(m, g);  m ← where(p, m₁, m);
                                                                   v ← where(p, v - m₁, v);  c ← where(p, c, c + 1)

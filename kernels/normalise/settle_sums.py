@@ -81,7 +81,8 @@ def _differs(item: Step, flows: Propagation, reduction: InStepAllReduce) -> bool
         raise RewriteError(
             f"the step asks for the {'mean' if reduction.is_mean else 'sum'} over all replicas of {name}, and the "
             "parts of a batch may differ in length: only a sum over the examples adds up to the value on one device. "
-            "Call tf.distribute's all_reduce with sums (ReduceOp.SUM), numbers of examples included, and divide after it."
+            "Call tf.distribute's all_reduce with sums (ReduceOp.SUM), numbers of examples included, and divide "
+            "after it."
         )
     if not item.spec_of(name).shape.is_fully_defined():
         raise RewriteError(

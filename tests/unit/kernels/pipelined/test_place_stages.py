@@ -157,7 +157,7 @@ def test_what_all_micro_batches_make_together_is_refused_where_the_schedule_does
     given = [[np.random.default_rng(0).normal(size=(5, 3))]]
     captured = capture(step, *given[0], is_global=True)
     stage_of = {"part_1_kernel": 0, "part_2_kernel": 1}
-    with pytest.raises(StrategyError, match="wait for each other.*Take schedule: GPipe"):
+    with pytest.raises(StrategyError, match="wait for each other.*Set schedule: GPipe"):
         rewritten(captured, models.pipelined(captured, stage_of, 2, 3, "1F1B"))
     by_gpipe = models.pipelined(captured, stage_of, 2, 3, "GPipe")
     assert_same_bits(train(captured, by_gpipe, given), train(captured, plan(captured.item, 1, 3), given))
