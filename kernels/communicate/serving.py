@@ -27,8 +27,8 @@ _PREFIX = "autodist/served/"
 class Serving:
     """Copies the updates of this worker's variables into a background program, which shares no run with the steps.
 
-    Values that an update needs of its step (a step count, a learning rate) come through a queue from the step that the
-    gradients belong to. Values that updates of several owners share (a global norm) are sent between the owners.
+    Values that an update needs of its step (a step count, a learning rate) come through a queue from the step of its
+    gradients. Values that updates of several owners share (a global norm) are sent between the owners.
 
     Attributes:
         effects: the nodes that must run.

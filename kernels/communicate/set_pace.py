@@ -34,9 +34,9 @@ log = logging.getLogger("autodist")
 class SetPace(Kernel):
     """Sets the placement and mode of each owned variable; lets steps whose updates are all asynchronous run ahead.
 
-    A step whose variables are all asynchronous or stale runs ahead freely. Each worker then keeps its own values of
-    variables that the compute part writes (moving averages, metrics) and of outputs (the loss), since reducing these
-    would keep all workers in lock-step.
+    A step whose variables are all asynchronous or stale runs ahead freely. Variables that the compute part writes
+    (moving averages, metrics) and outputs (the loss) are then local to each worker. Reducing them would keep all
+    workers in lock-step.
     """
 
     name: ClassVar[str] = "set-pace"

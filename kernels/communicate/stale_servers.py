@@ -33,8 +33,8 @@ class StaleServers(Kernel):
     """Lets workers run up to s steps ahead of the slowest one and read the current values (Ho et al., NeurIPS 2013).
 
     A step sends its gradients to the owner and takes one token from a queue that starts with s of them. The update is
-    part of no step. The owner runs it in the background, once per step, after all workers' gradients of that step have
-    arrived, and then sends every worker a token. So the gradients of one step make one update, as without staleness.
+    part of no step. The owner runs it in the background, once per step, when all workers' gradients of that step have
+    arrived. It then sends every worker a token. So the gradients of one step make one update, as without staleness.
 
         g → update(v)  becomes  g → send,  token → done;   at the owner, beside it:   g0 + g1 → update(v) → tokens
     """

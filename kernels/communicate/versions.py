@@ -90,8 +90,8 @@ class Versions:
     def reads_before(self, joins: Iterable[PendingReduction]) -> list[str]:
         """Returns this worker's reads that must finish before it sends the gradients of one message to their owner.
 
-        These are its replicas' reads of the gradients' variables, and reads of variables of the same owner that have no
-        gradient and may be written together with the others, such as a target network.
+        These are its replicas' reads of the gradients' variables, and of the owner's variables without a gradient that
+        may be written with them (a target network).
         """
         members = list(joins)
         sent = self._order.of_join(members[0])

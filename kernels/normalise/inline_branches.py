@@ -30,9 +30,9 @@ from autodist.kernels.replicate.recompute_after_reduce import find_recomputed
 class InlineBranches(Kernel):
     """Inlines the branches of a conditional whose writes cannot stay in one operation.
 
-    This is the case if an optimizer writes variables of different owners (gradient accumulation, loss scaling), or if
-    replicas write state whose values differ and must be reduced. Both branches are then computed, and the condition
-    selects the written values.
+    This is the case if an optimizer writes variables of different owners (gradient accumulation, loss scaling). It is
+    also the case if replicas write state whose values differ and must be reduced. Both branches are then computed, and
+    the condition selects the written values.
 
         If(p, v ← v - g, c ← c + g)      becomes      v ← where(p, v - g, v);  c ← where(p, c, c + g)
     """

@@ -33,9 +33,9 @@ _HOLD_OTHERS = having(Trait.LOOP | Trait.BRANCH | Trait.CALL)
 class WholeCotangents(Kernel):
     """Moves nonlinear functions between a weight's gradient and the tensor that the script uses into the update.
 
-    The gradient of a weight is, on each replica, a part of the sum, and a nonlinear function of parts does not add up
-    to the function of the sum. So the parts are reduced before the function. If the function takes more than that
-    gradient, the step is refused.
+    On each replica, the gradient of a weight is a part of a sum. A nonlinear function of parts does not add up to the
+    function of the sum. So the parts are reduced before the function. If the function takes more than that gradient,
+    the step is refused.
 
         loss → dy → clip → g → update      becomes      loss → dy → (joined) → clip → update
 

@@ -77,9 +77,9 @@ def _without_shared_waits(item: Step) -> Step:
 def _without_waits_for_others(item: Step, parts: Mapping[str, PipelinePart], once: Collection[str]) -> Step:
     """Removes control dependencies between stages, and dependencies of shared nodes on single micro-batches.
 
-    A node that depends only on variables is the same for all micro-batches and waits for none of them, such as a factor
-    in a gradient (that of `tf.square`). An open node, which any stage may compute, waits for none either. Its readers
-    wait instead, each for the nodes of its own stage (for an assertion, for example).
+    A node that depends only on variables, such as a factor in the gradient of `tf.square`, is the same for all
+    micro-batches and waits for none. An open node, which any stage may compute, waits for none either. Its readers wait
+    instead, each for the nodes of its own stage (for an assertion, for example).
     """
     editor, graph_index = StepEditor(item), item.graph_index
     waited: dict[str, set[str]] = {}

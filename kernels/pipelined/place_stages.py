@@ -32,7 +32,7 @@ class PlaceStages(Kernel):
     """Distributes a replicated step over the workers of a pipeline; the micro-batches are the replicas.
 
     A worker keeps the nodes of its pipeline stage and the updates of its variables. Tensors that another worker reads
-    are sent through queues as soon as they are computed, separately for each micro-batch, so that stages process
+    are sent through queues as soon as they are computed, separately for each micro-batch. Stages therefore process
     different micro-batches in parallel. The schedule determines a worker's execution order. As no arithmetic changes,
     the result is bit for bit that of as many replicas on one worker.
 

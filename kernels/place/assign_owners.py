@@ -128,9 +128,9 @@ def find_served(
         item: the step.
         stages: the stages of the step.
         decided: owners, by handle.
-        reads_before: True to also follow nodes outside the part that runs once that are computed only for it (from an
-            early read of a slot that is written later). After partitioning, such nodes may compute concatenations of
-            all shards.
+        reads_before: True to also follow
+            nodes that are computed only for the part that runs once (from an early read of a slot that is written
+            later). After partitioning, such nodes may compute concatenations of all shards.
     """
     nodes = item.graph_index.nodes
     leads: dict[str, Owners] = {}
@@ -209,8 +209,8 @@ Nodes = Mapping[str, list[tuple[str, str]]]
 def find_counters(item: Step) -> list[str]:
     """Returns the names of update counters, which every step writes with values that do not depend on the batch.
 
-    Either the updates read them (Adam's number of steps), or the script declares that one replica's write is enough, as
-    Keras does for an optimizer's `iterations`.
+    The updates read them (Adam's number of steps), or the script declares that one replica's write is enough. Keras
+    declares this for an optimizer's `iterations`.
     """
     stages = find_stages(item)
     nodes: Nodes = {

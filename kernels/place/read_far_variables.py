@@ -21,9 +21,9 @@ class ReadFarVariables(Kernel):
     """Places handles, reads and writes of remote variables at their owners.
 
     Reads of one variable with the same control inputs are merged. A node that takes the handle itself (a loop, which
-    would read remotely in every iteration) gets the handle of a copy on this worker, refreshed once per step. A node
-    that writes a remote variable and takes the handle of a variable elsewhere (an `If` around an update) gets the
-    handle of a copy at the owner.
+    would read remotely in every iteration) gets a copy's handle. The copy is on this worker and is refreshed once per
+    step. A node that writes a remote variable may also take the handle of a variable elsewhere (an `If` around an
+    update). It gets the handle of a copy at the owner.
     """
 
     name: ClassVar[str] = "read-far-variables"

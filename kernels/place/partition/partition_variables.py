@@ -53,7 +53,7 @@ class PartitionVariables(Kernel):
     gather along the cut axis gathers each shard's own rows. Each shard gets its part of a gradient: a slice of a dense
     one, or the rows of a sparse one that it holds. The rewrite follows the update from gradients and reads to the
     writes. Elementwise arithmetic runs on the pieces. Reductions over the cut axis (global norms, LAMB, Adafactor) run
-    on each piece and are completed across the pieces, so that scalars are sent instead of shards. Other ops run on the
+    on each piece and are completed across the pieces: scalars are sent instead of shards. Other ops run on the
     concatenated tensor, and each shard takes its part of the result. Partitioning changes where values are computed,
     and nothing else.
 
