@@ -125,10 +125,7 @@ def find_served(
     """Returns, for each variable, the owners of the decided variables whose writes depend on it.
 
     Args:
-        item: the step.
-        stages: the stages of the step.
-        decided: owners, by handle.
-        reads_before: True to also follow
+        item: the step. stages: the stages of the step. decided: owners, by handle. reads_before: True to also follow
             nodes that are computed only for the part that runs once (from an early read of a slot that is written
             later). After partitioning, such nodes may compute concatenations of all shards.
     """
