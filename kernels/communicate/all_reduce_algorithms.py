@@ -38,7 +38,7 @@ class AllReduceAlgorithm:
     def by_all(self, part: Part) -> tf.Tensor:
         """Reduces over all workers at once."""
         context = self.exchange.context
-        if context.workers <= 2 or self._goes_whole(part[0]):
+        if context.workers <= 2 or self._is_direct(part[0]):
             return mean_of(self.exchange.all_to_all("whole", part), self.bucket.merge)
         lengths = self.bucket.cut(len(context.computing))
         return self._in_pieces(part, lengths, context.computing, range(context.workers), "piece", "sum")
@@ -51,7 +51,7 @@ class AllReduceAlgorithm:
         subgroups of equal size, as many bytes travel as in `by_all`, but 4·(√W-1) messages per worker instead of
         2·(W-1).
         """
-        if self._goes_whole(part[0]):
+        if self._is_direct(part[0]):
             return whole_in_teams(team, [self.bucket], [part])[0]
         lengths = self.bucket.cut(team.teams.seats)
         vectors = tf.split(part[0], lengths) if len(lengths) > 1 else [part[0]]
@@ -63,7 +63,7 @@ class AllReduceAlgorithm:
         rank = team.teams.seat_of(self.exchange.context.worker)
         assert rank is not None, "only reducing ranks have pieces"
         workers = team.teams.across(rank)
-        if len(workers) <= 2 or self._goes_whole(ours[0]):
+        if len(workers) <= 2 or self._is_direct(ours[0]):
             for to in workers:
                 if to != self.exchange.context.worker:
                     self.exchange.send(to, "piece_of_team", ours)
@@ -71,7 +71,7 @@ class AllReduceAlgorithm:
         lengths = self.bucket.cut_again(ours[0].shape[0], len(workers))
         return self._in_pieces(ours, lengths, workers, workers, "piece_of_team", "sum_of_teams")
 
-    def _goes_whole(self, vector: tf.Tensor) -> bool:
+    def _is_direct(self, vector: tf.Tensor) -> bool:
         return vector.shape[0] * vector.dtype.size <= self.direct_bytes
 
     def _in_pieces(

@@ -93,9 +93,9 @@ class _Updates:
             locks = self._find_locks()
             self._place(locks)
             unlocked = self._lock_all(locks)
-            self._keep_time(unlocked)
+            self._add_ticks(unlocked)
         else:
-            self._leave_out_writes()
+            self._remove_writes()
         self._make_lock()
         return self.results.to_item(self.joins)
 
@@ -115,7 +115,7 @@ class _Updates:
         self.results.give(join, names)
         self.means.update({node_of(name): join for name in names})
 
-    def _leave_out_writes(self) -> None:
+    def _remove_writes(self) -> None:
         """Removes the updates on a worker without replicas, which computes no gradients."""
         for write in self.writes:
             self.editor.replace_control(write, [])
@@ -134,7 +134,7 @@ class _Updates:
         taken: set[str] = set()
         for lock in ordered:
             before = self.editor.ancestors(lock.writes)
-            computed = self._computes(lock.level)
+            computed = self._gradient_ancestors(lock.level)
             lock.awaited = sorted(self.editor.ancestors(lock.writes, control=False) & self.means.keys())
             lock.inside = [
                 name for name, effect in self.effects.items()
@@ -143,7 +143,7 @@ class _Updates:
             taken.update(lock.inside)
         return ordered
 
-    def _computes(self, level: int) -> set[str]:
+    def _gradient_ancestors(self, level: int) -> set[str]:
         """Returns the nodes that gradients up to an update round depend on; they cannot wait for these gradients."""
         return self.editor.ancestors(name for name, join in self.means.items() if join.level <= level)
 
@@ -188,7 +188,7 @@ class _Updates:
     def _place(self, locks: Sequence[_Lock]) -> None:
         """Places arithmetic that depends on variables and gradients of a single owner on that owner's device."""
         region = self.editor.ancestors(self.writes, control=False, stop=self.means.keys())
-        region -= self._computes(max(lock.level for lock in locks))
+        region -= self._gradient_ancestors(max(lock.level for lock in locks))
         at: dict[str, frozenset[int]] = {}
         for node in topological(self.editor.to_graph_def()):
             if node.name not in region:
@@ -209,7 +209,7 @@ class _Updates:
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def _keep_time(self, unlocked: Iterable[str]) -> None:
+    def _add_ticks(self, unlocked: Iterable[str]) -> None:
         bounded = {j.variable: self.variable_placements[j.variable].staleness for j in self.joins if j.variable}
         bounded = {name: staleness for name, staleness in bounded.items() if staleness}
         if not bounded:

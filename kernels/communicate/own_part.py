@@ -90,9 +90,9 @@ class OwnPart:
         ]
         transfers.sort(key=lambda t: (t.reader, t.name))
         runs = {name: assignment.runs.get(name, 0) for name in private}
-        travelling = frozenset(name for name, _, _ in assignment.tensors)
+        transferred = frozenset(name for name, _, _ in assignment.tensors)
         specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
-        return cls(item, private, _in_rounds(item, transfers, travelling), me, specs, assignment.by(me), runs)
+        return cls(item, private, _in_rounds(item, transfers, transferred), me, specs, assignment.by(me), runs)
 
     def exchange_boundary(self, results: Results, context: Context) -> None:
         """Sends the tensors that other workers need from this one, and receives those that it needs."""
@@ -139,14 +139,14 @@ class OwnPart:
                 editor.set_inputs(node.name, [i for i in node.input if i not in lost])
 
 
-def _in_rounds(item: Step, transfers: Sequence[Transfer], travelling: Collection[str]) -> tuple[Transfer, ...]:
+def _in_rounds(item: Step, transfers: Sequence[Transfer], transferred: Collection[str]) -> tuple[Transfer, ...]:
     """Returns the transfers with their rounds, which depend on all tensors sent between workers."""
     if not transfers:
         return ()
     rounds: dict[str, int] = {}
     for name in item.graph_index.order:
         inputs = item.graph_index.nodes[name].input
-        after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in travelling) for i in inputs]
+        after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in transferred) for i in inputs]
         rounds[name] = max(after, default=0)
     return tuple(replace(t, round=rounds[node_of(t.name)]) for t in transfers)
 

@@ -70,13 +70,13 @@ class _Servers:
         self.versions = Versions(item, replication, self.owner, self.joins, context)
 
     def run(self) -> Step:
-        self._bring_gradients()
+        self._send_gradients()
         part = OwnPart.find(self.item, self.context, self.effects, self.owner, self.joins)
         acknowledgements = self.versions.acknowledgements(part.runs)
         self._require_same_outputs(part)
         part.exchange_boundary(self.results, self.context)
-        self._hold_back_writes(acknowledgements)
-        self._hand_out_tokens(
+        self._delay_writes(acknowledgements)
+        self._exchange_completion_signals(
             rank_writes(self.order, self.owner, self.versions.awaited(acknowledgements), part.private)
         )
         part.cut_control(self.editor)
@@ -98,19 +98,19 @@ class _Servers:
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _bring_gradients(self) -> None:
+    def _send_gradients(self) -> None:
         dense = [j for j in self.joins if not j.is_sparse]
         for bucket in make_buckets(dense, self._owner_of, PACK_BYTES):
-            self._bring_bucket(bucket, self._owner_of(bucket.joins[0]))
+            self._send_bucket(bucket, self._owner_of(bucket.joins[0]))
         for join in self.joins:
             if join.is_sparse:
-                self._bring_rows(join, self._owner_of(join))
+                self._send_rows(join, self._owner_of(join))
 
     def _owner_of(self, join: PendingReduction) -> int:
         """Returns the owner of the variable that a reduction belongs to; each of `joins` belongs to one."""
         return self.item.owners[join.variable or ""]
 
-    def _bring_bucket(self, bucket: Bucket, owner: int) -> None:
+    def _send_bucket(self, bucket: Bucket, owner: int) -> None:
         reads = self._reads_before_push(bucket.joins)
         with subgraph(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, bucket.key)
@@ -124,7 +124,7 @@ class _Servers:
             self.results.give(join, [f.name(value)])
         self.editor.run(exchange.effects)
 
-    def _bring_rows(self, join: PendingReduction, owner: int) -> None:
+    def _send_rows(self, join: PendingReduction, owner: int) -> None:
         key = key_of([join])
         reads = self._reads_before_push([join])
         with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
@@ -145,17 +145,17 @@ class _Servers:
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    def _hold_back_writes(self, acknowledgements: Sequence[Acknowledgement]) -> None:
+    def _delay_writes(self, acknowledgements: Sequence[Acknowledgement]) -> None:
         """Makes each write at the owner wait until all workers have read the previous version (`versions`)."""
         for name, gradients in self.versions.gradients_before.items():
-            if self._holds_what(name):
+            if self._owns_written(name):
                 arrived = [node_of(self.results.now(t)) for join in gradients for t in join.result]
                 self.editor.add_control(name, arrived)
         for message in acknowledgements:
             if self.context.worker in (message.owner, message.reader):
                 self._acknowledge(message)
 
-    def _holds_what(self, write: str) -> bool:
+    def _owns_written(self, write: str) -> bool:
         """Returns True if this worker owns a variable that a node writes."""
         return any(self.owner.get(handle) == self.context.worker for handle in self.effects[write].writes)
 
@@ -177,16 +177,16 @@ class _Servers:
             for write in message.writes:
                 self.editor.add_control(write, exchange.effects)
 
-    def _hand_out_tokens(self, ranks: Mapping[str, int]) -> None:
+    def _exchange_completion_signals(self, ranks: Mapping[str, int]) -> None:
         replacements: dict[str, tuple[str, ...]] = {}
         for group in group_writes(self.item, self.owner, ranks):
-            token = self._token(group)
+            token = self._exchange_completion_signal(group)
             if group.owner != self.context.worker:
                 replacements.update(dict.fromkeys(group.writes, token))
         self.editor.replace_targets(replacements)
         self.editor.remove(replacements)
 
-    def _token(self, group: Group) -> tuple[str, ...]:
+    def _exchange_completion_signal(self, group: Group) -> tuple[str, ...]:
         """Sends a completion signal at the owner; elsewhere, makes consumers of the writes wait for it."""
         with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Communicator(f, self.context, group.key)

@@ -80,7 +80,7 @@ class ReduceByShuffle(Kernel):
             if join.is_sparse:
                 _gather_rows(results, join, context)
             elif join.merge is ReduceOp.ROWS:
-                _put_one_after_the_other(results, join, context)
+                _concatenate_rows(results, join, context)
         return results.to_item(joins)
 
     def _buckets(
@@ -193,7 +193,7 @@ def _gather_rows(results: Results, join: PendingReduction, context: Context) -> 
     results.editor.run(exchange.effects)
 
 
-def _put_one_after_the_other(results: Results, join: PendingReduction, context: Context) -> None:
+def _concatenate_rows(results: Results, join: PendingReduction, context: Context) -> None:
     key = key_of([join])
     with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Communicator(f, context, key)

@@ -73,7 +73,7 @@ class Serving:
         roots = [n for n, e in self.touches.items() if any(self._is_mine(h) for h in e.writes)]
         roots += [name for name in targets if name in part.computed and name not in roots]
         members, needed = self._collect([*roots, *(node_of(t.name) for t in sent if t.name not in self._replacements)])
-        pushed = self._bring(sorted(needed))
+        pushed = self._send_from_step(sorted(needed))
         self._copy(members)
         self.effects += [self._copies[name] for name in roots]
         self._send(part, sent)
@@ -81,7 +81,7 @@ class Serving:
 
     def hand_out_token(self, group: Group, capacity: int) -> None:
         """Sends a completion signal of a group of writes to every worker, this one included."""
-        with subgraph(self.editor, f"served_{group.key}") as f, self._here():
+        with subgraph(self.editor, f"served_{group.key}") as f, self._local_cpu():
             exchange = Communicator(f, self.context, group.key, capacity)
             done = [f.after([self._copies[w] for w in group.writes])]
             for to in range(self.context.workers):
@@ -91,7 +91,7 @@ class Serving:
     def _is_mine(self, handle: str) -> bool:
         return self.owner.get(handle) == self.context.worker
 
-    def _here(self) -> tf.device:
+    def _local_cpu(self) -> tf.device:
         return tf.device(self.context.cpu(self.context.worker))
 
     # -- inputs of the updates -------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Serving:
             if name in members:
                 continue
             members.add(name)
-            self._require_nothing_of_step_inside(name)
+            self._refuse_reads_in_bodies(name)
             for i in self.editor[name].input:
                 source = self.editor[node_of(i)]
                 if is_control(i) or tensor(i) in self._replacements or source.op == "VarHandleOp":
@@ -117,7 +117,7 @@ class Serving:
                     front.append(source.name)
         return members, needed
 
-    def _require_nothing_of_step_inside(self, name: str) -> None:
+    def _refuse_reads_in_bodies(self, name: str) -> None:
         """Refuses operations with a body (an `If`) that read variables which the step writes."""
         for handle in sorted(self.touches.get(name, NO_EFFECT).reads):
             if not self._is_mine(handle) and any(handle in effect.writes for effect in self.touches.values()):
@@ -134,21 +134,21 @@ class Serving:
         effect = self.touches.get(node.name, NO_EFFECT)
         return bool(effect.reads) and not any(self._is_mine(h) for h in effect.reads | effect.writes)
 
-    def _bring(self, names: Sequence[str]) -> list[str]:
+    def _send_from_step(self, names: Sequence[str]) -> list[str]:
         """Sends tensors from the step to its update; returns the nodes that the step must run for it."""
         if not names:
             return []
         key, me = f"brought/{digest(';'.join(names))}", self.context.worker
         specs = [self._spec(name) for name in names]
-        with subgraph(self.editor, f"{key}/send") as f, self._here():
+        with subgraph(self.editor, f"{key}/send") as f, self._local_cpu():
             values = [f.input(name, spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)]
             exchange = Communicator(f, self.context, key, self._capacity)
             exchange.send(me, "needed", values)
-        self._take(key, me, names, specs)
+        self._receive_tensors(key, me, names, specs)
         return exchange.effects
 
-    def _take(self, key: str, source: int, names: Sequence[str], specs: Sequence[tf.TensorSpec]) -> None:
-        with subgraph(self.editor, f"{key}/{source}/receive") as f, self._here():
+    def _receive_tensors(self, key: str, source: int, names: Sequence[str], specs: Sequence[tf.TensorSpec]) -> None:
+        with subgraph(self.editor, f"{key}/{source}/receive") as f, self._local_cpu():
             exchange = Communicator(f, self.context, key, self._capacity)
             got = exchange.receive(source, "needed", specs)
         self.know(dict(zip(names, map(f.name, got), strict=True)), exchange.effects)
@@ -170,12 +170,14 @@ class Serving:
     def _receive(self, part: OwnPart) -> None:
         incoming = [t for t in part.transfers if t.reader == self.context.worker]
         for source, names in _by(incoming, lambda t: t.source).items():
-            self._take(_boundary_key(names), source, names, [self._spec_between(part, name) for name in names])
+            self._receive_tensors(
+                _boundary_key(names), source, names, [self._spec_between(part, name) for name in names]
+            )
 
     def _send(self, part: OwnPart, sent: Sequence[Transfer]) -> None:
         for reader, names in _by(sent, lambda t: t.reader).items():
             key = _boundary_key(names)
-            with subgraph(self.editor, f"{key}/{reader}/send") as f, self._here():
+            with subgraph(self.editor, f"{key}/{reader}/send") as f, self._local_cpu():
                 exchange = Communicator(f, self.context, key, self._capacity)
                 specs = [self._spec_between(part, name) for name in names]
                 values = [f.input(self._now(n), s.dtype, s.shape) for n, s in zip(names, specs, strict=True)]

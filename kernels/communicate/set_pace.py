@@ -56,7 +56,7 @@ class SetPace(Kernel):
             order=_order_of(item, replication, variable_placements),
         )
         return (
-            _keep_state(item, kept, context)
+            _keep_state_local(item, kept, context)
             if runs_freely(kept, variable_placements)
             else replace(item, replication=kept)
         )
@@ -75,7 +75,7 @@ def _order_of(
     return order
 
 
-def _keep_state(item: Step, replication: Replication, context: Context) -> Step:
+def _keep_state_local(item: Step, replication: Replication, context: Context) -> Step:
     local = [join for join in replication.joins if join.kind is not PendingReductionKind.GRADIENT]
     _require_no_boundary(local, replication.variable_placements)
     _require_one_weight(local, replication.variable_placements)

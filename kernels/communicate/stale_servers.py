@@ -69,17 +69,17 @@ class _Servers:
 
     def run(self) -> Step:
         self._require_own_outputs()
-        apart = self._made_from_gradients()
-        self._bring_gradients()
+        gradient_dependent = self._made_from_gradients()
+        self._send_gradients()
         if self.context.worker in self.owner.values():
-            checks = [name for name in self.item.targets if name in apart]
+            checks = [name for name in self.item.targets if name in gradient_dependent]
             self.editor.run(
                 self.serving.build(
                     1 + max(variable_placement.staleness for variable_placement in self.kept.values()), checks
                 )
             )
-        self._take_tokens()
-        self._wait_for_nothing_in(apart)
+        self._receive_completion_signals()
+        self._drop_control_dependencies(gradient_dependent)
         self.editor.serve(self.serving.effects)
         return self.results.to_item(self.joins)
 
@@ -106,8 +106,8 @@ class _Servers:
                     front.append(consumer)
         return found
 
-    def _wait_for_nothing_in(self, apart: Collection[str]) -> None:
-        for name in apart:
+    def _drop_control_dependencies(self, gradient_dependent: Collection[str]) -> None:
+        for name in gradient_dependent:
             if name in self.editor:
                 self.editor.replace_control(name, [])
 
@@ -116,17 +116,17 @@ class _Servers:
     def _placement_of(self, join: PendingReduction) -> VariablePlacement:
         return self.kept[self.item.by_name[join.variable or ""].handle]
 
-    def _bring_gradients(self) -> None:
+    def _send_gradients(self) -> None:
         def group_of(join: PendingReduction) -> Hashable:
             return self._placement_of(join)
 
         for bucket in make_buckets([j for j in self.joins if not j.is_sparse], group_of, PACK_BYTES):
-            self._bring(bucket.joins, functools.partial(_pack, bucket), functools.partial(_unpack_mean, bucket))
+            self._send_part(bucket.joins, functools.partial(_pack, bucket), functools.partial(_unpack_mean, bucket))
         for join in self.joins:
             if join.is_sparse:
-                self._bring([join], functools.partial(own_rows, join=join), functools.partial(rows_of, join))
+                self._send_part([join], functools.partial(own_rows, join=join), functools.partial(rows_of, join))
 
-    def _bring(
+    def _send_part(
         self,
         joins: Sequence[PendingReduction],
         pack: Callable[[SubgraphBuilder], list[tf.Tensor]],
@@ -150,7 +150,7 @@ class _Servers:
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def _take_tokens(self) -> None:
+    def _receive_completion_signals(self) -> None:
         assert self.order is not None, "set by SetPace"
         for group in group_writes(self.item, self.owner, rank_writes(self.order, self.owner)):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)

@@ -281,7 +281,7 @@ class Versions:
         """Returns, by node, the workers that need its value."""
         context, graph_index = self._context, self._order.graph_index
         every, computing = (1 << context.workers) - 1, sum(1 << worker for worker in context.computing)
-        differs = self._find_varying()
+        differs = self._find_replica_dependent()
         needed: dict[str, Workers] = {}
         for message in self._order.messages:
             needed.update(dict.fromkeys(self._order.sources[message], computing))
@@ -300,7 +300,7 @@ class Versions:
                 needed[source] = needed.get(source, 0) | workers
         return found
 
-    def _find_varying(self) -> set[str]:
+    def _find_replica_dependent(self) -> set[str]:
         """Returns the nodes that differ between replicas; tensors that a message brings are the same for all."""
         graph_index, messages = self._order.graph_index, set(self._order.messages)
         found = set(sources_of_replicas(self._item, graph_index))

@@ -35,14 +35,14 @@ class SettleLosses(Kernel):
             kept = find_terms(item, flows, call) if flows is not None else []
             for term in call.terms:
                 if term not in kept:
-                    _take_out(editor, item, term)
+                    _remove_scaling(editor, item, term)
             calls.append(replace(call, terms=tuple(replace(term, parts=()) for term in kept), is_settled=True))
         points = [name for call in item.gradient_calls for term in call.terms for name in (term.value, term.seed)]
         remove_unused(editor, item.named, points)
         return editor.to_item(gradient_calls=tuple(calls))
 
 
-def _take_out(editor: GraphEditor, item: Step, term: Term) -> None:
+def _remove_scaling(editor: GraphEditor, item: Step, term: Term) -> None:
     """Makes all consumers read the unscaled value, and lets gradients pass without a weight."""
     if term.value in editor:
         scaled = node_of(editor[term.value].input[0])

@@ -29,10 +29,14 @@ class SettleSums(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         if not context.is_alone:
-            _require_all_noted(item)
+            _require_top_level(item)
         if not item.whole_sums:
             return item
-        kept = () if context.is_alone else tuple(s for s in _kept(item) if s.is_asked or not _is_free(item, context))
+        kept = (
+            ()
+            if context.is_alone
+            else tuple(s for s in _differing(item) if s.is_asked or not _runs_ahead(item, context))
+        )
         editor = StepEditor(item)
         out = [s.node for s in item.whole_sums if s not in kept]
         for node in out:
@@ -42,13 +46,13 @@ class SettleSums(Kernel):
         return editor.to_item(whole_sums=kept)
 
 
-def _kept(item: Step) -> tuple[InStepAllReduce, ...]:
+def _differing(item: Step) -> tuple[InStepAllReduce, ...]:
     flows, once = flows_of(item), find_stages(item).once
     kept = {s.node for s in item.whole_sums if s.of is None and s.node not in once and _differs(item, flows, s)}
     return tuple(s for s in item.whole_sums if (s.of or s.node) in kept and s.node not in once)
 
 
-def _is_free(item: Step, context: Context) -> bool:
+def _runs_ahead(item: Step, context: Context) -> bool:
     """Returns True if no step waits for another worker, since all variables are asynchronous or stale."""
     variable_placements = [context.plan.variable_placement(g.variable) for g in item.gradients]
     return (
@@ -109,7 +113,7 @@ def _require_rows(flows: Propagation, name: str, axis: int) -> None:
     )
 
 
-def _require_all_noted(item: Step) -> None:
+def _require_top_level(item: Step) -> None:
     """Checks that all in-step all-reduces are at the top level of the graph.
 
     Raises:
@@ -118,7 +122,7 @@ def _require_all_noted(item: Step) -> None:
     registered = {s.node for s in item.whole_sums}
     inner = (node.name for function in item.graph_def.library.function for node in function.node_def)
     outer = (node.name for node in item.graph_index.of_op("PlaceholderWithDefault") if node.name not in registered)
-    hidden = next(_called_so((*outer, *inner)), None)
+    hidden = next(_named_as_sums((*outer, *inner)), None)
     if hidden is not None:
         raise RewriteError(
             f"{hidden} is to be reduced over all replicas (by synchronized batch normalisation) or gathered, within a "
@@ -128,5 +132,5 @@ def _require_all_noted(item: Step) -> None:
         )
 
 
-def _called_so(names: Iterable[str]) -> Iterator[str]:
+def _named_as_sums(names: Iterable[str]) -> Iterator[str]:
     return (name for name in names if name.rpartition("/")[2].startswith(SUM_NAME))

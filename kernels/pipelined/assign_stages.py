@@ -32,7 +32,7 @@ class AssignStages(Kernel):
     def apply(self, item: Step, context: Context) -> Step:
         if not context.goes_through_stages(item):
             return item
-        _require_apart(item)
+        _require_independent_micro_batches(item)
         item = _without_shared_waits(item)
         assignment = Assignment(item, stage_of_handles(item, context), len(context.plan.stages))
         parts = assignment.run()
@@ -40,7 +40,7 @@ class AssignStages(Kernel):
         return replace(_in_order_of_shared_state(freed, assignment.shared_before), pipeline_parts=parts)
 
 
-def _require_apart(item: Step) -> None:
+def _require_independent_micro_batches(item: Step) -> None:
     """Checks that no micro-batch waits for other micro-batches before its computation ends.
 
     Raises:

@@ -55,9 +55,9 @@ class PlaceStages(Kernel):
         editor = StepEditor(item)
         nodes = nodes_of_units(placement, order[context.worker])
         starts = take_turns(editor, placement, nodes)
-        Post(editor, placement, context).exchange(sent)
+        StageExchange(editor, placement, context).exchange(sent)
         recomputed = recompute(editor, placement.graph_index, nodes, starts) if context.plan.recomputes else {}
-        _hand_out_tokens(editor, placement, context)
+        _exchange_completion_signals(editor, placement, context)
         editor.drop_targets([name for name in editor.targets if name in placement.runs_at and name not in mine])
         made = set(editor.names) - item.graph_index.nodes.keys()
         wait_past(editor, mine | made)
@@ -90,7 +90,7 @@ def _require_fetched_by_all(placement: StagePlacement, context: Context) -> None
             )
 
 
-def _hand_out_tokens(editor: StepEditor, placement: StagePlacement, context: Context) -> None:
+def _exchange_completion_signals(editor: StepEditor, placement: StagePlacement, context: Context) -> None:
     """Makes each worker send the others a completion signal when its variables are written."""
     writes: dict[int, list[str]] = {}
     for name, effect in placement.graph_index.effects.items():
@@ -99,10 +99,10 @@ def _hand_out_tokens(editor: StepEditor, placement: StagePlacement, context: Con
             writes.setdefault(stages.pop(), []).append(name)
     for stage, names in sorted(writes.items()):
         for writer in context.plan.seats[stage]:
-            _hand_out_token(editor, names, context, writer)
+            _exchange_completion_signal(editor, names, context, writer)
 
 
-def _hand_out_token(editor: StepEditor, names: Sequence[str], context: Context, writer: int) -> None:
+def _exchange_completion_signal(editor: StepEditor, names: Sequence[str], context: Context, writer: int) -> None:
     """Sends a completion signal after the writes `names` to workers that may access the variables of `writer`."""
     readers = [reader for reader in range(context.workers) if _accesses(context, reader, writer)]
     if context.worker not in (writer, *readers):
@@ -213,7 +213,7 @@ def _leading_to_units(placement: StagePlacement) -> set[str]:
     return reach(units, placement.graph_index.sources.__getitem__)
 
 
-class Post:
+class StageExchange:
     """Sends and receives one worker's stage messages.
 
     Args:

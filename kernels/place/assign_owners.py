@@ -19,7 +19,7 @@ from autodist.kernels.normalise.inline_branches import inline_shared_updates
 from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
 
-_STAND_INS = 1 << 30
+_PARTITIONED = 1 << 30
 """Numbers from here on stand for a partitioned variable, which has no single owner."""
 
 _SEVERAL_OPS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
@@ -36,7 +36,7 @@ class AssignOwners(Kernel):
     def apply(self, item: Step, context: Context) -> Step:
         if context.workers == 1:
             return replace(item, owners={}, cuts={})
-        placed = _decided(item, context.plan)
+        placed = _with_owners(item, context.plan)
         owners = {name: w for name, w in placed.owners.items() if w != EVERY_WORKER}
         return replace(placed, owners=owners, stage_group=context.plan.stage_group)
 
@@ -44,11 +44,11 @@ class AssignOwners(Kernel):
 def find_placements(item: Step, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
     """Returns the placements of all variables of a step, by name."""
     plan = Plan(strategy)
-    placed = replace(_decided(inline_shared_updates(item, plan), plan), stage_group=plan.stage_group)
+    placed = replace(_with_owners(inline_shared_updates(item, plan), plan), stage_group=plan.stage_group)
     return {variable.name: placed.placement(variable.name) for variable in item.variables}
 
 
-def _decided(item: Step, plan: Plan) -> Step:
+def _with_owners(item: Step, plan: Plan) -> Step:
     """Returns the step with the partitioning and owners of its variables; those from an earlier step are kept.
 
     A slot is partitioned and placed like the variables that it serves. These are the variables whose update reads it,
@@ -74,7 +74,7 @@ def _decided(item: Step, plan: Plan) -> Step:
 def _place_slots(item: Step, known: Set[str], cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
     """Adds the placements of variables that are not `known`, by the variables that they serve."""
     stages = find_stages(item)
-    cut_variables = dict(enumerate((name for name in cuts if name in item.by_name), start=_STAND_INS))
+    cut_variables = dict(enumerate((name for name in cuts if name in item.by_name), start=_PARTITIONED))
     holders = {name: owners.get(name, EVERY_WORKER) for name in known}
     holders.update({name: stand_in for stand_in, name in cut_variables.items()})
     decided = {item.by_name[name].handle: holder for name, holder in holders.items() if name in item.by_name}
@@ -90,12 +90,14 @@ def _place_slots(item: Step, known: Set[str], cuts: dict[str, Partitioning], own
             served = _written_together(item, stages, decided, handle)
         owner = next(iter(served)) if len(served) == 1 else EVERY_WORKER
         if owner in cut_variables:
-            _cut_alike(item, variable, cut_variables[owner], cuts, owners)
+            _partition_like(item, variable, cut_variables[owner], cuts, owners)
         elif owner != EVERY_WORKER:
             owners[variable.name] = owner
 
 
-def _cut_alike(item: Step, slot: Variable, served: str, cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
+def _partition_like(
+    item: Step, slot: Variable, served: str, cuts: dict[str, Partitioning], owners: dict[str, int]
+) -> None:
     if slot.shape != item.by_name[served].shape:
         return
     cuts[slot.name] = cuts[served]

@@ -31,10 +31,14 @@ class SetByChief(Kernel):
         if context.workers == 1:
             return item
         writes = {name: effect.writes for name, effect in item.graph_index.effects.items() if effect.writes}
-        return self._everywhere(item, context, writes) if context.worker == 0 else self._nowhere(item, list(writes))
+        return (
+            self._write_everywhere(item, context, writes)
+            if context.worker == 0
+            else self._remove_writes(item, list(writes))
+        )
 
     @staticmethod
-    def _everywhere(item: Step, context: Context, writes: dict[str, frozenset[str]]) -> Step:
+    def _write_everywhere(item: Step, context: Context, writes: dict[str, frozenset[str]]) -> Step:
         editor = StepEditor(item)
         plan = context.plan
         by_handle: dict[str, list[str]] = {}
@@ -60,7 +64,7 @@ class SetByChief(Kernel):
         return editor.to_item(owners=read)
 
     @staticmethod
-    def _nowhere(item: Step, writes: list[str]) -> Step:
+    def _remove_writes(item: Step, writes: list[str]) -> Step:
         editor = StepEditor(item)
         for name in writes:
             editor.replace_control(name, [])

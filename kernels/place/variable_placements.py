@@ -107,35 +107,35 @@ class _Flow:
     ) -> None:
         self._item, self._replication, self._placements = item, replication, variable_placements
         self._effects = item.graph_index.effects
-        self._made_of: dict[str, Mapping[SyncMode, str]] = {}
-        self._met_at: dict[str, tuple[str, str]] = {}
+        self._depends_on: dict[str, Mapping[SyncMode, str]] = {}
+        self._combined_at: dict[str, tuple[str, str]] = {}
 
     def visit(self, node: tf.compat.v1.NodeDef) -> None:
         """Processes a node after its inputs."""
         if node.name not in self._replication.stages.once:
-            self._note(node, self._read_here(node.name))
+            self._record(node, self._read_here(node.name))
             return
         sources = self._read_here(node.name)
         for i in node.input:
             if is_control(i):
                 continue
             source = node_of(i)
-            sources |= self._made_of.get(source, {})
-            if source in self._met_at:
-                self._met_at.setdefault(node.name, self._met_at[source])
+            sources |= self._depends_on.get(source, {})
+            if source in self._combined_at:
+                self._combined_at.setdefault(node.name, self._combined_at[source])
             if tensor(i) in self._replication.trained:
                 variable = self._replication.trained[tensor(i)]
                 sources[self._pace(variable)] = variable
-        self._note(node, sources)
+        self._record(node, sources)
         written = self._effects[node.name].writes if node.name in self._effects else frozenset()
         for handle in written:
             self._require_one_pace(node.name, self._item.by_handle[handle].name, sources)
 
-    def _note(self, node: tf.compat.v1.NodeDef, sources: Mapping[SyncMode, str]) -> None:
+    def _record(self, node: tf.compat.v1.NodeDef, sources: Mapping[SyncMode, str]) -> None:
         if sources:
-            self._made_of[node.name] = sources
+            self._depends_on[node.name] = sources
         if len(sources) > 1:
-            self._met_at.setdefault(node.name, (node.name, node.op))
+            self._combined_at.setdefault(node.name, (node.name, node.op))
 
     def _pace(self, variable: str) -> SyncMode:
         return self._placements[variable].pace if variable in self._placements else SyncMode.SYNCHRONOUS
@@ -148,7 +148,7 @@ class _Flow:
 
     def _require_one_pace(self, write: str, variable: str, sources: Mapping[SyncMode, str]) -> None:
         if len(sources) > 1:
-            node, op = self._met_at[write]
+            node, op = self._combined_at[write]
             mixed = " and ".join(f"{name} ({pace.value})" for pace, name in sorted(sources.items(), key=str))
             raise StrategyError(
                 f"the update of {variable} depends on {mixed}, which meet in {node} ({op}), and these are combined at "

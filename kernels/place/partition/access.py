@@ -75,14 +75,14 @@ def give_whole(work: Work, node: NodeDef) -> None:
     effect, written = work.effects.get(node.name), []
     for handle, names in taken.items():
         cut = work.variables[handle]
-        whole = _refreshed(work, node, cut, names)
+        whole = _add_refreshed_copy(work, node, cut, names)
         if effect and handle in effect.writes:
             written += _write_back(work, node, cut, whole)
     if written:
         work.order_after(node.name, [node.name, *written], by_shard=False)
 
 
-def _refreshed(work: Work, node: NodeDef, cut: PartitionedVariable, taken: list[str]) -> Variable:
+def _add_refreshed_copy(work: Work, node: NodeDef, cut: PartitionedVariable, taken: list[str]) -> Variable:
     """Adds an unpartitioned copy of a variable for `node`, refreshed before the node runs; returns the copy."""
     variable = cut.variable
     whole = replace(variable, name=f"{variable.name}{WHOLE}", handle=f"{variable.handle}{WHOLE}")
@@ -196,11 +196,11 @@ def _rows_by_shard(work: Work, ids: str, rows: dict[str, str], cut: PartitionedV
 def read(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     """Rewrites a read of the whole value as the concatenation of the shards' reads."""
     copies = work.clones(node, [[shard.handle] for shard in cut.shards])
-    _put_together(work, node, copies, Along(cut.cut))
+    _concatenate(work, node, copies, Along(cut.cut))
     return True
 
 
-def _put_together(work: Work, node: NodeDef, copies: tuple[str, ...], layout: Along | Routed) -> None:
+def _concatenate(work: Work, node: NodeDef, copies: tuple[str, ...], layout: Along | Routed) -> None:
     """Replaces a node's output by the concatenation of its copies' outputs."""
     out = tensor(node.name)
     axis = layout.cut.axis if isinstance(layout, Along) else 0
@@ -232,7 +232,7 @@ def _gather(work: Work, node: NodeDef, cut: PartitionedVariable) -> bool:
     by = work.layout(ids)
     if isinstance(by, RowIds) and by.cut == cut.cut:
         pairs = zip(cut.shards, work.pieces(ids), strict=True)
-        _put_together(work, node, work.clones(node, [[shard.handle, own] for shard, own in pairs]), Routed(by.key))
+        _concatenate(work, node, work.clones(node, [[shard.handle, own] for shard, own in pairs]), Routed(by.key))
         return True
     routed = route(work, ids, cut.cut)
     copies = work.clones(node, [[shard.handle, own] for shard, own in zip(cut.shards, routed.ids, strict=True)])
@@ -250,7 +250,7 @@ def _gather_parts_of_rows(work: Work, node: NodeDef, cut: PartitionedVariable, i
         return False
     pairs = zip(cut.shards, work.alike(ids, len(cut.shards)), strict=True)
     copies = work.clones(node, [[shard.handle, own] for shard, own in pairs])
-    _put_together(work, node, copies, Along(cut.within_rows(rank)))
+    _concatenate(work, node, copies, Along(cut.within_rows(rank)))
     return True
 
 

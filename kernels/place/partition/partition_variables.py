@@ -210,7 +210,7 @@ def _cut_dense(work: Work, name: str, cut: PartitionedVariable) -> _Cut:
     with work.subgraph("gradient") as f:
         split = tf.split(f.input(name, spec.dtype, spec.shape), list(cut.cut.sizes), cut.cut.axis)
     pieces = tuple(map(f.name, split))
-    whole = _together(work, pieces, cut.cut.axis)
+    whole = _concatenate(work, pieces, cut.cut.axis)
     work.know(whole, Along(cut.cut), pieces)
     return [(piece,) for piece in pieces], [whole]
 
@@ -222,7 +222,7 @@ def _route_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable
         own = f.inputs(routed.ids)
         whole = tf.concat([i + start for i, start in zip(own, cut.cut.starts, strict=True)], 0)
     all_ids = f.name(whole)
-    all_values = _together(work, routed.rows[0], 0)
+    all_values = _concatenate(work, routed.rows[0], 0)
     work.know(all_ids, RowIds(all_ids, cut.cut), routed.ids)
     work.know(all_values, Routed(all_ids), routed.rows[0])
     return list(zip(routed.ids, routed.rows[0], strict=True)), [all_ids, all_values]
@@ -237,13 +237,13 @@ def _cut_rows(work: Work, gradient: VariableGradient, cut: PartitionedVariable) 
         one = tf.identity(copies[0])
     own, pieces = tuple(map(f.name, copies)), tuple(map(f.name, split))
     all_ids = f.name(one)
-    whole = _together(work, pieces, cut.cut.axis)
+    whole = _concatenate(work, pieces, cut.cut.axis)
     work.know(all_ids, Alike(), own)
     work.know(whole, Along(cut.cut), pieces)
     return list(zip(own, pieces, strict=True)), [all_ids, whole]
 
 
-def _together(work: Work, pieces: Sequence[str], axis: int) -> str:
+def _concatenate(work: Work, pieces: Sequence[str], axis: int) -> str:
     with work.subgraph("gradient") as f:
         whole = tf.concat(f.inputs(pieces), axis)
     return f.name(whole)
