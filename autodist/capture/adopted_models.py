@@ -1,4 +1,4 @@
-"""What the front ends of Keras 3 and of tf_keras share: models of a scope train, evaluate and predict by ours."""
+"""Common parts of the front ends for Keras 3 and tf_keras: models in a scope train and evaluate through AutoDist."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ BatchAxis = Mapping[str, int | None]
 """By the name of an input of `fit`, the axis along which it is split, or None."""
 
 StepMaker = Callable[..., TracedStep]
-"""Makes of a `train_step`, a function of one batch, one that trains on all replicas; further, it is told whether
-XLA compiles it, the axes of inputs and, where a worker is given its own part of batches, that it is."""
+"""Makes a distributed step from a `train_step`, a function of one batch.
+
+Its other arguments are `jit_compile`, the batch axes of the inputs, and `is_own` if batches are this worker's parts.
+"""
 
 
 class AdoptedModels(ABC):
-    """Lets models train through steps that `distribute` makes.
+    """Lets models train through distributed steps.
 
     Args:
-        distribute: makes a distributed step of a model's `train_step`.
-        fits: how this worker is to fit models where it is one of several.
-        evaluations: how models are to be evaluated where several replicas share that.
-        around_fit: makes of a model's `fit` what the script calls.
+        distribute: makes a distributed step from a model's `train_step`.
+        fits: fits models on several workers; None on one.
+        evaluations: evaluates models on several replicas; None if each worker evaluates alone.
+        around_fit: wraps the `fit` of a model.
     """
 
     def __init__(
@@ -60,14 +62,14 @@ class AdoptedModels(ABC):
 
     @abstractmethod
     def train_function(self, model: Any, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
-        """What trains a model on the next batches of an iterator, and returns the last one's logs."""
+        """Returns a function that trains a model on an iterator's next batches and returns the logs of the last one."""
 
     @contextmanager
     def adopting(self, batch_axis: BatchAxis | None = None) -> Iterator[None]:
         """Adopts every model that is built, compiled or fitted while the context is open.
 
         Args:
-            batch_axis: along which the inputs of their `fit` are split; as `AutoDist.scope` takes it.
+            batch_axis: the axes along which the inputs of `fit` are split, as for `AutoDist.scope`.
         """
         self._batch_axis = {} if batch_axis is None else batch_axis
         with patched(self._wrappers()):
@@ -102,11 +104,11 @@ class AdoptedModels(ABC):
         return (self._around_fit(ours) if method.__name__ == "fit" else ours)(*args, **kwargs)
 
     def adopt(self, model: Any) -> None:
-        """Gives one model a train function of ours; it keeps it after the scope."""
+        """Sets a distributed train function on one model, which keeps it after the scope."""
         batch_axis = self._batch_axis
 
         def make_train_function(force: bool = False) -> Any:
-            if is_making(model):  # the script's own calls what it has found on the model
+            if is_making(model):  # the script's own function calls the one that it found on the model
                 return type(model).make_train_function(model, force)
             if model.train_function is None or force:
                 _check(model)
@@ -115,26 +117,26 @@ class AdoptedModels(ABC):
 
         set_maker(model, "train", make_train_function)
         model.train_function = None
-        evaluations = None if batch_axis else self._evaluations  # else each worker evaluates the whole of batches
+        evaluations = None if batch_axis else self._evaluations  # with axes, each worker evaluates all of each batch
         if evaluations is not None:
             evaluations.adopt(model)
         for name in self.called(batch_axis):
             vars(model)[name] = hiding_own_frames(self._method(model, name, batch_axis, evaluations))
 
     def called(self, batch_axis: BatchAxis) -> tuple[str, ...]:
-        """The methods of a model that the script is to call in another form."""
+        """Returns the names of the methods that are wrapped on a model."""
         return SHOW_PROGRESS if self._fits is not None else ("fit",)
 
     def reads(self, model: Any, method: Callable[..., Any], batch_axis: BatchAxis) -> Callable[..., Any]:
-        """A model's `fit`, `evaluate` or `predict`, which may read a part of its batches alone."""
+        """Returns a model's `fit`, `evaluate` or `predict`, which may read only a part of its batches."""
         return method
 
     def knows_lengths(self, batch_axis: BatchAxis) -> bool:
-        """Returns True if the batches that a step is given have the lengths that the data of `fit` tell."""
+        """Returns True if the batches of a step have the lengths that follow from the data of `fit`."""
         return True
 
     def _method(self, model: Any, name: str, batch_axis: BatchAxis, evaluations: Evaluations | None) -> Any:
-        """A model's `fit`, `evaluate` or `predict`, as the script is to call it."""
+        """Returns the wrapped `fit`, `evaluate` or `predict` of a model."""
         method = _looked_up(model, name)
         if self._fits is not None:
             method = self._fits.wrapped(method)
@@ -145,7 +147,7 @@ class AdoptedModels(ABC):
 
 
 def _looked_up(model: Any, name: str) -> Callable[..., Any]:
-    """A method of a model's class, looked up at each call: mlflow's autologging may put its own there later."""
+    """Returns a method of a model's class that is looked up at each call: mlflow's autologging may replace it later."""
     method = getattr(type(model), name).__get__(model)
 
     @functools.wraps(method)
@@ -153,7 +155,7 @@ def _looked_up(model: Any, name: str) -> Callable[..., Any]:
         return getattr(type(model), name).__get__(model)(*args, **kwargs)
 
     vars(call)["__self__"] = model
-    vars(call)["__signature__"] = inspect.signature(method)  # of the bound method, which its own wrappers hide
+    vars(call)["__signature__"] = inspect.signature(method)  # the bound method's, which its own wrappers hide
     return call
 
 
@@ -162,21 +164,21 @@ def _check(model: Any) -> None:
     check_current_distribution()
     if model.run_eagerly:
         log.warning(
-            "%s is compiled with run_eagerly=True; AutoDist compiles its steps all the same, since what is distributed "
-            "is their graph.", model.name, extra=ALIKE_EVERYWHERE,
+            "%s is compiled with run_eagerly=True; AutoDist compiles its steps all the same, since it distributes "
+            "their graph.", model.name, extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
 
 @contextmanager
 def explaining_graphs(model: Any) -> Iterator[None]:
-    """Adds to an error of a step that the step is a graph, where the script asks for eager execution."""
+    """Adds a note to errors of a step of an eager model: the step runs as a graph."""
     try:
         yield
     except Exception as error:
         if model.run_eagerly and not isinstance(error, StopIteration):
             error.add_note(
                 f"{model.name} is compiled with run_eagerly=True, and AutoDist compiles its steps all the same: there "
-                "tensors have no values yet. What needs values (x.numpy(), say) can stand in tf.py_function or in a "
+                "tensors have no values yet. Code that needs values (x.numpy(), say) can run in tf.py_function or in a "
                 "callback; tf.print prints them."
             )
         raise
@@ -188,7 +190,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def hiding_own_frames(method: _Method) -> _Method:
-    """A method whose errors leave AutoDist's frames out, as Keras does with its own, and unless it does not.
+    """Wraps a method so that its errors show no frames of AutoDist, as Keras does for its own frames.
 
     `keras.config.disable_traceback_filtering()` shows all frames.
     """

@@ -1,4 +1,4 @@
-"""From a graph and the notes made while it was built to a Step."""
+"""Assembles a Step from a graph and the notes made while it was built."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _AGGREGATIONS = {
 
 
 class ScriptVariable(Protocol):
-    """What is asked of a variable of the script; a `tf.Variable` has it."""
+    """The properties of a script's variable that a Step needs; `tf.Variable` has them."""
 
     @property
     def name(self) -> str: ...
@@ -58,7 +58,7 @@ V = TypeVar("V", bound=ScriptVariable)
 
 @dataclass(frozen=True)
 class FoundVariable(Generic[V]):
-    """A variable of the script and the node that makes its handle in the captured graph."""
+    """A variable of the script, and the node of its handle in the captured graph."""
 
     source: V
     handle: str
@@ -66,17 +66,17 @@ class FoundVariable(Generic[V]):
 
 @dataclass(frozen=True)
 class CaptureNotes:
-    """What was noted of a graph while it was built.
+    """Notes made about a graph while it was built.
 
     Attributes:
-        graph: asked for shapes and dtypes.
-        calls: the calls of `gradient` made in it.
-        handle_of: name of the VarHandleOp for a handle that was noted; None if it is not in this graph.
-        placeholders: the tensors of the graph for which placeholders of the step stand, by the placeholder's name.
-        overwritten: the handles of variables whose gradients, so called, are their new values.
-        sums: what is added up over replicas in it.
-        applied: of a run that is part of a planned whole: for each gradient that is synchronised, by its last tensor,
-            the variable that it is applied to in that whole; None: this is all there is.
+        graph: source of shapes and dtypes.
+        calls: the calls of `gradient` in the graph.
+        handle_of: returns the name of the VarHandleOp of a noted handle, or None if it is not in this graph.
+        placeholders: for a placeholder of the step, the tensor of the graph that it stands for.
+        overwritten: handles of variables whose "gradients" are their new values.
+        sums: the in-step all-reduces.
+        applied: for one run of a planned graph, the variable to which the planned graph applies each gradient, by the
+            gradient's last tensor. None if the graph is planned as it is.
     """
 
     graph: tf.Graph
@@ -89,10 +89,10 @@ class CaptureNotes:
 
 
 def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...]:
-    """What the kernels need to know of each variable; names are made unique in the order of `found`.
+    """Returns a `Variable` for each variable found; duplicate names get a suffix, in the order of `found`.
 
     Raises:
-        CaptureError: if a shape is not fully known.
+        CaptureError: a shape is not fully known.
     """
     taken: dict[str, int] = {}
     described = []
@@ -129,15 +129,15 @@ def assemble(
     outputs: Sequence[str],
     targets: Sequence[str],
 ) -> Step:
-    """The item of a step.
+    """Returns the Step of a captured graph.
 
     Args:
-        notes: on the graph that the step comes from.
-        graph_def: what was captured, a VarHandleOp for each variable in it.
-        variables: all of them.
-        inputs: tensors given anew for every step, with their batch axes.
+        notes: made while the graph was built.
+        graph_def: the captured nodes, with a VarHandleOp for each variable.
+        variables: all variables.
+        inputs: tensors that are fed in each step, with their batch axes.
         outputs: tensors that the step returns.
-        targets: nodes that run without being returned.
+        targets: nodes that run and return nothing.
     """
     names = {v.handle: v.name for v in variables}
     present = {node.name for node in graph_def.node}
@@ -172,7 +172,7 @@ def assemble(
 
 
 def _takes_rows(item: Step) -> list[str]:
-    """The nodes that may take rows by constants, shapes left out."""
+    """Returns the nodes that may select rows by constants, except those that act on shapes."""
     of_shapes = having(Trait.OF_SHAPES)
     nodes = (
         item.graph_index.nodes[name]
@@ -185,7 +185,7 @@ def _takes_rows(item: Step) -> list[str]:
 
 
 def _with_applied(item: Step, applied: Mapping[str, str] | None) -> Step:
-    """The item with the gradients that are synchronised, each of the variable that it is applied to."""
+    """Returns the step with its synchronized gradients, each assigned to the variable that it is applied to."""
     if applied is None:
         return replace(item, gradients=find_applied(item, find_stages(item)))
     planned = (replace(g, variable=applied[t]) for g in item.gradients if (t := g.tensors[-1]) in applied)
@@ -200,7 +200,7 @@ def _tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[str, ...]:
 
 
 def warn_of_variables_without_gradient(item: Step, notes: CaptureNotes) -> None:
-    """Names once the variables that were differentiated by and that the loss does not depend on."""
+    """Logs the variables that were differentiated by but do not affect the loss."""
     by_handle = item.by_handle
     lost = {by_handle[h].name for c in notes.calls for s in c.without if (h := notes.handle_of(s)) in by_handle}
     lost -= {g.variable for g in item.gradients}
@@ -214,18 +214,18 @@ def warn_of_variables_without_gradient(item: Step, notes: CaptureNotes) -> None:
 def note_specs(
     graph: tf.Graph, nodes: Iterable[str], placeholders: Mapping[str, str] | None = None
 ) -> Callable[[str], tf.TensorSpec]:
-    """Static shape and dtype by the name of a tensor, for the tensors of `nodes`.
+    """Returns a function from a tensor's name to its static shape and dtype, for the outputs of `nodes`.
 
-    A graph's Python objects take several times the memory of its definition. What is returned refers to none of them:
-    a traced graph ends once its capture is over.
+    The Python objects of a graph take several times the memory of its definition. The returned function refers to none
+    of them, so that a traced graph is freed after its capture.
 
     Args:
-        graph: the graph that has the nodes.
-        nodes: their names.
-        placeholders: those among them that the graph does not have, with the tensors for which they stand.
+        graph: the graph of the nodes.
+        nodes: names of nodes.
+        placeholders: nodes that are not in the graph, with the tensors that they stand for.
 
     Raises:
-        KeyError: by what is returned, for a tensor that was not noted.
+        KeyError: raised by the returned function for an unknown tensor.
     """
     alike: dict[tuple[object, tf.DType], tf.TensorSpec] = {}
 

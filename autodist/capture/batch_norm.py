@@ -1,7 +1,7 @@
-"""Batch normalisation of Keras is captured as TensorFlow's one op for it, which has a gradient of one op.
+"""Captures Keras's batch normalization as TensorFlow's fused op, whose gradient is one op too.
 
-Keras writes it as arithmetic: the moments of a batch, and each example scaled by these. Both, and the many ops of their
-gradient, pass over the activations again and again; `FusedBatchNormV3` and its gradient do so once each.
+Keras computes moments of the batch and scales each example by these. Both, and the many ops of their gradient, pass
+over the activations repeatedly; `FusedBatchNormV3` and its gradient pass over them once each.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from autodist.capture.patches import BATCH_NORM_CALL, MOMENTS, NORMALIZE, SECOND
 from autodist.graph.editor import GraphEditor
 
 _AXES = (0, 1, 2)
-"""Over which the moments are taken: all but the channels, which stand last."""
+"""Axes of the moments: all but the channels, which are last."""
 
 _LEAST_EPSILON = 1.001e-5
-"""What TensorFlow's own layer asks of cuDNN at least (`tf.compat.v1.nn.fused_batch_norm`)."""
+"""Least epsilon that TensorFlow's own layer passes to cuDNN (`tf.compat.v1.nn.fused_batch_norm`)."""
 
 
 @dataclass(frozen=True)
 class _Moments:
-    """A mean and variance that were made in a layer.
+    """A mean and variance computed in a layer.
 
     Attributes:
-        x: of which they are.
+        x: the activations.
         mean: of each channel.
-        variance: likewise.
+        variance: of each channel.
     """
 
     x: tf.Tensor
@@ -42,13 +42,13 @@ class _Moments:
 
 @dataclass(frozen=True)
 class _Fused:
-    """An op that stands for moments and for what was made with them.
+    """A fused op that replaces moments and the normalization by them.
 
     Attributes:
         node: the op.
-        moments: what Keras made.
-        mean: the op's own, the same as that of `moments`.
-        variance: likewise.
+        moments: Keras's moments.
+        mean: the op's mean, equal to that of `moments`.
+        variance: the op's variance, equal to that of `moments`.
     """
 
     node: str
@@ -59,11 +59,11 @@ class _Fused:
 
 @dataclass
 class FusedNorms:
-    """The batch normalisations that were fused.
+    """The fused batch normalizations.
 
     Attributes:
-        are_differentiated_twice: whether somebody asks for second derivatives. The op's are those of its maths; Keras's
-            arithmetic has others, since `tf.nn.moments` takes the mean within the variance for a constant.
+        are_differentiated_twice: True if second derivatives are computed. Those of the op differ from those of Keras's
+            arithmetic, since `tf.nn.moments` treats the mean within the variance as a constant.
     """
 
     are_differentiated_twice: bool = False
@@ -78,7 +78,7 @@ class FusedNorms:
 
     @contextmanager
     def inside_a_layer(self) -> Iterator[None]:
-        """Open while a layer of Keras computes; moments that a script makes itself may be differentiated by."""
+        """Open during the call of a Keras layer; moments in the script's own code may be differentiated by."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -89,14 +89,14 @@ class FusedNorms:
             self._layers -= 1
 
     def note_moments(self, x: Any, axes: Any, mean: tf.Tensor, variance: tf.Tensor) -> None:
-        """Remembers moments for `fuse`, if one op can make them."""
+        """Records moments for `fuse` if the fused op can compute them."""
         if not self._looks_here() or not _can_be_fused(x) or not isinstance(axes, list | tuple):
             return
         if tuple(axes) == _AXES and mean.shape == x.shape[-1:]:
             self._made[id(mean)] = _Moments(x, mean, variance)
 
     def fuse(self, x: Any, mean: Any, variance: Any, offset: Any, scale: Any, epsilon: float) -> tf.Tensor | None:
-        """x normalised by one op, if mean and variance are the moments of just this x."""
+        """Returns x normalized by the fused op, or None if mean and variance are not the moments of x."""
         if not self._looks_here() or not _can_be_fused(x):
             return None
         channels = x.shape[-1:]
@@ -116,21 +116,20 @@ class FusedNorms:
         return y
 
     def share_moments(self, editor: GraphEditor, graph: tf.Graph) -> None:
-        """Moving averages are made from the moments of the op, so that separate ones can be pruned.
+        """Computes moving averages from the moments of the fused op, so that the separate ones can be pruned.
 
-        Keras updates the averages before it normalises, so this is done when the graph is whole. Gradients stay right:
-        the values are the same, and the gradient by x through the separate moments, if anyone asked for it, was made
-        when these were read.
+        Keras updates the averages before it normalizes, so this runs on the finished graph. Gradients stay correct: the
+        values are equal, and a gradient through the separate moments was built when these were read.
 
         Args:
-            editor: of the graph's definition.
-            graph: in which the ops were made.
+            editor: editor of the graph's definition.
+            graph: the graph of the ops.
         """
         made = [moments for moments in self._made.values() if moments.x.graph is graph]
         fused = [one for one in self._fused if one.moments.x.graph is graph]
         order = {t.op.name: k for k, moments in enumerate(made) for t in (moments.mean, moments.variance)}
-        # An op comes after its scale and offset. Where these come from moments that were made no earlier than the op's
-        # own (in batch renormalisation from just these), a reader of the moments may stand before the op.
+        # An op runs after its scale and offset. If these depend on moments that are no older than the op's own (those
+        # of batch renormalization do), a reader of the moments may run before the op.
         free = []
         for one in fused:
             before = editor.ancestors(editor[one.node].input[1:]) & order.keys()
@@ -141,7 +140,7 @@ class FusedNorms:
             editor.rewire(one.moments.variance.name, one.variance.name)
 
     def _looks_here(self) -> bool:
-        """Whether a layer of Keras is being traced into a step, and not into the body of a loop or condition in it."""
+        """Returns True while a Keras layer is traced into a step, outside of the bodies of loops and conditionals."""
         if threading.get_ident() != self._thread or not self.is_in_a_layer or tf.executing_eagerly():
             return False
         graph = tf.compat.v1.get_default_graph()
@@ -155,7 +154,7 @@ def _can_be_fused(x: Any) -> bool:
 
 
 def _without_reshape(value: Any, channels: tf.TensorShape) -> tf.Tensor:
-    """One number a channel, before it was given axes of length one to stand beside x, as Keras does for `axis=3`."""
+    """Returns one number a channel, without the axes of length one that Keras adds for `axis=3`."""
     value = tf.convert_to_tensor(value)
     if tf.is_symbolic_tensor(value) and value.op.type == "Reshape" and value.shape == [1, 1, 1, *channels]:
         return value.op.inputs[0]
@@ -163,10 +162,9 @@ def _without_reshape(value: Any, channels: tf.TensorShape) -> tf.Tensor:
 
 
 def _of_the_batch(unbiased: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """The variance of a batch of n numbers, for each channel, from the unbiased estimate: times (n - 1) / n.
+    """Returns the variance of a batch of n numbers, for each channel, from the unbiased estimate: times (n - 1) / n.
 
-    Of a single number it is 0. n is that of the replica's part, so it is not taken from the shape which the step is
-    traced with.
+    It is 0 for a single number. n is the size of the replica's part, so it is not read from the traced shape.
     """
     count = tf.cast(tf.raw_ops.Size(input=x, out_type=tf.int64), tf.float32)
     return tf.math.multiply_no_nan(unbiased, 1 - x.shape[-1] / count)
@@ -174,11 +172,11 @@ def _of_the_batch(unbiased: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 @contextmanager
 def fusing_batch_norms() -> Iterator[FusedNorms]:
-    """While it is open, Keras's batch normalisation is traced by this thread as one op, where one can do it.
+    """Traces Keras's batch normalization as one fused op on this thread while the context is open.
 
-    That is in training, in float32, for images with their channels last. All else is traced as ever: inference, masks,
-    statistics that are synchronised, other ranks and dtypes, calls in the body of a loop. A step that turns out to be
-    differentiated twice is to be traced again without.
+    That applies to training in float32 on images with channels last. Inference, masks, synchronized statistics, other
+    ranks and dtypes, and calls in the body of a loop are traced as Keras writes them. A step that turns out to be
+    differentiated twice has to be traced again without.
     """
     norms = FusedNorms()
 

@@ -1,4 +1,4 @@
-"""Steps that fit one number of examples alone are refused: each replica gets a part of the batch."""
+"""Rejects steps that accept a single number of examples only, since each replica gets a part of the batch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MEND = (
 
 @dataclass(frozen=True)
 class Dealt:
-    """How the examples that a step is called with are dealt out.
+    """The assignment of a step's examples to replicas.
 
     Attributes:
-        examples: how many there are.
-        shares: the replicas among which they are divided.
-        replicas: those of all workers; what others get does not come from these examples.
-        names: what the script calls an input, by the name of its tensor, where that is another name.
+        examples: number of examples in the batch.
+        shares: number of replicas among which these are divided.
+        replicas: number of replicas of all workers; other replicas may get examples of other batches.
+        names: the script's names of inputs, by the name of the tensor, where they differ.
     """
 
     examples: int
@@ -42,9 +42,9 @@ class Dealt:
 
     @property
     def lengths(self) -> list[int]:
-        """Numbers of examples that the step has to take: those of the parts, unless one part has all.
+        """The numbers of examples that the step has to accept: those of the parts, unless one part is the whole batch.
 
-        A part of one example broadcasts where its length is wrong, and then tells nothing: another length does.
+        A part of one example broadcasts instead of raising an error; another length is tried in its place.
         """
         each, rest = divmod(self.examples, self.shares)
         parts = {max(each, 1), max(each + (rest > 0), 1)} - {self.examples}
@@ -52,12 +52,12 @@ class Dealt:
 
 
 def require_any_length(item: Step, dealt: Dealt) -> None:
-    """Passes unless the graph shows that the step cannot take the part of its batch that a replica gets.
+    """Checks that the step accepts the part of its batch that a replica gets.
 
-    The shapes of all tensors are computed for such a part, as they are when the replica's graph is made; nothing runs.
+    The shapes of all tensors are inferred for such a part, as when the replica's graph is built; nothing runs.
 
     Raises:
-        CaptureError: a constant of the step, or a variable with a row for each example, fits the whole batch alone.
+        CaptureError: a constant of the step, or a variable with a row for each example, fits the whole batch only.
     """
     if dealt.replicas == 1 or dealt.examples == 0 or item.apart or all(axis is None for axis in item.inputs.values()):
         return
@@ -72,14 +72,14 @@ def require_any_length(item: Step, dealt: Dealt) -> None:
             raise CaptureError(_told(item, dealt, *found, fixed, kept))
     elif kept and _fault_of(item, dealt, [dealt.examples + 1]) is not None:
         raise CaptureError(
-            f"{_named(kept)} hold a row for each of the {dealt.examples} examples of a batch from step to step, as a "
-            f"stateful RNN's do, and each of the {dealt.replicas} replicas has other examples, so these rows cannot be "
+            f"{_named(kept)} hold a row for each of the {dealt.examples} examples of a batch from step to step, as in "
+            f"a stateful RNN, and each of the {dealt.replicas} replicas has other examples, so these rows cannot be "
             f"combined. {_MEND}"
         )
 
 
 def _is_unclear(item: Step, flows: Propagation) -> bool:
-    """Whether it is not known how a loss or an output depends on the batch."""
+    """Returns True if it is unknown how a loss or an output depends on the batch."""
     return any(isinstance(flows.kind(name), Unknown) for name in _results(item))
 
 
@@ -88,7 +88,7 @@ def _results(item: Step) -> list[str]:
 
 
 def _fixed_tensor(item: Step, flows: Propagation) -> str | None:
-    """The first tensor, on the way to a result, that has a row for each example and a number of rows that is fixed."""
+    """Returns the first tensor before a result that has a row for each example and a fixed number of rows."""
     needed = reach(map(node_of, _results(item)), item.graph_index.data.__getitem__)
     for name in item.graph_index.order:
         kind = flows.kind(name) if name in needed else None
@@ -100,7 +100,7 @@ def _fixed_tensor(item: Step, flows: Propagation) -> str | None:
 
 
 def _kept_rows(item: Step, examples: int) -> list[Variable]:
-    """Variables that the compute part writes, and that may have a row for each example."""
+    """Returns the variables that the forward computation writes and that may have a row for each example."""
     trained = {g.variable for g in item.gradients}
     stages = find_stages(item)
     written = [item.by_handle[h] for h in sorted({h for w in stages.state_writes for h in stages.effects[w].writes})]
@@ -108,12 +108,12 @@ def _kept_rows(item: Step, examples: int) -> list[Variable]:
 
 
 def fault_in_parts(item: Step, rows: Mapping[str, int], shares: int) -> str | None:
-    """Why the shapes of a step do not fit one another, for the whole batch or for the parts of some replica.
+    """Returns TensorFlow's error if a step's shapes do not fit the whole batch or the parts of some replica; else None.
 
     Args:
         item: the step.
-        rows: of each input that is split.
-        shares: the replicas among which they are divided.
+        rows: number of rows of each split input.
+        shares: number of replicas among which they are divided.
     """
     parts = [{name: n // shares + (k < n % shares) for name, n in rows.items()} for k in range(shares)]
     distinct = {tuple(part.values()): part for part in (rows, *parts)}
@@ -121,7 +121,7 @@ def fault_in_parts(item: Step, rows: Mapping[str, int], shares: int) -> str | No
 
 
 def _fault_of(item: Step, dealt: Dealt, lengths: list[int]) -> tuple[int, str] | None:
-    """The first of `lengths` for which shapes of the step do not fit, and why; None if all fit, or none ever do."""
+    """Returns the first of `lengths` that a step's shapes do not fit, and the error; None if the batch fails too."""
     for length in lengths:
         fault = shape_fault(item, length)
         if fault is not None:
@@ -130,11 +130,11 @@ def _fault_of(item: Step, dealt: Dealt, lengths: list[int]) -> tuple[int, str] |
 
 
 def shape_fault(item: Step, examples: int | Mapping[str, int]) -> str | None:
-    """Why the shapes of a step do not fit one another when its batch has so many examples; None if they do.
+    """Returns TensorFlow's error if the shapes of a step do not fit a number of examples; None if they do.
 
     Args:
         item: the step.
-        examples: of all inputs that are split, or of each.
+        examples: the number of examples of all split inputs, or of each.
     """
     definition = tf.compat.v1.GraphDef()
     definition.CopyFrom(item.graph_def)
@@ -155,9 +155,9 @@ def shape_fault(item: Step, examples: int | Mapping[str, int]) -> str | None:
 
 
 def _show_shapes_of_lookups(definition: tf.compat.v1.GraphDef) -> None:
-    """Puts casts of the keys in the place of lookups in tables, for which TensorFlow infers no shapes.
+    """Replaces table lookups by casts of the keys, since TensorFlow infers no shapes for lookups.
 
-    That is where a table has a scalar for each key, so that the values have the shape of the keys.
+    This applies to tables with a scalar value for each key: the values then have the shape of the keys.
     """
     scalar = {node.name for node in definition.node if node.op in having(Trait.OF_SCALARS)}
     for node in definition.node:
@@ -192,7 +192,7 @@ _OF_SHAPES = having(Trait.OF_SHAPES)
 
 
 def require_no_rows_by_position(item: Step, dealt: Dealt) -> None:
-    """Passes unless what is trained depends on rows of the batch that constants name by their position.
+    """Checks that the training does not depend on rows of the batch that constants select by position.
 
     Raises:
         CaptureError: it does, and the batch is divided among several replicas.
@@ -210,13 +210,13 @@ def require_no_rows_by_position(item: Step, dealt: Dealt) -> None:
     raise CaptureError(
         f"{node.name} ({node.op}{f', {line}' if line else ''}) takes rows of the batch by their position, as y[2:] "
         f"does, and a loss depends on them. Each of the {dealt.replicas} replicas has a part of the batch, whose rows "
-        f"at that position are others. Give every replica the whole batch (batch_axis={{{axes}}}); or pass what tells "
-        "the rows apart as an input with a row for each example, a mask say; or train with one replica."
+        f"at that position are others. Pass every replica the whole batch (batch_axis={{{axes}}}); or mark the "
+        "rows by an input with a row for each example, such as a mask; or train with one replica."
     )
 
 
 def _taken_by_position(item: Step, flows: Propagation, examples: int) -> Iterator[str]:
-    """The tensors with such rows on which a loss depends, whose gradients are added up over the replicas."""
+    """Yields the first tensors with such rows, before losses whose gradients are summed over the replicas."""
     joined = joined_calls(item)
     targets = [t for k in live_calls(item) if k in joined for t in item.gradient_calls[k].targets]
     for name in reach(targets, lambda name: _unknown_inputs(item, flows, name)):
@@ -227,7 +227,7 @@ def _taken_by_position(item: Step, flows: Propagation, examples: int) -> Iterato
 
 
 def _unknown_inputs(item: Step, flows: Propagation, name: str) -> list[str]:
-    """What a tensor is made of that is not known; of what shows a shape alone, nothing."""
+    """Returns the inputs of a tensor with an unknown kind; none for an op that returns a shape."""
     node = item.graph_index.nodes[node_of(name)]
     if node.op in _OF_SHAPES:
         return []

@@ -1,8 +1,8 @@
-"""Conditions whose branches write what a step reads again are traced with both branches, and the condition chooses.
+"""Traces both branches of conditionals whose writes a step reads again, and selects the written values.
 
     tf.cond(p, lambda: v.assign(f(x)), …)      becomes      v.assign(tf.where(p, f(x), v))
 
-Sums and means of the batch in a branch are then seen, and made those of the whole batch, as those outside of branches.
+Batch statistics in a branch are then visible, and are computed over the whole batch as those outside of branches.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SUMS = tuple(one.assign for one in SUMS)
 
 @dataclass
 class BranchesInGraph:
-    """The conditions of a step's own graph that are traced with both branches.
+    """The conditionals of a step's graph that are traced with both branches.
 
     Attributes:
-        names: of the nodes that the conditions make otherwise.
-        made: those that were traced so.
+        names: names of the conditionals' nodes.
+        made: names of those traced so far.
     """
 
     names: Collection[str]
@@ -35,7 +35,7 @@ class BranchesInGraph:
     _conditions: list[tf.Tensor] = field(default_factory=list)
 
     def written(self, op_type: str, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """The inputs of an op; of a write in a branch, those with which it changes nothing where it is not taken."""
+        """Returns the inputs of an op; those of a write in a branch that is not taken change nothing."""
         if not self._conditions or op_type not in having(Trait.ASSIGNMENT):
             return inputs
         handle, value, *others = inputs
@@ -47,7 +47,7 @@ class BranchesInGraph:
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
-        """While it is open, the conditions are traced so."""
+        """Traces both branches of the conditionals while the context is open."""
 
         def cond(
             plain: Any, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str = "cond"

@@ -1,4 +1,4 @@
-"""Calls of a model's methods, by the names of their parameters."""
+"""Calls of a model's methods, with arguments by the names of the parameters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 def with_bound_arguments(
     method: Callable[..., Any], call: Callable[[inspect.BoundArguments], Any]
 ) -> Callable[..., Any]:
-    """A method that passes the arguments of each call to `call`, bound to its parameters.
+    """Wraps a method: the bound arguments of each call are passed to `call`.
 
-    A call whose arguments do not fit goes to the method itself, which raises its own TypeError.
+    A call whose arguments do not fit goes to the method, which raises its own TypeError.
     """
     signature = inspect.signature(method)
 
@@ -29,22 +29,22 @@ def with_bound_arguments(
 
 
 def arguments_of(bound: inspect.BoundArguments) -> Mapping[str, Any]:
-    """All that a call passes by name, what is among the rest included."""
+    """Returns all arguments of a call by name, those in `**kwargs` included."""
     return {**bound.arguments, **bound.arguments.get(_rest(bound.signature) or "", {})}
 
 
 def takes(signature: inspect.Signature, name: str) -> bool:
-    """Returns True if a parameter of this name can be passed."""
+    """Returns True if an argument of this name can be passed."""
     return name in signature.parameters or _rest(signature) is not None
 
 
 def argument(bound: inspect.BoundArguments, name: str) -> Any:
-    """What a call passes for a parameter, be it among the rest; None: nothing."""
+    """Returns the value of an argument, also one in `**kwargs`; None if it is not passed."""
     return arguments_of(bound).get(name)
 
 
 def set_argument(bound: inspect.BoundArguments, name: str, value: Any) -> None:
-    """Lets a call pass another value for a parameter."""
+    """Sets the value of an argument."""
     if name in bound.signature.parameters:
         bound.arguments[name] = value
     else:
@@ -52,5 +52,5 @@ def set_argument(bound: inspect.BoundArguments, name: str, value: Any) -> None:
 
 
 def _rest(signature: inspect.Signature) -> str | None:
-    """The parameter that takes all keywords which no other one takes, such as a subclass hands on."""
+    """Returns the name of the `**kwargs` parameter, if there is one."""
     return next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)

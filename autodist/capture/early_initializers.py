@@ -1,4 +1,4 @@
-"""Keras initializers without a seed that were made before AutoDist(...): all workers draw alike from them."""
+"""Gives Keras initializers that were created without a seed before AutoDist(...) the same seeds on all workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from keras.src.initializers.random_initializers import RandomInitializer  # which draws the seed that it is not given
+from keras.src.initializers.random_initializers import RandomInitializer  # draws its seed if none is passed
 
 _SEED = "seed"
 _IS_LATER = "_autodist_is_later"
@@ -15,21 +15,21 @@ _LARGEST = int(1e9)  # of Keras's own seeds
 
 
 def seed_early_initializers(seed: int) -> None:
-    """Gives initializers that have no seed, and are there by now, seeds that follow from the run's.
+    """Derives the seeds of existing initializers without a seed from the run's.
 
-    Those that are made later draw their seeds from Python's generator, which is the same on all workers by then.
+    Later initializers draw their seeds from Python's generator, which is the same on all workers by then.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
     """
     RandomInitializer.seed = _Seed(seed)
 
 
 class _Seed:
-    """The attribute `seed` of an initializer; an early one gets its value where it is first read.
+    """The attribute `seed` of an initializer; that of an early one is drawn at its first read.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
     """
 
     def __init__(self, seed: int) -> None:

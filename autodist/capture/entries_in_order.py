@@ -1,7 +1,7 @@
-"""Sparse lookups and masks of entries are captured with the weights, or the mask, given the entries' own length.
+"""Gives weights of sparse lookups, and masks of sparse entries, the static length of the entries.
 
-Entry k of the weights belongs to entry k of the ids. A replica that has as many of both in its part pairs the same
-entries as one device does. A reshape fails where the numbers differ, while TensorFlow's arithmetic may broadcast.
+Entry k of the weights belongs to entry k of the ids. A replica with as many weights as ids in its part of the batch
+pairs them as one device does. A reshape fails if the numbers differ; TensorFlow's arithmetic may broadcast instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autodist.capture.patches import SPARSE_LOOKUPS, SPARSE_RETAINS, patched
 
 @contextmanager
 def pairing_entries() -> Iterator[None]:
-    """While it is open, weights of sparse ids and masks of sparse tensors have the length of the entries."""
+    """Gives weights of sparse ids and masks of sparse tensors the length of the entries while the context is open."""
 
     def paired(lookup: Any, *args: Any, **kwargs: Any) -> Any:
         signature = inspect.signature(lookup)

@@ -1,4 +1,4 @@
-"""Variables that are fetched beside what writes them: one device's race between the two becomes an order."""
+"""Orders fetched reads of variables before writes in the same run; TensorFlow leaves their order open."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from autodist.graph.names import node_of
 
 
 def read_before_writing(editor: GraphEditor, roots: Iterable[str]) -> None:
-    """Lets what only fetches need be read before this run writes it, unless the script has ordered it otherwise.
+    """Makes reads that only fetches need run before this run's writes, unless the script orders them otherwise.
 
-    TensorFlow leaves open which comes first. A read that waits for nothing has come first as a rule; left open, two
-    workers could return values of two steps.
+    In TensorFlow a read that waits for nothing usually runs first. Without an order, two workers could return the
+    values of two different steps.
 
     Args:
-        editor: of the graph of one run.
-        roots: nodes that make what is fetched.
+        editor: editor of the graph of one run.
+        roots: nodes of the fetches.
     """
     effects = GraphIndex(editor.to_graph_def()).effects
     writers: dict[str, list[str]] = {}
@@ -29,7 +29,7 @@ def read_before_writing(editor: GraphEditor, roots: Iterable[str]) -> None:
         return
     before_writes = editor.ancestors([name for names in writers.values() for name in names])
     for name in sorted(editor.ancestors(roots) - before_writes):
-        if editor[name].op in READS and node_of(editor[name].input[0]) in writers:  # not one within a loop or a branch
+        if editor[name].op in READS and node_of(editor[name].input[0]) in writers:  # not within a loop or a branch
             earlier = editor.ancestors([name])
             for writer in writers[node_of(editor[name].input[0])]:
                 if writer not in earlier:

@@ -1,4 +1,4 @@
-"""Arguments of `fit` in which all workers have to agree, and those of evaluations that workers share."""
+"""Compares arguments of `fit` and of shared evaluations between workers, and computes the lengths of batches."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from autodist.capture.bound_calls import arguments_of, with_bound_arguments
 from autodist.errors import ClusterError
 
 _ALWAYS = {"epochs": 1, "steps_per_epoch": None}
-"""Arguments that decide how many steps there are, with Keras's defaults."""
+"""Arguments that determine the number of steps, with Keras's defaults."""
 
 _GLOBAL = {"batch_size": None, "validation_split": 0.0, "validation_freq": 1, "shuffle": True, "class_weight": None}
-"""Arguments that decide which examples a step has, where every worker passes the same data."""
+"""Arguments that determine the examples of a step if every worker passes the same data."""
 
 _SIZE = "the number of examples or batches in x"
 
 
 def told_arguments(arguments: Mapping[str, Any], is_global: bool) -> dict[str, str]:
-    """The arguments of a call of `fit`, by name, as texts that workers compare.
+    """Returns the arguments of a call of `fit`, by name, as texts that workers compare.
 
     Args:
-        arguments: those that are passed, by name.
-        is_global: whether every worker passes the same data.
+        arguments: the arguments, by name.
+        is_global: True if every worker passes the same data.
     """
     found = {name: arguments.get(name, default) for name, default in _ALWAYS.items()}
     if is_global:
@@ -39,28 +39,28 @@ def told_arguments(arguments: Mapping[str, Any], is_global: bool) -> dict[str, s
 
 
 def told_lengths(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The arguments of a call of `evaluate` or `predict` that decide how many batches follow the first, as texts."""
+    """Returns the arguments of `evaluate` or `predict` that determine the number of batches, as texts."""
     return {"steps": _told(arguments.get("steps")), _SIZE: _told(_size_of(arguments.get("x")))}
 
 
 def require_same_arguments(chief: Mapping[str, str], mine: Mapping[str, str]) -> None:
-    """Passes if this worker calls `fit` as the chief does.
+    """Checks that this worker calls `fit` with the chief's arguments.
 
     Raises:
-        ClusterError: an argument differs; with both values.
+        ClusterError: an argument differs; the message has both values.
     """
     for name, value in mine.items():
         if chief[name] != value:
             raise ClusterError(
                 f"fit is called with another value of {name} here than on the chief:\n"
                 f"    chief:  {chief[name]}\n    here:   {value}\n"
-                "All workers make the same steps on the same data: pass the same on every worker. With batch: "
-                "per_worker in the YAML each passes data of its own."
+                "All workers run the same steps on the same data: pass the same value on every worker. With batch: "
+                "per_worker in the YAML each worker passes its own data."
             )
 
 
 def _size_of(data: Any) -> int | None:
-    """The length of what is passed, as far as it is known without reading it."""
+    """Returns the length of the data if it is known without reading it."""
     if isinstance(data, tf.data.Dataset):
         batches = int(data.cardinality())
         return batches if batches >= 0 else None
@@ -79,7 +79,7 @@ def _told(value: Any) -> str:
 
 
 _LENGTHS = "_autodist_batch_lengths"
-"""Those of the `fit` that a model is in."""
+"""Attribute of a model in `fit`: the lengths of its batches."""
 
 _DEFAULT_BATCH = 32
 
@@ -88,7 +88,7 @@ _MAKES_BATCHES = ("Batch", "ParallelBatch")
 
 
 def noting_lengths(fit: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
-    """A model's `fit`, during which `lengths_to_come` gives the lengths of its batches."""
+    """Wraps a model's `fit`: during the call, `lengths_to_come` returns the lengths of its batches."""
 
     def call(bound: inspect.BoundArguments) -> Any:
         vars(model)[_LENGTHS] = batch_lengths(arguments_of(bound))
@@ -101,15 +101,15 @@ def noting_lengths(fit: Callable[..., Any], model: keras.Model) -> Callable[...,
 
 
 def lengths_to_come(model: keras.Model) -> tuple[int, ...]:
-    """The lengths that batches of a model's `fit` will have; empty where it is in none, or it is not known."""
+    """Returns the lengths of the batches of a model's `fit`; empty outside of `fit` or if they are unknown."""
     return vars(model).get(_LENGTHS, ())
 
 
 def batch_lengths(arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """The lengths of all batches of an epoch, as far as they are known without reading any.
+    """Returns the distinct lengths of an epoch's batches, if they are known without reading any.
 
     Args:
-        arguments: of `fit`, by name.
+        arguments: the arguments of `fit`, by name.
     """
     data = arguments.get("x")
     if arguments.get("steps_per_epoch") is not None:
@@ -125,7 +125,7 @@ def batch_lengths(arguments: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _examples_of(data: Any) -> int | None:
-    """How many examples arrays have; None of what is none, a generator say."""
+    """Returns the number of examples in arrays; None for other data, such as a generator."""
     leaves = [leaf for leaf in tree.flatten(data) if leaf is not None]
     if not leaves or not all(isinstance(leaf, np.ndarray | tf.Tensor) and np.ndim(leaf) for leaf in leaves):
         return None
@@ -145,7 +145,7 @@ def _of_data_set(data: tf.data.Dataset) -> tuple[int, ...]:
 
 
 def _kind_of(data: Any) -> str:
-    """What a data set does, as TensorFlow calls it: "Batch" for a `_BatchDataset`."""
+    """Returns the kind of a data set by its class: "Batch" for a `_BatchDataset`."""
     return type(data).__name__.removeprefix("_").removesuffix("Dataset")
 
 

@@ -1,4 +1,4 @@
-"""Front end of TensorFlow 2 steps: a Python function becomes a Step."""
+"""Front end for TensorFlow 2: traces a Python function into a Step."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class CapturedFunction:
 
     Attributes:
         item: the step.
-        sources: the script's variable for each of the item's, in their order.
-        inputs: tensors of the item, in the order of the flattened arguments.
-        outputs: structure of what the step returns; its leaves are `tf.TensorSpec`s of tensors, in the order of
-            `item.outputs`, or Python values.
-        tables: lookup tables that it reads.
+        sources: the script's variables, in the order of `item.variables`.
+        inputs: input tensors of the step, in the order of the flattened arguments.
+        outputs: structure of the return value. Its leaves are Python values or `tf.TensorSpec`s, in the order of
+            `item.outputs`.
+        tables: lookup tables that the step reads.
     """
 
     item: Step
@@ -76,15 +76,15 @@ def capture_function(
     Args:
         function: the step.
         arguments: a tuple whose tensors are `tf.TensorSpec`s.
-        batch_axes: for each tensor of the flattened arguments, the axis along which it is split.
-        demands: what is asked of its gradients.
-        jit_compile: whether the script asks XLA to compile the step, so that loops are built as XLA wants them.
-        autograph: whether Python's control flow is converted, as for `tf.function`.
-        is_split: whether replicas get parts of a batch, so that what a loss reads of the whole one is to be exchanged.
+        batch_axes: the axis along which each tensor of the flattened arguments is split.
+        demands: requirements on the gradients of the step.
+        jit_compile: True if the script compiles the step with XLA; loops are then built in a form that XLA accepts.
+        autograph: True if Python control flow is converted, as by `tf.function`.
+        is_split: True if each replica gets a part of the batch, so that batch statistics in a loss are exchanged.
 
     Raises:
-        CaptureError: no gradient of a variable is made in the step, or it is made in a loop; or the step uses something
-            that lives outside of it and cannot be brought along.
+        CaptureError: the step computes no gradient of a variable, or computes one in a loop; or the step uses an
+            outside resource that cannot be captured.
     """
     trace = functools.partial(_trace, function, arguments, jit_compile, autograph)
     capture = functools.partial(_capture, trace, tuple(batch_axes), demands, jit_compile)
@@ -95,7 +95,7 @@ def capture_function(
 
 @dataclass(frozen=True)
 class _Made:
-    """A trace, and what was noted of its graph."""
+    """A trace and the notes on its graph."""
 
     captured: CapturedFunction
     notes: CaptureNotes
@@ -120,7 +120,7 @@ def _capture(
     with fusing_batch_norms() as norms, noting_overwrites() as overwritten:
         concrete, noted, sums = trace()
     if norms.are_differentiated_twice:
-        norms = FusedNorms()  # none: what is trained is what the script's own arithmetic trains
+        norms = FusedNorms()  # fuses nothing: second derivatives are those of the script's own arithmetic
         concrete, noted, sums = trace()
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
@@ -167,7 +167,7 @@ def _trace(
     statistics: WholeStatistics | None,
     keeps_records: bool = False,
 ) -> tuple[Any, GradientNotes, AllReduceNotes]:
-    """The concrete function, the gradients that were made in it, and what is added up over replicas."""
+    """Returns the concrete function, its gradients and its in-step all-reduces."""
     with (
         keeping_records() if keeps_records else nullcontext(),
         noting_gradients() as noted,
@@ -199,10 +199,10 @@ def _noted_tensors(call: NotedCall) -> list[str]:
 def _bind_captures(
     editor: GraphEditor, graph: tf.Graph
 ) -> tuple[list[FoundVariable[tf.Variable]], dict[str, tuple[Table, str]]]:
-    """What the step takes from outside becomes part of it: handles of variables, values of tensors, and tables.
+    """Binds the tensors that the step captures: handles of variables, values of tensors, and tables.
 
     Returns:
-        The variables; and the tables by node, each with the tensor of the graph for which the node stands.
+        The variables; and by node, the tables with the tensor of the graph that the node stands for.
     """
     known = {id(v.handle): v for v in graph.variables}
     found: list[FoundVariable[tf.Variable]] = []
@@ -227,14 +227,14 @@ def _bind_captures(
 
 
 def _name_and_line(resource: tf.Tensor) -> str:
-    """What a resource is called, and where the script uses it."""
+    """Returns the name of a resource, and the line of the script that uses it."""
     lines = (line_of(op) for op in resource.consumers())
     line = next(filter(None, lines), None)
     return resource.op.name if line is None else f"{resource.op.name}, in {line}"
 
 
 def _users(resource: tf.Tensor) -> set[str]:
-    """The ops that take a resource, and those in the functions that do."""
+    """Returns the types of the ops that take a resource, in the graph and in its functions."""
     library = {f.signature.name: f for f in resource.graph.as_graph_def().library.function}
     front = [op.node_def for op in resource.consumers()]
     users: set[str] = set()
@@ -248,23 +248,23 @@ def _users(resource: tf.Tensor) -> set[str]:
 
 
 def _of_this_process(resource: tf.Tensor) -> str:
-    """Why a step cannot use a resource that is no variable, and what to do instead."""
+    """Returns the error message for a resource that a step cannot use."""
     users = _users(resource)
     name = _name_and_line(resource)
     if any("Summary" in user for user in users):
         return (
-            f"the step writes a summary ({name}), and the writer lives in this process alone, while the "
-            "step runs on all replicas. Return the value, and write it after the step; with Keras, add it as a metric, "
+            f"the step writes a summary ({name}), but its writer lives in this process and the "
+            "step runs on all replicas. Return the value and write it after the step; with Keras, add it as a metric, "
             "which the TensorBoard callback shows."
         )
     if any("Iterator" in user for user in users):
         return (
             f"the step takes its batches from an iterator ({name}), which lives in this process alone. "
-            "Pass it each batch: `step(next(iterator))`, or `for batch in dataset: step(batch)`."
+            "Pass the batches as arguments: `step(next(iterator))`, or `for batch in dataset: step(batch)`."
         )
     if any("Lookup" in user for user in users):
         return (
-            f"the step uses a lookup table whose content cannot be told ({name}), such as a "
+            f"the step uses a lookup table whose content cannot be read ({name}), such as a "
             "DenseHashTable, and which lives in this process alone. Use a tf.lookup.StaticHashTable or a "
             "tf.lookup.experimental.MutableHashTable, or apply it in the input pipeline (dataset.map)."
         )
@@ -275,7 +275,7 @@ def _of_this_process(resource: tf.Tensor) -> str:
 
 
 def _search(handle: Any) -> tf.Variable | None:
-    """A variable that the step writes without reading it, found by its handle."""
+    """Finds a variable by its handle, if the step writes it without reading it."""
     for candidate in gc.get_objects():
         if isinstance(candidate, tf.Variable) and getattr(candidate, "handle", None) is handle:
             return candidate
@@ -302,7 +302,7 @@ def _become_constant(node: tf.compat.v1.NodeDef, value: tf.Tensor) -> None:
 
 
 def _inner_handle(graph: tf.Graph, source: Any, handles: dict[int, str]) -> str | None:
-    """The node of the handle for which a noted placeholder stands in the graph."""
+    """Returns the node of the handle that a noted placeholder of the graph stands for."""
     for outer, inner in graph.captures:
         if inner is source:
             return handles.get(id(outer))
@@ -310,7 +310,7 @@ def _inner_handle(graph: tf.Graph, source: Any, handles: dict[int, str]) -> str 
 
 
 def _through_identities(editor: GraphEditor, name: str) -> str:
-    """An output without the Identity that orders it after all of the step's writes."""
+    """Returns an output without the Identity that orders it after all writes of the step."""
     node = editor[node_of(name)]
     while node.op == "Identity":
         name = tensor(node.input[0])

@@ -1,4 +1,4 @@
-"""Notes gradients where they are made: `tf.gradients` and `tf.GradientTape.gradient`, never guessed from op types."""
+"""Records gradients where they are computed (`tf.gradients`, `tf.GradientTape.gradient`), not by types of ops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from autodist.capture.patches import (
 )
 
 _CUSTOM = "CustomGradient-"
-"""How the names begin under which `tf.custom_gradient` registers its calls."""
+"""Prefix of the names under which `tf.custom_gradient` registers its calls."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class NotedCall:
     """One call of `gradient`.
 
     Attributes:
-        graph: in which the gradients were made.
-        targets: what was differentiated.
-        seed: a scalar, 1 unless it is replaced, to which the gradients are proportional.
-        pairs: handle of a variable, and its gradient (a tensor or IndexedSlices), where there is one; none, where what
-            was differentiated by are other tensors alone.
+        graph: the graph of the gradients.
+        targets: the differentiated tensors.
+        seed: a scalar, 1 unless it is replaced, that scales the gradients.
+        pairs: handles of variables with their gradients (tensors or IndexedSlices). Empty if the sources are all
+            tensors.
         without: handles of variables that the targets do not depend on.
-        seams: where the targets can be taken apart; none for one alone that is no arithmetic on several values.
+        seams: decomposition points of the targets. Empty for a single target that is not computed from several values.
     """
 
     graph: tf.Graph
@@ -52,7 +52,7 @@ class NotedCall:
 
 
 class TakesApart(Protocol):
-    """Takes targets apart, and may first change the graph that makes them."""
+    """Decomposes targets, and may first change the graph that computes them."""
 
     def take_apart(
         self, targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor], seed: tf.Tensor, earlier: Sequence[NotedCall]
@@ -61,13 +61,13 @@ class TakesApart(Protocol):
 
 @dataclass
 class GradientNotes:
-    """What was noted, in order.
+    """The recorded calls, in order.
 
     Attributes:
         calls: the calls.
-        in_functions: whether graphs of functions are looked at, or else plain graphs.
-        wants_records: whether a jacobian could be written out if its tape kept what it has recorded.
-        whole: gives what `tf.gradients` differentiates the whole batch's sums and means; None: nothing does.
+        in_functions: True to record in graphs of functions, False in plain graphs.
+        wants_records: True if a jacobian could be written out with a tape that keeps its records.
+        whole: replaces batch statistics of the targets of `tf.gradients` by those of the whole batch; None leaves them.
     """
 
     calls: list[NotedCall] = field(default_factory=list)
@@ -78,7 +78,7 @@ class GradientNotes:
 
     @contextmanager
     def _inside(self) -> Iterator[bool]:
-        """Whether this is the outermost call: what a call differentiates on its way is part of it."""
+        """Yields True for the outermost call; calls within it are part of it."""
         depth = getattr(self._depth, "value", 0)
         self._depth.value = depth + 1
         try:
@@ -100,15 +100,15 @@ class GradientNotes:
         recording: AbstractContextManager[object] | None = None,
         stops: Any = None,
     ) -> Any:
-        """Calls `plain(targets, weights)` with the weights multiplied by a seed, and notes what comes of it.
+        """Calls `plain(targets, weights)` with the weights multiplied by a seed, and records the gradients.
 
         Args:
-            targets: as given by the user; flat or nested.
-            sources: likewise.
-            weights: gradients of the outcome by the targets; None: ones.
-            plain: the function that differentiates.
-            recording: in which what is computed of the targets can be differentiated.
-            stops: tensors that are taken for constants.
+            targets: flat or nested, as the user passes them.
+            sources: flat or nested, as the user passes them.
+            weights: output gradients of the targets; None for ones.
+            plain: the wrapped function.
+            recording: context in which operations on the targets are recorded for differentiation.
+            stops: tensors that are treated as constants.
         """
         with self._inside() as is_outermost:
             handles = [_handle_of(s) for s in tf.nest.flatten(sources)]
@@ -122,7 +122,7 @@ class GradientNotes:
             ends = [s for s in (*tf.nest.flatten(sources), *tf.nest.flatten(stops)) if isinstance(s, tf.Tensor)]
             with recording or nullcontext():
                 tensors, given = _weigh(tensors, given)
-                if self.whole is None or recording is not None:  # a tape has recorded what the targets are made of
+                if self.whole is None or recording is not None:  # a tape has already recorded the targets' inputs
                     apart, seams = take_apart(tensors, ends)
                 else:
                     apart, seams = self.whole.take_apart(tensors, ends, seed, self.calls)
@@ -146,13 +146,13 @@ class GradientNotes:
             return tf.nest.pack_sequence_as(found, gradients)
 
     def jacobian(self, tape: tf.GradientTape, target: Any, way: Jacobian, plain: Callable[[Any], Any]) -> Any:
-        """Computes a jacobian of the target times a seed, to which all that comes of it is proportional.
+        """Computes a jacobian of the target times a seed, which scales all values computed from it.
 
         Args:
-            tape: by which it is differentiated.
-            target: as given by the user.
-            way: to write it out.
-            plain: what TensorFlow does.
+            tape: the tape.
+            target: as the user passes it.
+            way: the method to write the jacobian out.
+            plain: TensorFlow's method.
         """
         with self._inside() as is_outermost:
             if not is_outermost or not self._looks_here() or not _floats([target]):
@@ -175,7 +175,7 @@ def _seed_of(targets: Sequence[tf.Tensor]) -> tf.Tensor:
 def _weigh(
     targets: Sequence[tf.Tensor], weights: Sequence[tf.Tensor | None]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor | None]]:
-    """Targets multiplied by the weights that the script gives them, so that propagation sees what the weights are."""
+    """Returns targets multiplied by the script's weights, so that the propagation sees the weights."""
     found: list[tuple[tf.Tensor, tf.Tensor | None]] = []
     for target, weight in zip(targets, weights, strict=True):
         if weight is None or not isinstance(weight, tf.Tensor) or weight.op.type == "Const":
@@ -187,9 +187,9 @@ def _weigh(
 
 
 def _each_its_own(gradients: Sequence[Any]) -> list[Any]:
-    """The gradients of several variables, of which no two have a tensor in common.
+    """Returns gradients of which no two share a tensor.
 
-    Both terms of a sum have the same tensor as their gradient, and an update that reads it would not show whose it is.
+    Both terms of a sum have the same tensor as their gradient; an update that reads it would not show its variable.
     """
     taken: set[int] = set()
 
@@ -208,7 +208,7 @@ def _each_its_own(gradients: Sequence[Any]) -> list[Any]:
 
 
 def _handle_of(source: Any) -> Any:
-    """The handle of a variable, or of what stands for one; None for a tensor."""
+    """Returns the handle of a variable or of its stand-in; None for a tensor."""
     if isinstance(source, tf.Tensor):
         return source if source.dtype == tf.resource else None
     return getattr(source, "handle", None)
@@ -220,11 +220,11 @@ def _floats(targets: list[Any]) -> bool:
 
 @contextmanager
 def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None) -> Iterator[GradientNotes]:
-    """Notes all gradients that are made in graphs while the context is open.
+    """Records all gradients that are computed in graphs while the context is open.
 
     Args:
-        in_functions: whether in those of functions, or else in plain graphs.
-        whole: gives what `tf.gradients` differentiates the whole batch's sums and means; None: nothing does.
+        in_functions: True to record in graphs of functions, False in plain graphs.
+        whole: replaces batch statistics of the targets of `tf.gradients` by those of the whole batch; None leaves them.
     """
     notes = GradientNotes(in_functions=in_functions, whole=whole)
 
@@ -233,7 +233,7 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
             return differentiating(*args, **kwargs)
 
     def jacobian(kind: type[Jacobian], of_tape: Any, self: tf.GradientTape, target: Any, *args: Any, **kw: Any) -> Any:
-        """`jacobian` or `batch_jacobian` of a tape, whose third parameter is what is differentiated by."""
+        """Wraps `jacobian` or `batch_jacobian`; their third parameter is the sources."""
         signature = inspect.signature(of_tape)
         bound = signature.bind(self, target, *args, **kw)
         bound.apply_defaults()
@@ -253,7 +253,7 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
         return notes.differentiate(target, sources, output_gradients, plain, self._ensure_recording())
 
     def helper(graph_gradients: Any, ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("src_graph") is not None or len(args) >= 7:  # TensorFlow differentiates the body of a loop
+        if kwargs.get("src_graph") is not None or len(args) >= 7:  # the body of a loop
             return graph_gradients(ys, xs, grad_ys, *args, **kwargs)
         ys = list(ys) if isinstance(ys, list | tuple) else [ys]
         stops = args[4] if len(args) > 4 else kwargs.get("stop_gradients")
@@ -274,10 +274,9 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
 
 
 def forget_custom_gradients(definition: tf.compat.v1.GraphDef) -> None:
-    """Lets go of what `tf.custom_gradient` has registered for the nodes of a graph that is not differentiated again.
+    """Removes the registrations of `tf.custom_gradient` for a graph that is not differentiated again.
 
-    TensorFlow keeps the gradient function of every such call for ever, under a name of its own, and with it the tensors
-    of the graph in which it was called: the whole graph.
+    TensorFlow keeps the gradient function of each such call for ever, and with it the whole graph of the call.
     """
     for node in definition.node:
         if "_gradient_op_type" in node.attr:

@@ -1,4 +1,4 @@
-"""A step that is called where a graph is built: its operations become part of it, and what it writes is ordered."""
+"""Steps that are called while a graph is built: their operations become part of it, with their writes in order."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TELLS, _ENTRANCES = having(Trait.TELLS), having(Trait.ENTER | Trait.SWITCH)
 
 @dataclass(frozen=True)
 class BuiltStep:
-    """What a call of a function has added to a graph.
+    """The additions of one function call to a graph.
 
     Attributes:
-        outputs: what it returned.
-        effects: operations that run with each call, returned or not: what writes variables, checks or prints.
-        order: for operations, by name, those that run before them: what touches a variable does so as it was written,
-            as within a `tf.function`.
+        outputs: the function's return value.
+        effects: operations that run with each call, returned or not: writes of variables, checks and prints.
+        order: by an operation's name, the operations that run before it. Each variable is read and written in program
+            order, as within a `tf.function`.
     """
 
     outputs: Any
@@ -34,12 +34,12 @@ class BuiltStep:
 
 
 def build_step(graph: tf.Graph, function: Callable[[], Any]) -> BuiltStep:
-    """Calls a function that adds its operations to a graph, which is the default one."""
+    """Calls a function that adds its operations to `graph`, the default graph."""
     known = len(graph.get_operations())
     outputs = function()
     made = graph.get_operations()[known:]
     graph_index = GraphIndex(graph.as_graph_def())
-    # What makes initial values runs before any step, and waits for none.
+    # Initializers run before any step and wait for none.
     initial = GraphEditor(graph_index.graph_def, graph_index).ancestors(initializers_of(graph).values())
     own = [op for op in made if op.name not in initial]
     writes = [op for op in own if op.name in graph_index.effects and graph_index.effects[op.name].writes]
@@ -49,7 +49,7 @@ def build_step(graph: tf.Graph, function: Callable[[], Any]) -> BuiltStep:
 
 
 def _order(graph_index: GraphIndex, made: Collection[str]) -> dict[str, list[str]]:
-    """What each operation waits for, so that each variable is read and written in the order of `made`."""
+    """Returns the control inputs with which each variable is read and written in the order of `made`."""
     order: dict[str, list[str]] = {}
     last_write: dict[str, str] = {}
     reads: dict[str, list[str]] = {}
@@ -68,6 +68,6 @@ def _order(graph_index: GraphIndex, made: Collection[str]) -> dict[str, list[str
 
 
 def _takes_handles(graph_index: GraphIndex, name: str) -> bool:
-    """Whether it takes variables' handles as they are; within a loop or branch of TensorFlow 1 they are passed on."""
+    """Returns True if a node takes variables' handles directly, not through a loop or branch of TensorFlow 1."""
     sources = [graph_index.nodes[node_of(i)] for i in graph_index.nodes[name].input]
     return not any(source.op in _ENTRANCES for source in sources)

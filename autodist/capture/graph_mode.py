@@ -1,4 +1,4 @@
-"""Front end of TensorFlow 1 scripts: what a session is asked to run, out of a graph, becomes a Step."""
+"""Front end for TensorFlow 1: converts the fetches of a session into a Step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from autodist.graph.step import Step
 
 @dataclass(frozen=True)
 class NodeVariable:
-    """A variable that stands in no collection, known by its node alone."""
+    """A variable that is in no collection and is known by its node alone."""
 
     name: str
     shape: tf.TensorShape
@@ -42,14 +42,14 @@ class NodeVariable:
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A graph as it was when its session was made.
+    """A graph as it was when its session was created.
 
     Attributes:
-        graph: of the script.
-        calls: the calls of `gradient` that were noted in it.
-        variables: all of its variables.
-        sums: what is added up over replicas in it.
-        order: for operations, by name, those that run before them besides what the graph says.
+        graph: the script's graph.
+        calls: the calls of `gradient` in the graph.
+        variables: all variables.
+        sums: the in-step all-reduces.
+        order: additional control dependencies: the operations that run before an operation, by its name.
     """
 
     graph: tf.Graph
@@ -66,29 +66,31 @@ class CapturedGraph:
         sums: Iterable[NotedAllReduce] = (),
         order: Mapping[str, Sequence[str]] | None = None,
     ) -> CapturedGraph:
-        """Looks at a graph.
+        """Captures a graph.
 
         Raises:
-            CaptureError: gradients were made in another graph too, or variables are of the kind that AutoDist cannot
-                share.
+            CaptureError: gradients were computed in another graph as well, or a variable is of a kind that cannot be
+                shared.
         """
         calls = tuple(calls)
         if any(c.graph is not graph for c in calls):
             raise CaptureError(
-                "gradients were made in two graphs within one scope; which is to be trained? Open a scope for each "
-                "graph."
+                "gradients were made in two graphs within one scope, and one scope trains one graph. Open a scope for "
+                "each graph."
             )
         found = find_variables(graph)
         return cls(graph, calls, describe_variables(found), tuple(sums), order or {})
 
     def require_same_training(self, calls: Sequence[NotedCall]) -> None:
-        """Passes if what was added to the graph since its session was made changes nothing of what is trained.
+        """Checks that additions to the graph since its session was created do not change the training.
+
+        Initializers, summaries and the like may be added.
 
         Args:
-            calls: all calls of `gradient` that were noted by now.
+            calls: all calls of `gradient` noted so far.
 
         Raises:
-            CaptureError: variables or gradients were added; initialisers, summaries and the like may be.
+            CaptureError: variables or gradients were added.
         """
         known = {v.handle for v in self.variables}
         added = [op.name for op in self.graph.get_operations() if op.type == "VarHandleOp" and op.name not in known]
@@ -100,7 +102,7 @@ class CapturedGraph:
             )
 
     def whole(self) -> Step:
-        """All of the graph, for planning, as it was when this was first asked."""
+        """Returns the Step of the whole graph for planning, as of the first call."""
         return self._whole
 
     @cached_property
@@ -112,7 +114,7 @@ class CapturedGraph:
 
     @cached_property
     def _applied(self) -> dict[str, str]:
-        """The variables that the gradients of the whole graph are applied to, by their last tensors."""
+        """The variables to which the gradients of the whole graph are applied, by the last tensor of the gradient."""
         return {g.tensors[-1]: g.variable for g in self._whole.gradients}
 
     def step(
@@ -122,14 +124,14 @@ class CapturedGraph:
         inputs: Mapping[str, int | None],
         ranks: Mapping[str, int] | None = None,
     ) -> Step:
-        """What runs when a session is asked for `outputs` and `targets`, given `inputs`.
+        """Returns the Step that a session runs for `outputs` and `targets`.
 
         Args:
-            outputs: tensors.
-            targets: operations.
-            inputs: fed tensors, with the axis along which each is split. One of several outputs of a node gets a name
-                of its own; `inputs` of what is returned stand in the same order.
-            ranks: of fed tensors of which the graph does not say how many axes they have.
+            outputs: names of tensors.
+            targets: names of operations.
+            inputs: names of fed tensors, with the axis along which each is split. If a node has several outputs, a fed
+                one is renamed; `inputs` of the result keep the order.
+            ranks: ranks of fed tensors whose rank is unknown in the graph.
         """
         editor = self._editor()
         fed = {name: become_fed(editor, self.graph.get_tensor_by_name(name)) for name in inputs}
@@ -150,16 +152,16 @@ class CapturedGraph:
         return replace(item, noted=_inferred_specs(item)) if ranks else item
 
     def _trained_by(self, needed: set[str]) -> list[str]:
-        """The handles of the variables that a run's gradients are applied to, be that part of the run or not."""
+        """Returns the handles of the variables that a run's gradients are applied to, by this run or a later one."""
         handles = {v.name: v.handle for v in self.variables}
         return [handles[variable] for name, variable in self._applied.items() if node_of(name) in needed]
 
     def having(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> Step:
-        """A run of nodes that the script has not built: each gives a Boolean scalar and takes a variable's handle.
+        """Returns the Step of nodes that are not in the script's graph and map a variable's handle to a Boolean scalar.
 
         Args:
-            outputs: a node for each tensor that is returned.
-            handles: of the variables that they take.
+            outputs: a node for each returned tensor.
+            handles: handles of the variables that the nodes take.
         """
         editor = self._editor()
         editor.prune(handles)
@@ -184,10 +186,10 @@ class CapturedGraph:
 
 
 def find_variables(graph: tf.Graph) -> list[FoundVariable[ScriptVariable]]:
-    """The variables of a graph, in the order of their nodes.
+    """Returns the variables of a graph in the order of their nodes.
 
     Raises:
-        CaptureError: if one is a reference variable.
+        CaptureError: a variable is a reference variable.
     """
     listed: dict[str, ScriptVariable] = dict(_listed(graph))
     found = []
@@ -205,7 +207,7 @@ def find_variables(graph: tf.Graph) -> list[FoundVariable[ScriptVariable]]:
 
 
 def initializers_of(graph: tf.Graph) -> dict[str, str]:
-    """For the handles of variables that stand in a collection, what sets them to their initial values."""
+    """Returns the initializer operations of the variables in collections, by handle."""
     found = {}
     for handle, member in _listed(graph).items():
         initializer = getattr(member, "initializer", None)
@@ -215,7 +217,7 @@ def initializers_of(graph: tf.Graph) -> dict[str, str]:
 
 
 def _listed(graph: tf.Graph) -> dict[str, tf.Variable]:
-    """The variables that stand in a collection, by handle."""
+    """Returns the variables in collections, by handle."""
     listed: dict[str, tf.Variable] = {}
     for name in graph.get_all_collection_keys():
         for member in graph.get_collection_ref(name):
@@ -226,22 +228,22 @@ def _listed(graph: tf.Graph) -> dict[str, tf.Variable]:
 
 
 def handle_name(handle: Any) -> str | None:
-    """The node of a variable's handle, as it was noted; None for what is no handle of a graph."""
+    """Returns the node of a variable's handle, or None if it is no tensor of a graph."""
     return handle.op.name if isinstance(handle, tf.Tensor) else None
 
 
 def noted_tensors(call: NotedCall) -> list[tf.Tensor]:
-    """What a call was given, and its seed."""
+    """Returns the seed and the targets of a call."""
     return [call.seed, *call.targets]
 
 
 def noted_nodes(gradient: tf.Tensor | tf.IndexedSlices) -> list[str]:
-    """The nodes that make a gradient's values."""
+    """Returns the nodes that compute a gradient's values."""
     return [(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient).op.name]
 
 
 def _inferred_specs(item: Step) -> Callable[[str], tf.TensorSpec]:
-    """Static shapes as TensorFlow finds them now that more is known of what is fed."""
+    """Returns the static shapes that TensorFlow infers with the additional ranks of fed tensors."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(item.graph_def, name="")
     return note_specs(graph, [node.name for node in item.graph_def.node])
@@ -255,7 +257,7 @@ def _is_used(call: NotedCall, needed: set[str]) -> bool:
 
 
 def become_fed(editor: GraphEditor, tensor: tf.Tensor) -> str:
-    """A fed tensor is a placeholder, whatever makes it in the script's graph; returns its name."""
+    """Replaces a fed tensor by a placeholder and returns the placeholder's name."""
     node = editor[tensor.op.name]
     if node.op == "Placeholder":
         return tensor.name

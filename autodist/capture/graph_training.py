@@ -1,4 +1,4 @@
-"""What a session's graph trains by: gradients that are made in it, or that the script feeds."""
+"""The training of a session's graph: gradients that are computed in it, or fed to it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("autodist")
 
 
 def require_training(captured: CapturedGraph, whole: Step) -> None:
-    """Passes if the graph writes variables of gradients, be they made in it or fed.
+    """Checks that the graph updates variables by gradients, computed in it or fed.
 
     Raises:
-        CaptureError: it does not.
+        CaptureError: no variable is updated by a gradient.
     """
     if whole.gradients or find_fed_updates(whole):
         return
@@ -29,20 +29,21 @@ def require_training(captured: CapturedGraph, whole: Step) -> None:
     if made:
         raise CaptureError(
             f"the graph makes gradients ({listed(made)}) and writes no variable of them, so there is nothing "
-            "to synchronise. Build the optimizer's train operation (apply_gradients) before the session, of these "
-            "gradients, or of placeholders that have the variables' shapes and are fed what was fetched of them."
+            "to synchronise. Build the optimizer's train operation (apply_gradients) before the session, from these "
+            "gradients, or from placeholders of the variables' shapes to which the fetched gradients are fed."
         )
     raise CaptureError(
         "the graph makes no gradient, so there is nothing to synchronise. Build the optimizer's train operation within "
-        "the scope, before the session; what only evaluates needs no distributed session."
+        "the scope, before the session; evaluation alone needs no distributed session."
     )
 
 
 def tell_unordered(whole: Step) -> None:
-    """Warns of an optimizer that is written for eager mode: in a graph, what it returns does not wait for its writes.
+    """Warns if an optimizer for eager mode is used in a graph: its returned operation does not wait for its writes.
 
-    The gradient reaches slots alone, and the update of the variable reads these at any time. So it is, too, where one
-    run gathers gradients and another applies them; but then something empties what they were gathered in.
+    The gradient then reaches only slots, and the update of the variable reads these at any time. A graph that
+    accumulates gradients in one run and applies them in another looks alike, but there another operation clears the
+    accumulators.
     """
     stages = find_stages(whole)
     if not stages.gradients or len(stages.unapplied_gradients) < len(stages.gradients):
@@ -55,11 +56,11 @@ def tell_unordered(whole: Step) -> None:
     behind = reach(writes.get(variable.handle, ()), whole.graph_index.data.__getitem__)
     read = {handle for name in behind if name in stages.effects for handle in stages.effects[name].reads}
     kept = {h for h in read if not stages.update.isdisjoint(writes.get(h, ()))}
-    slots = [h for h in sorted(kept) if len(set(writes[h]) - stages.update) <= 1]  # its initialiser, and no other
+    slots = [h for h in sorted(kept) if len(set(writes[h]) - stages.update) <= 1]  # the initializer alone
     if slots:
         log.warning(
-            "the update of %s reads %s, which is written of the gradient, and nothing orders the two: TensorFlow runs "
-            "what is fetched, as it likes, on one device as well. tf_keras's optimizers, but for those of "
+            "the update of %s reads %s, which the gradient updates, and nothing orders the two: TensorFlow runs "
+            "them in any order, on one device as well. tf_keras's optimizers, except those of "
             "tf_keras.optimizers.legacy, are written for functions. Call apply_gradients in one: "
             "tf.function(lambda *g: optimizer.apply_gradients(zip(g, variables)))(*gradients).",
             variable.name, whole.by_handle[slots[0]].name, extra=ALIKE_EVERYWHERE,

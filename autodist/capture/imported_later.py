@@ -1,4 +1,4 @@
-"""Calls what is to be done once a script imports a module, if it does."""
+"""Runs a callback once the script has imported a module."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 @contextmanager
 def when_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
-    """Calls `act` now if a module is imported, else after its import while the context is open.
+    """Calls `act` at once if a module is imported; otherwise after its import, if the context is still open then.
 
     Args:
-        name: of a module at the top.
-        act: is called once, or not at all.
+        name: name of a top-level module.
+        act: called at most once.
     """
     if name in sys.modules:
         act()
@@ -50,7 +50,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module as its own loader does, and then acts."""
+    """Loads a module with its own loader, and then runs the callback."""
 
     def __init__(self, loader: Any, act: Callable[[], None]) -> None:
         self._loader, self._act = loader, act

@@ -1,7 +1,7 @@
-"""Notes whole sums where a step asks for them: what it gives to `tf.distribute`'s all-reduce and all-gather.
+"""Records in-step all-reduces: calls of `tf.distribute`'s all-reduce and all-gather in a step.
 
-Keras's synchronized batch normalisation asks the replica context of `tf.distribute` to add up its sums, and losses that
-compare examples with each other ask it to gather rows; without a strategy that gives them back as they are.
+Keras's synchronized batch normalization sums through the replica context of `tf.distribute`, and contrastive losses
+gather rows through it. Without a strategy these calls return their arguments.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepA
 
 @dataclass(frozen=True)
 class NotedAllReduce:
-    """What is made of all replicas' values.
+    """A recorded in-step all-reduce.
 
     Attributes:
-        graph: in which it is made.
-        whole: what it is.
+        graph: the graph of its placeholder.
+        whole: the all-reduce.
     """
 
     graph: tf.Graph
@@ -42,11 +42,11 @@ class NotedAllReduce:
 
 @dataclass
 class AllReduceNotes:
-    """What was noted, in order.
+    """The recorded in-step all-reduces, in order.
 
     Attributes:
-        sums: the sums.
-        in_functions: whether graphs of functions are looked at, or else plain graphs.
+        sums: the all-reduces.
+        in_functions: True to record in graphs of functions, False in plain graphs.
     """
 
     in_functions: bool
@@ -58,15 +58,15 @@ class AllReduceNotes:
         return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph) == self.in_functions
 
     def whole(self, value: tf.Tensor, is_mean: bool = False, is_asked: bool = True) -> tf.Tensor:
-        """What stands for the sum of a value over all replicas; so does its gradient for that of all gradients."""
+        """Returns the placeholder of a value's sum over all replicas; its gradient is the sum of the gradients."""
         return self._standing_for(value, value.shape, InStepAllReduce("", is_mean=is_mean, is_asked=is_asked))
 
     def gathered(self, value: tf.Tensor, axis: int) -> tf.Tensor:
-        """What stands for the rows of all replicas; its gradient for a replica's own rows of the sum of all gradients.
+        """Returns the placeholder of all replicas' rows; its gradient is this replica's rows of the gradients' sum.
 
         Args:
-            value: whose rows along `axis` belong to examples.
-            axis: counted from 0.
+            value: a tensor with a row for each example.
+            axis: the axis of the rows, counted from 0.
         """
         rows = tf.TensorShape([None if a == axis else length for a, length in enumerate(value.shape)])
         return self._standing_for(value, rows, InStepAllReduce("", how=InStepAllReduceKind.ROWS, axis=axis))
@@ -92,10 +92,10 @@ _GRADIENTS = {
 
 @contextmanager
 def noting_sums(in_functions: bool) -> Iterator[AllReduceNotes]:
-    """Notes what is added up over replicas while the context is open.
+    """Records in-step all-reduces while the context is open.
 
     Args:
-        in_functions: whether in graphs of functions, or else in plain graphs.
+        in_functions: True to record in graphs of functions, False in plain graphs.
     """
     notes = AllReduceNotes(in_functions)
     plain = tf.distribute.ReplicaContext.all_reduce
@@ -120,7 +120,7 @@ def noting_sums(in_functions: bool) -> Iterator[AllReduceNotes]:
     def with_mask(moments: Any, self: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
         if mask is None or not self.synchronized or not notes.looks_here():
             return moments(self, inputs, mask)
-        with _sums_are_whole(notes):  # Keras asks for nobody else's sums there
+        with _sums_are_whole(notes):  # Keras sums over its own replica there
             return moments(self, inputs, mask)
 
     with patched(
@@ -131,7 +131,7 @@ def noting_sums(in_functions: bool) -> Iterator[AllReduceNotes]:
 
 @contextmanager
 def _sums_are_whole(notes: AllReduceNotes) -> Iterator[None]:
-    """While it is open, what the code of batch normalisation adds up is added up over all replicas."""
+    """Makes the sums of Keras's batch normalization in-step all-reduces while the context is open."""
 
     def whole(plain: Any, *args: Any, **kwargs: Any) -> Any:
         return notes.whole(plain(*args, **kwargs))
@@ -141,16 +141,16 @@ def _sums_are_whole(notes: AllReduceNotes) -> Iterator[None]:
 
 
 def _axis_of(value: tf.Tensor, axis: Any) -> int:
-    """The axis of a call of all-gather, counted from 0.
+    """Returns the axis of an all-gather call, counted from 0.
 
     Raises:
-        CaptureError: it is none, or not known before the step runs.
+        CaptureError: the axis does not exist, or is not known before the step runs.
     """
     given, rank = tf.get_static_value(axis), value.shape.rank
     if given is None or rank is None or not -rank <= int(given) < rank:
         raise CaptureError(
             f"all_gather is to gather {value.name} of shape {value.shape} along axis {axis}, which it is not known to "
-            "have; give it a number below the number of axes (tf.ensure_shape says how many there are)."
+            "have; pass a number below its rank (tf.ensure_shape sets the rank)."
         )
     return int(given) % rank
 

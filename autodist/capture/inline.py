@@ -1,9 +1,7 @@
-"""Nested `tf.function`s are taken inline while a step is captured, so that gradients and writes lie in one graph.
+"""Traces nested `tf.function`s inline while a step is captured, so that gradients and writes are in one graph.
 
-AutoGraph's generated code, loaded from memory.
-
-TensorFlow writes the code of each converted function to a temporary file and removes that when Python ends; the
-bytecode that Python puts beside it stays. A process that is ended by a signal leaves them all, so none are made here.
+Also loads AutoGraph's generated code from memory. TensorFlow writes the code of each converted function to a temporary
+file and removes it when Python exits, but not Python's bytecode of it. A process that is killed leaves both.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe  # where TensorFlow asks for an op's derivative forwards
-from tensorflow.python.autograph.pyct import loader  # where AutoGraph loads what it has generated
+from tensorflow.python import pywrap_tfe  # registers the function for forward derivatives of ops
+from tensorflow.python.autograph.pyct import loader  # loads AutoGraph's generated code
 from tensorflow.python.eager import forwardprop
-from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
+from tensorflow.python.eager.polymorphic_function import function_type_utils  # binds the arguments of tf.function
 
 from autodist.capture.patches import CAPTURE, FORWARD_POP, FORWARD_PUSH, FUNCTION_CALL, patched
 from autodist.graph.jit_scope import JIT_SCOPE
@@ -31,10 +29,10 @@ from autodist.graph.jit_scope import JIT_SCOPE
 
 @contextmanager
 def inlining_functions() -> Iterator[None]:
-    """Within it, calling a `tf.function` while a graph is being built traces its Python function into that graph.
+    """Traces the Python function of a `tf.function` into the current graph if it is called while a graph is built.
 
-    AutoGraph is kept: the Python function is converted as `tf.function` would convert it. What it asks XLA to compile
-    stands in a name scope that says so (`autodist.graph.jit_scope`).
+    AutoGraph converts the Python function as `tf.function` does. The operations of a function with `jit_compile=True`
+    are in a marked name scope (`autodist.graph.jit_scope`).
     """
 
     def call(plain: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +42,7 @@ def inlining_functions() -> Iterator[None]:
         body = self.python_function
         if getattr(self, "_autograph", True):
             body = tf.__internal__.autograph.tf_convert(body, status)
-        if self.input_signature is not None:  # by which numbers become tensors
+        if self.input_signature is not None:  # converts numbers to tensors
             bound = function_type_utils.bind_function_inputs(args, kwargs, self.function_type, self._default_values)
             args, kwargs = bound.args, bound.kwargs
         with tf.name_scope(JIT_SCOPE) if getattr(self, "_jit_compile", None) else nullcontext():
@@ -56,10 +54,10 @@ def inlining_functions() -> Iterator[None]:
 
 @contextmanager
 def _inlining_derivatives() -> Iterator[None]:
-    """Within it, what `tf.autodiff.ForwardAccumulator` computes of an op stands in the graph, and in no function.
+    """Computes the derivatives of `tf.autodiff.ForwardAccumulator` in the graph instead of in functions.
 
-    A call would take the op's outputs, whether it needs them or not: the derivative of a gradient would come after the
-    gradient, as an update does. An accumulator within another one looks at calls.
+    A function call takes all outputs of the op: the derivative of a gradient would then run after the gradient, like an
+    update. Nested accumulators keep TensorFlow's calls.
     """
     plain, active = forwardprop._jvp_dispatch, threading.local()
     pop = forwardprop.ForwardAccumulator._pop_accumulator
@@ -78,7 +76,7 @@ def _inlining_derivatives() -> Iterator[None]:
         if tf.executing_eagerly() or len(accumulators) != 1:
             return plain(op, attributes, inputs, outputs, tangents, use_batch)
         one = accumulators[0]
-        popped(pop, one)  # or it would ask for the derivatives of what computes the derivative
+        popped(pop, one)  # it would differentiate the derivative's own operations
         try:
             return forwardprop._jvp_helper_wrapper(op, attributes, inputs, outputs, tangents, use_batch)
         finally:
@@ -93,17 +91,17 @@ def _inlining_derivatives() -> Iterator[None]:
 
 
 def load_generated_code_from_memory() -> None:
-    """From now on converted functions leave no file; tracebacks, `inspect` and debuggers still show their code."""
+    """Makes converted functions leave no files; tracebacks, `inspect` and debuggers still show their code."""
     loader.load_source = _load_source
 
 
 def _load_source(source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
-    """Stands in place of TensorFlow's `load_source`; there is no file that `delete_on_exit` could be about."""
+    """Replaces TensorFlow's `load_source`; there is no file that `delete_on_exit` would remove."""
     name = f"__autograph_generated_file{secrets.token_hex(6)}"
-    file = os.path.join(tempfile.gettempdir(), f"{name}.py")  # only a name, by which lines are mapped to the user's
+    file = os.path.join(tempfile.gettempdir(), f"{name}.py")  # only a name, which maps lines to the user's
     module = ModuleType(name)
     module.__file__ = file
-    # Without a time, so that the lines are not looked for on the disk. (Python's own way for code that has no file.)
+    # None as the time: linecache then does not look for the file, as for code that Python loads without one.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (as importing a file would)
     sys.modules[name] = module
@@ -112,8 +110,11 @@ def _load_source(source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
 
 @contextmanager
 def naming_captures() -> Iterator[None]:
-    """Within it, a captured tensor that nobody names is `captured`, where TensorFlow takes a number that counts what
-    the process has done so far: workers that have done other things would capture graphs of different names."""
+    """Names unnamed captured tensors `captured` while the context is open.
+
+    TensorFlow numbers them by a counter of the process, so that workers with different histories would capture graphs
+    with different names.
+    """
 
     def capture(plain: Any, self: Any, tensor: Any, name: str | None = None, shape: Any = None) -> Any:
         if name is None and not hasattr(tensor, "graph"):

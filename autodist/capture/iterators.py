@@ -1,4 +1,4 @@
-"""Iterators in a TensorFlow 1 graph: how the runs of a session share them, and what a run reads of them."""
+"""Iterators in a TensorFlow 1 graph: shared by the runs of a session, and the elements that a run reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry  # what the inputs of an op are called
+from tensorflow.python.framework import op_def_registry  # names of an op's inputs
 
 from autodist.capture.tables import share
 from autodist.errors import CaptureError
@@ -25,16 +25,16 @@ MAKES = "MakeIterator"
 _ONE_SHOT = "OneShotIterator"
 
 _MEND = (
-    "Feed them: read each batch in Python (ad.distribute_dataset gives this worker's part) and pass it in feed_dict."
+    "Feed them: read each batch in Python (ad.distribute_dataset reads this worker's part) and pass it in feed_dict."
 )
 
 
 def elements_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[str]) -> list[tf.Tensor]:
-    """What a run reads of the elements that iterators give, in the order of the tensors' names.
+    """Returns the iterator elements that a run reads, in the order of the tensors' names.
 
     Args:
-        fetches: what the run is asked for.
-        fed: names of the tensors that it is fed.
+        fetches: the fetches of the run.
+        fed: names of the fed tensors.
 
     Raises:
         CaptureError: an element is of a kind that cannot be divided among replicas.
@@ -43,19 +43,19 @@ def elements_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[s
     for element in found.values():
         if element.dtype in (tf.variant, tf.resource):
             raise CaptureError(
-                f"the iterator of {element.op.name} gives sparse or ragged tensors, or datasets, whose batches cannot "
+                f"the iterator of {element.op.name} has sparse or ragged tensors, or datasets, whose batches cannot "
                 f"be divided among replicas. {_MEND}"
             )
     return [found[name] for name in sorted(found)]
 
 
 def fed_to_iterators(elements: Iterable[tf.Tensor], fed: Collection[str]) -> set[str]:
-    """Those of the tensors `fed` that it takes to get `elements`, such as the handle of a feedable iterator."""
+    """Returns the fed tensors that `elements` depend on, such as the handle of a feedable iterator."""
     return {t.name for t in _tensors_read({e.op for e in elements}, fed) if t.name in fed}
 
 
 def _tensors_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[str]) -> Iterator[tf.Tensor]:
-    """All tensors that a run reads; what makes those that are fed, or elements of iterators, is not looked at."""
+    """Yields all tensors that a run reads; stops at fed tensors and at elements of iterators."""
     seen: set[str] = set()
     front: list[tf.Tensor | tf.Operation] = list(fetches)
     while front:
@@ -72,19 +72,19 @@ def _tensors_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[s
 
 
 def only_makes_iterators(item: Step) -> bool:
-    """Whether a run makes iterators and trains nothing: what it is fed is no batch then, but all the data."""
+    """Returns True if a run initializes iterators and trains nothing; its feeds are then all the data, not a batch."""
     return not item.gradients and bool(item.graph_index.of_op(MAKES))
 
 
 def concerns_iterators_alone(item: Step) -> bool:
-    """Whether a run makes or names iterators and touches no variable."""
+    """Returns True if a run initializes or names iterators and touches no variable."""
     return not item.variables and bool(item.graph_index.having(Trait.ITERATOR))
 
 
 def share_iterators(item: Step, session: str) -> Step:
-    """All runs of a session find one iterator.
+    """Makes all runs of a session use the same iterators.
 
-    A one-shot iterator, which each node of its kind would make anew, becomes one that is made before the first run.
+    A one-shot iterator, which each of its nodes would create again, becomes one that is created before the first run.
 
     Args:
         session: a name that no other session has.
@@ -102,7 +102,7 @@ def share_iterators(item: Step, session: str) -> Step:
 
 
 def _make_before(editor: GraphEditor, iterator: NodeDef) -> str:
-    """Turns a one-shot iterator into one that a node of its own makes; returns that node's name."""
+    """Converts a one-shot iterator into one with a separate initializer node; returns that node's name."""
     dataset = NodeDef(
         name=f"{iterator.name}/dataset", op="StatefulPartitionedCall"
     )  # TensorFlow would fold the other one
@@ -117,25 +117,25 @@ def _make_before(editor: GraphEditor, iterator: NodeDef) -> str:
 
 
 def tell_begun_anew(training: Iterable[tf.Tensor], graph_def: GraphDef, steps: int) -> None:
-    """Tells that a run which goes on reads once more what was trained on, unless a dataset passes over it.
+    """Warns that a resumed run reads batches again that it was trained on, unless a dataset skips them.
 
     Args:
-        training: what the training computes.
-        graph_def: of the graph.
-        steps: that were made.
+        training: the tensors that the training computes.
+        graph_def: the graph.
+        steps: number of completed steps.
     """
     read = sorted({t.op.name for t in _tensors_read(training, ()) if t.op.type in GETS})
     if read and not any(count and count % steps == 0 for count in _passed_over(graph_def)):
         log.warning(
-            "the iterators of a session's graph begin anew (%s), where the %d steps that are gone on from had read of "
-            "them: those batches are trained on once more. Let a dataset pass over them where it is built, "
-            "dataset.skip(ad.steps_done) behind its batch(…), or feed the batches.", ", ".join(read), steps,
+            "the iterators of a session's graph start again (%s), although the %d completed steps have read from "
+            "them: those batches are trained on again. Skip them in the dataset with "
+            "dataset.skip(ad.steps_done) after its batch(…), or feed the batches.", ", ".join(read), steps,
             extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
 
 def _passed_over(graph_def: GraphDef) -> Iterator[int]:
-    """The number of elements that each `skip` of a graph, or of what makes its one-shot iterators, leaves out."""
+    """Yields the number of elements that each `skip` of a graph, or of its one-shot iterators, leaves out."""
     for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
         constants = {node.name: node for node in nodes if node.op == "Const"}
         for node in nodes:
@@ -145,7 +145,7 @@ def _passed_over(graph_def: GraphDef) -> Iterator[int]:
 
 
 def require_alike(graph_def: GraphDef) -> None:
-    """Passes if a graph's datasets give the same elements on every worker.
+    """Checks that a graph's datasets have the same elements on every worker.
 
     Raises:
         CaptureError: one shuffles by a seed that each process draws for itself.
@@ -156,13 +156,13 @@ def require_alike(graph_def: GraphDef) -> None:
             if node.op.startswith("Shuffle") and _draws_its_seed(node, constants):
                 raise CaptureError(
                     f"the dataset {node.name} shuffles by a seed that every worker draws for itself, so that their "
-                    "batches would not be parts of the same. Make the dataset within the scope, where the run's seed "
-                    "reaches it, or give the shuffle a seed."
+                    "batches would not be parts of one batch. Build the dataset within the scope, which sets the "
+                    "run's seed, or pass the shuffle a seed."
                 )
 
 
 def _draws_its_seed(shuffle: NodeDef, constants: Mapping[str, NodeDef]) -> bool:
-    """Whether both seeds of a dataset are zeros, which says so."""
+    """Returns True if both seeds of a dataset are zeros, which makes it draw its own."""
     arguments = [a.name for a in op_def_registry.get(shuffle.op).input_arg]
     sources = [source for name, source in zip(arguments, shuffle.input, strict=False) if name in ("seed", "seed2")]
     seeds = [constants.get(node_of(source)) for source in sources]

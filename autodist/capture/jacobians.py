@@ -1,6 +1,6 @@
-"""Jacobians: the gradient of each element is written out, where there are few.
+"""Writes out jacobians as one gradient for each element, if the elements are few.
 
-TensorFlow vectorises them by ops of more axes, from which it cannot be seen where the examples are.
+TensorFlow vectorizes jacobians by ops with more axes, in which the batch axis cannot be followed.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import tensorflow as tf
-from tensorflow.python.ops import gradients_util  # what asks whether tapes record
+from tensorflow.python.ops import gradients_util  # returns the tapes that record
 
 from autodist.capture.patches import TAPE_FUNCTION, TAPE_POP, TAPE_PUSH, patched, replaced
 
 MOST_ELEMENTS = 64
-"""Of a target whose gradients are written out; each has a backward pass of its own."""
+"""Largest number of elements of a target that is written out; each takes a backward pass."""
 
 
 @dataclass(frozen=True)
 class Jacobian:
-    """What `tape.jacobian` computes, by one gradient for each element of the target.
+    """`tape.jacobian` as one gradient for each element of the target.
 
     Attributes:
-        sources: by which the target is differentiated, a nest of tensors and variables.
-        unconnected: what the gradient is where the target does not depend on them.
+        sources: a nest of tensors and variables to differentiate by.
+        unconnected: the gradient of sources that the target does not depend on.
     """
 
     sources: Any
@@ -38,7 +38,7 @@ class Jacobian:
         return count is not None and 0 < count <= MOST_ELEMENTS
 
     def of(self, tape: tf.GradientTape, target: tf.Tensor) -> Any:
-        """Differentiates a target, and uses up a tape that is not persistent."""
+        """Differentiates a target; a tape that is not persistent is used up."""
         with tape._ensure_recording():
             elements = self._elements(target)
         is_persistent = tape._persistent
@@ -63,7 +63,7 @@ class Jacobian:
 
 
 class BatchJacobian(Jacobian):
-    """What `tape.batch_jacobian` computes, by one gradient for each element of an example of the target."""
+    """`tape.batch_jacobian` as one gradient for each element of an example of the target."""
 
     first_axis = 1
 
@@ -78,10 +78,10 @@ class BatchJacobian(Jacobian):
 
 @contextmanager
 def keeping_records() -> Iterator[None]:
-    """Within it, tapes keep what they have recorded when they differentiate, so that they can do so again.
+    """Makes tapes keep their records when they differentiate, so that they can do so again, while the context is open.
 
-    What scripts may do with a tape that is not persistent stays as it is. TensorFlow puts conditions and loops that
-    such tapes record into functions of their own, as for second derivatives; they stay in the graph here.
+    Scripts may do no more with a tape that is not persistent than before. TensorFlow puts conditionals and loops that
+    such tapes record into functions, as for second derivatives; here they stay in the graph.
     """
     recording: list[tf.GradientTape] = []
 

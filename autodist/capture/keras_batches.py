@@ -1,4 +1,4 @@
-"""Batches as Keras hands them to steps."""
+"""Batches as Keras passes them to steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _reads: WeakKeyDictionary[tf.data.Iterator, Read | None] = WeakKeyDictionary()
 
 
 def next_batch(iterator: Iterator[Any]) -> Any:
-    """The next batch as Keras's own functions hand it to a step: what a generator leaves out is None."""
+    """Returns the next batch as Keras passes it to a step: components that a generator omits are None."""
     if isinstance(iterator, tf.data.Iterator):
         if iterator not in _reads:
             _reads[iterator] = quick_read(iterator)
@@ -28,23 +28,23 @@ def next_batch(iterator: Iterator[Any]) -> Any:
 
 
 def without_optionals(data: Any) -> Any:
-    """A batch as Keras's own functions hand it to a step: what a generator leaves out is None."""
+    """Returns a batch as Keras passes it to a step: components that a generator omits are None."""
     return tree.map_structure(lambda x: None if isinstance(x, tf.experimental.Optional) else x, data)
 
 
 def next_given(iterator: Iterator[Any]) -> Given:
-    """The next batch, as `next_batch`, and the global one of which it is this worker's part."""
+    """Returns the next batch, as `next_batch`, and the global batch that it is this worker's part of."""
     return next_batch(iterator), whole_of(iterator)
 
 
 def on_several(step: TracedStep, first: Given, others: Iterator[Any], most: int) -> Any:
-    """Makes a step on each of up to so many batches, fewer where the data end; returns what the last does.
+    """Runs a step on each of up to `most` batches, fewer if the data end, and returns the result of the last.
 
     Args:
-        step: of one batch.
-        first: of the batches.
-        others: gives those after it; what it raises comes once the steps before were made.
-        most: how many steps are made at most.
+        step: a step of one batch.
+        first: the first batch.
+        others: iterator over the other batches; its error is raised after the steps on the batches before.
+        most: largest number of steps.
     """
     batches, fault = [first], None
     try:
@@ -52,7 +52,7 @@ def on_several(step: TracedStep, first: Given, others: Iterator[Any], most: int)
             batches.append(next_given(others))
     except StopIteration:
         pass
-    except Exception as error:  # noqa: BLE001 - it is the script's
+    except Exception as error:  # noqa: BLE001 - the script's own error
         fault = error
     logs = step.on_each(batches)
     if fault is not None:

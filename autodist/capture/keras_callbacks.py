@@ -1,9 +1,9 @@
-"""Callbacks of `fit` on several workers: those that record act on the chief alone, all others on every worker.
+"""Callbacks of `fit` on several workers: recorders act on the chief only, all others on every worker.
 
-A callback that records (`ModelCheckpoint`, `TensorBoard`, a tracker's) changes nothing of the training, and its files,
-uploads and runs are wanted once. The other workers do not call it, so that it misses no file that it did not write.
-The rest of the callbacks may change the training, so that every worker calls them. What they save is written as outside
-of `fit`: by the chief, if all workers name the same path, and by each worker itself otherwise.
+A recorder (`ModelCheckpoint`, `TensorBoard`, a tracker's callback) does not change the training, and its files, uploads
+and runs are needed once. The other workers do not call it, so that it misses no file that it did not write. Other
+callbacks may change the training, so every worker calls them. Their files are written as outside of `fit`: by the
+chief if all workers name the same path, otherwise by each worker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("autodist")
 Given = TypeVar("Given")
 
 RECORDERS = frozenset({"ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "OrbaxCheckpoint"})
-"""Callbacks of Keras that record, by name: a version of Keras need not have each."""
+"""Names of Keras's callbacks that record; a version of Keras need not have each."""
 
 TRACKERS = frozenset(
     {
@@ -47,13 +47,13 @@ _HOOKS = tuple(name for name in dir(callbacks.Callback) if name.startswith("on_"
 
 
 def on_every_worker(callback: Given) -> Given:
-    """Marks a callback that records as one that every worker calls, and returns it."""
+    """Marks a recorder as a callback that every worker calls, and returns it."""
     vars(callback)[_EVERYWHERE] = True
     return callback
 
 
 def acts_on_chief_alone(callback: Any) -> bool:
-    """Returns True if a callback records, by a class of Keras or of a tracker that it is or derives from."""
+    """Returns True for a recorder: its class is, or derives from, a recording class of Keras or of a tracker."""
     return not getattr(callback, _EVERYWHERE, False) and any(map(_records, type(callback).__mro__))
 
 
@@ -63,7 +63,7 @@ def _records(kind: type) -> bool:
 
 
 def names_of_recorders(given: Iterable[Any]) -> list[str]:
-    """The names of what acts on the chief alone, mlflow's autologging included."""
+    """Returns the names of the recorders, including mlflow's autologging."""
     names = {type(callback).__name__ for callback in given if acts_on_chief_alone(callback)}
     return [*sorted(names), *(["mlflow's autologging"] if _autologs() else [])]
 
@@ -73,7 +73,7 @@ def names_of_recorders(given: Iterable[Any]) -> list[str]:
 
 @contextmanager
 def acting_alone(given: Iterable[Any]) -> Iterator[None]:
-    """While it is open, what the callbacks that act on the chief alone save is written without the other workers."""
+    """Makes the recorders' files be written without the other workers while the context is open."""
 
     def alone(hook: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(hook)
@@ -97,7 +97,7 @@ def acting_alone(given: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def following(given: Iterable[Any], have_joined: Callable[[], bool]) -> Iterator[None]:
-    """While it is open, callbacks leave to the chief what it writes, and mlflow does not log by itself.
+    """Makes callbacks leave their files to the chief, and stops mlflow's autologging, while the context is open.
 
     Args:
         given: the callbacks that this worker calls.
@@ -113,13 +113,13 @@ def following(given: Iterable[Any], have_joined: Callable[[], bool]) -> Iterator
 
 
 class _Follower:
-    """A callback on another worker than the chief, which may read what the chief has written on its own machine."""
+    """A callback on a worker that is not the chief; it may read the chief's files if they are on the same machine."""
 
     def __init__(self, callback: Any) -> None:
         self._name, self._left, self._is_dropped = type(callback).__name__, list[str](), False
 
     def hook(self, hook: Callable[..., Any], have_joined: Callable[[], bool]) -> Callable[..., Any]:
-        """A method of the callback; once that has missed one of the chief's files, nothing is called any more."""
+        """Wraps a method of the callback; after a missing file of the chief, no method is called any more."""
 
         @functools.wraps(hook)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -136,8 +136,8 @@ class _Follower:
                     raise
                 self._is_dropped = True
                 log.warning(
-                    "%s ended with %s: %s. The chief has written %s, which this worker does not see, so %s acts on the "
-                    "chief alone from here on. Save where all machines see it, or on the chief (ad.is_chief).",
+                    "%s failed with %s: %s. The chief has written %s, which this worker does not see, so %s acts on "
+                    "the chief alone from now on. Save to a path that all machines see, or on the chief (ad.is_chief).",
                     self._name, type(error).__name__, error, missing, self._name,
                 )  # fmt: skip
                 return None
@@ -151,21 +151,21 @@ def _is_here(path: str) -> bool:
 
 @contextmanager
 def _writing_no_backups() -> Iterator[None]:
-    """Lets `BackupAndRestore`, which every worker calls, leave its files to the chief.
+    """Makes `BackupAndRestore`, which every worker calls, leave its files to the chief.
 
-    The methods of Keras's class are replaced, not the callbacks, so that a script's own subclasses behave alike.
+    Methods of Keras's class are replaced, not those of the callbacks, so that the script's subclasses behave alike.
     """
     rows = BACKUPS + (LEGACY_BACKUPS if legacy_keras() is not None else [])
-    with patched(dict.fromkeys(rows, _nothing)):  # the chief's values come with the next step
+    with patched(dict.fromkeys(rows, _nothing)):  # the next step brings the chief's values
         yield
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands in place of a function that writes files."""
+    """Replaces a function that writes files."""
 
 
 def leave_to_chief(given: Iterable[Any], model: Any) -> list[Any]:
-    """The callbacks that this worker calls; those that act on the chief alone know the model, and no more."""
+    """Returns the callbacks that this worker calls; recorders only get the model."""
     called, base = [], callbacks_of(model).Callback
     for callback in given:
         if not acts_on_chief_alone(callback):
@@ -179,12 +179,12 @@ def leave_to_chief(given: Iterable[Any], model: Any) -> list[Any]:
 
 
 def numbers_of(given: Iterable[Any]) -> str:
-    """The numbers that callbacks keep which act on the chief alone (the best loss so far), as JSON."""
+    """Returns the numeric attributes of recorders (such as the best loss so far) as JSON."""
     return json.dumps({key: _numbers(callback) for key, callback in _keyed(given)})
 
 
 def set_numbers(given: Iterable[Any], told: str) -> None:
-    """Gives such callbacks the chief's numbers, which a script may look at when `fit` has returned."""
+    """Sets the chief's numbers on recorders, which a script may read after `fit`."""
     found = json.loads(told)
     for key, callback in _keyed(given):
         vars(callback).update(found.get(key, {}))
@@ -208,7 +208,7 @@ def _numbers(callback: Any) -> dict[str, Any]:
 
 @contextmanager
 def _hooks_replaced(callback: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """While it is open, the methods that Keras calls on a callback, and that it defines, are wrapped ones."""
+    """Wraps the methods that Keras calls on a callback, and that it defines, while the context is open."""
     own = vars(callback)
     before = {name: own[name] for name in _HOOKS if name in own}  # as a LambdaCallback has them
     for name in _HOOKS:

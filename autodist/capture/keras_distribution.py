@@ -1,4 +1,4 @@
-"""Distributions of `keras.distribution`, which Keras accepts and ignores on TensorFlow."""
+"""Checks distributions of `keras.distribution`, which Keras accepts and ignores on TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ log = logging.getLogger("autodist")
 
 
 def check_distribution(distribution: Any) -> None:
-    """Passes if AutoDist trains as a distribution says: None, and `DataParallel`, whose devices are the replicas.
+    """Checks that AutoDist trains as a distribution does: None, or `DataParallel`, whose devices are the replicas.
 
     Raises:
-        CaptureError: it is a `ModelParallel`, or a class of the script's own.
+        CaptureError: it is a `ModelParallel`, or a class of the script.
     """
     if distribution is None:
         return
@@ -30,31 +30,31 @@ def check_distribution(distribution: Any) -> None:
         return
     raise CaptureError(
         f"keras.distribution's {type(distribution).__name__} is set, which Keras ignores on TensorFlow: every replica "
-        "would hold and compute the whole model, and AutoDist does not read its layouts. Take it out "
+        "would hold and compute the whole model, and AutoDist does not read its layouts. Remove it "
         "(keras.distribution.set_distribution(None), or no `with distribution.scope():`); `strategy: PartitionedPS` or "
         "ShardedAllReduce in the YAML keeps variables in shards, and Pipeline divides the model."
     )
 
 
 def check_current_distribution() -> None:
-    """Checks the distribution that is set, as `check_distribution` does."""
+    """Checks the current distribution, as `check_distribution` does."""
     check_distribution(keras.distribution.distribution())
 
 
 @functools.cache
 def _note_data_parallel(devices: int) -> None:
     log.info(
-        "keras.distribution.DataParallel is what AutoDist does: each batch is divided among the replicas that the YAML "
-        "names, in place of the %d of Keras's mesh.", devices, extra=ALIKE_EVERYWHERE,
+        "AutoDist trains as keras.distribution.DataParallel does: each batch is divided among the replicas that the "
+        "YAML names, instead of the %d devices of Keras's mesh.", devices, extra=ALIKE_EVERYWHERE,
     )  # fmt: skip
 
 
 @contextmanager
 def checking_distributions() -> Iterator[None]:
-    """Checks the distribution that is set before it opens, and each that is set while it is open.
+    """Checks the current distribution at entry, and each one that is set while the context is open.
 
     Raises:
-        CaptureError: AutoDist does not train as one says.
+        CaptureError: AutoDist does not train as a distribution does.
     """
     check_current_distribution()
 
@@ -64,4 +64,4 @@ def checking_distributions() -> Iterator[None]:
 
     with patched(dict.fromkeys(SET_DISTRIBUTIONS, set_distribution)):
         yield
-    check_current_distribution()  # by a name that the script had imported before
+    check_current_distribution()  # the script may have called a name that it imported earlier

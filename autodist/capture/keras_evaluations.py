@@ -1,4 +1,4 @@
-"""`evaluate` and `predict` on all replicas, and what each worker computes alone, as without AutoDist."""
+"""`evaluate` and `predict` on all replicas, or by each worker alone as without AutoDist."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from autodist.tf_compat.do_not_convert import converting, ours
 log = logging.getLogger("autodist")
 
 StepMaker = Callable[[Callable[..., Any], bool], TracedStep]
-"""Makes of a Keras `test_step` or `predict_step`, a function of one batch, one that all replicas share."""
+"""Makes a step that all replicas share from a Keras `test_step` or `predict_step`, a function of one batch."""
 
 
 class Together(Protocol):
-    """Says whether all workers make a call together; all that make it have to ask.
+    """Returns True if all workers make a call together; all of them have to call this.
 
-    What is called, and with which data, `describe` says, which is asked where there are several workers.
+    `describe` returns texts for the call and its data; it is called if there are several workers.
     """
 
     def __call__(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool: ...
 
 
 class Evaluations:
-    """How models are evaluated by several replicas.
+    """Evaluates models on several replicas.
 
     Args:
-        distribute: makes a step that all replicas share; it raises NotSharedError where it would give another result.
-        together: whether all workers make a call.
-        digest_of: tells arrays apart.
-        validates: whether a model is being validated in `fit`, which all workers come to.
-        noting_interrupts: is entered around each evaluation, with what tells whether all workers make it.
-        on_own: called with the name of a method and the variables of its model, where this worker computes by itself.
+        distribute: makes a step that all replicas share; raises NotSharedError if it would return another result.
+        together: returns True if all workers make a call.
+        digest_of: returns a digest of an array.
+        validates: returns True if a model is being validated in `fit`, which all workers do.
+        noting_interrupts: context around each evaluation; its argument returns True if all workers make it.
+        on_own: called with the name of a method and the variables of its model if this worker computes alone.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Evaluations:
         self._lengths: dict[tuple[int, str], Callable[[], Mapping[str, str]]] = {}
 
     def adopt(self, model: keras.Model) -> None:
-        """Gives a model functions of ours, unless it or its class makes its own."""
+        """Sets distributed functions on a model, except those that it or its class makes."""
         for name, shared in self.shared.items():
             if not makes_its_own(model, name):
                 setattr(model, f"{name}_function", None)
@@ -79,16 +79,16 @@ class Evaluations:
 
     @property
     def shared(self) -> Mapping[str, type[Shared]]:
-        """By "test" and "predict", what Keras calls with the batches."""
+        """The functions that Keras calls with the batches, by "test" and "predict"."""
         return {"test": SharedTest, "predict": _SharedPredict}
 
     def own_function(self, model: keras.Model, name: str) -> Callable[[Any], Any]:
-        """Keras's own function, by which a worker computes the whole."""
+        """Returns Keras's own function, by which a worker computes alone."""
         getattr(type(model), f"make_{name}_function")(model, force=True)
         return getattr(model, f"{name}_function")
 
     def own_step(self, model: keras.Model, name: str) -> Callable[[Any], Any]:
-        """The model's step, a function of one batch."""
+        """Returns the model's step, a function of one batch."""
         own = getattr(model, f"{name}_step")
 
         @ours
@@ -99,7 +99,7 @@ class Evaluations:
         return step
 
     def noting_interrupts(self, method: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
-        """A model's `evaluate` or `predict`; if Ctrl-C leaves it while all workers make it, that is noted."""
+        """Wraps a model's `evaluate` or `predict` so that Ctrl-C is recorded if all workers make the call."""
         name, signature = _FUNCTIONS[method.__name__], inspect.signature(method)
         attribute = f"{name}_function"
 
@@ -111,7 +111,7 @@ class Evaluations:
         def call(*args: Any, **kwargs: Any) -> Any:
             made = getattr(model, attribute)
             if isinstance(made, Shared):
-                made.begin()  # before Keras does: what is read until then may be interrupted, too
+                made.begin()  # before Keras does: reading the first batch may be interrupted, too
 
             def lengths() -> Mapping[str, str]:
                 bound = signature.bind(*args, **kwargs)
@@ -127,16 +127,16 @@ class Evaluations:
         return call
 
     def lengths(self, model: keras.Model, name: str) -> Mapping[str, str]:
-        """The arguments by which the `evaluate` or `predict` that has begun goes on after its first batch.
+        """Returns the arguments that determine the number of batches of the current `evaluate` or `predict`.
 
-        Empty for a call with a single batch, also one that a callback makes meanwhile.
+        Empty for a call with a single batch, also one by a callback in the meantime.
         """
         lengths = self._lengths.pop((id(model), name), None)
         return {} if lengths is None else lengths()
 
     def _maker(self, model: keras.Model, name: str, shared: type[Shared]) -> Callable[..., Any]:
         def make_function(force: bool = False) -> Any:
-            """As Keras calls it where an evaluation begins."""
+            """Called by Keras at the start of an evaluation."""
             made = getattr(model, f"{name}_function")
             if made is None or force:
                 made = shared(self, model, name)
@@ -148,14 +148,14 @@ class Evaluations:
 
 
 class Shared:
-    """What Keras calls with the batches of an evaluation.
+    """The function that Keras calls with the batches of an evaluation.
 
-    The first batch of an evaluation decides: where all workers were called with the same one, and with the same steps
-    and length of the data, all replicas share the batches.
+    The first batch of an evaluation decides: if all workers have the same batch, steps and length of the data, all
+    replicas share the batches.
 
     Args:
-        how: models are evaluated.
-        model: that is.
+        how: the evaluations of the scope.
+        model: the evaluated model.
         name: "test" or "predict".
     """
 
@@ -167,12 +167,12 @@ class Shared:
         self._has_told = False
 
     def begin(self) -> None:
-        """A new evaluation begins."""
+        """Starts a new evaluation."""
         self._is_shared = None
 
     @property
     def is_shared(self) -> bool:
-        """Whether all replicas share the evaluation, as its first batch has shown."""
+        """True if all replicas share the evaluation, as decided at its first batch."""
         return bool(self._is_shared)
 
     def _shares(self, data: Any) -> bool:
@@ -189,15 +189,15 @@ class Shared:
         if validates and not is_together and not self._has_told:
             self._has_told = True
             log.info(
-                "each worker validates %s by data of its own, or by other steps than the other workers, and computes "
-                "the whole by itself; the chief's results count. Where all give the same they share the work.",
+                "each worker validates %s on data of its own, or by other steps than the other workers, and computes "
+                "the whole alone; the chief's results count. Pass the same on all workers to share the work.",
                 self._model.name, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         return is_together
 
     def _described(self, data: Any) -> tuple[str, str]:
-        """The model and what it does; the batch, what follows it, and the number of traces, since all trace alike."""
-        assert self._step is not None, "asked by who has one"
+        """Returns a hash of the model and call, and one of the batch, the lengths and the number of traces."""
+        assert self._step is not None, "its caller has one"
         model = [self._name, *(str(tuple(v.shape)) for v in self._model.variables)]
         leaves = tf.nest.flatten(data, expand_composites=True)
         given = [self._how.digest_of(leaf) if is_array(leaf) else repr(leaf) for leaf in leaves]
@@ -206,22 +206,22 @@ class Shared:
 
     @property
     def steps(self) -> int:
-        """How many batches are taken in a call."""
+        """Number of batches in one call."""
         return steps_per_execution(self._model)
 
     def one(self, data: Any, alone: Callable[[Any], Any]) -> Any:
         taken = without_optionals(data)
         if not self._shares(taken):
             return alone(data)
-        assert self._step is not None, "there is one where it is shared"
+        assert self._step is not None, "a shared evaluation has a step"
         try:
             return self._step(taken)
         except NotSharedError as error:
             self._is_shared = False
             self._step = None
             log.info(
-                "each worker computes the whole of %s's %s by itself, since replicas that share it would not give what "
-                "one device gives, or it is not known: %s.",
+                "each worker computes the whole of %s's %s alone, since sharing it among replicas might not give the "
+                "result of one device: %s.",
                 self._model.name, _CALLED[self._name], str(error).rstrip("."), extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
             return alone(data)
@@ -237,7 +237,7 @@ _FUNCTIONS = {"evaluate": "test", "predict": "predict"}
 
 
 class SharedTest(Shared):
-    """Takes an iterator of batches; returns the last one's logs."""
+    """Takes an iterator of batches; returns the logs of the last one."""
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         if self._is_shared is False:
@@ -267,7 +267,7 @@ class _SharedPredict(Shared):
 
 
 def until_end(iterator: Iterator[Any]) -> Iterable[Any]:
-    """The elements that an iterator has left."""
+    """Yields the remaining elements of an iterator."""
     while True:
         try:
             yield next(iterator)
@@ -276,7 +276,7 @@ def until_end(iterator: Iterator[Any]) -> Iterable[Any]:
 
 
 def iterator_of(data: Any, spec: Any) -> Iterator[Any]:
-    """An iterator of one batch, which Keras's function takes for one of the iterator that the batch comes from."""
+    """Returns an iterator of one batch with the element spec of the batch's iterator, to avoid another trace."""
 
     @ours
     def as_open(*leaves: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`fit` on several workers: all of them decide alike, and the chief alone shows progress and records."""
+"""`fit` on several workers: all take the same decisions, and only the chief shows progress and records."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ SHOW_PROGRESS = ("fit", "evaluate", "predict")
 """Methods of a model that show a progress bar and take callbacks."""
 
 Share = Callable[[str], str]
-"""Gives every worker what the chief says; all of them call it alike."""
+"""Returns the chief's text on every worker; a collective call."""
 
 
 class Fits:
-    """How one worker of several fits models.
+    """Fits models on one worker of several.
 
     Logs, decisions to stop and the first epoch are the chief's on every worker: validation that every worker computes
-    for itself may differ in its last bits, and clocks and files differ altogether. When `fit` returns, the steps of all
-    workers are made, and the chief has written what its callbacks write.
+    alone may differ in its last bits, and clocks and files differ altogether. When `fit` returns, the steps of all
+    workers are complete and the chief's callbacks have written their files.
 
     Args:
-        is_chief: whether this worker is the chief.
-        share: gives every worker what the chief says.
-        land_together: returns once all is written that the steps of all workers have asked for; all call it alike.
-        is_global: whether every worker passes the same data to `fit`, and none reads files of its own.
+        is_chief: True if this worker is the chief.
+        share: returns the chief's text on every worker.
+        flush_together: returns once all writes by the steps of all workers are applied; a collective call.
+        is_global: True if every worker passes the same data to `fit`, and none reads files of its own.
         have_joined: returns True if the workers can agree on which of them writes a file.
-        refusing: is entered around each call, which this worker may refuse before its first step.
+        refusing: context around each call, in which this worker may reject the call before its first step.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Fits:
         self._has_told = False
 
     def validates(self, model: keras.Model) -> bool:
-        """Whether a model is being validated by its own `fit`."""
+        """Returns True if a model is being validated by its own `fit`."""
         return any(one is model for one in self._validated)
 
     def wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """One of `SHOW_PROGRESS`, bound to its model, as this worker is to call it."""
+        """Wraps a bound method of `SHOW_PROGRESS` for this worker."""
         model, name = method.__self__, method.__name__  # type: ignore[attr-defined]
 
         def call(bound: inspect.BoundArguments) -> Any:
@@ -119,7 +119,7 @@ class Fits:
 
     @contextmanager
     def _validating(self, model: keras.Model, bound: inspect.BoundArguments) -> Iterator[None]:
-        is_validation = bool(argument(bound, "_use_cached_eval_dataset"))  # which `fit` alone says
+        is_validation = bool(argument(bound, "_use_cached_eval_dataset"))  # which only `fit` passes
         if is_validation:
             self._validated.append(model)
         try:
@@ -129,20 +129,20 @@ class Fits:
                 self._validated.pop()
 
     def _acting(self, given: Sequence[keras.callbacks.Callback]) -> AbstractContextManager[None]:
-        """The chief alone records, and says so once."""
+        """Makes only the chief record, and logs that once."""
         if not self._is_chief:
             return following(given, self._have_joined)
         recorders = names_of_recorders(given)
         if recorders and not self._has_told:
             self._has_told = True
             log.info(
-                "%s: on the chief alone, since what is recorded is wanted once; ad.on_every_worker(callback) lets a "
+                "%s: on the chief alone, since records are needed once; ad.on_every_worker(callback) lets a "
                 "callback record on each worker.", ", ".join(recorders),
             )  # fmt: skip
         return acting_alone(given)
 
     def _leave_to_chief(self, given: Sequence[keras.callbacks.Callback], model: Any) -> list[keras.callbacks.Callback]:
-        """The callbacks that another worker than the chief calls."""
+        """Returns the callbacks that a worker other than the chief calls."""
         progress = callbacks_of(model).ProgbarLogger
         return [c for c in leave_to_chief(given, model) if not isinstance(c, progress)]
 
@@ -169,9 +169,9 @@ class Fits:
 
 
 class _Logs:
-    """Comes before all other callbacks: gives them the chief's logs at the end of an epoch, on every worker.
+    """First callback: sets the chief's logs at the end of an epoch for all other callbacks.
 
-    At the end of training they find the values that the steps of all workers have made.
+    At the end of training, the steps of all workers are complete before the other callbacks run.
     """
 
     def __init__(self, share: Share, is_chief: bool, flush_together: Callable[[], None]) -> None:
@@ -188,7 +188,7 @@ class _Logs:
 
 
 class _Decisions:
-    """Comes after all other callbacks: training begins and stops where the chief's does, on every worker."""
+    """Last callback: training starts and stops on every worker as on the chief."""
 
     model: Any
 
@@ -197,9 +197,9 @@ class _Decisions:
         self._share, self._is_chief, self._given = share, is_chief, given
 
     def _begin(self, initial_epoch: Any, is_restored: bool) -> Any:
-        """The chief's answer for where training begins; what it has restored goes to all workers."""
+        """Returns the chief's start of the training; values that the chief has restored go to all workers."""
         told = json.loads(self._share(json.dumps({"initial_epoch": initial_epoch, "is_restored": is_restored})))
-        if told["is_restored"]:  # by the chief alone, which brings the others its values: all take them as assigned
+        if told["is_restored"]:  # by the chief alone: an assignment on every worker sends its values to the others
             optimizer = getattr(self.model.optimizer, "variables", ())
             for variable in (*self.model.variables, *(optimizer() if callable(optimizer) else optimizer)):
                 variable.assign(variable)
@@ -215,11 +215,11 @@ class _Decisions:
 
 
 class _ChiefsLogs(_Logs, keras.callbacks.Callback):
-    """The same as a callback of Keras 3."""
+    """A callback of Keras 3."""
 
 
 class _ChiefsDecisions(_Decisions, keras.callbacks.Callback):
-    """The same as a callback of Keras 3."""
+    """A callback of Keras 3."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         backups = [c for c in self._given if isinstance(c, keras.callbacks.BackupAndRestore)]
@@ -228,7 +228,7 @@ class _ChiefsDecisions(_Decisions, keras.callbacks.Callback):
 
 
 class _LegacyDecisions(_Decisions):
-    """The same for models of tf_keras, which ask for their first epoch and batch once training has begun."""
+    """A callback of tf_keras, whose models read their first epoch and batch after training has started."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
@@ -248,12 +248,12 @@ class _LegacyDecisions(_Decisions):
 
 @functools.cache
 def _of_legacy(kind: type[Any]) -> Any:
-    """One of ours as a callback of tf_keras."""
+    """Returns a class of callbacks of tf_keras."""
     return type(kind.__name__, (kind, legacy_keras().callbacks.Callback), {})  # type: ignore[union-attr]
 
 
 def callbacks_in(passed: Any) -> list[keras.callbacks.Callback]:
-    """The script's own callbacks, of a list of them or of what Keras makes of it."""
+    """Returns the script's own callbacks, from a list or from Keras's CallbackList."""
     flat = getattr(passed, "callbacks", None)
     return [c for c in (tree.flatten(passed) if flat is None else flat) if c is not None and not isinstance(c, _OURS)]
 
@@ -262,16 +262,18 @@ _OURS = (_Logs, _Decisions)
 
 
 def _without(passed: Any, given: Sequence[Any], called: list[Any]) -> Any:
-    """What `evaluate` or `predict` is passed, without the callbacks that this worker does not call."""
+    """Returns the callbacks argument of `evaluate` or `predict` without those that this worker does not call."""
     if getattr(passed, "callbacks", None) is None:
         return called
     left_out = {id(c) for c in given} - {id(c) for c in called}
-    passed.callbacks[:] = [c for c in passed.callbacks if id(c) not in left_out]  # of a `fit`, ours stay
+    passed.callbacks[:] = [
+        c for c in passed.callbacks if id(c) not in left_out
+    ]  # AutoDist's own stay in that of a `fit`
     return passed
 
 
 def _plain(value: Any) -> Any:
-    """A log as JSON holds it, to the last bit; None for what is no number."""
+    """Returns a log as an exact JSON value; None if it is no number."""
     array = np.asarray(value)
     return array.tolist() if array.dtype.kind in "fiub" else None
 

@@ -1,4 +1,4 @@
-"""The two Keras that a script may use: Keras 3, and Keras 2 under the name of tf_keras."""
+"""The two versions of Keras that a script may use: Keras 3, and Keras 2 as tf_keras."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import keras
 
 
 def legacy_keras() -> Any | None:
-    """The module tf_keras, where the script has imported it; else None."""
+    """Returns the module tf_keras if the script has imported it, else None."""
     module = sys.modules.get("tf_keras")
     return module if hasattr(module, "Model") else None
 
 
 def uses_legacy_keras() -> bool:
-    """Returns True where `tf.keras` is tf_keras, which it imports when it is used first."""
+    """Returns True if `tf.keras` is tf_keras and is not imported yet; its first use imports it."""
     return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and legacy_keras() is None
 
 
@@ -27,12 +27,12 @@ def is_legacy(model: Any) -> bool:
 
 
 def callbacks_of(model: Any) -> Any:
-    """The module of callbacks that the Keras of a model has."""
+    """Returns the callbacks module of a model's Keras."""
     legacy = legacy_keras()
     return legacy.callbacks if legacy is not None and is_legacy(model) else keras.callbacks
 
 
 def steps_per_execution(model: Any) -> int:
-    """How many steps a model makes in one call of its train function."""
+    """Returns the number of steps in one call of a model's train function."""
     steps = model.steps_per_execution
     return steps if isinstance(steps, int) else 1 if steps is None else int(steps.numpy())

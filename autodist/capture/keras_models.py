@@ -1,4 +1,4 @@
-"""Front end of Keras 3: models compiled in a scope train through AutoDist, `fit` and all that stands around it kept."""
+"""Front end for Keras 3: models compiled in a scope train through AutoDist, with `fit` and its features unchanged."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from autodist.tf_compat.do_not_convert import converting, ours
 
 
 class KerasModels(AdoptedModels):
-    """Lets models train through steps that `distribute` makes.
+    """Lets models of Keras 3 train through distributed steps.
 
     Args:
-        distribute: makes a distributed step of a model's `train_step`.
-        fits: how this worker is to fit models where it is one of several.
-        evaluations: how models are to be evaluated where several replicas share that.
-        around_fit: makes of a model's `fit` what the script calls.
-        reading: how this worker reads its part of the batches of `fit`; None: it reads all of each.
+        distribute: makes a distributed step from a model's `train_step`.
+        fits: fits models on several workers; None on one.
+        evaluations: evaluates models on several replicas; None if each worker evaluates alone.
+        around_fit: wraps the `fit` of a model.
+        reading: how this worker reads its part of the batches of `fit`; None if it reads all of each.
     """
 
     patches = MODELS
@@ -48,33 +48,33 @@ class KerasModels(AdoptedModels):
         self._reading = reading
 
     def _reading_along(self, batch_axis: BatchAxis) -> Reading | None:
-        """How this worker reads its part of batches that are split so."""
+        """Returns how this worker reads its part of batches split along these axes."""
         reading = self._reading
         if reading is None or not batch_axis:
             return reading
         if reading.files is not None:
             raise reading.files.refused(
-                "batch_axis says that examples lie along other axes than the first, along which data sets make "
+                "batch_axis sets other axes of the examples than the first, along which data sets make "
                 "batches of them; allowed: no batch_axis, or no `shard`."
             )
-        return replace(reading, rows=None)  # rows are not what is split, or not all of it
+        return replace(reading, rows=None)  # not only rows are split
 
     def called(self, batch_axis: BatchAxis) -> tuple[str, ...]:
-        """The methods of a model that the script is to call in another form."""
+        """Returns the names of the methods that are wrapped on a model."""
         return super().called(batch_axis) if self._reading_along(batch_axis) is None else SHOW_PROGRESS
 
     def reads(self, model: keras.Model, method: Callable[..., Any], batch_axis: BatchAxis) -> Callable[..., Any]:
-        """A model's `fit`, `evaluate` or `predict`, which reads this worker's part of batches where it can."""
+        """Returns a model's `fit`, `evaluate` or `predict`, which reads this worker's part of batches if it can."""
         reading = self._reading_along(batch_axis)
         return method if reading is None else reading_own_batches(method, model, reading)
 
     def knows_lengths(self, batch_axis: BatchAxis) -> bool:
-        """Returns False where files are dealt out, since a part is of any length then."""
+        """Returns False if files are sharded among workers, since a part may then have any length."""
         reading = self._reading_along(batch_axis)
         return reading is None or reading.files is None
 
     def train_function(self, model: keras.Model, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
-        """What trains a model on the next batches of an iterator, and returns the last one's logs."""
+        """Returns a function that trains a model on an iterator's next batches and returns the logs of the last one."""
 
         train_step = _step_of(model)
         of_batches = self._distribute(train_step, model.jit_compile, batch_axis)
@@ -110,7 +110,7 @@ class KerasModels(AdoptedModels):
 
 
 def _step_of(model: keras.Model) -> Callable[[Any], Any]:
-    """The step of one batch: the model's `train_step`, or what a `make_train_function` of the script's own makes."""
+    """Returns the step of one batch: the model's `train_step`, or that of the script's own `make_train_function`."""
     if makes_its_own(model, "train"):
         return one_batch_step(model, "train")
 

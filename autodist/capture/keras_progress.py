@@ -1,4 +1,4 @@
-"""Keras's progress bar without the time that a run takes to start."""
+"""Excludes the startup time of a run from Keras's progress bar."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from autodist.capture.keras_libraries import callbacks_of
 from autodist.reading.batch_sharding import Given, WholeBatch
 
 _PENDING = "_autodist_start_seconds"
-"""What a model's first step took, until the bar of its epoch has been told."""
+"""Duration of a model's first step, until the progress bar of its epoch has excluded it."""
 
 
 class TracedStep(Protocol):
     """A distributed step of one batch.
 
     Attributes:
-        coming: numbers of examples of batches that are known to come; those that the step cannot take are refused with
-            the first one.
-        whole: the global batch of which the next call is given this worker's part; None: it is given the whole.
-        reads_ahead: whether `on_each` may make one call of several.
+        coming: numbers of examples of later batches that are known already; those that the step cannot accept are
+            rejected with the first batch.
+        whole: the global batch that the next call's argument is this worker's part of; None if it is the global batch.
+        reads_ahead: True if `on_each` may run several steps in one call.
     """
 
     coming: tuple[int, ...]
@@ -34,16 +34,16 @@ class TracedStep(Protocol):
 
     @property
     def traces(self) -> int:
-        """How many of its calls had to trace it so far; the first of them starts the run."""
+        """Number of calls that traced the step so far; the first one starts the run."""
 
     def __call__(self, data: Any) -> Any: ...
 
     def on_each(self, batches: Sequence[Given]) -> Any:
-        """Makes a step on each of some batches; returns what the last does."""
+        """Runs a step on each batch and returns the result of the last."""
 
 
 def timing_the_start(step: TracedStep, model: keras.Model) -> Callable[[Any], Any]:
-    """`step`, whose first call does not count in the time that Keras's progress bar shows for the epoch."""
+    """Wraps `step` so that its first call does not count in the epoch time of Keras's progress bar."""
     _watch_progress_bars(callbacks_of(model).ProgbarLogger)
 
     def call(data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What Keras makes in a model's first step, made before it: a step that makes variables is traced twice."""
+"""Creates the state of a model's first step before the step: a step that creates variables is traced twice."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import keras
 import tensorflow as tf
 
 BEFORE_STEP = "_autodist_before_step"
-"""Called, where a model has it, before the next step that trains it: once, when metrics have their variables."""
+"""Attribute of a model: called once before its next training step, when metrics have their variables."""
 
 _PLAIN_STEP = keras.Model.train_step
 
 
 def make_state(model: keras.Model, data: Any) -> None:
-    """Makes the slots of the optimizer and the variables of the metrics, as the step would.
+    """Creates the slots of the optimizer and the variables of the metrics, as the first step would.
 
-    What a step of the script's own makes is not known, and what a model returns that is no graph of layers is not
-    either: these make the rest while they are traced, which TensorFlow does once more then.
+    The state of the script's own `train_step`, and the outputs of a model that is no graph of layers, are unknown: the
+    step creates the rest while it is traced, and TensorFlow then traces it again.
 
     Args:
-        model: compiled, and about to make its first step.
+        model: compiled, before its first step.
         data: one batch, as `train_step` takes it.
 
     Raises:
-        ValueError: from Keras, as the step would: metrics do not fit the model's outputs.
+        ValueError: raised by Keras as in the step: metrics do not fit the model's outputs.
     """
     if type(model).train_step is not _PLAIN_STEP or not model.built:
         return
     optimizer = model.optimizer
     if optimizer is not None and not optimizer.built and model.trainable_variables:
-        with keras.name_scope(optimizer.name, caller=optimizer):  # in which `apply` calls it
+        with keras.name_scope(optimizer.name, caller=optimizer):  # as in `apply`
             optimizer.build(model.trainable_variables)
     metrics = model._compile_metrics
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -40,14 +40,14 @@ def make_state(model: keras.Model, data: Any) -> None:
 
 
 def is_about_to_step(model: keras.Model) -> None:
-    """Called before each step that trains a model."""
+    """Called before each training step of a model."""
     waiting = vars(model).pop(BEFORE_STEP, None)
     if waiting is not None:
         waiting()
 
 
 def _outputs(model: keras.Model) -> Any:
-    """What a model of layers returns, as symbols; None: that is known when it is called."""
+    """Returns the symbolic outputs of a model of layers; None if they are known only in a call."""
     layers = model._functional if isinstance(model, keras.Sequential) else model
     return getattr(layers, "_outputs_struct", None)
 

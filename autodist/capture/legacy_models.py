@@ -1,4 +1,4 @@
-"""Front end of Keras 2 (tf_keras): models compiled in a scope train through AutoDist, as those of Keras 3 do."""
+"""Front end for Keras 2 (tf_keras): models compiled in a scope train through AutoDist, as those of Keras 3 do."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from autodist.capture.patches import LEGACY_MODELS
 
 
 class LegacyModels(AdoptedModels):
-    """Lets models of tf_keras train through steps that `distribute` makes.
+    """Lets models of tf_keras train through distributed steps.
 
-    What the class of a model makes by `make_train_function` is the step, traced with an iterator of one batch: that of
-    tf_keras, which calls `train_step`, or one of the script's own.
+    The step is the function that the model's class makes by `make_train_function`, traced with an iterator of one
+    batch: tf_keras's function, which calls `train_step`, or one of the script.
     """
 
     patches = LEGACY_MODELS
 
     def adopt(self, model: Any) -> None:
-        """Gives one model a train function of ours, unless it is built for a session."""
+        """Sets a distributed train function on one model, unless it was built for a session."""
         if tf.executing_eagerly():
             super().adopt(model)
 
     def train_function(self, model: Any, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
-        """What trains a model on the next batches of an iterator, and returns the last one's logs."""
+        """Returns a function that trains a model on an iterator's next batches and returns the logs of the last one."""
         distributed = self._distribute(one_batch_step(model, "train"), bool(model.jit_compile), batch_axis)
         step = timing_the_start(distributed, model)
 
@@ -58,15 +58,15 @@ class LegacyModels(AdoptedModels):
 
 
 class LegacyEvaluations(Evaluations):
-    """How models of tf_keras are evaluated by several replicas."""
+    """Evaluates models of tf_keras on several replicas."""
 
     @property
     def shared(self) -> Mapping[str, type[Shared]]:
-        """By "test" and "predict", what tf_keras calls with the batches."""
+        """The functions that tf_keras calls with the batches, by "test" and "predict"."""
         return {"test": SharedTest, "predict": _SharedPredict}
 
     def own_function(self, model: Any, name: str) -> Callable[[Any], Any]:
-        """What calls the function that tf_keras makes of one batch as often as a call has steps."""
+        """Returns a function that calls tf_keras's function of one batch once for each step of a call."""
         of_one = plain_function(model, name)
 
         def own(iterator: Iterator[Any]) -> Any:
@@ -81,7 +81,7 @@ class LegacyEvaluations(Evaluations):
         return own
 
     def own_step(self, model: Any, name: str) -> Callable[[Any], Any]:
-        """The model's step, a function of one batch."""
+        """Returns the model's step, a function of one batch."""
         return one_batch_step(model, name)
 
 
@@ -100,5 +100,5 @@ class _SharedPredict(Shared):
 
 
 def _joined(outputs: list[Any]) -> Any:
-    """The outputs of several batches as one."""
+    """Concatenates the outputs of several batches."""
     return outputs[0] if len(outputs) == 1 else tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)

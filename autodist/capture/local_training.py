@@ -1,4 +1,4 @@
-"""Training that a process does by itself: gradients of variables, applied, outside of all that is distributed."""
+"""Detects local training: gradients applied to variables outside of distributed steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.client.session import BaseSession  # of which every session of the script is one
+from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
 from autodist.capture.suspects import SUSPECTS, Suspect, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
@@ -16,18 +16,18 @@ from autodist.graph.ops import Trait, having
 from autodist.tf_compat.plain_nests import numbered
 
 _LOOKS = 50
-"""Times that the suspects' values are compared while the script runs; they are once more at its end."""
+"""Number of comparisons of the suspects' values while the script runs; one more follows at its end."""
 
 
 class LocalTraining:
-    """Looks for training that is not distributed, until `stop` is called.
+    """Searches for training that is not distributed until `stop` is called.
 
-    It is seen where an optimizer of Keras applies gradients, where a session runs what applies them, and where
-    variables of which `tf.GradientTape` or `tf.gradients` made gradients have other values later. Gradients by inputs,
-    and gradients that are looked at alone, are none.
+    Training is detected when an optimizer of Keras applies gradients, when a session runs an operation that applies
+    them, and when variables with gradients by `tf.GradientTape` or `tf.gradients` change their values later. Gradients
+    by inputs, and gradients that are only read, do not count.
 
     Args:
-        on_step: called with what is seen, once for all; what it raises is raised in the script.
+        on_step: called once with the step that is found; its error is raised in the script.
     """
 
     def __init__(self, on_step: Callable[[LocalStep], None]) -> None:
@@ -45,7 +45,7 @@ class LocalTraining:
         stop_listening(self)
 
     def look_again(self) -> LocalStep | None:
-        """What was found, looked for once more."""
+        """Compares the suspects again and returns the step that was found."""
         if self.found is None and self._suspected and any(s.has_changed for s in self._suspects):
             self._find(self._suspected)
         return self.found
@@ -55,7 +55,7 @@ class LocalTraining:
     def on_applied(self, variables: Sequence[Any]) -> None:
         """An optimizer applies gradients."""
         graph = tf.compat.v1.get_default_graph()
-        if tf.executing_eagerly() or isinstance(graph, tf.__internal__.FuncGraph):  # else a session is to run them
+        if tf.executing_eagerly() or isinstance(graph, tf.__internal__.FuncGraph):  # otherwise a session runs them
             self._find(step_here(function_called()))
 
     def on_gradients(self, sources: Sequence[Any], gradients: Sequence[Any]) -> None:
@@ -77,11 +77,11 @@ class LocalTraining:
             self._find(LocalStep(Way.SESSION, line_of_script(), session.graph))
 
     def around_call(self, function: Any, call: Callable[[], Any]) -> Any:
-        """A `tf.function` is called; what it makes of gradients is seen where it is traced."""
+        """Calls a `tf.function`; its gradients are detected while it is traced."""
         return call()
 
     def _find(self, step: LocalStep) -> None:
-        self._on_step(step)  # first: what it raises is raised again where the script tries again
+        self._on_step(step)  # before `found` is set: if it raises, the script's next attempt raises as well
         self.found = step
         self.stop()
 
@@ -94,12 +94,12 @@ _answers: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, frozenset[str
 
 
 def applied(graph: tf.Graph, fetches: Any, gradients: Collection[str]) -> frozenset[str]:
-    """Returns those of the gradients on which something depends that a run of `fetches` writes into a variable.
+    """Returns the gradients on which the variable writes of a run of `fetches` depend.
 
     Args:
-        graph: of the session.
-        fetches: as given to `tf.compat.v1.Session.run`; what is no part of the graph is passed over.
-        gradients: names of the operations that make them.
+        graph: the session's graph.
+        fetches: fetches of `tf.compat.v1.Session.run`; those outside the graph are ignored.
+        gradients: names of the operations that compute gradients.
     """
     roots = _operations(graph, fetches)
     known = _answers.setdefault(graph, {})
@@ -114,7 +114,7 @@ def _operations(graph: tf.Graph, fetches: Any) -> set[tf.Operation]:
     for fetch in tf.nest.flatten(numbered(fetches), expand_composites=True):
         try:
             element = graph.as_graph_element(fetch)
-        except (TypeError, ValueError, KeyError):  # the session says so, better
+        except (TypeError, ValueError, KeyError):  # the session's own error is better
             continue
         found.add(element.op if isinstance(element, tf.Tensor) else element)
     return found
@@ -140,6 +140,6 @@ def _closure(roots: Iterable[tf.Operation], following: Any) -> set[tf.Operation]
 
 
 def _writes(op: tf.Operation) -> bool:
-    """Whether an operation may write a variable: it is given one, by handle or reference, and is not known to read."""
+    """Returns True if an operation may write a variable: it takes a handle or reference, and is no known read."""
     given = any(t.dtype == tf.resource or t.dtype._is_ref_dtype for t in op.inputs)
     return given and op.op_def is not None and op.op_def.is_stateful and op.type not in _READS

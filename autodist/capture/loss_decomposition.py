@@ -1,9 +1,9 @@
-"""Seams: a loss that is arithmetic on a few values is computed again, so that it can be taken apart at each of them.
+"""Recomputes a loss that is arithmetic on a few values, so that it can be decomposed at each of them.
 
-    loss = 0.5 * (mean + sum)     becomes, beside it,     0.5 * (mean' + sum'),   mean' = value(seed * mean)
+    loss = 0.5 * (mean + sum)     becomes      0.5 * (mean' + sum'),   mean' = value(seed * mean)
 
-It is the second that is differentiated. `seed` is 1 and `value` is what it is given, until a kernel says otherwise: by
-the seed it tells how much a replica's gradient of that value counts, and by the value what the whole batch has there.
+The second one is differentiated. `seed` is 1 and `value` is the identity unless a kernel replaces them: the seed sets
+the weight of a replica's gradient of the value, and the value becomes that of the whole batch.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ SEED_NAME = "autodist_loss_weight"
 VALUE_NAME = "autodist_loss_value"
 
 MOST_ELEMENTS = 4096
-"""Of the values at which a loss is taken apart: one for each class, say, never one for each example of a large one."""
+"""Largest number of elements of a decomposition point: one for each class, say, but never one for each example."""
 
 
 @dataclass(frozen=True)
 class DecompositionPoint:
-    """A value of which a loss is made.
+    """A value that a loss is computed from.
 
     Attributes:
-        tensor: as the script made it.
-        seed: a scalar, 1 unless it is replaced, by which the gradients through this value are multiplied.
-        value: what the loss is computed from; its gradient is that of `tensor`, times the seed.
-        parts: positions, among the seams, of the values that this one is made of by arithmetic; none, if it is not
-            known as such.
+        tensor: the script's tensor.
+        seed: a scalar, 1 unless it is replaced, that multiplies the gradients through this value.
+        value: the tensor that the loss is computed from; its gradient is that of `tensor`, times the seed.
+        parts: indices of the decomposition points that this value is computed from by arithmetic. Empty if unknown.
     """
 
     tensor: tf.Tensor
@@ -43,14 +42,14 @@ class DecompositionPoint:
 def take_apart(
     targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor]
 ) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
-    """What to differentiate in the place of the targets, and its seams; parts stand before what they are parts of.
+    """Returns the tensors to differentiate in place of the targets, and their decomposition points, parts first.
 
     Args:
-        targets: floats, of one graph.
-        ends: tensors behind which nothing is looked at, since gradients end at them.
+        targets: floats of one graph.
+        ends: tensors at which gradients end; the search stops there.
 
     Returns:
-        The targets themselves and no seams, where there is one alone that is no arithmetic on several values.
+        The targets and no points for a single target that is not computed from several values.
     """
     arithmetic = _Arithmetic(targets, {id(t) for t in ends})
     if len(targets) == 1 and not arithmetic.again:
@@ -60,10 +59,10 @@ def take_apart(
 
 
 class _Arithmetic:
-    """The arithmetic that leads to some targets.
+    """The arithmetic that computes the targets.
 
     Attributes:
-        again: what has to be computed again, by id; all else is a value that is taken as it is.
+        again: the tensors to compute again, by id; all others are taken as they are.
     """
 
     def __init__(self, targets: Sequence[tf.Tensor], ends: Collection[int]) -> None:
@@ -103,7 +102,7 @@ class _Arithmetic:
         self._made[id(tensor)] = made
 
     def _parts(self, tensor: tf.Tensor) -> tuple[int, ...]:
-        """The seams that lie next below a tensor; none if it is made of something that has no seam."""
+        """Returns the nearest decomposition points below a tensor; none if one of its inputs has no point."""
         found: dict[int, None] = {}
         front = [tensor]
         while front:
@@ -119,7 +118,7 @@ class _Arithmetic:
 
 
 def _in_order(targets: Sequence[tf.Tensor], ends: Collection[int]) -> list[tf.Tensor]:
-    """The targets and what arithmetic makes them of, operands before what is made of them."""
+    """Returns the targets and their operands by arithmetic, operands first."""
     order: dict[int, tf.Tensor] = {}
     front = [(t, False) for t in targets]
     while front:
@@ -135,7 +134,7 @@ def _in_order(targets: Sequence[tf.Tensor], ends: Collection[int]) -> list[tf.Te
 
 
 def _alike_everywhere(order: Sequence[tf.Tensor], ends: Collection[int]) -> set[int]:
-    """What is made of constants and variables alone; the values of these need no second look."""
+    """Returns the tensors computed from constants and variables only, which are not computed again."""
     found: set[int] = set()
     for t in order:
         operands = None if id(t) in ends else _operands(t)
@@ -145,7 +144,7 @@ def _alike_everywhere(order: Sequence[tf.Tensor], ends: Collection[int]) -> set[
 
 
 def _operands(tensor: tf.Tensor) -> list[tf.Tensor] | None:
-    """The tensors of which arithmetic makes one; None if it is made in another way, or too large."""
+    """Returns the operands of a tensor's arithmetic; None if it is computed otherwise, or too large."""
     op = tensor.op
     if op.type not in _AGAIN or "_gradient_op_type" in op.node_def.attr or not _is_small(tensor):
         return None
@@ -159,12 +158,12 @@ def _is_small(tensor: tf.Tensor) -> bool:
 
 
 def _is_condition(tensor: tf.Tensor) -> bool:
-    """Whether a truth value is a comparison of floats, which is as good as these are."""
+    """Returns True for a comparison of floats, which counts as a float operand."""
     return tensor.dtype == tf.bool and tensor.op.type in having(Trait.COMPARISON | Trait.LOGIC)
 
 
 def _scales(op: tf.Operation, operand: tf.Tensor) -> bool:
-    """Whether an op makes of one operand, and constants, what is joined over the replicas as that operand is."""
+    """Returns True if an op's result, apart from constants, is reduced over replicas as its operand is."""
     if op.type in having(Trait.CASTS):
         return True
     at, apart = linear_operands(op.type, len(op.inputs)) or ((), False)
@@ -175,7 +174,7 @@ Again = Callable[[tf.Operation, Sequence[tf.Tensor]], tf.Tensor]
 
 
 def _named(op_type: str, *names: str, attributes: Sequence[str] = ()) -> Again:
-    """The op once more, with other inputs, by the names that these have."""
+    """Returns a function that repeats an op with other inputs, by the names of these."""
 
     def again(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         kept = {name: op.get_attr(name) for name in attributes}
@@ -185,7 +184,7 @@ def _named(op_type: str, *names: str, attributes: Sequence[str] = ()) -> Again:
 
 
 def _all(op_type: str, name: str, attributes: Sequence[str] = ()) -> Again:
-    """The op once more, of a list of inputs."""
+    """Returns a function that repeats an op with another list of inputs."""
 
     def again(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         kept = {name: op.get_attr(name) for name in attributes}
@@ -212,7 +211,7 @@ _AGAIN: Mapping[str, Again] = {
     "AddN": _all("AddN", "inputs"),
     "Pack": _all("Pack", "values", attributes=["axis"]),
 }
-"""How each op of the arithmetic is made once more."""
+"""By the type of an op, a function that repeats it with other inputs."""
 
 _DATA_INPUTS: Mapping[str, int] = {"Reshape": 1, "Sum": 1, "Mean": 1}
-"""How many inputs are operands, where others say a shape or axes."""
+"""Number of inputs that are operands, if others are a shape or axes."""

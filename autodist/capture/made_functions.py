@@ -1,4 +1,4 @@
-"""The functions that a model or its class makes (`make_train_function` and its like), as functions of one batch."""
+"""Converts the functions of `make_train_function` and the like, of a model or its class, to functions of one batch."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from autodist.errors import CaptureError
 from autodist.tf_compat.do_not_convert import converting, ours
 
 _IS_MADE = "_autodist_makes_a_function"
-"""A model has it while its class makes a function of one batch for us."""
+"""Attribute of a model while its class makes a function of one batch for AutoDist."""
 
 
 _SCRIPTS_OWN = "_autodist_scripts_own"
-"""Of a maker of ours: the one that the script had set on the model, in whose place it is; None: it had set none."""
+"""Attribute of AutoDist's maker on a model: the script's maker that it replaces, or None."""
 
 
 def is_making(model: Any) -> bool:
-    """Returns True while a model or its class makes a function for us."""
+    """Returns True while a model or its class makes a function for AutoDist."""
     return _IS_MADE in vars(model)
 
 
 def set_maker(model: Any, name: str, make: Callable[..., Any]) -> None:
-    """Sets a `make_train_function` of ours, or the like of another name, on a model; keeps the script's own."""
+    """Sets AutoDist's `make_train_function`, or the like, on a model; keeps the script's own."""
     vars(make)[_SCRIPTS_OWN] = own_maker(model, name)
     vars(model)[f"make_{name}_function"] = make
 
 
 def own_maker(model: Any, name: str) -> Callable[..., Any] | None:
-    """The `make_train_function`, or the like, that the script has set on a model itself; None: it has set none."""
+    """Returns the `make_train_function`, or the like, that the script has set on the model; None if it has set none."""
     found = vars(model).get(f"make_{name}_function")
     own: Callable[..., Any] | None = getattr(found, _SCRIPTS_OWN, found)
     return own
@@ -46,10 +46,10 @@ def makes_its_own(model: Any, name: str) -> bool:
 
 
 def one_batch_step(model: Any, name: str) -> Callable[[Any], Any]:
-    """Returns a step of one batch: what a model or its class makes by `make_train_function`, or the like.
+    """Returns a step of one batch from the function of `make_train_function`, or the like.
 
     Args:
-        model: of Keras 3 or of tf_keras.
+        model: a model of Keras 3 or of tf_keras.
         name: "train", "test" or "predict".
     """
     of_iterator = plain_function(model, name)
@@ -65,7 +65,7 @@ def one_batch_step(model: Any, name: str) -> Callable[[Any], Any]:
 
 
 def plain_function(model: Any, name: str) -> Callable[[Any], Any]:
-    """Returns a function that takes one batch of an iterator: what `make_train_function`, or the like, makes."""
+    """Returns the function of `make_train_function`, or the like, with one step in a call."""
     attribute = f"{name}_function"
     with _for_one_batch(model):
         setattr(model, attribute, None)
@@ -76,12 +76,12 @@ def plain_function(model: Any, name: str) -> Callable[[Any], Any]:
         finally:
             setattr(model, attribute, None)
             if is_legacy(model):
-                model.train_tf_function = None  # TensorBoard would look for its graph, which is traced here alone
+                model.train_tf_function = None  # TensorBoard would read its graph, which is traced only here
 
 
 @contextmanager
 def _for_one_batch(model: Any) -> Iterator[None]:
-    """While it is open, what is made for a model makes one step in a call."""
+    """Makes the functions of a model run one step in a call while the context is open."""
     steps, one = ("_steps_per_execution", None) if is_legacy(model) else ("steps_per_execution", 1)
     several, vars(model)[steps] = vars(model)[steps], one
     vars(model)[_IS_MADE] = True
@@ -97,7 +97,7 @@ class _OneBatch:
 
     Args:
         data: the batch.
-        maker: what has made the function.
+        maker: name of the method that made the function.
     """
 
     def __init__(self, data: Any, maker: str) -> None:
@@ -109,9 +109,9 @@ class _OneBatch:
     def __next__(self) -> Any:
         if self._has_given:
             raise CaptureError(
-                f"the function that {self._maker} makes takes more than one batch in a call, and a step that is "
-                "distributed is of one. Let it take one, and say compile(steps_per_execution=...) for several steps in "
-                "a call; gradients of several batches are added up in variables of the model."
+                f"the function that {self._maker} makes takes more than one batch in a call, and a distributed step "
+                "takes one. Let it take one, and use compile(steps_per_execution=...) for several steps in "
+                "a call; sum gradients of several batches in variables of the model."
             )
         self._has_given = True
         return self._data
@@ -120,6 +120,6 @@ class _OneBatch:
 
     def get_next_as_optional(self) -> Any:
         raise CaptureError(
-            f"the function that {self._maker} makes takes its batch by get_next_as_optional(), and a step that is "
-            "distributed is traced with a batch that is there. Take it by next(iterator)."
+            f"the function that {self._maker} makes takes its batch by get_next_as_optional(), and a distributed step "
+            "is traced with an existing batch. Take it by next(iterator)."
         )

@@ -1,4 +1,4 @@
-"""Strategies of `tf.distribute`, which would share out what AutoDist shares out itself."""
+"""Rejects strategies of `tf.distribute`, which would split batches that AutoDist splits itself."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from autodist.errors import CaptureError
 
 @functools.cache
 def _default() -> type[Any]:
-    """The class of TensorFlow's default strategy, which is there where the script has none and shares out nothing.
+    """Returns the class of TensorFlow's default strategy, which is active if the script uses none and splits nothing.
 
-    A graph of its own, since no scope of the script's is open there. It is not asked for by the import, because
-    TensorFlow begins a thread with its first graph, and a script may fork before it makes any.
+    It is computed in its own graph, outside the script's scopes, and not at import: TensorFlow starts a thread with its
+    first graph, and a script may fork before.
     """
     with tf.Graph().as_default():
         return type(tf.distribute.get_strategy())
 
 
 def require_no_strategy(strategy: Any, what: str) -> None:
-    """Passes unless `strategy` is one that the script has made.
+    """Checks that `strategy` is TensorFlow's default one.
 
     Args:
-        strategy: of `tf.distribute`.
-        what: stands under it, and AutoDist is to distribute it.
+        strategy: a strategy of `tf.distribute`.
+        what: the subject of the error message, which is used under the strategy.
 
     Raises:
-        CaptureError: it is.
+        CaptureError: it is a strategy of the script.
     """
     if not isinstance(strategy, _default()):
         raise CaptureError(
-            f"{what} stands under tf.distribute's {type(strategy).__name__}, which would share out once more what "
-            "AutoDist shares out over the replicas, and its variables are none that AutoDist can place. Take the "
-            "strategy out: ad.scope() stands in the place of strategy.scope(), ad.distribute_dataset in that of "
+            f"{what} is used under tf.distribute's {type(strategy).__name__}, which would split again the batches "
+            "that AutoDist splits over the replicas, and AutoDist cannot place its variables. Remove the "
+            "strategy: ad.scope() replaces strategy.scope(), ad.distribute_dataset replaces "
             "strategy.experimental_distribute_dataset, and strategy.run(step, args) becomes step(*args)."
         )
 
 
 @contextmanager
 def refusing_strategies() -> Iterator[None]:
-    """Refuses strategies of `tf.distribute` around it and, while it is open, within it.
+    """Rejects a strategy of `tf.distribute` that is active at entry, or entered while the context is open.
 
     Raises:
-        CaptureError: one is; where it is opened, or runs something.
+        CaptureError: a strategy is active, or enters its scope.
     """
-    require_no_strategy(tf.distribute.get_strategy(), "what is built here")
+    require_no_strategy(tf.distribute.get_strategy(), "the code in this scope")
 
     def scope(plain: Any, self: Any) -> Any:
-        require_no_strategy(self, "what is built here")
+        require_no_strategy(self, "the code in this scope")
         return plain(self)
 
     with patched({STRATEGY_SCOPE: scope}):

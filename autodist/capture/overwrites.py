@@ -1,4 +1,4 @@
-"""Overwrites: variables of Keras for which what stands in a gradient's place is their new value (float8)."""
+"""Overwrites: Keras variables whose "gradient" is their new value (float8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autodist.capture.patches import OPTIMIZER_OVERWRITE, patched
 
 @contextmanager
 def noting_overwrites() -> Iterator[list[Any]]:
-    """The handles of the variables that Keras's optimizers overwrite with their gradients while the context is open."""
+    """Yields the list of handles of the variables that Keras's optimizers overwrite while the context is open."""
     handles: list[Any] = []
 
     def overwrite(plain: Any, optimizer: keras.Optimizer, gradients: Iterable[Any], variables: Iterable[Any]) -> Any:

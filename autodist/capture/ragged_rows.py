@@ -1,7 +1,7 @@
-"""Reductions of ragged rows are captured with the row of each value, where the rows were made by it.
+"""Reduces ragged tensors by the row of each value, if they were built from these rows.
 
-TensorFlow keeps where each row begins, and makes of that the row of each value again, by a dozen ops through which it
-is not seen whose the values are. The result is the same.
+TensorFlow stores the start of each row and recomputes the row of each value by a dozen ops, through which the batch
+axis cannot be followed. The result is the same.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.ragged.row_partition import RowPartition  # what all ragged tensors keep their rows by
+from tensorflow.python.ops.ragged.row_partition import RowPartition  # the rows of all ragged tensors
 
 from autodist.capture.patches import FROM_ROW_IDS, RAGGED_REDUCE, patched
 
 
 @contextmanager
 def reducing_by_rows() -> Iterator[None]:
-    """While it is open, a reduction of each row of a ragged tensor goes by the row of each of its values."""
-    made: dict[int, RowPartition] = {}  # by where rows begin; they are kept, so that no other tensor gets the number
+    """Reduces the rows of ragged tensors by the row of each value while the context is open."""
+    made: dict[int, RowPartition] = {}  # by id of their row splits; kept alive, so that no id is reused
 
     def noted(by_row: Any, cls: type[RowPartition], *args: Any, **kwargs: Any) -> RowPartition:
         partition: RowPartition = by_row(cls, *args, **kwargs)

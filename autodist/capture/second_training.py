@@ -1,4 +1,4 @@
-"""Training of a scope's variables beside steps that are distributed, which each worker does by itself."""
+"""Detects local training of a scope's variables in addition to distributed steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.client.session import BaseSession  # of which every session of the script is one
+from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
 from autodist.capture.local_training import applied
 from autodist.capture.suspects import Suspect, plain_variable, suspects_of
@@ -17,25 +17,25 @@ from autodist.capture.training_hooks import function_called, listen, stop_listen
 from autodist.capture.training_lines import LocalStep, Way, line_of_script, step_here
 
 _WINDOWS = 3
-"""Of eager gradients, how often variables change before the next distributed step until that counts as training: what
-once looks at a gradient and then gives a variable a value trains nothing."""
+"""Number of windows (from an eager gradient to the next distributed step or gradient) with changed variables that count
+as training. A script may once compute a gradient and then assign a variable without training.
+"""
 
 _LOOKS = 50
-"""Calls of a function, and eager gradients, whose variables are compared; then their training is no longer looked for,
-since each comparison costs up to a millisecond."""
+"""Most comparisons of variables after calls of one function, and after eager gradients; each takes up to a millisecond."""
 
 _WAYS = frozenset({Way.FUNCTION, Way.EAGER, Way.SESSION})
-"""By what training is seen, each told once."""
+"""The kinds of training that are detected, each reported once."""
 
 
 @dataclass
 class _Marked:
-    """Where gradients of a scope's variables are made: a `tf.function`, or the script's eager code.
+    """A `tf.function`, or the script's eager code, that computes gradients of a scope's variables.
 
     Attributes:
-        variables: the scope's.
-        step: in whose code it is.
-        looks: how often the variables were compared.
+        variables: the scope's variables.
+        step: the step in its code.
+        looks: number of comparisons of the variables.
     """
 
     variables: tuple[Any, ...]
@@ -50,11 +50,11 @@ class _Marked:
 
 @dataclass
 class _Graph:
-    """What is known of a graph that a session may run.
+    """Known facts about a graph that a session may run.
 
     Attributes:
-        made: operations that make the handles of variables made in the scope.
-        gradients: by the name of the operation that makes a gradient, its variable.
+        made: operations of the handles of variables created in the scope.
+        gradients: variables of gradients, by the name of the operation that computes the gradient.
     """
 
     made: set[str] = field(default_factory=set)
@@ -62,18 +62,17 @@ class _Graph:
 
 
 class SecondTraining:
-    """Looks for training of a scope's variables that is not distributed, once a distributed step has trained.
+    """Searches for local training of a scope's variables after a distributed step has trained.
 
-    It is seen where a `tf.function` in which gradients of such variables are made changes their values, where an
-    optimizer applies such gradients eagerly, where variables change again and again behind eager gradients, and where a
-    plain session runs what applies such gradients. Values that are assigned, restored or averaged without gradients are
-    none.
+    Training is detected when a `tf.function` with gradients of such variables changes them, when an optimizer applies
+    such gradients eagerly, when variables change repeatedly after eager gradients, and when a plain session runs
+    operations that apply such gradients. Values that are assigned, restored or averaged without gradients do not count.
 
     Args:
-        on_step: called with what is seen, and the names of variables, once for functions, eager code and sessions each.
-        is_trained: says of a variable that a distributed step works on it.
-        pull: brings the script's variables up to date.
-        is_in_scope: says of a session's graph that the scope differentiates in it.
+        on_step: called with the step and the names of variables, once each for functions, eager code and sessions.
+        is_trained: returns True for a variable of a distributed step.
+        pull: updates the script's variables.
+        is_in_scope: returns True for a session's graph that the scope differentiates in.
     """
 
     def __init__(
@@ -101,12 +100,12 @@ class SecondTraining:
         stop_listening(self)
 
     def begin(self) -> None:
-        """A distributed step trains."""
+        """Called when a distributed step trains."""
         self._has_begun = True
 
     @contextmanager
     def noting_variables(self) -> Iterator[None]:
-        """Variables that are made while it is open are the scope's."""
+        """Records the variables that are created while the context is open as the scope's."""
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
@@ -134,18 +133,18 @@ class SecondTraining:
                 self._mark(mine)
 
     def on_applied(self, variables: Sequence[Any]) -> None:
-        """An optimizer applies gradients; of variables alone, if none was made here, which is no training on data."""
+        """Called when an optimizer applies gradients; without gradients computed here, that is no training on data."""
         function, is_eager = function_called(), tf.executing_eagerly()
         if not self._has_gradients or (Way.EAGER if is_eager else Way.FUNCTION) in self._told:
             return
         mine = self._of_scope(variables)
         if mine and is_eager and self._has_begun:
             self._find(Way.EAGER, _Marked(mine, step_here(function)))
-        elif mine and (is_eager or function is not None):  # else a session is to run them
+        elif mine and (is_eager or function is not None):  # otherwise a session runs them
             self._mark(mine)
 
     def on_run(self, session: BaseSession, fetches: Any) -> None:
-        """A session runs something, which may apply gradients of variables in its graph."""
+        """Called for each run of a session, which may apply gradients of variables in its graph."""
         is_to_look = self._has_begun and Way.SESSION not in self._told
         known = self._graphs.get(session.graph) if is_to_look else None
         if known is None or not known.gradients:
@@ -156,7 +155,7 @@ class SecondTraining:
             self._tell(Way.SESSION, LocalStep(Way.SESSION, line_of_script(), session.graph), mine)
 
     def around_call(self, function: Any, call: Callable[[], Any]) -> Any:
-        """A `tf.function` is called."""
+        """Calls a `tf.function`."""
         is_to_look = self._has_begun and Way.FUNCTION not in self._told
         marked = self._marked.get(function) if is_to_look else None
         if marked is None or marked.looks >= _LOOKS:
@@ -170,7 +169,7 @@ class SecondTraining:
         return found
 
     def before_step(self) -> None:
-        """A distributed step is about to train: what has changed until now it has not."""
+        """Called before a distributed step trains: changes of variables until now are not the step's."""
         if self._window:
             self._look()
 
@@ -193,7 +192,7 @@ class SecondTraining:
                 known.gradients[made.op.name] = handle.op.name
 
     def _is_to_mark(self, is_function: bool) -> bool:
-        """Returns False where such training has been told, or eager gradients have been looked at often enough."""
+        """Returns False if such training has been reported, or eager gradients have been compared often enough."""
         if is_function:
             return Way.FUNCTION not in self._told
         return Way.EAGER not in self._told and (self._eager is None or self._eager.looks < _LOOKS)
@@ -210,7 +209,7 @@ class SecondTraining:
             self._window = suspects_of(variables)
 
     def _look(self) -> None:
-        """Ends a window, which began at a gradient."""
+        """Ends a window, which started at a gradient."""
         self._windows += any(suspect.is_known_to_have_changed for suspect in self._window)
         self._window = []
         if self._windows >= _WINDOWS and self._eager is not None:
@@ -228,7 +227,7 @@ class SecondTraining:
 
 
 def _handle_of(variable: Any) -> tf.Tensor | None:
-    """The tensor by which a graph has a variable; None of what is no variable, and of values without a graph."""
+    """Returns the handle of a variable in a graph; None for other values."""
     handle = variable if isinstance(variable, tf.Tensor) else getattr(variable, "handle", None)
     is_handle = isinstance(handle, tf.Tensor) and handle.dtype == tf.resource and tf.is_symbolic_tensor(handle)
     return handle if is_handle else None

@@ -1,6 +1,6 @@
-"""Files that all workers write alike: the chief writes them once, since two at once spoil each other's parts.
+"""Writes files that all workers write alike once, by the chief: two writers at once corrupt each other's parts.
 
-A worker that writes somewhere else, or alone, writes by itself, as ever.
+A worker that writes to another path, or alone, writes its own files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.legacy.saving import legacy_h5_format  # the functions behind keras.saving.save_model and save_weights,
-from keras.src.saving import saving_lib  # which scripts may have imported under names of their own
-from tensorflow.python.client.session import SessionInterface  # by which a Saver knows that it is given a session
+from keras.src.legacy.saving import legacy_h5_format  # implements keras.saving.save_model and save_weights,
+from keras.src.saving import saving_lib  # which scripts may have imported by name
+from tensorflow.python.client.session import SessionInterface  # a Saver checks that its session is one
 from tensorflow.python.saved_model import save as saved_model
 
 Write = Callable[[str, Callable[[], Any]], Any]
-"""Lets one worker write, told what and how; gives what it gives, or None on the others."""
+"""Runs a function, with a description of the file, on one worker; returns its result there and None on the others."""
 
 SAVES = ("save", "save_weights", "export")
 """Methods of a model that write files."""
@@ -31,32 +31,32 @@ KINDS = ("filepath", "file_prefix", "export_dir")
 """Parameters that name the files, one for each kind of saving."""
 
 _BY = "_autodist_writes_by"
-"""What is shared says so by an attribute."""
+"""Attribute of a shared function: the `Write` that it uses."""
 
 _own = threading.local()
 
 
 def writers() -> Iterator[tuple[Any, str, str]]:
-    """What writes files, by its owner and name, and what it calls their path."""
-    yield tf.train.Checkpoint, "_write", "file_prefix"  # by which `save` and `write` do
+    """Yields the functions that write files: owner, name, and the parameter of the path."""
+    yield tf.train.Checkpoint, "_write", "file_prefix"  # called by `save` and `write`
     yield from ((keras.Model, name, "filepath") for name in SAVES)
-    yield saving_lib, "save_model", "filepath"  # by which keras.saving.save_model does, and so on
+    yield saving_lib, "save_model", "filepath"  # called by keras.saving.save_model, and so on
     yield saving_lib, "save_weights_only", "filepath"
     yield legacy_h5_format, "save_model_to_hdf5", "filepath"
     yield from _writers_of_tf_keras()
-    # It stands in a module for each name of TensorFlow's API; one that is imported later takes it from the first.
+    # Each name in TensorFlow's API is in a module of its own; one that is imported later copies it from the first.
     for name, module in [*sys.modules.items()]:
         if name.startswith("tensorflow.") and vars(module).get("save") is saved_model.save:
             yield module, "save", "export_dir"
 
 
 def _writers_of_tf_keras() -> Iterator[tuple[Any, str, str]]:
-    """Of Keras 2 beside Keras 3, where the script has imported it."""
+    """Yields the functions of tf_keras that write files, if the script has imported it."""
     models = sys.modules.get("tf_keras")
     if models is None:
         return
     yield from ((models.Model, name, "filepath") for name in SAVES)
-    for name in ("saving.saving_lib", "saving.legacy.save"):  # by which tf_keras.models.save_model does, and so on
+    for name in ("saving.saving_lib", "saving.legacy.save"):  # called by tf_keras.models.save_model, and so on
         module = sys.modules.get(f"tf_keras.src.{name}")
         for act in ("save_model", "save_weights_only", "save_weights"):
             if hasattr(module, act):
@@ -64,9 +64,9 @@ def _writers_of_tf_keras() -> Iterator[tuple[Any, str, str]]:
 
 
 def share_files(write: Write) -> None:
-    """Lets what TensorFlow and Keras save be saved by `write`, for as long as the process lives.
+    """Makes TensorFlow and Keras save files through `write` for the rest of the process.
 
-    Called again, it takes in what the script has imported since.
+    A later call includes modules that the script has imported since.
     """
     shared: dict[Callable[..., Any], Callable[..., Any]] = {}
     for owner, name, parameter in [*writers()]:
@@ -81,18 +81,18 @@ def share_files(write: Write) -> None:
 
 @contextmanager
 def saving_alone() -> Iterator[None]:
-    """While it is open, this worker saves without asking the others."""
+    """Makes this worker save without the others while the context is open."""
     with _noted(*KINDS):
         yield
 
 
 @contextmanager
 def saving_with_chief(have_joined: Callable[[], bool], note: Callable[[str], None]) -> Iterator[None]:
-    """While it is open, another worker than the chief leaves to it what it may write, and notes the paths of that.
+    """Makes a worker leave files to the chief, and records their paths, while the context is open.
 
     Args:
-        have_joined: returns True if the workers can agree on who writes; before that, the chief does.
-        note: takes the path of what the chief writes.
+        have_joined: returns True if the workers can agree on the writer; until then the chief writes.
+        note: called with the path of a file that the chief writes.
     """
     before = _leaving()
     _own.leaving = have_joined, note
@@ -118,7 +118,7 @@ def _noted(*parameters: str) -> Iterator[None]:
 
 
 def _alone() -> frozenset[str]:
-    """The kinds of saving, by their parameter, for which nobody is asked."""
+    """Returns the kinds of saving, by their parameter, that this worker does without the others."""
     found: frozenset[str] = getattr(_own, "alone", frozenset())
     return found
 
@@ -152,10 +152,9 @@ def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable
 
 
 class _Writing(SessionInterface):
-    """A session in which what a Saver runs to write its values is run by one worker.
+    """A session in which one worker runs the operation by which a Saver writes its values.
 
-    The rest of a Saver's work is done on every worker: which checkpoints there are each has to know, and what it writes
-    of that it writes at once, alike.
+    All workers do the rest of a Saver's work: each needs the list of checkpoints, and writes it at once, alike.
     """
 
     def __init__(self, session: Any, saver: Any, write: Callable[[str, Callable[[], Any]], Any]) -> None:
@@ -180,11 +179,11 @@ class _Writing(SessionInterface):
 
 
 def write_by_one(plain: Callable[..., Any], write: Callable[[str, Callable[[], Any]], Any]) -> Callable[..., Any]:
-    """`Saver.save`, by which one worker alone writes, as `write` decides.
+    """Wraps `Saver.save` so that one worker writes, as `write` decides.
 
     Args:
         plain: TensorFlow's `Saver.save`.
-        write: is told what is written, and how; gives what that gives, or None where another worker writes.
+        write: runs a function, with a description of the file, on one worker; returns None on the others.
     """
 
     @functools.wraps(plain)
@@ -192,7 +191,7 @@ def write_by_one(plain: Callable[..., Any], write: Callable[[str, Callable[[], A
         if tf.executing_eagerly() or not isinstance(sess, SessionInterface):
             return plain(self, sess, *args, **kwargs)
         if (give := getattr(sess, "give_initial_values", None)) is not None:
-            give()  # which all workers do
+            give()  # on all workers
         return plain(self, _Writing(sess, self, write), *args, **kwargs)
 
     return save

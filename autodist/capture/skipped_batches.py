@@ -1,4 +1,4 @@
-"""Batches of a `fit` that an earlier run has trained on: read, and passed over."""
+"""Skips batches of a `fit` that an earlier run has trained on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Protocol
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-from keras.src.trainers.epoch_iterator import EpochIterator  # which makes the batches of each epoch of `fit`
+from keras.src.trainers.epoch_iterator import EpochIterator  # makes the batches of each epoch of `fit`
 
 from autodist.reading.data_sets import begins_within
 
 
 class Passing(Protocol):
-    """Is told where what is passed over is, before the data's own code runs there."""
+    """Called at each position in the skipped data, before the data's own code runs there."""
 
     def pass_epoch(self, epoch: int) -> None: ...
 
@@ -27,15 +27,15 @@ class Passing(Protocol):
 
 
 def skip_batches(epochs: int, batches: int, passing: Passing) -> None:
-    """What the next epoch of a `fit` gives begins where the earlier run was.
+    """Makes the next epoch of a `fit` start at the position of the earlier run.
 
-    A data set that is made anew for each epoch is begun as often as it was, so that what shuffles it has drawn as many
-    orders; one that goes on over the epochs (`steps_per_epoch`) is read that far.
+    A data set that is created again for each epoch is started as often as before, so that its shuffles have drawn as
+    many orders. One that continues over the epochs (`steps_per_epoch`) is read up to the position.
 
     Args:
-        epochs: that were over.
-        batches: of the next one that were trained on.
-        passing: is told.
+        epochs: number of completed epochs.
+        batches: number of batches of the next epoch that were trained on.
+        passing: called at each position.
     """
     plain = EpochIterator._enumerate_iterator
 
@@ -47,7 +47,7 @@ def skip_batches(epochs: int, batches: int, passing: Passing) -> None:
 
 
 def reads_on(batches_of: EpochIterator) -> bool:
-    """Whether an epoch goes on reading where the one before was."""
+    """Returns True if an epoch continues reading at the end of the one before."""
     return batches_of.steps_per_epoch is not None or isinstance(batches_of.data_adapter, GeneratorDataAdapter)
 
 
@@ -71,14 +71,14 @@ def _rest_of(batches_of: EpochIterator, epochs: int, batches: int, passing: Pass
 
 
 def _pass_over(batches_of: EpochIterator, epoch: int, passing: Passing) -> None:
-    """Passes over an epoch: of most data sets only its first batch is read."""
+    """Skips an epoch; only the first batch of most data sets is read."""
     adapter = batches_of.data_adapter
     if isinstance(adapter, PyDatasetAdapter) and not reads_on(batches_of):
-        adapter.py_dataset.on_epoch_begin()  # none is read, which would run ahead and draw for itself
+        adapter.py_dataset.on_epoch_begin()  # no read: it would run ahead and draw random numbers
         passing.pass_epoch(epoch)
         adapter.py_dataset.on_epoch_end()
         return
-    is_known = batches_of.num_batches is not None  # else reading it whole tells, as it did when it was trained on
+    is_known = batches_of.num_batches is not None  # otherwise the epoch is read to its end, as in training
     begins_anew = isinstance(adapter, TFDatasetAdapter) and begins_within(adapter.get_tf_dataset())
     is_read = batches_of.steps_per_epoch is not None or not is_known or begins_anew
     with batches_of.catch_stop_iteration():

@@ -1,4 +1,4 @@
-"""`with ad.stage(k)`: notes of which pipeline stage the script makes variables, operations and Keras layers."""
+"""`with ad.stage(k)`: assigns variables, operations and Keras layers of the script to pipeline stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autodist.graph.stage_marks import STAGE_MARK
 
 
 class _Open(threading.local):
-    """The stages that are open in a thread, the innermost last: by the script's `with`, and around calls of layers."""
+    """The open stages of a thread, innermost last: those of the script's `with`, and those of calls of layers."""
 
     def __init__(self) -> None:
         self.by_script: list[int] = []
@@ -27,22 +27,22 @@ _open = _Open()
 
 
 class StageMark:
-    """What is made while it is open belongs to a pipeline stage.
+    """Assigns variables and operations that are created in its context to a pipeline stage.
 
-    A variable that is made here does. So does an operation on examples: as it is built, or, of a Keras layer that is
-    made here or called on symbolic inputs, whenever the layer is called. The stage that is opened last counts; of
-    layers within each other the inner one's.
+    An operation on examples belongs to the stage in which it is created. Those of a Keras layer that is created here,
+    or called on symbolic inputs here, belong to the stage at each call. The innermost stage applies; of nested layers,
+    that of the inner one.
 
     Args:
-        stage: counted from 0.
+        stage: index of the stage, counted from 0.
 
     Raises:
-        ValueError: it is no number of a stage.
+        ValueError: it is no index of a stage.
     """
 
     def __init__(self, stage: int) -> None:
-        if type(stage) is not int or stage < 0:  # nor a truth value, which is an int, too
-            raise ValueError(f"ad.stage({stage!r}): give the number of a pipeline stage, counted from 0.")
+        if type(stage) is not int or stage < 0:  # excludes bool, a subclass of int
+            raise ValueError(f"ad.stage({stage!r}): pass the number of a pipeline stage, counted from 0.")
         self._stage = stage
         self._opened: list[ExitStack] = []
 
@@ -61,22 +61,22 @@ class StageMark:
 
 
 def stage_of_variable(variable: object) -> int | None:
-    """The pipeline stage in which the script has made a variable; None: in none."""
+    """Returns the pipeline stage of a variable, or None."""
     noted = getattr(variable, STAGE_MARK, None)
     return noted if isinstance(noted, int) else None
 
 
 @contextmanager
 def _marking(stage: int) -> Iterator[None]:
-    """Marks the variables and operations that are made."""
+    """Marks variables and operations that are created while the context is open."""
 
     def make(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-        variable = next_creator(**options)  # which an outer stage notes first
+        variable = next_creator(**options)  # an outer stage marks it first
         setattr(variable, STAGE_MARK, stage)
         return variable
 
     here: Any = tf.compat.v1.get_default_graph()
-    with tf.init_scope():  # where variables are made that stand outside of the function that is traced
+    with tf.init_scope():  # the graph of variables outside of the traced function
         outside: Any = tf.compat.v1.get_default_graph()
     with ExitStack() as opened:
         for graph in dict.fromkeys((here, outside)):
@@ -90,7 +90,7 @@ def _marking(stage: int) -> Iterator[None]:
 
 
 class _LayerStages:
-    """The stages in which a layer was made and in which it was called on symbolic inputs."""
+    """The stages in which a layer was created, and in which it was called on symbolic inputs."""
 
     def __init__(self) -> None:
         self.made: int | None = None
@@ -98,7 +98,7 @@ class _LayerStages:
 
     @property
     def computing(self) -> int | None:
-        """The stage of its operations; None where it is called in several: each call is as late as its inputs are."""
+        """Stage of the layer's operations; None if it is called in several: each call is then as late as its inputs."""
         if len(self.called) > 1:
             return None
         return next(iter(self.called), self.made)
@@ -109,7 +109,7 @@ _NOTED = "_autodist_stages"
 
 @contextmanager
 def _noting_layers(stage: int) -> Iterator[None]:
-    """Notes the layers that are made, and the operations of Keras that are called on symbolic inputs."""
+    """Records layers that are created, and Keras operations called on symbolic inputs, while the context is open."""
 
     def note_made(make: Any, self: Any, /, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
@@ -124,7 +124,7 @@ def _noting_layers(stage: int) -> Iterator[None]:
 
 
 def _stages_of(operation: Any) -> _LayerStages:
-    """What is noted of a layer or another operation of Keras, which opens its stage from now on."""
+    """Returns the recorded stages of a layer or other Keras operation, and makes it open its stage from now on."""
     own = vars(operation)
     if _NOTED not in own:
         noted = own[_NOTED] = _LayerStages()
@@ -136,7 +136,7 @@ def _stages_of(operation: Any) -> _LayerStages:
 
 
 def _within(method: Callable[..., Any], stage_of: Callable[[], int | None]) -> Callable[..., Any]:
-    """A method of a layer that opens the layer's stage, where the script has opened none around its call."""
+    """Wraps a method of a layer to open the layer's stage, unless the script has opened one around the call."""
 
     @functools.wraps(method)
     def call(*args: Any, **options: Any) -> Any:

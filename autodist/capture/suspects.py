@@ -1,4 +1,4 @@
-"""Suspects: a few variables of which gradients were made, by whose values it is known that these were applied."""
+"""Suspects: a few variables with gradients, whose values show if the gradients were applied."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 import tensorflow as tf
 
 SUSPECTS = 4
-"""Variables, the smallest of each gradient, whose values are looked at."""
+"""Number of variables, the smallest of each gradient call, whose values are compared."""
 
 _LARGE = 1 << 14
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A variable of which a gradient was made, and its value by then; None: it had none yet.
+    """A variable with a gradient, and its value at that time; None if it had none yet.
 
-    Small ones are kept alive: what trains a model in a function leaves no other trace of it.
+    Small variables are kept alive: a model that is trained in a function may leave no other trace.
     """
 
     variable: Callable[[], Any]
@@ -30,13 +30,13 @@ class Suspect:
 
     @property
     def has_changed(self) -> bool:
-        """Returns True also if one of the two values is not known."""
+        """True if the value has changed, or one of the two values is unknown."""
         now = self._now()
         return self.value is None or now is None or not np.array_equal(self.value, now)
 
     @property
     def is_known_to_have_changed(self) -> bool:
-        """Returns True if both values are known, and differ."""
+        """True if both values are known and differ."""
         now = self._now()
         return self.value is not None and now is not None and not np.array_equal(self.value, now)
 
@@ -46,18 +46,18 @@ class Suspect:
 
 
 def suspects_of(sources: Sequence[Any]) -> list[Suspect]:
-    """The smallest variables among what gradients are made by."""
+    """Returns the smallest variables among the sources of gradients."""
     variables = sorted({id(s): s for s in sources if _size(s) is not None}.values(), key=lambda v: _size(v) or 0)
     return [Suspect(_kept(v), _value_of(v)) for v in variables[:SUSPECTS]]
 
 
 def plain_variable(source: Any) -> Any:
-    """TensorFlow's variable behind one of Keras, or the source itself."""
+    """Returns the TensorFlow variable of a Keras variable; other sources as they are."""
     return source.value if isinstance(source, keras.Variable) else source
 
 
 def _size(source: Any) -> int | None:
-    """Elements of a variable whose shape is known; None of all else."""
+    """Returns the number of elements of a variable with a known shape; None for other sources."""
     if not isinstance(source, tf.Variable | keras.Variable) or source.shape is None:
         return None
     return math.prod(n or 0 for n in tf.TensorShape(source.shape).as_list())
@@ -68,7 +68,7 @@ def _kept(variable: Any) -> Callable[[], Any]:
 
 
 def _value_of(variable: Any) -> np.ndarray | None:
-    """A variable's value, or two sums of a large one's; None if it has none yet."""
+    """Returns a variable's value, or two sums of a large one's; None if it has none yet."""
     plain = plain_variable(variable)
     with tf.init_scope():
         handle = getattr(plain, "handle", None)

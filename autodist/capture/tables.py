@@ -1,4 +1,4 @@
-"""Lookup tables that a step reads: one whose content does not change is a constant of every worker."""
+"""Lookup tables that a step reads; a table whose content does not change is a constant of every worker."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.step import Step
 
 KINDS = having(Trait.TABLE)
-"""The ops of a graph that stand for a table."""
+"""Types of the ops of tables."""
 
 _WRITES = having(Trait.TABLE_WRITE)
 
 _FOLLOWED = (lookup_ops.StaticHashTable, lookup_ops.MutableHashTable)
-"""The tables whose content is known; those of vocabularies have one of them inside."""
+"""Tables with readable content; vocabulary tables contain one of them."""
 
 _MEND = (
-    "Make and fill the table before the training, or fill it between two steps; what is to be learnt in a "
-    "step belongs into a tf.Variable."
+    "Create and fill the table before the training, or fill it between two steps; keep values that are learnt in a "
+    "step in a tf.Variable."
 )
 
 
 @dataclass(frozen=True)
 class Table:
-    """The content of a table of the script, as it was when a step was captured.
+    """The content of a table of the script when a step was captured.
 
     Attributes:
-        keys: sorted.
-        values: of each key.
-        can_change: whether the script may fill it further.
+        keys: the sorted keys.
+        values: the value of each key.
+        can_change: True if the script may add entries.
         source: the script's object.
     """
 
@@ -50,7 +50,7 @@ class Table:
 
     @classmethod
     def of(cls, source: Any) -> Table:
-        """The content of a table of TensorFlow."""
+        """Returns the content of a TensorFlow table."""
         keys, values = (tensor.numpy() for tensor in source.export())
         rows = keys.reshape(len(keys), -1)
         order = np.lexsort(rows.T[::-1])
@@ -58,7 +58,7 @@ class Table:
 
     @functools.cached_property
     def name(self) -> str:
-        """By what it holds, so that workers whose tables differ capture steps that do."""
+        """Name derived from the content, so that workers with different tables capture different steps."""
         digest = hashlib.sha256(str((self.can_change, self.source.key_dtype, self.source.value_dtype)).encode())
         for array in (self.keys, self.values):
             digest.update(repr(array.shape).encode())
@@ -67,18 +67,18 @@ class Table:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the script has filled it otherwise since."""
+        """True if the script has changed the table since."""
         return self.can_change and Table.of(self.source).name != self.name
 
     def node(self) -> NodeDef:
-        """What stands for it in a graph."""
+        """Returns the table's node for a graph."""
         with tf.Graph().as_default() as graph:
             self._make()
         (node,) = graph.as_graph_def().node
         return node
 
     def filling(self) -> Step:
-        """A run that makes it, of its keys and its values."""
+        """Returns the Step that fills the table from its keys and values."""
         with tf.Graph().as_default() as graph:
             keys = tf.compat.v1.placeholder(self.source.key_dtype, self.keys.shape, "keys")
             values = tf.compat.v1.placeholder(self.source.value_dtype, self.values.shape, "values")
@@ -101,7 +101,7 @@ class Table:
 
 
 def find_table(handle: Any) -> Table | None:
-    """The table of a handle that a step has captured; None if it is no table's, or of a kind that is not known."""
+    """Returns the table of a captured handle; None if it is no table's, or of an unsupported kind."""
     for candidate in gc.get_objects():
         if isinstance(candidate, _FOLLOWED) and candidate.resource_handle is handle:
             return Table.of(candidate)
@@ -109,7 +109,7 @@ def find_table(handle: Any) -> Table | None:
 
 
 def bind_table(editor: GraphEditor, captured: str, table: Table) -> None:
-    """A table takes the place of the node by which the step has captured it."""
+    """Replaces the node of a captured table by the table."""
     if table.name not in editor:
         editor.add(table.node())
     editor.rewire(f"{captured}:0", f"{table.name}:0")
@@ -117,10 +117,10 @@ def bind_table(editor: GraphEditor, captured: str, table: Table) -> None:
 
 
 def require_unchanged(graph_def: GraphDef, what: str) -> None:
-    """Passes if a graph changes no table.
+    """Checks that a graph changes no table.
 
     Raises:
-        CaptureError: it does.
+        CaptureError: it changes one.
     """
     found = next(_writes(graph_def), None)
     if found is not None:
@@ -128,10 +128,10 @@ def require_unchanged(graph_def: GraphDef, what: str) -> None:
 
 
 def require_made_before(handle: tf.Tensor) -> None:
-    """Passes unless a step that has captured a table's handle fills the table, as one does that makes it itself.
+    """Checks that a step does not fill a table whose handle it captures; a step that creates a table fills it.
 
     Raises:
-        CaptureError: it does.
+        CaptureError: it fills one.
     """
     for op in handle.consumers():
         if op.type in _WRITES:
@@ -140,13 +140,13 @@ def require_made_before(handle: tf.Tensor) -> None:
 
 def _changes(what: str, name: str, op: str) -> CaptureError:
     return CaptureError(
-        f"{what} changes a lookup table ({name}, {op}). Every worker has a table of its own and trains on a part of "
-        f"the batch, so that the tables would no longer be alike. {_MEND}"
+        f"{what} changes a lookup table ({name}, {op}). Every worker has its own table and trains on a part of "
+        f"the batch, so that the tables would diverge. {_MEND}"
     )
 
 
 def fills_tables_alone(item: Step) -> bool:
-    """Whether a run fills tables and touches no variable."""
+    """Returns True if a run fills tables and touches no variable."""
     return not item.variables and next(_writes(item.graph_def), None) is not None
 
 
@@ -156,7 +156,7 @@ def _writes(graph_def: GraphDef) -> Iterator[NodeDef]:
 
 
 def share_tables(item: Step, session: str) -> Step:
-    """All runs of a session find one table; those of other sessions are others.
+    """Makes all runs of a session use the same tables, which other sessions do not share.
 
     Args:
         session: a name that no other session has.
@@ -171,10 +171,10 @@ def share_tables(item: Step, session: str) -> Step:
 
 
 def share(node: NodeDef, session: str) -> str:
-    """Gives the resource that a node makes one name in all runs of a session; returns it.
+    """Gives a node's resource the same name in all runs of a session, and returns the name.
 
     Args:
-        node: of an iterator or a table, whose name may differ from run to run.
+        node: node of an iterator or a table, whose name may differ between runs.
         session: a name that no other session has.
     """
     shared = f"{session}/{node.attr['shared_name'].s.decode() or node.name}"

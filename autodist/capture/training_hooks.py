@@ -1,4 +1,4 @@
-"""Hooks by which training outside of what is distributed is seen: gradients of variables, and their application."""
+"""Hooks that detect local training: gradients of variables, and their application, outside of distributed steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
-from tensorflow.python.client.session import BaseSession  # of which every session of the script is one
+from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
 from autodist.capture.keras_libraries import legacy_keras
 from autodist.capture.patches import (
@@ -27,25 +27,25 @@ from autodist.capture.patches import (
 
 
 class Listener(Protocol):
-    """Sees what is not distributed."""
+    """Receives events outside of distributed steps."""
 
     def on_applied(self, variables: Sequence[Any]) -> None:
-        """An optimizer applies gradients."""
+        """Called when an optimizer applies gradients."""
 
     def on_gradients(self, sources: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Gradients of variables were made."""
+        """Called when gradients of variables are computed."""
 
     def on_run(self, session: BaseSession, fetches: Any) -> None:
-        """A session runs something."""
+        """Called for each run of a session."""
 
     def around_call(self, function: Any, call: Callable[[], Any]) -> Any:
-        """A `tf.function` is called eagerly; returns what `call` does."""
+        """Called for an eager call of a `tf.function`; returns the result of `call`."""
 
 
 listeners: list[Listener] = []
 
 _hooks: list[tuple[Any, str, Any, Any]] = []
-"""What was put in place of what, while somebody listens: owner, name, the plain function, ours."""
+"""The installed hooks while there are listeners: owner, name, the plain function, the replacement."""
 
 _is_distributing: ContextVar[bool] = ContextVar("is_distributing", default=False)
 
@@ -54,7 +54,7 @@ _called: ContextVar[Any] = ContextVar("called", default=None)
 
 @contextlib.contextmanager
 def distributing() -> Iterator[None]:
-    """Around the capture of a step that is distributed: what is differentiated and applied in it is not local."""
+    """Marks the capture of a distributed step: gradients that are computed and applied in it are not local."""
     token = _is_distributing.set(True)
     try:
         yield
@@ -63,30 +63,30 @@ def distributing() -> Iterator[None]:
 
 
 def is_distributing() -> bool:
-    """Returns True while a step that is distributed is being captured."""
+    """Returns True while a distributed step is captured."""
     return _is_distributing.get()
 
 
 def function_called() -> Any:
-    """The outermost `tf.function` that is being called or traced; None: there is none."""
+    """Returns the outermost `tf.function` that is being called or traced, or None."""
     return _called.get()
 
 
 def listen(listener: Listener) -> None:
-    """Lets a listener see what is made from now on."""
+    """Adds a listener."""
     listeners.append(listener)
     hook_in()
 
 
 def stop_listening(listener: Listener) -> None:
-    """Ends it. May be called twice."""
+    """Removes a listener. May be called twice."""
     if listener in listeners:
         listeners.remove(listener)
     put_back()
 
 
 def hook_in() -> None:
-    """Puts hooks in, where somebody listens; called again, it takes in what the script has imported since."""
+    """Installs the hooks if there are listeners; a later call includes modules that the script has imported since."""
     if not listeners:
         return
     _hook(OPTIMIZER_APPLY, _apply)
@@ -111,9 +111,9 @@ def _hook(row: Patch, wrapper: Callable[..., Any]) -> None:
 
 
 def put_back() -> None:
-    """Leaves TensorFlow as it was where nobody listens any more.
+    """Removes the hooks if there are no listeners.
 
-    Within a scope, which has put something in place of ours, ours rests; the scope's end calls this again.
+    In a scope that has replaced a hooked method, the hooks stay until the end of the scope, which calls this again.
     """
     if not listeners and all(vars(owner)[name] is ours for owner, name, _, ours in _hooks):
         for owner, name, plain, _ in _hooks:

@@ -1,4 +1,4 @@
-"""By what a script trains by itself, and in which line of it."""
+"""The kind of a local training step and its line in the script."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NOT_THE_SCRIPT = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     "<",
 )
-"""How the names of files begin that hold no line of the script."""
+"""Prefixes of files that contain no line of the script."""
 
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "autodist")
 
 
 class Way(Enum):
-    """By what a script trains by itself."""
+    """The kinds of local training."""
 
     FIT = "fit"
     FUNCTION = "function"
@@ -42,10 +42,10 @@ class LocalStep:
     """A training step that is not distributed.
 
     Attributes:
-        way: in what it is run.
-        line: of the script, where it was made or run; empty where that is not known.
-        graph: of a session's step.
-        library: the package whose code makes it; empty where the script's own does, or Keras's.
+        way: its kind.
+        line: the script's line that builds or runs it; empty if unknown.
+        graph: the graph of a session's step.
+        library: the package with its code; empty for the script's own code, or Keras's.
     """
 
     way: Way
@@ -55,10 +55,10 @@ class LocalStep:
 
 
 def step_here(function: Any = None) -> LocalStep:
-    """The step that is being made or run.
+    """Returns the step that is being built or run.
 
     Args:
-        function: the `tf.function` that is called; its code is converted, so that no frame tells its file.
+        function: the `tf.function` that is called; its converted code has no frame with its file.
     """
     frames = [*_frames()]
     files = {sys.modules[one.__module__].__file__ for one in _trainers()}
@@ -71,7 +71,7 @@ def step_here(function: Any = None) -> LocalStep:
 
 
 def line_of_script() -> str:
-    """The innermost line that is the script's own, as `train.py:12`."""
+    """Returns the innermost line of the script, as `train.py:12`."""
     for frame in _frames():
         file = frame.f_code.co_filename
         name = file.rpartition("/")[2]
@@ -92,7 +92,7 @@ def _is_generated(name: str) -> bool:
 
 
 def _library(frames: list[FrameType]) -> str:
-    """The package of the innermost frame that belongs to no framework; empty where that is the script's."""
+    """Returns the package of the innermost frame outside of frameworks; empty if that is the script's."""
     for file in (frame.f_code.co_filename for frame in frames):
         if not file.startswith(_NOT_THE_SCRIPT) and not _is_generated(file.rpartition("/")[2]):
             return ""
@@ -103,14 +103,14 @@ def _library(frames: list[FrameType]) -> str:
 
 
 def _package_of(file: str) -> str:
-    """The installed package that a file belongs to; empty for a framework's, and for what is not installed."""
+    """Returns the installed package of a file; empty for a framework's, and for files that are not installed."""
     base = next((base for base in _PACKAGES if file.startswith(base)), None)
     package = "" if base is None else file[len(base) + 1 :].split("/", maxsplit=1)[0].removesuffix(".py")
     return "" if package in _FRAMEWORKS else package
 
 
 def _trainers() -> Iterator[Any]:
-    """The classes that define `train_on_batch`."""
+    """Yields the classes that define `train_on_batch`."""
     legacy = legacy_keras()
     for model in (keras.Model, *([] if legacy is None else [legacy.Model])):
         yield next(base for base in model.__mro__ if "train_on_batch" in vars(base))

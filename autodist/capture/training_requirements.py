@@ -1,4 +1,4 @@
-"""What is asked of the gradients of a TensorFlow 2 step."""
+"""Requirements on the gradients of a TensorFlow 2 step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from autodist.graph.walks import reach
 _NONE = (
     "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "
     "tf.GradientTape or tf.gradients inside the step, and apply them there. A jacobian (tape.jacobian) is no gradient "
-    "that replicas could add up: where it scales or clips that of each example, take it for the scales alone, and "
-    "tape.gradient of tf.reduce_mean(tf.stop_gradient(scales) * losses). A function that only evaluates writes no "
-    "trainable variable of its batch, nor does one that keeps sums and means of the batch (k-means, expectation "
-    "maximisation): make theirs with trainable=False. A step that applies gradients which an earlier step has added up "
-    "in variables takes no batch: what it writes is made of variables and numbers alone."
+    "that replicas could add up: to scale or clip the gradient of each example, use it for the scales only, and "
+    "tape.gradient of tf.reduce_mean(tf.stop_gradient(scales) * losses). A function that only evaluates must not write "
+    "trainable variables from its batch; one that keeps sums and means of the batch (k-means, expectation "
+    "maximisation) has to make their variables with trainable=False. A step that applies gradients which an earlier "
+    "step has summed in variables takes no batch: it writes values computed from variables and numbers alone."
 )
 _UNUSED = (
     "the step computes gradients but writes no variable from them. Apply them to their variables inside the step "
@@ -31,26 +31,27 @@ _UNUSED = (
 
 @dataclass(frozen=True)
 class TrainingRequirements:
-    """What is asked of the gradients of a step.
+    """Requirements on the gradients of a step.
 
     Attributes:
-        needs_gradients: whether a step without gradients is an error.
-        may_evaluate: whether a step passes that makes no gradient and writes no trainable variable of its batch. It may
-            write one of other variables, which all replicas do alike: of gradients that an earlier step has added up.
+        needs_gradients: True if a step without gradients is an error.
+        may_evaluate: True to accept a step that computes no gradient and writes no trainable variable from its batch.
+            It may write trainable variables from other variables, as all replicas do alike: from gradients that an
+            earlier step has accumulated.
     """
 
     needs_gradients: bool = True
     may_evaluate: bool = False
 
     def require_calls(self, noted: Sequence[NotedCall], calls: Sequence[NotedCall]) -> None:
-        """Passes if gradients were made where they can be synchronised.
+        """Checks that gradients are computed where they can be synchronized.
 
         Args:
-            noted: all calls that were noted.
-            calls: those of the step's own graph.
+            noted: all recorded calls.
+            calls: those in the step's own graph.
 
         Raises:
-            CaptureError: there are none, or they stand in a loop or a branch.
+            CaptureError: there are none, or they are in a loop or a branch.
         """
         if not self.needs_gradients or any(c.pairs for c in calls):
             return
@@ -58,17 +59,18 @@ class TrainingRequirements:
             c.pairs for c in noted if isinstance(c.graph, tf.__internal__.FuncGraph) and c.graph.outer_graph is not None
         ):
             raise CaptureError(
-                "the step makes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move "
+                "the step computes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move "
                 "the loop out of the step: call the step once for each batch."
             )
         if not self.may_evaluate:
             raise CaptureError(_NONE)
 
     def require_training(self, item: Step, calls: Sequence[NotedCall]) -> None:
-        """Passes if gradients are applied, or the step trains nothing and may.
+        """Checks that gradients are applied, or that the step trains nothing and may do so.
 
         Raises:
-            CaptureError: gradients are not applied, or trainable variables are written of the batch without any.
+            CaptureError: gradients are not applied, or trainable variables are written from the batch without
+                gradients.
         """
         if not self.needs_gradients or item.gradients:
             return
@@ -80,7 +82,7 @@ class TrainingRequirements:
 
 
 def _written_of_batch(item: Step) -> set[str]:
-    """The VarHandleOps of the variables whose new values depend on the batch, or are drawn."""
+    """Returns the VarHandleOps of the variables whose new values depend on the batch, or are random."""
     graph_index = item.graph_index
     split = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
     drawn = [name for name, node in graph_index.nodes.items() if node.op in having(Trait.SEEDED | Trait.GENERATOR)]
@@ -94,4 +96,4 @@ def _written_of_batch(item: Step) -> set[str]:
 
 
 TRAINS = TrainingRequirements()
-"""Of a step that trains."""
+"""The requirements on a step that trains."""

@@ -1,7 +1,7 @@
-"""Sums and means of the batch that a loss in a graph sets beside values of single examples become the whole batch's.
+"""Computes batch statistics in losses of plain graphs over the whole batch, if single examples are combined with them.
 
-A graph is not traced again. What reads such a value is given the whole batch's before the loss is differentiated, so
-that gradients go through what replicas exchange.
+A graph is not traced again. Inputs that read such a value read the whole batch's before the loss is differentiated, so
+that gradients pass through the exchange of the replicas.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OURS = (SEED_NAME, VALUE_NAME, SUM_NAME)
 
 @dataclass(frozen=True)
 class _Changed:
-    """An input of an operation that was given the whole batch's value, and what it was before."""
+    """An input of an operation that reads the whole batch's value now, and its tensor before."""
 
     operation: tf.Operation
     index: int
@@ -50,10 +50,10 @@ class _Changed:
 
 @dataclass(frozen=True)
 class WholeInGraph:
-    """Gives losses of plain graphs the sums and means of the whole batch where `@ad.function` would.
+    """Computes batch statistics in losses of plain graphs over the whole batch, as in `@ad.function`.
 
     Attributes:
-        notes: to which the exchanges are added.
+        notes: receives the in-step all-reduces.
     """
 
     notes: AllReduceNotes
@@ -61,15 +61,16 @@ class WholeInGraph:
     def take_apart(
         self, targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor], seed: tf.Tensor, earlier: Sequence[NotedCall]
     ) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
-        """Takes targets apart, as `take_apart` does, once what they read is the whole batch's.
+        """Decomposes targets, as `take_apart` does, after their batch statistics are those of the whole batch.
 
-        Behind one such value there may stand others. Where something else is in the way too, the graph stays as it was.
+        Several rounds may be needed, as one such value may hide others. If another obstacle remains, the graph is
+        restored.
 
         Args:
-            targets: what is differentiated.
-            ends: tensors behind which nothing is looked at.
-            seed: to which the gradients are proportional.
-            earlier: the calls of `gradient` that were noted before.
+            targets: the differentiated tensors.
+            ends: tensors at which the search stops.
+            seed: scales the gradients.
+            earlier: the calls of `gradient` recorded before.
         """
         apart, seams = take_apart(targets, ends)
         noted, changed, lines = len(self.notes.sums), list[_Changed](), dict[NodeInput, str | None]()
@@ -104,15 +105,15 @@ class WholeInGraph:
 
 @dataclass(frozen=True)
 class _Forward:
-    """What is differentiated, as a step in which each batch has a row an example.
+    """The forward computation of a call of `gradient`, as a step in which each batch has a row for each example.
 
-    Along which axis a session splits what it is fed is not known yet: here it is the first that is open. What turns out
-    to be the same on all replicas is not exchanged.
+    The axis along which a session splits a feed is not known yet; the first open axis is assumed. Values that turn out
+    to be the same on all replicas are not exchanged.
 
     Attributes:
-        graph: of the script.
-        item: the step; its last call of `gradient` is the one that is about to be made.
-        fed: the graph's tensors for which the inputs of the step stand.
+        graph: the script's graph.
+        item: the step; its last call of `gradient` is the one about to be made.
+        fed: the graph's tensors by the inputs of the step that stand for them.
     """
 
     graph: tf.Graph
@@ -121,7 +122,7 @@ class _Forward:
 
     @classmethod
     def of(cls, call: NotedCall, earlier: Sequence[NotedCall], notes: AllReduceNotes) -> _Forward | None:
-        """None where what the call differentiates depends on no batch."""
+        """Returns None if the targets of the call depend on no batch."""
         graph = call.graph
         editor = GraphEditor(graph.as_graph_def())
         before = editor.ancestors([t.op.name for t in call.targets])
@@ -140,12 +141,12 @@ class _Forward:
         return cls(graph, item, fed)
 
     def statistics(self) -> Statistics | None:
-        """The sums and means that are to be the whole batch's; as `find_statistics` gives them."""
+        """Returns the sums and means to compute over the whole batch, as `find_statistics`."""
         is_left = functools.partial(is_layers, {op.name: op for op in self.graph.get_operations()})
         return find_statistics(self.item, flows_of(self.item), is_left, [len(self.item.gradient_calls) - 1])
 
     def batch_of(self, value: tf.Tensor) -> tuple[tf.Tensor, int]:
-        """A batch that a value is made of, and the axis of its examples."""
+        """Returns a batch that a value is computed from, and the axis of its examples."""
         made_of = reach([value.op.name], self.item.graph_index.data.__getitem__)
         name = next(name for name in self.fed if node_of(name) in made_of)
         axis = self.item.inputs[name]
@@ -153,17 +154,17 @@ class _Forward:
         return self.fed[name], axis
 
     def named(self, name: str) -> tf.Tensor:
-        """The tensor of the script's graph for one of the step."""
+        """Returns the tensor of the script's graph for one of the step."""
         return self.fed[name] if name in self.fed else self.graph.get_tensor_by_name(name)
 
 
 def tell_own_statistics(item: Step, graph: tf.Graph, seeds: Collection[str]) -> None:
-    """Warns of sums and means that a loss takes of each replica's own examples where one device takes the batch's.
+    """Warns of sums and means in a loss that each replica takes over its own examples instead of the batch.
 
     Args:
-        item: what trains, with its batches.
-        graph: in which it was made.
-        seeds: of the calls of `gradient` that variables are trained by.
+        item: the step that trains, with its batches.
+        graph: its graph.
+        seeds: seeds of the calls of `gradient` that train variables.
     """
     made = {op.name: op for op in graph.get_operations()}
     calls = [k for k, call in enumerate(item.gradient_calls) if call.seed in seeds]
@@ -171,8 +172,8 @@ def tell_own_statistics(item: Step, graph: tf.Graph, seeds: Collection[str]) -> 
     if left:
         lines = dict.fromkeys(line_of(made[place.node]) or place.node for place in _in_order(left))
         log.warning(
-            "a loss sets sums or means of the batch beside values of single examples (%s), and each replica takes "
-            "those of its own examples: the training differs from one device's. They are the whole batch's where "
+            "a loss combines sums or means of the batch with values of single examples (%s), and each replica takes "
+            "those of its own examples: the training differs from one device's. They are the whole batch's if "
             "optimizer.minimize or tf.gradients makes the gradients outside of tf.cond and tf.while_loop, and each "
             "placeholder of a batch leaves its first axis open (None).",
             ", ".join(lines), extra=ALIKE_EVERYWHERE,
@@ -192,7 +193,7 @@ def _may_be_fed(operation: tf.Operation) -> bool:
 
 
 def _open_axis(fed: tf.Tensor) -> int | None:
-    """The first axis of what is fed whose length is not known; of what an iterator gives, the first one."""
+    """Returns the first axis of a feed with an unknown length; 0 for an iterator's element."""
     lengths = fed.shape.as_list() if fed.shape.rank else []
     if lengths and fed.op.type in GETS:
         return 0
@@ -200,9 +201,9 @@ def _open_axis(fed: tf.Tensor) -> int | None:
 
 
 def _axes_of(found: Iterable[tf.Tensor]) -> dict[Any, int]:
-    """For what is fed, along which axis a session will split it; where no axis is open, a batch has one length.
+    """Returns the axis along which a session will split each feed; 0 if none is open and all batches have one length.
 
-    Such a graph trains where each worker is one replica, and gets all that its worker feeds.
+    Such a graph trains if each worker is one replica, which gets all feeds of its worker.
     """
     fed = [t for t in found if t.shape.rank]
     axes = {t.ref(): axis for t in fed if (axis := _open_axis(t)) is not None}

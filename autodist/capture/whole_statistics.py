@@ -1,6 +1,6 @@
-"""Sums and means of the batch that a loss sets beside values of single examples are made those of the whole batch.
+"""Computes batch statistics in a loss over the whole batch, if they are combined with values of single examples.
 
-The step is traced again for that, since the gradients that it makes go through what replicas exchange.
+The step is traced again for that, since its gradients pass through the exchange of the replicas.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from autodist.logs.terminal import ALIKE_EVERYWHERE
 log = logging.getLogger("autodist")
 
 SCOPE = "autodist_whole/"
-"""Of what is added to a trace: no name of the script's own nodes changes by it."""
+"""Name scope of the additions to a trace, so that no name of the script's own nodes changes."""
 
 MOST_TRACES = 8
 
 _OF_LAYERS = "batch_normalization.py"
-"""Batch normalisation sees its replica's examples, if it is not told to see all; Keras's file for it."""
+"""Keras's file of batch normalization, which uses its replica's examples unless it is synchronized."""
 
 
 class Captured(Protocol):
-    """What a trace gives."""
+    """The result of a trace."""
 
     @property
     def item(self) -> Step: ...
@@ -49,12 +49,12 @@ C = TypeVar("C", bound=Captured)
 
 
 class WholeStatistics:
-    """Which sums and means are to be those of the whole batch, and which of these a trace has made so.
+    """The sums and means to compute over the whole batch, and those that a trace has replaced.
 
     Args:
-        wanted: by the input that reads them.
-        batch: an input of the step that has a row for each example, and the axis of the rows.
-        branches: conditions both of whose branches are traced.
+        wanted: the statistics, by the input that reads them.
+        batch: an input of the step with a row for each example, and the axis of the rows.
+        branches: conditionals that are traced with both branches.
     """
 
     def __init__(self, wanted: Statistics, batch: tuple[str, int], branches: Collection[str] = ()) -> None:
@@ -65,10 +65,10 @@ class WholeStatistics:
 
     @contextmanager
     def replacing(self, notes: AllReduceNotes) -> Iterator[None]:
-        """While it is open, nodes of a step's own graph read what stands for the whole batch's.
+        """Makes nodes of a step's own graph read the whole batch's values while the context is open.
 
         Args:
-            notes: to which the exchanges are added.
+            notes: receives the in-step all-reduces.
         """
 
         def create(
@@ -98,7 +98,7 @@ class WholeStatistics:
 
     @property
     def is_made(self) -> bool:
-        """Returns True if the trace has all that was asked for."""
+        """True if the trace has replaced all wanted statistics."""
         return self.made.keys() == self._wanted.keys() and self._branches.made >= {*self._branches.names}
 
     def _read(self, notes: AllReduceNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
@@ -116,14 +116,14 @@ def whole_value(
     batch: tuple[tf.Tensor, int],
     named: Callable[[str], tf.Tensor],
 ) -> tf.Tensor:
-    """Makes the sum or mean of the whole batch.
+    """Returns the sum or mean of the whole batch.
 
     Args:
-        notes: to which the exchanges are added.
-        statistic: says how the parts of replicas join.
-        value: this replica's.
-        batch: a tensor that has a row for each example, and the axis of the rows.
-        named: gives the tensors of which the weight of a mean is made.
+        notes: receives the in-step all-reduces.
+        statistic: the reduction over replicas.
+        value: this replica's value.
+        batch: a tensor with a row for each example, and the axis of the rows.
+        named: returns the tensors of the weight of a mean by name.
     """
     whole = functools.partial(notes.whole, is_asked=False)
     if not isinstance(statistic, Mean):
@@ -136,18 +136,19 @@ def whole_value(
             case Total(tensor, inner):
                 return tf.cast(named(tensor), value.dtype) * of(inner)
         rows, axis = batch
-        return tf.cast(tf.raw_ops.Shape(input=rows)[axis], value.dtype)  # no constant, whatever length a graph is for
+        return tf.cast(
+            tf.raw_ops.Shape(input=rows)[axis], value.dtype
+        )  # read at run time, also if the traced length is static
 
     weight = of(statistic.weight)
     return whole(value * weight) / whole(weight)
 
 
 def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
-    """A step as `capture` gives it, made of the whole batch's sums and means where its losses need them.
+    """Returns the step of `capture`, with the whole batch's sums and means if its losses need them.
 
-    They do where these alone make them known, and where the step reads again what it has written of them. Behind one
-    such value there may stand others, so that it may take some traces. Where something else is in the way too, the step
-    is what it was.
+    They do if only these make the losses known, and if the step reads again values that it has written from them.
+    Several traces may be needed, as one such value may hide others. If another obstacle remains, the step is unchanged.
     """
     kept = captured = capture(None)
     needed = _Needed(captured)
@@ -175,13 +176,14 @@ def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
 
 
 class _Needed:
-    """What a step needs of the whole batch.
+    """The statistics of the whole batch that a step needs.
 
     Attributes:
-        batch: an input that has a row for each example, and the axis of the rows; None if there is none.
-        read_again: the writes of replicas' own values that the step reads again for what it differentiates.
-        branches: the conditions under which such values are written.
-        statistics: of which sums and means it needs the whole; None of none; empty where something else is in the way.
+        batch: an input with a row for each example, and the axis of the rows; None if there is none.
+        read_again: writes of replicas' own values that the step reads again in its losses.
+        branches: the conditionals in which such values are written.
+        statistics: the sums and means to compute over the whole batch. None if there are none; empty if another
+            obstacle remains.
     """
 
     def __init__(self, captured: Captured) -> None:
@@ -202,7 +204,7 @@ class _Needed:
 
 
 def is_layers(made: Mapping[str, tf.Operation], node: str) -> bool:
-    """Returns True for a node of a layer that sees its replica's examples by what it promises, or of no operation.
+    """Returns True for a node of a layer that is documented to use its replica's examples, or of no operation.
 
     Args:
         made: the operations of the graph, by name.
@@ -215,7 +217,7 @@ def tell(made: Mapping[NodeInput, str | None]) -> None:
     if made:
         lines = dict.fromkeys(line or place.node for place, line in made.items())
         log.info(
-            "a loss reads again what the step keeps of sums or means of the batch, or sets these beside values of "
+            "a loss reads again values that the step keeps of sums or means of the batch, or combines these with "
             "single examples (%s): they are those of the whole batch, which replicas exchange while a step computes.",
             ", ".join(lines), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip

@@ -20,7 +20,7 @@ from tests.unit.test_keras_inputs import assert_fits_alike
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64", "unset")
 
-REFUSED = r"keras.distribution's \w+ is set, which Keras ignores on TensorFlow.*Take it out"
+REFUSED = r"keras.distribution's \w+ is set, which Keras ignores on TensorFlow.*Remove it"
 X, Y = np.random.default_rng(0).normal(size=(11, 6)), np.random.default_rng(1).normal(size=(11, 2))
 
 
@@ -69,7 +69,7 @@ def test_data_parallel_trains_as_one_device_on_the_replicas_of_the_yaml_and_is_t
 
     assert_fits_alike(made, lambda model: model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0))
     said = [record.getMessage() for record in caplog.records]
-    assert len([one for one in said if one.startswith("keras.distribution.DataParallel is what AutoDist does")]) == 1
+    assert len([one for one in said if one.startswith("AutoDist trains as keras.distribution.DataParallel does")]) == 1
 
 
 @pytest.mark.parametrize("make", [model_parallel, Own])

@@ -212,7 +212,7 @@ def test_a_table_that_the_step_makes_is_refused():
             weight.assign_sub(tape.gradient(loss, weight))
             return loss
 
-    with pytest.raises(CaptureError, match="the step changes a lookup table .*Make and fill the table before"):
+    with pytest.raises(CaptureError, match="the step changes a lookup table .*Create and fill the table before"):
         step(WORDS)
 
 

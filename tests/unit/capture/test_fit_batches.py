@@ -109,7 +109,7 @@ def test_files_are_dealt_out_neither_to_other_axes_nor_to_a_function_of_the_scri
         with_files(steps, batch_axis={"y": None}).fit(data, verbose=0)
     model = with_files(steps)
     model.train_function = lambda iterator: {"loss": 0.0}
-    with pytest.raises(ResourceSpecError, match="a train function of the script's own"):
+    with pytest.raises(ResourceSpecError, match="the script's own train function"):
         model.fit(data, verbose=0)
     with pytest.raises(ResourceSpecError, match="no files that can be sharded"):
         with_files(steps).fit(X, X[:, :1], verbose=0)
@@ -153,7 +153,7 @@ def test_parts_are_bound_to_no_axis_of_the_first_input_alone(steps: Steps) -> No
     ],
 )
 def test_a_py_dataset_that_gives_parts_evaluates_nothing(steps: Steps, evaluate: Callable[[Any], Any]) -> None:
-    with pytest.raises(CaptureError, match=r"Rows asks for ad.batch_slice, and .* is evaluated on it.*whole batches"):
+    with pytest.raises(CaptureError, match=r"Rows uses ad.batch_slice, and .* is evaluated on it.*whole batches"):
         evaluate(model_of(steps))
 
 

@@ -116,7 +116,7 @@ def test_an_update_without_order_is_told(caplog):
     captured = CapturedGraph.of(graph, notes.calls)
     require_training(captured, captured.whole())
     tell_unordered(captured.whole())
-    assert "the update of weight reads m/weight, which is written of the gradient" in caplog.text
+    assert "the update of weight reads m/weight, which the gradient updates" in caplog.text
     assert "Call apply_gradients in one" in caplog.text
 
 

@@ -61,7 +61,7 @@ def test_the_handle_of_a_feedable_iterator_is_what_getting_its_elements_takes():
 def test_elements_that_cannot_be_cut_are_refused():
     sparse = tf.data.Dataset.from_tensors(tf.sparse.from_dense([[1, 0], [0, 2]]))
     element = v1.data.make_one_shot_iterator(sparse).get_next()
-    with pytest.raises(CaptureError, match=r"IteratorGetNext gives sparse or ragged tensors.*distribute_dataset"):
+    with pytest.raises(CaptureError, match=r"IteratorGetNext has sparse or ragged tensors.*distribute_dataset"):
         elements_read([element.values], ())
 
 

@@ -161,8 +161,8 @@ def test_one_that_misses_the_chiefs_file_on_this_machine_is_told_and_left_to_the
     callback = saving(tmp_path / "away_chief.keras", shared)
     assert (callback.begun, callback.read) == (1, 0)
     (said,) = [record.getMessage() for record in caplog.records if record.name == "autodist"]
-    assert said.startswith("SavesAndReads ended with ValueError: File not found")
-    assert "SavesAndReads acts on the chief alone from here on" in said
+    assert said.startswith("SavesAndReads failed with ValueError: File not found")
+    assert "SavesAndReads acts on the chief alone from now on" in said
 
 
 @pytest.mark.parametrize("error", [ClusterError("lost"), ZeroDivisionError()])

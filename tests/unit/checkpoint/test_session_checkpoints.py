@@ -96,4 +96,4 @@ def test_iterators_of_a_graph_begin_anew_which_is_told_unless_they_pass_over_wha
     assert "start over" not in caplog.text
     with caplog.at_level(logging.WARNING, "autodist"):
         of_iterators(autodist(tmp_path / "parts"), 7, skips=False)
-    assert "where the 6 steps that are gone on from had read of them" in caplog.text
+    assert "although the 6 completed steps have read from them" in caplog.text
