@@ -114,7 +114,7 @@ class CapturedGraph:
 
     @cached_property
     def _applied(self) -> dict[str, str]:
-        """The variables to which the gradients of the whole graph are applied, by the last tensor of the gradient."""
+        """The variables to which the graph's gradients are applied, by the last tensor of the gradient."""
         return {g.tensors[-1]: g.variable for g in self._whole.gradients}
 
     def step(

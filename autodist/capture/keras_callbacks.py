@@ -175,7 +175,7 @@ def leave_to_chief(given: Iterable[Any], model: Any) -> list[Any]:
     return called
 
 
-# -- what recorders keep in mind -------------------------------------------------------------------------------------
+# -- numbers of recorders --------------------------------------------------------------------------------------------
 
 
 def numbers_of(given: Iterable[Any]) -> str:

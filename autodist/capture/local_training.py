@@ -50,7 +50,7 @@ class LocalTraining:
             self._find(self._suspected)
         return self.found
 
-    # -- what is seen ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def on_applied(self, variables: Sequence[Any]) -> None:
         """An optimizer applies gradients."""

@@ -22,7 +22,7 @@ as training. A script may once compute a gradient and then assign a variable wit
 """
 
 _LOOKS = 50
-"""Most comparisons of variables after calls of one function, and after eager gradients; each takes up to a millisecond."""
+"""Largest number of comparisons for one function, and for eager gradients; each takes up to a millisecond."""
 
 _WAYS = frozenset({Way.FUNCTION, Way.EAGER, Way.SESSION})
 """The kinds of training that are detected, each reported once."""
@@ -119,7 +119,7 @@ class SecondTraining:
         with tf.variable_creator_scope(create):
             yield
 
-    # -- what is seen ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def on_gradients(self, sources: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Gradients of variables were made."""

@@ -157,7 +157,7 @@ def test_a_model_trains_where_functions_are_to_run_eagerly():
 
 # -- strategies of tf.distribute -------------------------------------------------------------------------------------
 
-REFUSED = r"tf.distribute's MirroredStrategy, .*Take the strategy out: ad.scope\(\)"
+REFUSED = r"tf.distribute's MirroredStrategy, .*Remove the strategy: ad.scope\(\)"
 
 
 @pytest.fixture

@@ -257,7 +257,7 @@ def test_summaries_within_a_step_are_refused_with_the_mend(tmp_path, condition):
             tf.summary.write("loss", loss)
         return loss
 
-    with pytest.raises(CaptureError, match="writes a summary.*Return the value, and write it after the step"):
+    with pytest.raises(CaptureError, match="writes a summary.*Return the value and write it after the step"):
         captured(step)
 
 

@@ -59,7 +59,7 @@ def test_a_step_that_writes_a_trainable_variable_of_what_it_draws_is_refused():
     def step(x):
         OUTSIDE.assign_add(tf.random.normal([4, 2]))
 
-    with pytest.raises(CaptureError, match="makes no gradient.*an earlier step has added up"):
+    with pytest.raises(CaptureError, match="makes no gradient.*an earlier step has summed"):
         may_evaluate(step)
 
 
