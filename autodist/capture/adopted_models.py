@@ -184,7 +184,7 @@ def explaining_graphs(model: Any) -> Iterator[None]:
         raise
 
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -201,19 +201,19 @@ def hiding_own_frames(method: _Method) -> _Method:
             return method(*args, **kwargs)
         except Exception as error:
             if keras.config.is_traceback_filtering_enabled():
-                error.__traceback__ = _without_ours(error.__traceback__)
+                error.__traceback__ = _without_own_frames(error.__traceback__)
             raise
 
     return call  # type: ignore[return-value]
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     kept: TracebackType | None = None
     frames: list[TracebackType] = []
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
     for one in reversed(frames):
-        if not one.tb_frame.f_code.co_filename.startswith(_OURS):
+        if not one.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
             kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return kept

@@ -18,7 +18,7 @@ from autodist.graph.seeds import joined_calls, live_calls
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
-_MEND = (
+_FIX = (
     "Leave the batch axis open (-1 or tf.shape(x)[0] in tf.reshape and tf.zeros; None in set_shape, tf.ensure_shape, "
     "placeholders and keras.Input; no drop_remainder=True; no stateful RNN), or train with one replica."
 )
@@ -69,12 +69,12 @@ def require_any_length(item: Step, dealt: Dealt) -> None:
     if dealt.shares > 1:
         found = _fault_of(item, dealt, dealt.lengths)
         if found is not None:
-            raise CaptureError(_told(item, dealt, *found, fixed, kept))
+            raise CaptureError(_message(item, dealt, *found, fixed, kept))
     elif kept and _fault_of(item, dealt, [dealt.examples + 1]) is not None:
         raise CaptureError(
             f"{_named(kept)} hold a row for each of the {dealt.examples} examples of a batch from step to step, as in "
             f"a stateful RNN, and each of the {dealt.replicas} replicas has other examples, so these rows cannot be "
-            f"combined. {_MEND}"
+            f"combined. {_FIX}"
         )
 
 
@@ -170,7 +170,7 @@ def _show_shapes_of_lookups(definition: tf.compat.v1.GraphDef) -> None:
         node.attr["SrcT"].type, node.attr["DstT"].type = source, target
 
 
-def _told(item: Step, dealt: Dealt, length: int, fault: str, fixed: str | None, kept: list[Variable]) -> str:
+def _message(item: Step, dealt: Dealt, length: int, fault: str, fixed: str | None, kept: list[Variable]) -> str:
     split = [name for name, axis in item.inputs.items() if axis is not None]
     inputs = ", ".join(dict.fromkeys(dealt.names.get(name, node_of(name)) for name in split))
     why = [f"With {length}, TensorFlow says: {fault}."]
@@ -180,7 +180,7 @@ def _told(item: Step, dealt: Dealt, length: int, fault: str, fixed: str | None, 
         why.append(f"{_named(kept)} hold a row for each of them from step to step, as a stateful RNN's do.")
     return (
         f"the step takes {dealt.examples} examples at a time and no other number, and its batch ({inputs}) is divided "
-        f"among {dealt.shares} replicas. {' '.join(why)} {_MEND}"
+        f"among {dealt.shares} replicas. {' '.join(why)} {_FIX}"
     )
 
 

@@ -33,14 +33,14 @@ class _Seed:
     """
 
     def __init__(self, seed: int) -> None:
-        self._given: Iterator[int] = map(random.Random(seed).randint, itertools.repeat(1), itertools.repeat(_LARGEST))
+        self._seeds: Iterator[int] = map(random.Random(seed).randint, itertools.repeat(1), itertools.repeat(_LARGEST))
 
     def __get__(self, one: Any, kind: type[Any] | None = None) -> Any:
         if one is None:
             return self
         held = vars(one)
         if _IS_LATER not in held and _SEED in held and held.get("_init_seed") is None:
-            self.__set__(one, next(self._given))
+            self.__set__(one, next(self._seeds))
         return held[_SEED]
 
     def __set__(self, one: Any, value: Any) -> None:

@@ -23,10 +23,10 @@ def pairing_entries() -> Iterator[None]:
     def paired(lookup: Any, *args: Any, **kwargs: Any) -> Any:
         signature = inspect.signature(lookup)
         ids, weights = [*signature.parameters][1:3]
-        given = signature.bind(*args, **kwargs).arguments
-        if weights in given:
-            given[weights] = _weights_of(given[ids], given[weights])
-        return lookup(**given)
+        bound = signature.bind(*args, **kwargs).arguments
+        if weights in bound:
+            bound[weights] = _weights_of(bound[ids], bound[weights])
+        return lookup(**bound)
 
     def retained(retain: Any, sp_input: Any, to_retain: Any) -> Any:
         if isinstance(sp_input, tf.SparseTensor):

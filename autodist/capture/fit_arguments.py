@@ -35,21 +35,21 @@ def told_arguments(arguments: Mapping[str, Any], is_global: bool) -> dict[str, s
     if is_global:
         found |= {name: arguments.get(name, default) for name, default in _GLOBAL.items()}
         found[_SIZE] = _size_of(arguments.get("x"))
-    return {name: _told(value) for name, value in found.items()}
+    return {name: _as_text(value) for name, value in found.items()}
 
 
 def told_lengths(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Returns the arguments of `evaluate` or `predict` that determine the number of batches, as texts."""
-    return {"steps": _told(arguments.get("steps")), _SIZE: _told(_size_of(arguments.get("x")))}
+    return {"steps": _as_text(arguments.get("steps")), _SIZE: _as_text(_size_of(arguments.get("x")))}
 
 
-def require_same_arguments(chief: Mapping[str, str], mine: Mapping[str, str]) -> None:
+def require_same_arguments(chief: Mapping[str, str], own: Mapping[str, str]) -> None:
     """Checks that this worker calls `fit` with the chief's arguments.
 
     Raises:
         ClusterError: an argument differs; the message has both values.
     """
-    for name, value in mine.items():
+    for name, value in own.items():
         if chief[name] != value:
             raise ClusterError(
                 f"fit is called with another value of {name} here than on the chief:\n"
@@ -72,9 +72,9 @@ def _size_of(data: Any) -> int | None:
     return int(np.shape(leaves[0])[0])
 
 
-def _told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return str({_told(key): _told(one) for key, one in sorted(value.items(), key=str)})
+        return str({_as_text(key): _as_text(one) for key, one in sorted(value.items(), key=str)})
     return str(value.item() if isinstance(value, np.generic) else value)
 
 

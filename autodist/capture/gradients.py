@@ -118,17 +118,17 @@ class GradientNotes:
             graph = tf.compat.v1.get_default_graph()
             tensors = [tf.convert_to_tensor(t) for t in flat]
             seed = _seed_of(tensors)
-            given = [None] * len(flat) if weights is None else tf.nest.flatten(weights)
+            flat_weights = [None] * len(flat) if weights is None else tf.nest.flatten(weights)
             ends = [s for s in (*tf.nest.flatten(sources), *tf.nest.flatten(stops)) if isinstance(s, tf.Tensor)]
             with recording or nullcontext():
-                tensors, given = _weigh(tensors, given)
+                tensors, flat_weights = _weigh(tensors, flat_weights)
                 if self.whole is None or recording is not None:  # a tape has already recorded the targets' inputs
                     apart, seams = take_apart(tensors, ends)
                 else:
                     apart, seams = self.whole.take_apart(tensors, ends, seed, self.calls)
             weighted = [
                 (tf.ones_like(t) if w is None else w) * tf.cast(seed, t.dtype)
-                for t, w in zip(apart, given, strict=True)
+                for t, w in zip(apart, flat_weights, strict=True)
             ]
             found = plain(*(tf.nest.pack_sequence_as(targets, flat) for flat in (apart, weighted)))
             gradients = _each_its_own(tf.nest.flatten(found, expand_composites=False))
@@ -238,8 +238,8 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
         bound = signature.bind(self, target, *args, **kw)
         bound.apply_defaults()
         by = [*signature.parameters][2]
-        asked = kind(bound.arguments[by], bound.arguments["unconnected_gradients"])
-        return notes.jacobian(self, target, asked, lambda t: of_tape(self, t, *args, **kw))
+        written_out = kind(bound.arguments[by], bound.arguments["unconnected_gradients"])
+        return notes.jacobian(self, target, written_out, lambda t: of_tape(self, t, *args, **kw))
 
     def gradient(
         tape_gradient: Any,

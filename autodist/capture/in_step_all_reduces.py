@@ -146,13 +146,13 @@ def _axis_of(value: tf.Tensor, axis: Any) -> int:
     Raises:
         CaptureError: the axis does not exist, or is not known before the step runs.
     """
-    given, rank = tf.get_static_value(axis), value.shape.rank
-    if given is None or rank is None or not -rank <= int(given) < rank:
+    static, rank = tf.get_static_value(axis), value.shape.rank
+    if static is None or rank is None or not -rank <= int(static) < rank:
         raise CaptureError(
             f"all_gather is to gather {value.name} of shape {value.shape} along axis {axis}, which it is not known to "
             "have; pass a number below its rank (tf.ensure_shape sets the rank)."
         )
-    return int(given) % rank
+    return int(static) % rank
 
 
 def _are_tensors(values: Sequence[Any]) -> bool:

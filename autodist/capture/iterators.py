@@ -24,9 +24,7 @@ MAKES = "MakeIterator"
 
 _ONE_SHOT = "OneShotIterator"
 
-_MEND = (
-    "Feed them: read each batch in Python (ad.distribute_dataset reads this worker's part) and pass it in feed_dict."
-)
+_FIX = "Feed them: read each batch in Python (ad.distribute_dataset reads this worker's part) and pass it in feed_dict."
 
 
 def elements_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[str]) -> list[tf.Tensor]:
@@ -44,7 +42,7 @@ def elements_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[s
         if element.dtype in (tf.variant, tf.resource):
             raise CaptureError(
                 f"the iterator of {element.op.name} has sparse or ragged tensors, or datasets, whose batches cannot "
-                f"be divided among replicas. {_MEND}"
+                f"be divided among replicas. {_FIX}"
             )
     return [found[name] for name in sorted(found)]
 

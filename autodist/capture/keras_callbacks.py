@@ -116,7 +116,7 @@ class _Follower:
     """A callback on a worker that is not the chief; it may read the chief's files if they are on the same machine."""
 
     def __init__(self, callback: Any) -> None:
-        self._name, self._left, self._is_dropped = type(callback).__name__, list[str](), False
+        self._name, self._chiefs_files, self._is_dropped = type(callback).__name__, list[str](), False
 
     def hook(self, hook: Callable[..., Any], have_joined: Callable[[], bool]) -> Callable[..., Any]:
         """Wraps a method of the callback; after a missing file of the chief, no method is called any more."""
@@ -126,12 +126,12 @@ class _Follower:
             if self._is_dropped:
                 return None
             try:
-                with saving_with_chief(have_joined, self._left.append):
+                with saving_with_chief(have_joined, self._chiefs_files.append):
                     return hook(*args, **kwargs)
             except AutoDistError:
                 raise
             except Exception as error:
-                missing = next((path for path in self._left if not _is_here(path)), None)
+                missing = next((path for path in self._chiefs_files if not _is_here(path)), None)
                 if missing is None:
                     raise
                 self._is_dropped = True
@@ -183,9 +183,9 @@ def numbers_of(given: Iterable[Any]) -> str:
     return json.dumps({key: _numbers(callback) for key, callback in _keyed(given)})
 
 
-def set_numbers(given: Iterable[Any], told: str) -> None:
+def set_numbers(given: Iterable[Any], text: str) -> None:
     """Sets the chief's numbers on recorders, which a script may read after `fit`."""
-    found = json.loads(told)
+    found = json.loads(text)
     for key, callback in _keyed(given):
         vars(callback).update(found.get(key, {}))
 

@@ -164,7 +164,7 @@ class Shared:
         self.plain = how.own_function(model, name)
         self._step: TracedStep | None = how.distribute(how.own_step(model, name), bool(model.jit_compile))
         self._is_shared: bool | None = None
-        self._has_told = False
+        self._has_logged = False
 
     def begin(self) -> None:
         """Starts a new evaluation."""
@@ -177,17 +177,17 @@ class Shared:
 
     def _shares(self, data: Any) -> bool:
         if self._is_shared is None:
-            self._is_shared = self._step is not None and not self._model.run_eagerly and self._meets(data)
+            self._is_shared = self._step is not None and not self._model.run_eagerly and self._is_collective(data)
             if not self._is_shared:
                 method = "evaluate" if self._name == "test" else self._name
                 self._how.on_own(f"{method} of {self._model.name}", [*map(plain_variable, self._model.variables)])
         return self._is_shared
 
-    def _meets(self, data: Any) -> bool:
+    def _is_collective(self, data: Any) -> bool:
         validates = self._how.validates(self._model)
         is_together = self._how.together(lambda: self._described(data), validates)
-        if validates and not is_together and not self._has_told:
-            self._has_told = True
+        if validates and not is_together and not self._has_logged:
+            self._has_logged = True
             log.info(
                 "each worker validates %s on data of its own, or by other steps than the other workers, and computes "
                 "the whole alone; the chief's results count. Pass the same on all workers to share the work.",
@@ -200,9 +200,9 @@ class Shared:
         assert self._step is not None, "its caller has one"
         model = [self._name, *(str(tuple(v.shape)) for v in self._model.variables)]
         leaves = tf.nest.flatten(data, expand_composites=True)
-        given = [self._how.digest_of(leaf) if is_array(leaf) else repr(leaf) for leaf in leaves]
+        digests = [self._how.digest_of(leaf) if is_array(leaf) else repr(leaf) for leaf in leaves]
         lengths = self._how.lengths(self._model, self._name)
-        return _hash(model), _hash([str(self._step.traces), *given, *(f"{one}: {lengths[one]}" for one in lengths)])
+        return _hash(model), _hash([str(self._step.traces), *digests, *(f"{one}: {lengths[one]}" for one in lengths)])
 
     @property
     def steps(self) -> int:
@@ -227,8 +227,8 @@ class Shared:
             return alone(data)
 
 
-def _hash(told: Iterable[str]) -> str:
-    return hashlib.blake2b("\n".join(told).encode(), digest_size=16).hexdigest()
+def _hash(texts: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
 
 _CALLED = {"test": "evaluation", "predict": "prediction"}

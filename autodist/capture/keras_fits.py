@@ -61,11 +61,11 @@ class Fits:
         have_joined: Callable[[], bool] = lambda: True,
         refusing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._is_chief, self._share, self._land_together = is_chief, share, flush_together
+        self._is_chief, self._share, self._flush_together = is_chief, share, flush_together
         self._is_global, self._have_joined, self._refusing = is_global, have_joined, refusing
         self._under_way: set[tuple[int, str]] = set()
         self._validated: list[keras.Model] = []
-        self._has_told = False
+        self._has_logged = False
 
     def validates(self, model: keras.Model) -> bool:
         """Returns True if a model is being validated by its own `fit`."""
@@ -85,7 +85,9 @@ class Fits:
             called = given if self._is_chief else self._leave_to_chief(given, model)
             if name == "fit":
                 self._agree(bound)
-                set_argument(bound, "callbacks", self._with_ours(model, argument(bound, "callbacks"), called, given))
+                set_argument(
+                    bound, "callbacks", self._with_own_callbacks(model, argument(bound, "callbacks"), called, given)
+                )
             elif len(called) < len(given):
                 set_argument(bound, "callbacks", _without(argument(bound, "callbacks"), given, called))
             if not self._is_chief:
@@ -102,10 +104,10 @@ class Fits:
         Raises:
             ClusterError: an argument differs.
         """
-        mine = told_arguments(arguments_of(bound), self._is_global)
+        own = told_arguments(arguments_of(bound), self._is_global)
         first = argument(bound, "initial_epoch")
-        chiefs, first = json.loads(self._share(json.dumps([mine, None if first is None else int(first)])))
-        require_same_arguments(chiefs, mine)
+        chiefs, first = json.loads(self._share(json.dumps([own, None if first is None else int(first)])))
+        require_same_arguments(chiefs, own)
         if first is not None or argument(bound, "initial_epoch") is not None:
             set_argument(bound, "initial_epoch", first or 0)
 
@@ -133,8 +135,8 @@ class Fits:
         if not self._is_chief:
             return following(given, self._have_joined)
         recorders = names_of_recorders(given)
-        if recorders and not self._has_told:
-            self._has_told = True
+        if recorders and not self._has_logged:
+            self._has_logged = True
             log.info(
                 "%s: on the chief alone, since records are needed once; ad.on_every_worker(callback) lets a "
                 "callback record on each worker.", ", ".join(recorders),
@@ -146,7 +148,7 @@ class Fits:
         progress = callbacks_of(model).ProgbarLogger
         return [c for c in leave_to_chief(given, model) if not isinstance(c, progress)]
 
-    def _with_ours(
+    def _with_own_callbacks(
         self,
         model: Any,
         passed: Any,
@@ -156,7 +158,7 @@ class Fits:
         logs, decisions, library = _ChiefsLogs, _ChiefsDecisions, callbacks_of(model)
         if is_legacy(model):
             logs, decisions = _of_legacy(_Logs), _of_legacy(_LegacyDecisions)
-        first = logs(self._share, self._is_chief, self._land_together)
+        first = logs(self._share, self._is_chief, self._flush_together)
         last = decisions(self._share, self._is_chief, given)
         ours: list[keras.callbacks.Callback] = [first, *called, last]
         if not isinstance(passed, library.CallbackList):
@@ -176,15 +178,17 @@ class _Logs:
 
     def __init__(self, share: Share, is_chief: bool, flush_together: Callable[[], None]) -> None:
         super().__init__()
-        self._share, self._is_chief, self._land_together = share, is_chief, flush_together
+        self._share, self._is_chief, self._flush_together = share, is_chief, flush_together
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        said = self._share(json.dumps({name: _plain(value) for name, value in (logs or {}).items()}))
+        chiefs_text = self._share(json.dumps({name: _plain(value) for name, value in (logs or {}).items()}))
         if not self._is_chief and logs is not None:
-            logs.update({name: _as_logged(value) for name, value in json.loads(said).items() if value is not None})
+            logs.update(
+                {name: _as_logged(value) for name, value in json.loads(chiefs_text).items() if value is not None}
+            )
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._land_together()
+        self._flush_together()
 
 
 class _Decisions:
@@ -198,20 +202,20 @@ class _Decisions:
 
     def _begin(self, initial_epoch: Any, is_restored: bool) -> Any:
         """Returns the chief's start of the training; values that the chief has restored go to all workers."""
-        told = json.loads(self._share(json.dumps({"initial_epoch": initial_epoch, "is_restored": is_restored})))
-        if told["is_restored"]:  # by the chief alone: an assignment on every worker sends its values to the others
+        start = json.loads(self._share(json.dumps({"initial_epoch": initial_epoch, "is_restored": is_restored})))
+        if start["is_restored"]:  # by the chief alone: an assignment on every worker sends its values to the others
             optimizer = getattr(self.model.optimizer, "variables", ())
             for variable in (*self.model.variables, *(optimizer() if callable(optimizer) else optimizer)):
                 variable.assign(variable)
-        return told["initial_epoch"]
+        return start["initial_epoch"]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.stop_training = json.loads(self._share(json.dumps(bool(self.model.stop_training))))
 
     def on_train_end(self, logs: Any = None) -> None:
-        said = self._share(numbers_of(self._given))
+        chiefs_text = self._share(numbers_of(self._given))
         if not self._is_chief:
-            set_numbers(self._given, said)
+            set_numbers(self._given, chiefs_text)
 
 
 class _ChiefsLogs(_Logs, keras.callbacks.Callback):

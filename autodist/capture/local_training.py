@@ -88,7 +88,7 @@ class LocalTraining:
 
 _READS = having(Trait.READ | Trait.QUERY)
 
-_answers: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, frozenset[str]], frozenset[str]]] = (
+_cache: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, frozenset[str]], frozenset[str]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -102,7 +102,7 @@ def applied(graph: tf.Graph, fetches: Any, gradients: Collection[str]) -> frozen
         gradients: names of the operations that compute gradients.
     """
     roots = _operations(graph, fetches)
-    known = _answers.setdefault(graph, {})
+    known = _cache.setdefault(graph, {})
     key = (graph.version, len(gradients), frozenset(op.name for op in roots))
     if key not in known:
         known[key] = _applied(roots, gradients)
@@ -141,5 +141,5 @@ def _closure(roots: Iterable[tf.Operation], following: Any) -> set[tf.Operation]
 
 def _writes(op: tf.Operation) -> bool:
     """Returns True if an operation may write a variable: it takes a handle or reference, and is no known read."""
-    given = any(t.dtype == tf.resource or t.dtype._is_ref_dtype for t in op.inputs)
-    return given and op.op_def is not None and op.op_def.is_stateful and op.type not in _READS
+    takes_variable = any(t.dtype == tf.resource or t.dtype._is_ref_dtype for t in op.inputs)
+    return takes_variable and op.op_def is not None and op.op_def.is_stateful and op.type not in _READS

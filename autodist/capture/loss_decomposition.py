@@ -177,8 +177,8 @@ def _named(op_type: str, *names: str, attributes: Sequence[str] = ()) -> Again:
     """Returns a function that repeats an op with other inputs, by the names of these."""
 
     def again(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        kept = {name: op.get_attr(name) for name in attributes}
-        return getattr(tf.raw_ops, op_type)(**dict(zip(names, inputs, strict=True)), **kept)
+        attrs = {name: op.get_attr(name) for name in attributes}
+        return getattr(tf.raw_ops, op_type)(**dict(zip(names, inputs, strict=True)), **attrs)
 
     return again
 
@@ -187,8 +187,8 @@ def _all(op_type: str, name: str, attributes: Sequence[str] = ()) -> Again:
     """Returns a function that repeats an op with another list of inputs."""
 
     def again(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        kept = {name: op.get_attr(name) for name in attributes}
-        return getattr(tf.raw_ops, op_type)(**{name: list(inputs)}, **kept)
+        attrs = {name: op.get_attr(name) for name in attributes}
+        return getattr(tf.raw_ops, op_type)(**{name: list(inputs)}, **attrs)
 
     return again
 

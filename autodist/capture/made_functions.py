@@ -101,19 +101,19 @@ class _OneBatch:
     """
 
     def __init__(self, data: Any, maker: str) -> None:
-        self._data, self._maker, self._has_given = data, maker, False
+        self._data, self._maker, self._is_taken = data, maker, False
 
     def __iter__(self) -> _OneBatch:
         return self
 
     def __next__(self) -> Any:
-        if self._has_given:
+        if self._is_taken:
             raise CaptureError(
                 f"the function that {self._maker} makes takes more than one batch in a call, and a distributed step "
                 "takes one. Let it take one, and use compile(steps_per_execution=...) for several steps in "
                 "a call; sum gradients of several batches in variables of the model."
             )
-        self._has_given = True
+        self._is_taken = True
         return self._data
 
     get_next = __next__

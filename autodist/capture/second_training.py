@@ -91,7 +91,7 @@ class SecondTraining:
         self._windows = 0
         self._eager: _Marked | None = None
         self._has_begun = self._has_gradients = False
-        self._told: set[Way] = set()
+        self._reported: set[Way] = set()
         listen(self)
 
     def stop(self) -> None:
@@ -127,36 +127,36 @@ class SecondTraining:
         if function is None and not tf.executing_eagerly():
             self._note_in_graph(sources, gradients)
         elif not self._has_gradients or self._is_to_mark(function is not None):
-            mine = self._of_scope(sources)
-            if mine:
+            in_scope = self._of_scope(sources)
+            if in_scope:
                 self._has_gradients = True
-                self._mark(mine)
+                self._mark(in_scope)
 
     def on_applied(self, variables: Sequence[Any]) -> None:
         """Called when an optimizer applies gradients; without gradients computed here, that is no training on data."""
         function, is_eager = function_called(), tf.executing_eagerly()
-        if not self._has_gradients or (Way.EAGER if is_eager else Way.FUNCTION) in self._told:
+        if not self._has_gradients or (Way.EAGER if is_eager else Way.FUNCTION) in self._reported:
             return
-        mine = self._of_scope(variables)
-        if mine and is_eager and self._has_begun:
-            self._find(Way.EAGER, _Marked(mine, step_here(function)))
-        elif mine and (is_eager or function is not None):  # otherwise a session runs them
-            self._mark(mine)
+        in_scope = self._of_scope(variables)
+        if in_scope and is_eager and self._has_begun:
+            self._find(Way.EAGER, _Marked(in_scope, step_here(function)))
+        elif in_scope and (is_eager or function is not None):  # otherwise a session runs them
+            self._mark(in_scope)
 
     def on_run(self, session: BaseSession, fetches: Any) -> None:
         """Called for each run of a session, which may apply gradients of variables in its graph."""
-        is_to_look = self._has_begun and Way.SESSION not in self._told
+        is_to_look = self._has_begun and Way.SESSION not in self._reported
         known = self._graphs.get(session.graph) if is_to_look else None
         if known is None or not known.gradients:
             return
         names = {known.gradients[name] for name in applied(session.graph, fetches, known.gradients)}
-        mine = sorted(names if self._is_in_scope(session.graph) else names & known.made)
-        if mine:
-            self._tell(Way.SESSION, LocalStep(Way.SESSION, line_of_script(), session.graph), mine)
+        in_scope = sorted(names if self._is_in_scope(session.graph) else names & known.made)
+        if in_scope:
+            self._report(Way.SESSION, LocalStep(Way.SESSION, line_of_script(), session.graph), in_scope)
 
     def around_call(self, function: Any, call: Callable[[], Any]) -> Any:
         """Calls a `tf.function`."""
-        is_to_look = self._has_begun and Way.FUNCTION not in self._told
+        is_to_look = self._has_begun and Way.FUNCTION not in self._reported
         marked = self._marked.get(function) if is_to_look else None
         if marked is None or marked.looks >= _LOOKS:
             return call()
@@ -176,9 +176,9 @@ class SecondTraining:
     # --------------------------------------------------------------------------------------------------------------
 
     def _of_scope(self, sources: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(s for s in sources if isinstance(plain_variable(s), tf.Variable) and self._is_mine(s))
+        return tuple(s for s in sources if isinstance(plain_variable(s), tf.Variable) and self._belongs_to_scope(s))
 
-    def _is_mine(self, source: Any) -> bool:
+    def _belongs_to_scope(self, source: Any) -> bool:
         variable = plain_variable(source)
         made = self._made.get(id(variable))
         return (made is not None and made() is variable) or self._is_trained(variable)
@@ -194,8 +194,8 @@ class SecondTraining:
     def _is_to_mark(self, is_function: bool) -> bool:
         """Returns False if such training has been reported, or eager gradients have been compared often enough."""
         if is_function:
-            return Way.FUNCTION not in self._told
-        return Way.EAGER not in self._told and (self._eager is None or self._eager.looks < _LOOKS)
+            return Way.FUNCTION not in self._reported
+        return Way.EAGER not in self._reported and (self._eager is None or self._eager.looks < _LOOKS)
 
     def _mark(self, variables: tuple[Any, ...]) -> None:
         function = function_called()
@@ -216,12 +216,12 @@ class SecondTraining:
             self._find(Way.EAGER, self._eager)
 
     def _find(self, way: Way, marked: _Marked) -> None:
-        self._tell(way, marked.step, marked.names)
+        self._report(way, marked.step, marked.names)
 
-    def _tell(self, way: Way, step: LocalStep, names: list[str]) -> None:
+    def _report(self, way: Way, step: LocalStep, names: list[str]) -> None:
         self._window.clear()
-        self._told.add(way)
-        if self._told == _WAYS:
+        self._reported.add(way)
+        if self._reported == _WAYS:
             self.stop()
         self._on_step(step, names)
 

@@ -33,7 +33,7 @@ KINDS = ("filepath", "file_prefix", "export_dir")
 _BY = "_autodist_writes_by"
 """Attribute of a shared function: the `Write` that it uses."""
 
-_own = threading.local()
+_thread = threading.local()
 
 
 def writers() -> Iterator[tuple[Any, str, str]]:
@@ -95,31 +95,31 @@ def saving_with_chief(have_joined: Callable[[], bool], note: Callable[[str], Non
         note: called with the path of a file that the chief writes.
     """
     before = _leaving()
-    _own.leaving = have_joined, note
+    _thread.leaving = have_joined, note
     try:
         yield
     finally:
-        _own.leaving = before
+        _thread.leaving = before
 
 
 def _leaving() -> tuple[Callable[[], bool], Callable[[str], None]] | None:
-    found: tuple[Callable[[], bool], Callable[[str], None]] | None = getattr(_own, "leaving", None)
+    found: tuple[Callable[[], bool], Callable[[str], None]] | None = getattr(_thread, "leaving", None)
     return found
 
 
 @contextmanager
 def _noted(*parameters: str) -> Iterator[None]:
     before = _alone()
-    _own.alone = before | {*parameters}
+    _thread.alone = before | {*parameters}
     try:
         yield
     finally:
-        _own.alone = before
+        _thread.alone = before
 
 
 def _alone() -> frozenset[str]:
     """Returns the kinds of saving, by their parameter, that this worker does without the others."""
-    found: frozenset[str] = getattr(_own, "alone", frozenset())
+    found: frozenset[str] = getattr(_thread, "alone", frozenset())
     return found
 
 
@@ -170,10 +170,10 @@ class _Writing(SessionInterface):
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         act = functools.partial(self._session.run, fetches, feed_dict, options, run_metadata)
-        said = self._saver.saver_def
-        if fetches != said.save_tensor_name:
+        saver_def = self._saver.saver_def
+        if fetches != saver_def.save_tensor_name:
             return act()
-        path = feed_dict[said.filename_tensor_name]
+        path = feed_dict[saver_def.filename_tensor_name]
         found = self._write(f"Saver.save {os.path.abspath(path)}", act)
         return path if found is None else found
 

@@ -23,10 +23,10 @@ KINDS = having(Trait.TABLE)
 
 _WRITES = having(Trait.TABLE_WRITE)
 
-_FOLLOWED = (lookup_ops.StaticHashTable, lookup_ops.MutableHashTable)
+_READABLE = (lookup_ops.StaticHashTable, lookup_ops.MutableHashTable)
 """Tables with readable content; vocabulary tables contain one of them."""
 
-_MEND = (
+_FIX = (
     "Create and fill the table before the training, or fill it between two steps; keep values that are learnt in a "
     "step in a tf.Variable."
 )
@@ -103,7 +103,7 @@ class Table:
 def find_table(handle: Any) -> Table | None:
     """Returns the table of a captured handle; None if it is no table's, or of an unsupported kind."""
     for candidate in gc.get_objects():
-        if isinstance(candidate, _FOLLOWED) and candidate.resource_handle is handle:
+        if isinstance(candidate, _READABLE) and candidate.resource_handle is handle:
             return Table.of(candidate)
     return None
 
@@ -141,7 +141,7 @@ def require_made_before(handle: tf.Tensor) -> None:
 def _changes(what: str, name: str, op: str) -> CaptureError:
     return CaptureError(
         f"{what} changes a lookup table ({name}, {op}). Every worker has its own table and trains on a part of "
-        f"the batch, so that the tables would diverge. {_MEND}"
+        f"the batch, so that the tables would diverge. {_FIX}"
     )
 
 

@@ -105,9 +105,9 @@ def _hook(row: Patch, wrapper: Callable[..., Any]) -> None:
     owner, name = row.owner(), row.method
     if any(known is owner and called == name for known, called, _, _ in _hooks):
         return
-    plain, ours = vars(owner)[name], row.wrapped(wrapper)
-    setattr(owner, name, ours)
-    _hooks.append((owner, name, plain, ours))
+    plain, replacement = vars(owner)[name], row.wrapped(wrapper)
+    setattr(owner, name, replacement)
+    _hooks.append((owner, name, plain, replacement))
 
 
 def put_back() -> None:
@@ -115,29 +115,29 @@ def put_back() -> None:
 
     In a scope that has replaced a hooked method, the hooks stay until the end of the scope, which calls this again.
     """
-    if not listeners and all(vars(owner)[name] is ours for owner, name, _, ours in _hooks):
+    if not listeners and all(vars(owner)[name] is replacement for owner, name, _, replacement in _hooks):
         for owner, name, plain, _ in _hooks:
             setattr(owner, name, plain)
         _hooks.clear()
 
 
-def _tell(tell: Callable[[Listener], None]) -> None:
+def _notify(event: Callable[[Listener], None]) -> None:
     if not _is_distributing.get():
         for one in list(listeners):
-            tell(one)
+            event(one)
 
 
 def _apply(plain: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
     if listeners:
         applied = getattr(self, "_trainable_variables", ()) if trainable_variables is None else trainable_variables
-        _tell(lambda one: one.on_applied([*applied]))
+        _notify(lambda one: one.on_applied([*applied]))
     return plain(self, grads, trainable_variables, **kwargs)
 
 
 def _apply_gradients(plain: Callable[..., Any], self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
     if listeners:
         grads_and_vars = [*grads_and_vars]
-        _tell(lambda one: one.on_applied([variable for _, variable in grads_and_vars]))
+        _notify(lambda one: one.on_applied([variable for _, variable in grads_and_vars]))
     return plain(self, grads_and_vars, *args, **kwargs)
 
 
@@ -160,7 +160,7 @@ def _note(sources: Any, gradients: Any) -> None:
         flat = tf.nest.flatten(sources)
         if any(_is_variable(source) for source in flat):
             made = tf.nest.flatten(gradients)
-            _tell(lambda one: one.on_gradients(flat, made))
+            _notify(lambda one: one.on_gradients(flat, made))
 
 
 def _is_variable(source: Any) -> bool:
@@ -169,7 +169,7 @@ def _is_variable(source: Any) -> bool:
 
 def _run(plain: Callable[..., Any], self: BaseSession, fetches: Any, *args: Any, **kwargs: Any) -> Any:
     if listeners:
-        _tell(lambda one: one.on_run(self, fetches))
+        _notify(lambda one: one.on_run(self, fetches))
     return plain(self, fetches, *args, **kwargs)
 
 
@@ -178,7 +178,7 @@ def _make_callable(plain: Callable[..., Any], self: BaseSession, fetches: Any, *
 
     def call(*values: Any, **options: Any) -> Any:
         if listeners:
-            _tell(lambda one: one.on_run(self, fetches))
+            _notify(lambda one: one.on_run(self, fetches))
         return made(*values, **options)
 
     return call

@@ -85,7 +85,7 @@ class WholeInGraph:
             if not needed or any(op._get_control_flow_context() is not None for op in operations.values()):
                 break
             for place, operation in operations.items():
-                changed.append(self._give_whole(forward, operation, place, needed[place]))
+                changed.append(self._read_whole(forward, operation, place, needed[place]))
                 lines[place] = line_of(operation)
             apart, seams = take_apart(targets, ends)
         for one in reversed(changed):
@@ -93,7 +93,7 @@ class WholeInGraph:
         del self.notes.sums[noted:]
         return take_apart(targets, ends) if changed else (apart, seams)
 
-    def _give_whole(
+    def _read_whole(
         self, forward: _Forward, operation: tf.Operation, place: NodeInput, statistic: Statistic
     ) -> _Changed:
         before = operation.inputs[place.index]

@@ -155,10 +155,10 @@ def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
     wanted: dict[NodeInput, Statistic] = {}
     branches: set[str] = set()
     made: Mapping[NodeInput, str | None] = {}
-    told = made
+    replaced_inputs = made
     for _ in range(MOST_TRACES):
         if needed.statistics is None:
-            kept, told = captured, made
+            kept, replaced_inputs = captured, made
         more = needed.statistics or {}
         if needed.batch is None or not (more or needed.branches) or not wanted.keys().isdisjoint(more):
             break
@@ -170,8 +170,8 @@ def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
             break
         needed, made = _Needed(captured), statistics.made
         if needed.read_again < before.read_again:
-            kept, told = captured, made
-    tell(told)
+            kept, replaced_inputs = captured, made
+    tell(replaced_inputs)
     return kept
 
 
