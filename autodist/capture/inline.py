@@ -76,7 +76,7 @@ def _inlining_derivatives() -> Iterator[None]:
         if tf.executing_eagerly() or len(accumulators) != 1:
             return plain(op, attributes, inputs, outputs, tangents, use_batch)
         one = accumulators[0]
-        popped(pop, one)  # it would differentiate the derivative's own operations
+        popped(pop, one)  # otherwise it would differentiate the derivative's ops
         try:
             return forwardprop._jvp_helper_wrapper(op, attributes, inputs, outputs, tangents, use_batch)
         finally:

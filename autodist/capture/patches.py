@@ -203,12 +203,9 @@ def _models(trainer: str, model: str, versions: tuple[str, str]) -> dict[str, Pa
 MODELS = _models(f"{_TRAINER}:TensorFlowTrainer", "keras:Model", _KERAS)
 LEGACY_MODELS = _models("tf_keras:Model", "tf_keras:Model", _TF_KERAS)
 EPOCH_ITERATOR = Patch(_TRAINER, "TFEpochIterator", _KERAS, "reads this worker's part of the batches of `fit`")
-SET_DISTRIBUTIONS = [
+SET_DISTRIBUTIONS = [  # scripts call the first, and `Distribution.scope` the second
     Patch(owner, "set_distribution", _KERAS, "rejects model parallelism")
-    for owner in (
-        "keras:distribution",
-        "keras.src.distribution.distribution_lib",
-    )  # the latter for `scope`
+    for owner in ("keras:distribution", "keras.src.distribution.distribution_lib")
 ]
 BACKUPS = [
     Patch("keras:callbacks.BackupAndRestore", name, _KERAS, "leaves backups to the chief")

@@ -74,7 +74,7 @@ def test_a_step_that_trains_is_refused_within_a_function():
             for x in batches:
                 step(x)
 
-    message = "step trains .*tf.function, .*alone.*@ad.function in the place"
+    message = "step trains .*tf.function, .*alone.*by @ad.function"
     with pytest.raises(CaptureError, match=message):
         tf.function(step)(tf.constant(BATCHES[0]))
     with pytest.raises(CaptureError, match=message):
