@@ -125,7 +125,7 @@ def tell_begun_anew(training: Iterable[tf.Tensor], graph_def: GraphDef, steps: i
     read = sorted({t.op.name for t in _tensors_read(training, ()) if t.op.type in GETS})
     if read and not any(count and count % steps == 0 for count in _passed_over(graph_def)):
         log.warning(
-            "the iterators of a session's graph start again (%s), although the %d completed steps have read from "
+            "the iterators of a session's graph start over (%s), although the %d completed steps have read from "
             "them: those batches are trained on again. Skip them in the dataset with "
             "dataset.skip(ad.steps_done) after its batch(…), or feed the batches.", ", ".join(read), steps,
             extra=ALIKE_EVERYWHERE,
