@@ -1,4 +1,4 @@
-"""Stalls: workers that wait for one another, or for one that does not answer, and would for ever."""
+"""Stall detection: ends a run in which workers wait forever for each other or for a worker that does not answer."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ _log = logging.getLogger("autodist.cluster")
 _LOOK_INTERVAL = 5.0
 
 _BUSY = 0.1
-"""Seconds of processor time a second; a process that only waits for messages takes less."""
+"""Seconds of CPU time per second; a process that only waits for messages uses less."""
 
 _WOULD_BE_BUSY = 0.5
-"""Seconds a second of which its threads ran or waited for a processor. On a machine with more to do than it has
-processors, a process that computes gets little time of them."""
+"""Seconds per second in which its threads ran or waited for a processor. On an overloaded machine, a process that
+computes gets little CPU time."""
 
 _HEARTBEATS = 2.0
 """Seconds in which at least one heartbeat of an agent on another machine arrives."""
 
 SAME_STEPS = (
-    "Every worker has to make the same steps: see that each has as many batches, and the same callbacks that may end "
-    "the training, and that no step, pull or reduce stands where only some workers come by."
+    "Every worker has to run the same steps: check that each has the same number of batches and the same callbacks "
+    "that may end the training, and that no step, pull or reduce is in code that only some workers run."
 )
 
 
 _WAITS_IN = (Doing.JOINING, Doing.STEPPING)
-"""What a worker may do that others hold up."""
+"""Activities in which a worker may wait for other workers."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One worker, looked at twice.
+    """Two observations of one worker.
 
     Attributes:
-        name: of the worker.
-        before: what it did then; None if it did not answer.
-        now: what it does now; None if it has not answered yet.
+        name: name of the worker.
+        before: its progress at the first observation; None if it did not answer.
+        now: its progress at the second observation; None if it has not answered yet.
         between: seconds between the two.
-        silent: for how long it has not answered, in seconds of a `Stopwatch`.
-        unheard: for how long its agent has sent nothing, not even a heartbeat, in the same seconds.
+        silent: time since its last answer, in seconds of a `Stopwatch`.
+        unheard: time since the last message of its agent, including heartbeats, in the same unit.
     """
 
     name: str
@@ -58,16 +58,16 @@ class Seen:
 
     @property
     def waits(self) -> bool:
-        """Whether it has been in one step all the while, without computing."""
+        """True if it was in the same step at both observations and did not compute."""
         if self.before is None or self.now is None or self.now.doing != Doing.STEPPING or self.now.since < self.between:
             return False
         ran = self.now.processor - self.before.processor
-        wanted = ran + self.now.queued - self.before.queued
-        return ran < _BUSY * self.between and wanted < _WOULD_BE_BUSY * self.between
+        demand = ran + self.now.queued - self.before.queued
+        return ran < _BUSY * self.between and demand < _WOULD_BE_BUSY * self.between
 
     @property
     def is_held_up(self) -> bool:
-        """Whether it has been in one step, or at its end, all the while: one that does not answer may be why."""
+        """True if it was in the same step, or at its end, at both observations; it may wait for a silent worker."""
         return self.is_done or (self.now is not None and self.now.doing in _WAITS_IN and self.since >= self.between)
 
     @property
@@ -85,10 +85,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Stall:
-    """Why a run cannot go on.
+    """The reason that a run cannot continue.
 
     Attributes:
-        worker: the one that is named.
+        worker: name of the worker to report.
         reason: as in `WorkerFailedError`.
         is_lost: as in `Ending`.
     """
@@ -100,7 +100,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds; `resources.Timeouts` says what each is for."""
+    """Time limits in seconds; see `resources.Timeouts`."""
 
     stall: float
     answer: float
@@ -108,14 +108,14 @@ class Limits:
 
     @property
     def look_interval(self) -> float:
-        """Between two looks at the others."""
+        """Seconds between two observations of the other workers."""
         return min(_LOOK_INTERVAL, self.stall / 4, self.answer / 4, self.deadlock / 4)
 
 
 def find_stall(chief: Seen, others: Mapping[str, Seen], limits: Limits) -> Stall | None:
-    """Why the run can never go on, if that is certain.
+    """Returns the reason that the run can never continue, if that is certain, else None.
 
-    It is if a process does not answer, or if all whose scripts have not ended wait in steps and compute nothing.
+    It is certain if a process does not answer, or if all workers whose scripts run wait in steps and compute nothing.
     """
     everyone = [chief, *others.values()]
     for seen in others.values():
@@ -132,21 +132,21 @@ def find_stall(chief: Seen, others: Mapping[str, Seen], limits: Limits) -> Stall
         return None
     return Stall(
         next(iter(others)), f"and all others have waited for one another for {longest:.0f} s, in different steps. "
-        f"{SAME_STEPS} Where a step waits for something else, raise `deadlock_timeout`."
+        f"{SAME_STEPS} If a step waits for something else, raise `deadlock_timeout`."
     )  # fmt: skip
 
 
 def _unanswered(worker: Seen, while_waited_for: str, limits: Limits) -> Stall:
-    """Names the machine where its agent is silent too, and else the worker's process."""
+    """Returns the stall of a worker that does not answer; blames its machine if its agent is silent, too."""
     if worker.unheard >= max(limits.answer / 2, _HEARTBEATS):
         return Stall(
             worker.name, f"was lost: nothing was heard from its machine for {worker.unheard:.0f} s{while_waited_for}; "
-            "see whether the machine is up, and the network to it; where that pauses for longer, raise "
+            "check that the machine and the network to it are up; if the network pauses for longer, raise "
             "`answer_timeout`", is_lost=True,
         )  # fmt: skip
     return Stall(
         worker.name, f"has not answered for {limits.answer:g} s{while_waited_for}: its process was stopped, "
-        "or runs code that lets nothing else of it run; if that may take so long, raise `answer_timeout`"
+        "or runs code that blocks its other threads; if that may take so long, raise `answer_timeout`"
     )  # fmt: skip
 
 
@@ -157,15 +157,15 @@ def _while_waited_for(names: list[str]) -> str:
 
 
 def _missed(chief: Seen, ended: list[Seen], waiting: list[Seen]) -> Stall:
-    who = " and ".join(seen.name for seen in waiting) + (" waits" if len(waiting) == 1 else " wait")
+    waiters = " and ".join(seen.name for seen in waiting) + (" waits" if len(waiting) == 1 else " wait")
     if ended == [chief]:
         return Stall(waiting[0].name, f"waits in a step for {chief.name}, whose script has ended. {SAME_STEPS}")
     first = next(seen for seen in ended if seen is not chief)
-    return Stall(first.name, f"has ended its script, and {who} for it in a further step. {SAME_STEPS}")
+    return Stall(first.name, f"has ended its script, and {waiters} for it in a further step. {SAME_STEPS}")
 
 
 class AsksWorkers(Protocol):
-    """What the watch needs of the coordinator."""
+    """The methods of the coordinator that `StallWatch` calls."""
 
     def ask(self, limit: float, are_on_their_way: bool) -> dict[str, Progress | None] | None: ...
 
@@ -177,78 +177,82 @@ class AsksWorkers(Protocol):
 
 
 class StallWatch:
-    """On the chief, looks after the others while it waits; ends the run where it can never go on.
+    """Observes the other workers while the chief waits for them; ends the run if it can never continue.
 
-    While it waits for the others to come to their first step, whoever imports, reads or traces may take its time, and
-    one alone whose process is stopped counts as one that does not answer.
+    Before the first step, workers may import, read and trace for any time; only a worker whose process is stopped
+    counts as one that does not answer.
 
-    Where it may go on, since a worker is busy outside of the step, that is told in the log, after twice the time each
-    time.
+    If the run may continue, since a worker is busy outside of a step, this is logged at intervals that double.
 
     Args:
-        coordinator: of the run.
+        coordinator: coordinator of the run.
         chief: name of this worker.
-        progress: what this worker does.
-        limits: of time.
+        progress: returns the progress of this worker.
+        limits: time limits.
     """
 
     def __init__(self, coordinator: AsksWorkers, chief: str, progress: Callable[[], Progress], limits: Limits) -> None:
         self._coordinator, self._chief, self._progress, self._limits = coordinator, chief, progress, limits
-        self._begin()
+        self._reset()
         threading.Thread(target=self._watch, name="autodist-stalls", daemon=True).start()
 
-    def _begin(self) -> None:
-        """The chief has not waited for long."""
-        self._tells_after = self._limits.stall
+    def _reset(self) -> None:
+        """Starts a new wait of the chief."""
+        self._log_after = self._limits.stall
         self._before: tuple[float, Progress, Mapping[str, Progress | None]] | None = None
         self._stopwatch = Stopwatch(self._limits.look_interval)
-        self._answered: dict[str, float] = {}
-        self._heard: dict[str, float] = {}
+        self._last_answer: dict[str, float] = {}
+        self._last_heard: dict[str, float] = {}
 
     def _watch(self) -> None:
         interval = self._limits.look_interval
         while not self._coordinator.wait_for_end(interval):
-            mine = self._progress()
-            if mine.doing == Doing.ELSE or mine.since < interval:
-                self._begin()
+            own_progress = self._progress()
+            if own_progress.doing == Doing.ELSE or own_progress.since < interval:
+                self._reset()
             else:
-                self._look()
+                self._observe()
 
-    def _look(self) -> None:
-        looked, mine = time.monotonic(), self._progress()
-        asked, is_joining = self._stopwatch.read(), mine.doing == Doing.JOINING
+    def _observe(self) -> None:
+        observed_at, own_progress = time.monotonic(), self._progress()
+        requested_at, is_joining = self._stopwatch.read(), own_progress.doing == Doing.JOINING
         answers = self._coordinator.ask(self._limits.look_interval / 2, is_joining)
         if answers is None:
             return
-        answered, heard = self._stopwatch.read(), self._coordinator.take_heard()
+        answered_at, heard = self._stopwatch.read(), self._coordinator.take_heard()
         for name, answer in answers.items():
-            self._answered[name] = self._answered.get(name, asked) if answer is None else answered
-            self._heard[name] = answered if name in heard else self._heard.get(name, asked)
-        before, self._before = self._before, (looked, mine, answers)
+            self._last_answer[name] = self._last_answer.get(name, requested_at) if answer is None else answered_at
+            self._last_heard[name] = answered_at if name in heard else self._last_heard.get(name, requested_at)
+        before, self._before = self._before, (observed_at, own_progress, answers)
         if before is None:
             return
         between = time.monotonic() - before[0]
         chief = Seen(self._chief, before[1], self._progress(), between)
         others = {
             name: Seen(
-                name, before[2][name], now, between, answered - self._answered[name], answered - self._heard[name]
+                name,
+                before[2][name],
+                now,
+                between,
+                answered_at - self._last_answer[name],
+                answered_at - self._last_heard[name],
             )
             for name, now in answers.items()
         }
         stall = find_stall(chief, others, self._limits)
         if stall is not None:
             self._coordinator.give_up(stall.worker, stall.reason, stall.is_lost)
-        elif chief.since >= self._tells_after:
-            self._tells_after = 2 * chief.since
-            self._tell(chief, others)
+        elif chief.since >= self._log_after:
+            self._log_after = 2 * chief.since
+            self._log_wait(chief, others)
 
-    def _tell(self, chief: Seen, others: Mapping[str, Seen]) -> None:
+    def _log_wait(self, chief: Seen, others: Mapping[str, Seen]) -> None:
         late = [f"{name} (for {seen.since:.0f} s)" for name, seen in others.items() if _is_elsewhere(seen)]
         if late:
-            what = "the end of its script" if chief.is_done else "a step" if chief.has_joined else "its first step"
+            place = "the end of its script" if chief.is_done else "a step" if chief.has_joined else "its first step"
             _log.warning(
-                "%s has waited %.0f s, in %s, for what is outside of any step: %s.",
-                chief.name, chief.since, what, ", ".join(late),
+                "%s has waited %.0f s, in %s, for workers that are outside of any step: %s.",
+                chief.name, chief.since, place, ", ".join(late),
             )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Debuggers, profilers, consoles and the like that run a user's script: which script that is."""
+"""Finds the user's script behind a debugger, profiler, console or similar tool that runs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autodist.cluster.command_line import Command, TargetKind
 
-# Names of modules and commands. One that is not here is started again with the script, as a test runner has to be.
+# Names of modules and commands. Any other tool, such as a test runner, is started on all workers.
 _CONSOLES = {
     *("code", "asyncio", "idlelib", "idlelib.idle", "idle", "IPython", "ipython", "bpython", "ptpython", "ptipython"),
     *("ipykernel", "ipykernel_launcher", "colab_kernel_launcher", "jupyter", "jupyter-run", "xpython", "marimo"),
@@ -28,13 +28,13 @@ _NOTEBOOKS = (".ipynb", ".ipy")
 
 @dataclass(frozen=True)
 class Main:
-    """What runs as `__main__`.
+    """The `__main__` module of a process.
 
     Attributes:
-        file: its path, which may be relative; None of what is typed or given by -c.
-        module: its name, where it was found by one ("package.train", "package.__main__"); "__main__" in an archive or
-            a folder that is run; None of a file.
-        called: what the script finds as `sys.argv[0]`.
+        file: its path, which may be relative; None for code entered interactively or passed by -c.
+        module: its name if it runs by name ("package.train", "package.__main__"); "__main__" in an archive or a folder
+            that runs; None for a file.
+        called: `sys.argv[0]`.
     """
 
     file: str | None
@@ -50,11 +50,11 @@ class Main:
         return Main(file if isinstance(file, str) else None, getattr(spec, "name", None), called)
 
     def is_module(self, name: str) -> bool:
-        """Whether `-m name` runs it."""
+        """Returns True if `-m name` runs it."""
         return self.module in (name, f"{name}.__main__")
 
     def is_file(self, path: str, directory: str) -> bool:
-        """Whether a path that is given in `directory` runs it: the file, or the folder or archive that holds it."""
+        """Returns True if a path, relative to `directory`, runs it: its file, or the folder or archive of its file."""
         if self.file is None:
             return False
         path, file = os.path.join(directory, path), os.path.join(directory, self.file)
@@ -62,7 +62,7 @@ class Main:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two paths lead to one file or folder, which is there."""
+    """Returns True if two paths refer to the same existing file or folder."""
     try:
         return os.path.samefile(one, other)
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def is_same(one: str, other: str) -> bool:
 
 
 def tool_of(command: Command, main: Main, directory: str) -> str | None:
-    """The tool that a command starts; None if what it starts is the user's own."""
+    """Returns the name of the tool that a command starts; None if it starts the user's own code."""
     if command.kind is TargetKind.MODULE:
         name = command.target.removesuffix(".__main__")
         return name if name in _TOOLS else None
@@ -80,26 +80,26 @@ def tool_of(command: Command, main: Main, directory: str) -> str | None:
     name = re.sub(r"-?\d+(\.\d+)*\Z", "", os.path.basename(os.path.normpath(command.target)).removesuffix(".py"))
     if name not in _TOOLS:
         return None
-    # A script called trace.py, a folder called code: tools' commands have no suffix, and their folders give way.
+    # The user's script may be called trace.py, or the user's folder code; commands of tools have no suffix.
     is_own = command.target.endswith(".py") or main.module == "__main__"
     return None if is_own and main.is_file(command.target, directory) else name
 
 
 def is_kernel() -> bool:
-    """Whether a notebook's kernel runs here, whichever command has started it."""
-    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return ask is not None and hasattr(ask(), "kernel")
+    """Returns True if this process is a notebook's kernel."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_ipython is not None and hasattr(get_ipython(), "kernel")
 
 
 def script_behind(tool: str, command: Command, main: Main, directory: str) -> Command | None:
-    """What a tool was told to run; None if that is nothing, or not known.
+    """Returns the command of the script that a tool runs; None if it runs none or the script is unknown.
 
-    It is what has become `__main__` by now or, under a tool that stays `__main__` itself, what is called so; and it
-    stands among the tool's arguments.
+    The script is the one of the tool's arguments that is now `__main__` or, if the tool itself is `__main__`, is
+    `sys.argv[0]`.
     """
     is_tool = main.is_module(command.target) or main.is_file(command.target, directory)
     words = list(command.rest)
-    if tool.lower() == "ipython" and "--" in words:  # it takes out the first, wherever that stands
+    if tool.lower() == "ipython" and "--" in words:  # IPython removes the first `--` at any position
         words.remove("--")
     for position, (before, word) in enumerate(zip(["", *words], words, strict=False)):
         kind = TargetKind.MODULE if before in ("-m", "--module") else TargetKind.FILE

@@ -1,4 +1,4 @@
-"""How a command is started on a worker's machine: here, or over SSH."""
+"""Transports: start commands on a worker's machine, locally or over SSH."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from autodist.resources import Node, ResourceSpec
 
 
 class Channel:
-    """A started command: its three streams, and its end.
+    """The standard streams and the process of a running command.
 
     Args:
-        process: that runs the command here, or carries it and others of the same machine. It is in a session of its
-            own, so that Ctrl-C in the chief's terminal does not reach it.
+        process: local process of the command, or the relay of all commands on another machine. It has its own session,
+            so that Ctrl-C in the chief's terminal does not reach it.
         stdin: bytes to the command.
         stdout: bytes from the command.
         stderr: bytes from the command.
-        beats: whether the command runs on another machine, and an agent sends heartbeats from there.
+        beats: True if the command runs on another machine, from which an agent sends heartbeats.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Channel:
         _open_channels.add(self)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Exit status of the process; None if it still runs after `timeout` seconds."""
+        """Returns the exit status of the process; None if it still runs after `timeout` seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def close(self) -> None:
-        """Ends the process, if it still runs: on a worker's machine the agent ends then, and with it the script."""
+        """Kills the process if it still runs; the agent on the worker's machine then ends, and with it the script."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -58,7 +58,7 @@ class Channel:
 
 
 def _leave_to_parent() -> None:
-    """In a process forked from this one: without this, its copies would keep agents alive after the chief's death."""
+    """Closes the channels in a process forked from this one, whose copies would keep agents alive after the chief."""
     for channel in _open_channels:
         for stream in (channel.stdin, channel.stdout, channel.stderr):
             os.close(stream.fileno())
@@ -68,16 +68,17 @@ def _leave_to_parent() -> None:
 
 _open_channels: set[Channel] = set()
 _opening = threading.Lock()
-"""Held while channels are opened, beside the script: it must not fork between a pipe and its being known here."""
+"""Held while channels are opened in another thread: the script must not fork before `_open_channels` has them."""
 os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_leave_to_parent)
 
 
 def _start(
     module: str, *arguments: str, environment: Mapping[str, str] | None, **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """Runs a module here, as `Transport.open` says.
+    """Starts a module on this machine; see `Transport.open`.
 
-    By a shell, since debuggers go after what starts Python; where the script was started, which PYTHONPATH may go by.
+    Uses a shell, since debuggers attach to a command that starts Python. Runs in the script's initial directory, to
+    which PYTHONPATH may be relative.
     """
     directory = noted_start().directory
     return subprocess.Popen(
@@ -90,13 +91,13 @@ def _start(
 
 
 class Transport(Protocol):
-    """A way to start Python modules on a machine."""
+    """Starts Python modules on one machine."""
 
     def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
-        """Starts `python -P -m module arguments` there, `count` times.
+        """Starts `python -P -m module arguments` on the machine, `count` times.
 
-        (-P: modules in the user's directory must not shadow Python's.) A command may turn out not to have started: its
-        channel then ends, with a `Lost` message where the reason is known.
+        -P keeps modules in the user's directory from shadowing Python's. If a command fails to start, its channel ends,
+        with a `Lost` message if the reason is known.
         """
         ...
 
@@ -105,7 +106,7 @@ class LocalTransport:
     """Starts commands on this machine, with this process's interpreter.
 
     Args:
-        environment: of the commands; None: this process's.
+        environment: environment variables of the commands; None for those of this process.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -123,17 +124,16 @@ class LocalTransport:
 
 
 class SSHTransport:
-    """Starts commands on another machine, over a connection that a *relay* holds, one for all commands.
+    """Starts commands on another machine, over one connection that an SSH relay holds.
 
-    The relay is a small process on this machine. The chief's may keep Python's global lock for longer than
-    the limit of silence (a large `json.load` does); with the connection inside it, the other machine would hear nothing
-    and take the chief for lost.
+    The relay is a small process on this machine. The chief's process may hold Python's global lock for longer than the
+    heartbeat timeout (during a large `json.load`); without the relay, the other machine would count the chief as lost.
 
     Args:
-        settings: how the machine is reached.
-        silence_timeout: seconds without a word after which it counts as lost.
-        reach_timeout: seconds until the first word.
-        environment: of the relay, which has the SSH agent's address, say; None: this process's.
+        settings: SSH settings of the machine.
+        silence_timeout: seconds without a message after which it counts as lost.
+        reach_timeout: seconds until its first message.
+        environment: environment variables of the relay, such as the SSH agent's address; None for this process's.
     """
 
     def __init__(
@@ -158,49 +158,49 @@ def start_between(
     environment: Mapping[str, str] | None = None,
     stdout: int = subprocess.DEVNULL,
 ) -> tuple[subprocess.Popen[bytes], tuple[Channel, ...]]:
-    """Starts a process beside this one that passes bytes between it and commands on other machines.
+    """Starts a relay: a local process that forwards bytes between this one and commands on other machines.
 
     Args:
-        module: that runs there. It reads a line of JSON from its standard input: the order, and as `channels` three
-            descriptors for each command.
-        count: of commands.
-        order: what else it is told.
-        environment: of the process; None: this one's.
+        module: module of the relay. It reads a line of JSON from its standard input: the order, and under `channels`
+            three descriptors for each command.
+        count: number of commands.
+        order: further settings for the relay.
+        environment: environment variables of the relay; None for those of this process.
         stdout: its standard output.
     """
     with _opening:
-        ways = [tuple(os.pipe() for _ in ("stdin", "stdout", "stderr")) for _ in range(count)]
-        theirs = [(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
+        pipes = [tuple(os.pipe() for _ in ("stdin", "stdout", "stderr")) for _ in range(count)]
+        theirs = [(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in pipes]
         process = _start(
             module,
             environment=environment,
             stdin=subprocess.PIPE,
             stdout=stdout,
-            stderr=theirs[0][2],  # what it has to say itself
+            stderr=theirs[0][2],  # for the relay's own errors
             pass_fds=[descriptor for three in theirs for descriptor in three],
         )
         for descriptor in (descriptor for three in theirs for descriptor in three):
             os.close(descriptor)
-        # By standard input: other users of this machine can see arguments, and the order may be secret.
-        assert process.stdin, "it is a pipe"
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # who reads the channels sees that it has ended
+        # Sent by standard input: other users of this machine can see arguments, and the order may contain secrets.
+        assert process.stdin, "stdin is a pipe"
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # readers of the channels detect that it has ended
             process.stdin.write(json.dumps({**order, "channels": theirs}).encode() + b"\n")
         return process, tuple(
             Channel(process, os.fdopen(stdin[1], "wb"), os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb"), True)
-            for stdin, stdout, stderr in ways
+            for stdin, stdout, stderr in pipes
         )
 
 
 def transport_to(
     spec: ResourceSpec, node: Node, environment: Mapping[str, str] | None = None, patience: float | None = None
 ) -> Transport:
-    """How commands are started on a node: here, or over SSH as its group says.
+    """Returns the transport to a node: local, or over SSH with the settings of its group.
 
     Args:
         spec: the machines.
         node: one of them.
-        environment: of what runs on this machine; None: this process's.
-        patience: seconds for which a machine that does not answer is tried again; None: as the spec says.
+        environment: environment variables of local processes; None for those of this process.
+        patience: seconds during which a machine that does not answer is retried; None for the spec's value.
     """
     settings = ssh_settings(spec, node, patience)
     if settings is None:
@@ -209,13 +209,13 @@ def transport_to(
 
 
 def ssh_settings(spec: ResourceSpec, node: Node, patience: float | None = None) -> SSHSettings | None:
-    """The way in to a node, with the same patience; None where SSH is not used."""
+    """Returns the SSH settings of a node, with `patience` as in `transport_to`; None if SSH is not used."""
     group = spec.ssh_group(node)
     if group is None:
         return None
-    # A node may be the jump host on the way to another.
+    # A node may be the jump host of another node.
     reached = {other.address: spec.ssh[other.ssh_config] for other in spec.nodes if other.ssh_config}
     others = (SSHSettings.of_group(address, other, spec.connect_timeout) for address, other in reached.items())
     patience = spec.connect_timeout if patience is None else patience
-    own = SSHSettings.of_group(node.address, group, spec.connect_timeout, patience, spec.transport or "paramiko")
-    return own.through(others)
+    settings = SSHSettings.of_group(node.address, group, spec.connect_timeout, patience, spec.transport or "paramiko")
+    return settings.through(others)

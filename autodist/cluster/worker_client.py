@@ -1,4 +1,4 @@
-"""A worker's side of the run, inside the script's process."""
+"""The worker client: represents a worker inside the script's process."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ from autodist.errors import ClusterError
 _log = logging.getLogger("autodist.cluster")
 
 CONTROL_VARIABLE = "AUTODIST_CONTROL"
-"""Environment variable by which the agent hands two file descriptors to the script: control socket and held port."""
+"""Environment variable with two file descriptors that the agent passes to the script: control socket and held port."""
 
 _TAKEN = "taken"
 
 
 class WorkerClient:
-    """This process's part in a run that a chief started.
+    """This process as a worker of a run that a chief started.
 
-    When the agent goes away without having released the member, or sends no heartbeat for `silence_timeout` (it may
-    have been stopped), the member ends its process group: SIGTERM, then SIGKILL. (The guard does the same from outside,
-    unless it was stopped too; a signal is needed, since the script may sit inside TensorFlow.)
+    If the agent ends before it sends `Release`, or sends no heartbeat for `silence_timeout` (it may have been stopped),
+    the worker client ends its process group by SIGTERM, then SIGKILL. The guard does the same, unless it was stopped,
+    too. Signals are needed, since the script may be blocked inside TensorFlow.
 
     Attributes:
-        index: of this worker.
-        name: of this worker.
-        addresses: of all workers' servers, as "host:port", by index.
-        payload: what the chief passed to `Coordinator.start`.
-        brought: what the chief's script runs that is in no file, as in `Script`.
-        held: this worker's port; `start_server` releases it.
-        progress: called, from a thread of the member, when the coordinator asks what the script does.
+        index: index of this worker.
+        name: name of this worker.
+        addresses: addresses of all workers' servers, as "host:port", by index.
+        payload: the bytes passed to `Coordinator.start`.
+        brought: pickled code that is in no file, as in `Script`.
+        held: this worker's reserved port; `start_server` releases it.
+        progress: called, from a thread of the worker client, when the coordinator requests the script's progress.
     """
 
     def __init__(self, control: socket.socket, held: PortHeld) -> None:
@@ -73,78 +73,78 @@ class WorkerClient:
         self._silence = HeartbeatTimeout(join.silence_timeout)
         self._script_end = watch_script_end()
         self._script_end.run_handlers_on_termination()
-        self._leaves = threading.Event()
+        self._is_leaving = threading.Event()
         if join.on_preempt:
-            threading.Thread(target=self._tell_that_it_leaves, name="autodist-leaving", daemon=True).start()
+            threading.Thread(target=self._report_leaving, name="autodist-leaving", daemon=True).start()
             self._script_end.heeds_termination = self._leave
         self._waiting = threading.Event()
         self._sending = threading.Lock()
         self._ending, self._ended = threading.Lock(), threading.Event()
-        self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._chief_waits = threading.Event()
-        self._holds_for = 0.0
+        self._delay = 0.0
         began = time.monotonic()
         self.progress: Callable[[], Progress] = lambda: Progress.of_this_process(Doing.ELSE, began)
         self._send(Joined())
         threading.Thread(target=self._listen, name="autodist-member", daemon=True).start()
-        threading.Thread(target=self._heed_silence, name="autodist-silence", daemon=True).start()
+        threading.Thread(target=self._watch_timeout, name="autodist-silence", daemon=True).start()
 
     @staticmethod
     def from_environment() -> WorkerClient | None:
-        """This process's member; None in the process that the user started, which is the chief. One per process.
+        """Returns the only worker client of this process; None in the chief, which the user started.
 
         Raises:
-            ClusterError: the process was started by a worker's script, and would take part a second time.
+            ClusterError: a worker's script started this process, which would join the run a second time.
         """
-        return _member()
+        return _client()
 
     def hear(self) -> str | None:
-        """Waits for what the chief says next by `Coordinator.say`; None once it has come to its first step."""
-        said = self._said.get()
-        if said is None:
-            self._said.put(None)
-        return said
+        """Waits for the next text sent by `Coordinator.say`; None after the chief has reached its first step."""
+        text = self._texts.get()
+        if text is None:
+            self._texts.put(None)
+        return text
 
     def wait_for_chief(self) -> None:
-        """Returns once the chief's script has come to its first step; it may take its time."""
+        """Waits, without a timeout, until the chief's script has reached its first step."""
         self._chief_waits.wait()
 
     def let_chief_fail_first(self, limit: float) -> None:
-        """Lets the chief be the first to tell an error that its script has as well as this one, before its first step.
+        """Delays errors of this script, so that the chief reports an error that all scripts have.
 
-        From now on what ends this worker's script badly before the chief has come to its first step is told here, and
-        to the chief, only after a wait. In that time the chief, as a rule, fails by the same, tells it once, and stops
-        this worker.
+        From now on, an error that ends this worker's script before the chief has reached its first step is printed and
+        reported only after a delay. In that time, the chief usually fails with the same error, reports it once, and
+        stops this worker.
 
         Args:
-            limit: the wait, in seconds.
+            limit: the delay in seconds.
         """
-        self._holds_for, is_set = limit, self._holds_for > 0
+        self._delay, is_set = limit, self._delay > 0
         if is_set:
             return
         hook = sys.excepthook
 
-        def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        def print_later(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             self.hold()
             hook(kind, error, trace)
 
-        sys.excepthook = tell
+        sys.excepthook = print_later
 
     def hold(self) -> None:
-        """Waits as `let_chief_fail_first` says; this worker may be stopped meanwhile."""
+        """Waits for the delay of `let_chief_fail_first`; this worker may be stopped meanwhile."""
         if self._script_end.is_terminated:
             return
         stopwatch = Stopwatch()
-        while os.getpid() == self._process and not self._ended.is_set() and stopwatch.read() < self._holds_for:
-            if self._chief_waits.wait(min(LOOK_INTERVAL, self._holds_for)):
+        while os.getpid() == self._process and not self._ended.is_set() and stopwatch.read() < self._delay:
+            if self._chief_waits.wait(min(LOOK_INTERVAL, self._delay)):
                 return
-        self._holds_for = 0.0
+        self._delay = 0.0
 
     def wait_for_end(self) -> None:
-        """Reports that this worker's script ended well and returns when all have; call it when the script ends.
+        """Reports that this worker's script succeeded, and waits until all have; call it when the script ends.
 
-        Others may still need this worker's server until then. Returns at once if the script ends badly (its exit status
-        is what is reported then), when the chief goes away, and in a process that was forked from the worker's.
+        Other workers may need this worker's server until then. Returns at once if the script fails (its exit status is
+        reported then), if the chief ends, and in a process that was forked from the worker's.
         """
         if self._script_end.is_bad or os.getpid() != self._process:
             return
@@ -153,47 +153,47 @@ class WorkerClient:
         self._ended.wait()
 
     def wait_to_be_ended(self, limit: float) -> None:
-        """Returns after `limit` seconds, or when the agent has gone; this worker may be stopped before."""
+        """Returns after `limit` seconds, or when the agent has ended; this worker may be stopped before."""
         self._ended.wait(limit)
 
     def _leave(self) -> bool:
-        """Has the chief told that SIGTERM has come, unless the agent sent it or it is a second one; says whether."""
-        if self._leaves.is_set() or not self._is_wanted():
+        """Reports SIGTERM to the chief and returns True, unless the agent sent it or it is the second one."""
+        if self._is_leaving.is_set() or not self._is_kept_by_agent():
             return False
-        self._leaves.set()
+        self._is_leaving.set()
         return True
 
-    def _is_wanted(self) -> bool:
-        """Whether the agent has not shut down its side of the control socket.
+    def _is_kept_by_agent(self) -> bool:
+        """Returns False if the agent has shut down its side of the control socket.
 
-        Where it ends the script it does that first, which is known here before the SIGTERM of its guard comes.
+        The agent does this before it ends the script, so it is detected before the SIGTERM of the guard arrives.
         """
         poll = select.poll()
         poll.register(self._control, select.POLLRDHUP)
         return not poll.poll(0)
 
     def _wait_while_agent_is_there(self) -> None:
-        """Returns when the agent has closed its end; where it only has no more to say, its guard ends this process."""
+        """Waits until the agent has closed the socket; if it has only shut down its side, the guard ends it."""
         poll = select.poll()
-        poll.register(self._control, 0)  # that the other end was closed is told without asking
+        poll.register(self._control, 0)  # `poll` always reports that the other end was closed
         poll.poll()
 
-    def _tell_that_it_leaves(self) -> None:
-        """In a thread: a signal may come while its own thread sends something else."""
-        self._leaves.wait()
+    def _report_leaving(self) -> None:
+        """Reports SIGTERM, in a thread: the signal may interrupt a thread that is sending."""
+        self._is_leaving.wait()
         self._send(Leaving())
 
     def _leave_to_parent(self) -> None:
-        """In a process forked from this one: the agent must see the end of the worker's own process."""
+        """Closes the socket in a forked process: the agent must detect the end of the worker's own process."""
         if self._control.fileno() >= 0:
-            os.close(self._control.detach())  # not `close`, which leaves it open for the file made of it
+            os.close(self._control.detach())  # `close` would leave it open for `self._lines`
 
     def _send(self, message: Message) -> None:
         try:
             with self._sending:
                 self._control.sendall(encode(message))
         except OSError:
-            return  # the agent is gone; the listening thread sees it as well and acts
+            return  # the agent is gone, which the listening thread handles
 
     def _listen(self) -> None:
         released = False
@@ -204,9 +204,9 @@ class WorkerClient:
                     case Ask():
                         self._send(self.progress())
                     case Said(text):
-                        self._said.put(text)
+                        self._texts.put(text)
                     case Waiting():
-                        self._said.put(None)
+                        self._texts.put(None)
                         self._chief_waits.set()
                     case Release():
                         released = True
@@ -217,18 +217,18 @@ class WorkerClient:
             self._wait_while_agent_is_there()
         self._end(released)
 
-    def _heed_silence(self) -> None:
-        """Ends the script when its agent sends nothing for too long."""
+    def _watch_timeout(self) -> None:
+        """Ends the script if its agent sends no message within the timeout."""
         while not self._ended.wait(self._silence.look_interval):
             if self._silence.is_too_long():
-                # In a thread: the agent reads what is printed here, and a pipe that it leaves full blocks.
+                # In a thread: the agent reads this process's output, and a full pipe blocks.
                 threading.Thread(target=self._report_silence, name="autodist-silent-agent", daemon=True).start()
                 self._end(released=False)
 
     def _report_silence(self) -> None:
         _log.warning(
-            "%s: its agent on this machine has sent nothing for %g s, so that the script ends; see whether the agent's "
-            "process was stopped.", self.name, self._silence.limit,
+            "%s: its agent on this machine has sent nothing for %g s, so the script ends; check that the agent's "
+            "process was not stopped.", self.name, self._silence.limit,
         )  # fmt: skip
 
     def _end(self, released: bool) -> None:
@@ -248,19 +248,19 @@ def _end_own_group(stop_timeout: float) -> None:
 
 
 @functools.cache
-def _member() -> WorkerClient | None:
-    handed = os.environ.get(CONTROL_VARIABLE)
-    if handed is None:
+def _client() -> WorkerClient | None:
+    descriptors = os.environ.get(CONTROL_VARIABLE)
+    if descriptors is None:
         return None
-    if handed == _TAKEN:
+    if descriptors == _TAKEN:
         raise ClusterError(
             "AutoDist is used in a process that a worker's script started, and would start a second run there. "
             'Put the part of the script that trains under `if __name__ == "__main__":`, '
-            "so that processes which only import the script (as those of `multiprocessing` do) leave it out."
+            "so that processes which only import the script (as those of `multiprocessing` do) skip it."
         )
-    # Processes that the script starts must neither inherit the descriptors nor take themselves for the worker.
+    # Processes that the script starts must neither inherit the descriptors nor act as the worker.
     os.environ[CONTROL_VARIABLE] = _TAKEN
-    control_fd, port_fd = (int(number) for number in handed.split(","))
+    control_fd, port_fd = (int(number) for number in descriptors.split(","))
     for number in (control_fd, port_fd):
         os.set_inheritable(number, False)
     return WorkerClient(socket.socket(fileno=control_fd), PortHeld(socket.socket(fileno=port_fd)))

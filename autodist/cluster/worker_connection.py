@@ -1,4 +1,4 @@
-"""The coordinator's side of one worker: its channel, and what is known of it."""
+"""The worker connection: represents one worker in the coordinator."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from autodist.logs.tensorflow_log import says_nothing, tells_of_no_failure
 _log = logging.getLogger("autodist.cluster")
 
 _LAST_WORDS_LIMIT = 5.0
-"""Seconds for reading what an agent that has ended said before."""
+"""Seconds for reading the last messages of an agent that has ended."""
 
 
 class WorkerConnection:
-    """One worker, as the coordinator knows it.
+    """The channel to one worker's agent, and the state of the worker.
 
-    All fields below change under `changed`, which is notified then.
+    All attributes change under `changed`, which is then notified.
 
     Args:
-        name: of the worker.
-        channel: to its agent.
-        changed: shared by all links of a run.
-        output: where its lines go.
-        on_end: called under `changed`, once, when it has ended (badly or not).
-        on_leaving: called with its name when SIGTERM has come to it, from a thread of the link's.
-        shows: whether its lines are shown here; a scheduler that has started the worker keeps them itself.
+        name: name of the worker.
+        channel: channel to its agent.
+        changed: condition shared by all connections of a run.
+        output: destination of its lines.
+        on_end: called under `changed`, once, when the worker has ended.
+        on_leaving: called with the worker's name when it received SIGTERM, from a thread of the connection.
+        shows: True if its lines are printed; a scheduler that has started the worker collects them itself.
 
     Attributes:
-        answer: to `Inspect`; None until it is there.
-        joined: whether the script has made contact.
-        done: whether the script has reported that it is done.
-        progress: answer to the last `Ask`; None until it is there.
-        ending: how it ended; None while it runs.
-        is_leaving: whether SIGTERM has come to it.
+        answer: answer to `Inspect`; None until it arrives.
+        joined: True if the script has joined the run.
+        done: True if the script has reported that it is done.
+        progress: answer to the last `Ask`; None until it arrives.
+        ending: end of the worker; None while it runs.
+        is_leaving: True if the worker received SIGTERM.
         status: exit status of the script, if it is known.
     """
 
@@ -75,22 +75,22 @@ class WorkerConnection:
         self._channel, self._changed, self._output, self._on_end = channel, changed, output, on_end
         self._on_leaving = on_leaving
         self._shows = shows
-        self._is_heard = True
+        self._has_sent = True
         self._sending = threading.Lock()
         self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        self._complaints: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        self._complaining = threading.Thread(target=self._read_complaints, name=f"autodist-{name}-errors", daemon=True)
-        self._complaining.start()
+        self._error_lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self._error_reader = threading.Thread(target=self._read_errors, name=f"autodist-{name}-errors", daemon=True)
+        self._error_reader.start()
         self._reading = threading.Thread(target=self._read, name=f"autodist-{name}", daemon=True)
         self._reading.start()
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """That the worker printed, without what TensorFlow logs beside."""
+        """The last lines that the worker printed, without TensorFlow's unrelated log lines."""
         return tuple(self._lines)
 
     def send(self, message: Message) -> None:
-        """Tells the agent something. That it is gone is learnt from the reading side."""
+        """Sends a message to the agent; the reading thread detects that the agent is gone."""
         try:
             with self._sending:
                 self._channel.stdin.write(encode(message))
@@ -100,15 +100,15 @@ class WorkerConnection:
 
     def take_heard(self) -> bool:
         """Returns True if the agent has sent something since the last call, or sends no heartbeats."""
-        is_heard, self._is_heard = self._is_heard, not self._channel.beats
-        return is_heard
+        has_sent, self._has_sent = self._has_sent, not self._channel.beats
+        return has_sent
 
     def wait(self, timeout: float) -> bool:
-        """Waits until the agent's process has ended, and says whether it has."""
+        """Waits until the agent's process has ended, or `timeout` seconds; returns True if it has ended."""
         return self._channel.wait(timeout) is not None
 
     def close(self) -> None:
-        """Ends the agent's process, if it still runs, and hands over what it has said."""
+        """Kills the agent's process if it still runs, and handles its last messages."""
         self._channel.close()
         self._reading.join(_LAST_WORDS_LIMIT)
 
@@ -117,18 +117,18 @@ class WorkerConnection:
             for line in self._channel.stdout:
                 self._handle(line)
         finally:
-            self._complaining.join(1)
+            self._error_reader.join(1)
             with self._changed:
-                self._end(Lost(why_agent_ended("\n".join(self._complaints))))
+                self._end(Lost(why_agent_ended("\n".join(self._error_lines))))
                 self._changed.notify_all()
 
     def _handle(self, line: bytes) -> None:
-        self._is_heard = True
+        self._has_sent = True
         try:
             message = decode(line)
         except ProtocolError:
-            # A machine's login may print a greeting; it belongs to what the machine says of itself.
-            self._complaints.append(line.decode(errors="replace").rstrip())
+            # A machine's login may print a greeting, which is kept with its errors.
+            self._error_lines.append(line.decode(errors="replace").rstrip())
             return
         if isinstance(message, Line):
             if says_nothing(message.text) and not _log.isEnabledFor(logging.DEBUG):
@@ -174,6 +174,6 @@ class WorkerConnection:
             self.ending = Ending(self.name, f"was lost: {message.problem}", self.last_lines, is_lost=True)
         self._on_end(self)
 
-    def _read_complaints(self) -> None:
+    def _read_errors(self) -> None:
         for line in self._channel.stderr:
-            self._complaints.append(line.decode(errors="replace").rstrip())
+            self._error_lines.append(line.decode(errors="replace").rstrip())

@@ -273,7 +273,7 @@ def test_what_keeps_a_machine_from_being_reached_is_told(hosts: LoopbackHosts, h
         (openssh("nowhere.invalid"), "^nowhere.invalid port 22: the name cannot be resolved"),
         (openssh(first.address, port=first.port, key_file="/no/key"), "the key file /no/key cannot be read"),
         (openssh(first.address, port=first.port, username="no-one"), "none of the keys .* user no-one .it takes publi"),
-        (openssh("127.0.0.1", port=silent.getsockname()[1]), "no SSH session was established: .*raise `connect_timeout`"),
+        (openssh("127.0.0.1", port=silent.getsockname()[1]), "no SSH session was established: .*`connect_timeout`"),
     ]
     with silent:
         for settings, said in cases:

@@ -44,7 +44,7 @@ def ended(tmp_path: Path, script: str) -> str:
 def test_a_worker_that_makes_fewer_steps(tmp_path: Path) -> None:
     said = ended(tmp_path, "for _ in range(3 - me): step(batch)\n")
     assert "localhost:1 has ended its script, and localhost:0 waits for it in a further step" in said
-    assert "see that each has as many batches" in said
+    assert "check that each has the same number of batches" in said
 
 
 def test_a_chief_that_makes_fewer_steps(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ other(batch); step(batch)
 (step if me else other)(batch)
 """
     with Training(tmp_path, TRAIN + script, TWO) as run:
-        said = "for what is outside of any step: localhost:1"
+        said = "for workers that are outside of any step: localhost:1"
         assert within(START, lambda: said in run.stderr), run.stderr
         assert not run.has_note("ended0")
         run.note("go")

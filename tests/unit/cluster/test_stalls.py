@@ -66,7 +66,7 @@ def stall_of(chief: Seen, *others: Seen) -> tuple[str, str] | None:
         (
             [waiting("a"), silent("b", 61, unheard=62)],
             "b",
-            "was lost: nothing was heard from its machine for 62 s, while a waits for it; see whether",
+            "was lost: nothing was heard from its machine for 62 s, while a waits for it; check that",
         ),
         ([waiting("a"), silent("b", 61, unheard=31)], "b", "was lost: nothing was heard"),
     ],
@@ -183,6 +183,6 @@ def test_a_worker_that_is_busy_elsewhere_is_named_once_until_twice_the_time(
     with caplog.at_level(logging.WARNING, "autodist.cluster"):
         watch(coordinator, doing, LIMITS.stall + 5)
     assert [r.getMessage() for r in caplog.records] == [
-        f"a has waited 65 s, in {step}, for what is outside of any step: b (for 70 s)."
+        f"a has waited 65 s, in {step}, for workers that are outside of any step: b (for 70 s)."
     ]
     assert coordinator.asked_on_their_way == {doing == Doing.JOINING}
