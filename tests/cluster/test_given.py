@@ -173,7 +173,7 @@ def test_a_worker_that_fails_ends_all_and_is_the_first_cause(hosts: Hosts, tmp_p
     (failure,) = run.failures
     assert "ended with exit status 3" in failure
     assert "its last line" in failure
-    assert "autodist: the chief ends the run; see what it printed\n" in run.said_by(1)
+    assert "autodist: the chief ends the run; see the chief's output\n" in run.said_by(1)
 
 
 @pytest.mark.parametrize("victim", ["chief", "follower", "follower, asked"])
@@ -239,8 +239,8 @@ def test_one_that_never_comes_is_named_and_the_others_are_told(hosts: Hosts, tmp
         assert run.wait(40) == 1
         assert run.wait_for_others() == [1]
         run.assert_gone()
-    assert "ClusterError: process 2 of 3 did not come within 3 s. See whether the scheduler has started" in run.stderr
-    assert "autodist: the run did not start: process 2 of 3 did not come within 3 s." in run.said_by(1)
+    assert "ClusterError: process 2 of 3 did not join within 3 s. Check that the scheduler has started" in run.stderr
+    assert "autodist: the run did not start: process 2 of 3 did not join within 3 s." in run.said_by(1)
 
 
 def test_a_wrong_secret_and_a_twin_are_refused_and_do_no_harm(hosts: Hosts, tmp_path: Path) -> None:
@@ -255,8 +255,8 @@ def test_a_wrong_secret_and_a_twin_are_refused_and_do_no_harm(hosts: Hosts, tmp_
         assert run.wait(40) == 0, run.stderr
         assert sorted(run.wait_for_others()) == [0, 0, 2, 2]
         run.assert_gone()
-    assert "refuses process 2: its secret is another than the chief's" in run.said_by(2)
-    assert "is that of a process which came before" in run.said_by(1) + run.said_by(3)
+    assert "refuses process 2: its secret differs from the chief's" in run.said_by(2)
+    assert "is that of a process that joined before" in run.said_by(1) + run.said_by(3)
 
 
 SCRIPT = """

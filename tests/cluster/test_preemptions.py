@@ -103,7 +103,7 @@ def test_a_scheduler_sends_it_to_all_processes_and_the_run_is_saved_before_it_en
     np.testing.assert_array_equal(values, np.full(3, -0.5 * steps))
     assert f"stopping all workers: SIGTERM came; {steps} steps were made" in told, told
     said = (tmp_path / "other").read_text()
-    assert "this process was sent SIGTERM; the chief is told, which saves what is trained" in said, said
+    assert "this process was sent SIGTERM; the chief saves the trained values" in said, said
 
 
 GOES_ON = """

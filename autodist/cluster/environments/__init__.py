@@ -1,9 +1,9 @@
-"""Given clusters: a scheduler starts every process, and they meet at the chief's address.
+"""Given clusters: a scheduler starts every process, and the processes find each other at the chief's address.
 
-Each process reads from its environment which of them it is (`find`, one file for each form of environment). The chief
-opens a *reception*, a small process beside its own. The others become *followers*: each proves that it knows the run's
-secret (`handshake`), and is from then on the agent of its worker, over that connection in place of SSH.
+Each process reads its index from its environment (`find`; one module per launcher environment). The chief starts a
+*rendezvous server*, a small process on its machine. The others become *followers*: each proves that it knows the run's
+secret (`handshake`), and is then the agent of its worker, over that connection instead of SSH.
 
     chief's script                                      a process that the scheduler has started
-    Coordinator ── Channel ── reception ── TCP ── follower (an agent) ── guard ── the same script: Member
+    Coordinator ── Channel ── rendezvous server ── TCP ── follower (an agent) ── guard ── the same script: WorkerClient
 """

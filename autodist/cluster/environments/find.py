@@ -1,4 +1,4 @@
-"""Which form of environment this process was started in."""
+"""Detects the launcher environment in which this process was started."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from autodist.cluster.environments.kubernetes import RANK as POD
 from autodist.cluster.environments.kubernetes import Kubernetes
 from autodist.cluster.environments.launcher_env import CHIEF, INDEX, WORKERS, Environment, Given, LauncherEnv
 from autodist.cluster.environments.manual import Manual
-from autodist.cluster.environments.open_mpi import OpenMPI
-from autodist.cluster.environments.pmi import PMI
+from autodist.cluster.environments.pmi import PMI, OpenMPI
 from autodist.cluster.environments.slurm import Slurm
 from autodist.cluster.environments.tf_config import TFConfig
 from autodist.errors import ResourceSpecError
@@ -17,38 +16,39 @@ from autodist.errors import ResourceSpecError
 _log = logging.getLogger("autodist.cluster")
 
 FORMS: tuple[LauncherEnv, ...] = (Manual(), TFConfig(), OpenMPI(), PMI(), Slurm(), Kubernetes())
-"""In the order in which they win: what was said on purpose, then who started this process itself, who may have been
-started by the next."""
+"""In order of precedence: explicit settings, then the launcher of this process, then the launchers that may have
+started that launcher."""
 
 
 def find(environment: Environment) -> Given | None:
-    """What the environment says of a cluster; None if it is of none of the forms.
+    """Reads the cluster from the environment; returns None if there is no launcher environment.
 
     Raises:
-        ResourceSpecError: a variable is missing or malformed; names it.
+        ResourceSpecError: names the variable that is missing or malformed.
     """
-    there = [form for form in FORMS if form.is_there(environment)]
-    if not there:
+    present = [form for form in FORMS if form.is_there(environment)]
+    if not present:
         return None
-    given = there[0].read(environment)
-    if len(there) > 1:
-        others = " and ".join(form.name for form in there[1:])
-        _log.info("the environment has %s and %s: %s counts", there[0].name, others, there[0].name)
+    given = present[0].read(environment)
+    if len(present) > 1:
+        others = " and ".join(form.name for form in present[1:])
+        _log.info("the environment has %s and %s: %s counts", present[0].name, others, present[0].name)
     return given
 
 
 def require(environment: Environment) -> Given:
-    """The same where there has to be one.
+    """Same as `find`, for a run that requires a launcher environment.
 
     Raises:
-        ResourceSpecError: there is none, besides what `find` raises.
+        ResourceSpecError: there is none, or `find` raises it.
     """
     given = find(environment)
     if given is not None:
         return given
     if POD in environment:
         raise ResourceSpecError(
-            f"the environment variable {WORKERS} is missing; set it to the Job's `completions`, since no pod is told."
+            f"the environment variable {WORKERS} is missing; set it to the Job's `completions`, which Kubernetes does "
+            "not pass to the pods."
         )
     names = ", ".join(form.name for form in FORMS[1:])
     raise ResourceSpecError(

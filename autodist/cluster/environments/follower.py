@@ -1,10 +1,9 @@
-"""A follower: a process of a given cluster that is not the chief; it joins, and is then the agent of its worker.
+"""A follower: a process of a given cluster that is not the chief; joins the run and acts as its worker's agent.
 
-`python -m autodist.cluster.environments.follower` reads its `FollowerOrder` from AUTODIST_FOLLOWS. It
-connects to the chief, shows that it knows the secret, and starts the script when it is told to. What the script prints
-it prints too, for the scheduler, and tells the chief, who shows the last lines of a worker that failed. It ends as the
-script does; with a bad exit status, too, where the chief was lost, or nothing was started: 2 where the chief refuses
-it.
+`python -m autodist.cluster.environments.follower` reads its `FollowerOrder` from AUTODIST_FOLLOWS. It connects to the
+chief, proves that it knows the secret, and starts the script on request. It prints the script's output, for the
+scheduler, and sends it to the chief, which shows the last lines of a worker that failed. Its exit status is that of the
+script; 1 if the chief was lost or nothing was started, 2 if the chief refuses it.
 """
 
 from __future__ import annotations
@@ -46,26 +45,26 @@ from autodist.cluster.script import Script
 from autodist.errors import BAD_INPUT, AutoDistError, ClusterError, ResourceSpecError
 
 VARIABLE = "AUTODIST_FOLLOWS"
-"""Environment variable by which this process is told what it is, as JSON."""
+"""Environment variable with the follower's order, as JSON."""
 
 _RETRY_INTERVAL, _WORD_LIMIT, _HANG_UP_LIMIT = 0.5, 10.0, 2.0
 
-# With a secret that was refused, after which this process gives up; one in a file may be an earlier run's.
+# Number of refused secrets after which this process gives up; the file may contain the secret of an earlier run.
 _TRIES = 3
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-_Word = TypeVar("_Word", Challenge, Welcome)
+_Message = TypeVar("_Message", Challenge, Welcome)
 
 
 @dataclass(frozen=True)
 class FollowerOrder:
-    """What a follower is told.
+    """The settings of a follower.
 
     Attributes:
-        given: what it knows of its cluster.
-        script: that it runs.
-        join_timeout: seconds until it has joined the chief.
+        given: its cluster.
+        script: the script that it runs.
+        join_timeout: seconds until it has joined the run.
     """
 
     given: Given
@@ -77,9 +76,10 @@ _ORDERS = TypeAdapter(FollowerOrder)
 
 
 def follow(order: FollowerOrder) -> NoReturn:
-    """Turns this process into a follower, in place of what it runs.
+    """Replaces this process by a follower, which starts the script again.
 
-    Not beside it: what the process would do afterwards is the script's, which the follower starts.
+    The current run of the script must not continue: its remaining statements belong to the script that the follower
+    starts.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -92,20 +92,20 @@ class Follower(Agent):
     """The agent of a worker whose process a scheduler has started.
 
     Args:
-        connection: to the chief.
-        script: that it runs.
-        welcome: what the chief said.
+        connection: connection to the chief.
+        script: the script that it runs.
+        welcome: the chief's answer.
 
     Attributes:
-        status: exit status that this process is to have.
+        status: exit status for this process.
     """
 
     def __init__(self, connection: socket.socket, script: Script, welcome: Welcome) -> None:
         super().__init__(
             connection.makefile("rb"), connection.makefile("wb"), welcome.stop_timeout, welcome.silence_timeout
         )
-        self._own = script
-        self._released = self._told = self._lost_chief = False
+        self._script_to_run = script
+        self._released = self._has_logged = self._lost_chief = False
         self._exited: int | None = None
 
     @property
@@ -115,16 +115,16 @@ class Follower(Agent):
         return 0 if self._exited == 0 and self._released else 1
 
     def end_by(self, number: int) -> None:
-        """Ends the script, since this process was sent a signal; the chief is told so, as long as it listens.
+        """Ends the script after a signal to this process, and reports it to the chief.
 
-        Of the first SIGTERM it is only told where it saves then.
+        The first SIGTERM is only reported if the chief saves on preemption.
         """
         name = signal.Signals(number).name
         if number == signal.SIGTERM and self.leave():
-            self._say(f"this process was sent {name}; the chief is told, which saves what is trained and ends the run")
+            self._log(f"this process was sent {name}; the chief saves the trained values and ends the run")
             return
-        self._say(f"this process was sent {name}, and ends its script")
-        problem = f"its process was sent {name}, by the scheduler or somebody on its machine"
+        self._log(f"this process was sent {name}, and ends its script")
+        problem = f"its process was sent {name}, by the scheduler or a user of its machine"
         threading.Thread(target=self._leave, args=(problem,), name="autodist-leaving", daemon=True).start()
 
     def send(self, message: Message) -> None:
@@ -133,17 +133,17 @@ class Follower(Agent):
         if isinstance(message, Exited):
             self._exited = message.status
         if isinstance(message, Lost):
-            self._say(message.problem)
+            self._log(message.problem)
         super().send(message)
 
     def say_how_it_ended(self) -> None:
-        """Tells the user of this process's outputs why it ends, where nothing else has."""
-        if self._told or self._released:
+        """Prints the reason for the end of this process, unless a reason was printed before."""
+        if self._has_logged or self._released:
             return
         if self._exited is None:
-            self._say("the chief ended before this process's script was started; see what the chief printed")
+            self._log("the chief ended before this process's script was started; see the chief's output")
         elif self._lost_chief:
-            self._say("the chief went away in the middle of the run, and the script was ended; see what it printed")
+            self._log("the chief went away in the middle of the run, and the script was ended; see the chief's output")
 
     def _leave(self, problem: str) -> None:
         super().send(Lost(problem))
@@ -156,29 +156,31 @@ class Follower(Agent):
     def _handle(self, message: Message) -> bool:
         match message:
             case Inspect():
-                message = replace(message, script=self._own.file, directory=self._own.directory)
+                message = replace(message, script=self._script_to_run.file, directory=self._script_to_run.directory)
             case Start():
-                message = replace(message, arguments=self._own.arguments, directory=self._own.directory)
+                message = replace(
+                    message, arguments=self._script_to_run.arguments, directory=self._script_to_run.directory
+                )
             case Release():
                 self._released = True
             case Stop() if not self._released:
-                self._say("the chief ends the run; see what it printed")
+                self._log("the chief ends the run; see the chief's output")
             case Lost():
-                self._say(message.problem)
+                self._log(message.problem)
                 return False
         return super()._handle(message)
 
-    def _say(self, text: str) -> None:
-        self._told = True
+    def _log(self, text: str) -> None:
+        self._has_logged = True
         tell(text)
 
 
 def join(order: FollowerOrder, environment: MutableMapping[str, str]) -> tuple[socket.socket, Welcome]:
-    """Connects to the chief, and takes this process into the run.
+    """Connects to the chief, and joins the run.
 
     Raises:
-        RefusedError: the chief does not take this process.
-        ClusterError: it did not answer in time.
+        RefusedError: the chief refuses this process.
+        ClusterError: the chief did not answer in time.
         ResourceSpecError: there is no secret.
     """
     given = order.given
@@ -192,8 +194,8 @@ def join(order: FollowerOrder, environment: MutableMapping[str, str]) -> tuple[s
             return _join_once(given, hello, source)
         except FileNotFoundError as error:
             problem = (
-                f"the secret, which the chief leaves in {error.filename}, is not there: is the home directory "
-                "shared? Else set AUTODIST_SECRET for all processes"
+                f"the chief's file {error.filename} with the secret does not exist here: is the home directory "
+                "shared? If not, set AUTODIST_SECRET for all processes"
             )
         except RefusedError as error:
             before, secret = secret, _read_if_there(source)
@@ -208,7 +210,7 @@ def join(order: FollowerOrder, environment: MutableMapping[str, str]) -> tuple[s
         time.sleep(_RETRY_INTERVAL)
     raise ClusterError(
         f"Process {given.index} found no chief at {given.chief}, port {given.port}, within {order.join_timeout:g} s "
-        f"({problem}). See whether process 0 runs there and still waits for others, and whether a firewall is between."
+        f"({problem}). Check that process 0 runs there and still waits for others, and that no firewall is in between."
     )
 
 
@@ -223,14 +225,16 @@ def _join_once(given: Given, hello: Hello, source: SecretSource) -> tuple[socket
     connection = socket.create_connection((given.chief, given.port), timeout=_WORD_LIMIT)
     try:
         lines = connection.makefile("rb", buffering=0)
-        own = replace(hello, nonce=nonce())
-        connection.sendall(encode(own))
+        hello = replace(hello, nonce=nonce())
+        connection.sendall(encode(hello))
         challenge = _expect(lines.readline(LONGEST_LINE), Challenge)
-        secret = source.read()  # now: who listens has left it before
-        connection.sendall(encode(prove(secret, own, challenge)))
+        secret = source.read()  # not earlier: the chief writes the file before it listens
+        connection.sendall(encode(prove(secret, hello, challenge)))
         answer = _expect(lines.readline(LONGEST_LINE), Welcome)
-        if not is_welcome(secret, own, challenge, answer):
-            raise RefusedError("what listens there does not know the secret, and is not this run's chief", True)
+        if not is_welcome(secret, hello, challenge, answer):
+            raise RefusedError(
+                "the process that listens there does not know the secret: it is not this run's chief", True
+            )
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection, answer
@@ -239,27 +243,27 @@ def _join_once(given: Given, hello: Hello, source: SecretSource) -> tuple[socket
         raise
 
 
-def _expect(line: bytes, kind: type[_Word]) -> _Word:
+def _expect(line: bytes, kind: type[_Message]) -> _Message:
     if not line:
-        raise OSError("it hung up")
-    word = decode(line)
-    if isinstance(word, Refused):
-        raise RefusedError(word.problem, word.is_secret)
-    if not isinstance(word, kind):
-        raise RefusedError("it answers out of turn")
-    return word
+        raise OSError("it closed the connection")
+    message = decode(line)
+    if isinstance(message, Refused):
+        raise RefusedError(message.problem, message.is_secret)
+    if not isinstance(message, kind):
+        raise RefusedError("it sent an unexpected message")
+    return message
 
 
 def _print(line: Line) -> None:
-    """On this process's own outputs, which the scheduler keeps."""
+    """Prints a line of the script to this process's outputs, which the scheduler collects."""
     stream = getattr(sys, line.stream)
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+    with contextlib.suppress(OSError, ValueError):  # the output was closed
         stream.write(line.text + "\n")
         stream.flush()
 
 
 def tell(text: str) -> None:
-    """Says something on this process's standard error."""
+    """Prints a message to this process's standard error."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"autodist: {text}\n")
         sys.stderr.flush()
@@ -267,7 +271,7 @@ def tell(text: str) -> None:
 
 def main() -> int:
     order = _ORDERS.validate_json(os.environ.pop(VARIABLE))
-    for number in _SIGNALS:  # process 1 of a container is not ended by what it does not handle
+    for number in _SIGNALS:  # process 1 of a container ignores signals that it does not handle
         signal.signal(number, _end)
     try:
         connection, welcome = join(order, os.environ)
@@ -288,7 +292,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Ends the connection when the other end has read all: one that is closed over unread bytes loses what was sent."""
+    """Closes the connection after the other end has read everything: a close with unread input discards sent bytes."""
     with contextlib.suppress(OSError):
         connection.settimeout(_HANG_UP_LIMIT)
         connection.shutdown(socket.SHUT_WR)

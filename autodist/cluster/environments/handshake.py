@@ -1,13 +1,13 @@
-"""How a process shows the chief that it belongs to the run, and the chief the process, without saying the secret.
+"""Mutual authentication of a process and the chief by a shared secret, which is never sent.
 
     process                               chief
-    Hello: who it is, a nonce       →
-                                    ←     Challenge: a nonce, how long it takes
-    Proof: HMAC of all of that      →
-                                    ←     Welcome: another HMAC of it, or Refused: why
+    Hello: its identity, a nonce    →
+                                    ←     Challenge: a nonce
+    Proof: HMAC of both             →
+                                    ←     Welcome: another HMAC of both, or Refused: the reason
 
-Both nonces are drawn for the one connection, so that what was heard on another is of no use. What follows is neither
-signed nor encrypted, as the tensors are not either, which go from one TensorFlow server to the other.
+Both nonces are drawn for each connection, so that recorded messages cannot be replayed. Later messages are neither
+signed nor encrypted, like the tensors that TensorFlow's servers exchange.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from autodist.errors import ClusterError
 from autodist.versions import VERSION
 
 LONGEST_LINE = 1 << 14
-"""Bytes that are read of somebody who has not proved anything."""
+"""Limit in bytes on a line from a process that has not authenticated."""
 
 
 class RefusedError(ClusterError):
-    """The other end does not take this process into the run.
+    """Raised when the other end refuses this process.
 
     Args:
-        problem: what is wrong, with the mend.
-        is_secret: whether it is the secret.
+        problem: reason and fix.
+        is_secret: True if the secrets differ.
     """
 
     def __init__(self, problem: str, is_secret: bool = False) -> None:
@@ -42,18 +42,18 @@ class RefusedError(ClusterError):
 
 @dataclass(frozen=True)
 class Hello:
-    """Who a process is, and what it has.
+    """First message of a process: its identity and its resources.
 
     Attributes:
-        index: of the process in its scheduler's counting.
-        count: how many it counts; None: it was not told.
-        host: the machine's own name.
-        address: under which others reach it; None: that which its connection comes from.
-        cores: numbers of the processor cores that it may run on.
-        given_cores: how many it was given; None: it was not told.
-        gpus: which its TensorFlow sees, by names that no two have.
-        version: of its AutoDist.
-        nonce: drawn for this connection.
+        index: index of the process, as counted by its scheduler.
+        count: number of processes; None if unknown.
+        host: host name of its machine.
+        address: address under which others reach it; None for the one that its connection comes from.
+        cores: processor cores that it may run on.
+        given_cores: number of cores that the scheduler allots to it; None if unknown.
+        gpus: unique names of the GPUs that its TensorFlow sees.
+        version: version of its AutoDist.
+        nonce: random text for this connection.
     """
 
     index: int
@@ -70,8 +70,11 @@ class Hello:
 
 @dataclass(frozen=True)
 class Challenge:
-    """Attributes:
-    nonce: drawn for this connection."""
+    """The chief's answer to `Hello`.
+
+    Attributes:
+        nonce: random text for this connection.
+    """
 
     nonce: str
     kind: Literal["Challenge"] = field(default="Challenge", kw_only=True)
@@ -79,8 +82,11 @@ class Challenge:
 
 @dataclass(frozen=True)
 class Proof:
-    """Attributes:
-    digest: of the conversation so far, under the secret."""
+    """Proof that the process knows the secret.
+
+    Attributes:
+        digest: HMAC of both messages so far, with the secret as its key.
+    """
 
     digest: str
     kind: Literal["Proof"] = field(default="Proof", kw_only=True)
@@ -88,12 +94,12 @@ class Proof:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The process is one of the run.
+    """Last message: the chief has accepted the process.
 
     Attributes:
-        digest: of the conversation so far, under the secret, for the other direction.
-        silence_timeout: seconds without a word from the chief's machine after which it counts as lost.
-        stop_timeout: seconds between asking the script to end and ending it.
+        digest: HMAC as in `Proof`, for the other direction.
+        silence_timeout: seconds without a message from the chief's machine after which it counts as lost.
+        stop_timeout: seconds between SIGTERM and SIGKILL for the script.
     """
 
     digest: str
@@ -104,11 +110,11 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refused:
-    """The process is none of the run.
+    """Last message: the chief has refused the process.
 
     Attributes:
-        problem: why, with the mend.
-        is_secret: whether its secret is another.
+        problem: reason and fix.
+        is_secret: True if the secrets differ.
     """
 
     problem: str
@@ -122,53 +128,53 @@ _WORD: TypeAdapter[Word] = TypeAdapter(Annotated[Word, Field(discriminator="kind
 
 
 def encode(word: Word) -> bytes:
-    """The line that carries a word."""
+    """Serializes a message to a line."""
     return _WORD.dump_json(word) + b"\n"
 
 
 def decode(line: bytes) -> Word:
-    """The word that a line carries.
+    """Parses a line.
 
     Raises:
-        RefusedError: it carries none.
+        RefusedError: the line is not a message.
     """
     try:
         return _WORD.validate_json(line)
     except ValidationError:
         raise RefusedError(
-            f"it says what no AutoDist {VERSION} does ({line[:60]!r}); see whether the address is the chief's, and "
-            "whether all processes have the same version of AutoDist"
+            f"it sent a line that AutoDist {VERSION} does not understand ({line[:60]!r}); check that the address is "
+            "the chief's, and that all processes have the same version of AutoDist"
         ) from None
 
 
 def nonce() -> str:
-    """Drawn for one connection."""
+    """Returns random text for one connection."""
     return secrets.token_hex(16)
 
 
 def prove(secret: bytes, hello: Hello, challenge: Challenge) -> Proof:
-    """What shows the chief that a process knows the secret."""
+    """Returns the message with which a process proves to the chief that it knows the secret."""
     return Proof(_digest(secret, b"process", hello, challenge))
 
 
 def proves(secret: bytes, hello: Hello, challenge: Challenge, proof: Proof) -> bool:
-    """Whether a process has shown it."""
+    """Returns True if a process has proved that it knows the secret."""
     return _is_same(proof.digest, _digest(secret, b"process", hello, challenge))
 
 
 def welcome(secret: bytes, hello: Hello, challenge: Challenge, silence_timeout: float, stop_timeout: float) -> Welcome:
-    """What shows a process that the chief knows the secret."""
+    """Returns the message with which the chief proves to a process that it knows the secret."""
     return Welcome(_digest(secret, b"chief", hello, challenge), silence_timeout, stop_timeout)
 
 
 def is_welcome(secret: bytes, hello: Hello, challenge: Challenge, answer: Welcome) -> bool:
-    """Whether the chief has shown it."""
+    """Returns True if the chief has proved that it knows the secret."""
     return _is_same(answer.digest, _digest(secret, b"chief", hello, challenge))
 
 
-def _digest(secret: bytes, who: bytes, hello: Hello, challenge: Challenge) -> str:
-    said = b"\n".join((b"autodist", who, encode(hello), encode(challenge)))
-    return hmac.new(secret, said, hashlib.sha256).hexdigest()
+def _digest(secret: bytes, sender: bytes, hello: Hello, challenge: Challenge) -> str:
+    content = b"\n".join((b"autodist", sender, encode(hello), encode(challenge)))
+    return hmac.new(secret, content, hashlib.sha256).hexdigest()
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""An indexed Job of Kubernetes, or a JobSet: one pod for each completion index, found by a headless service."""
+"""Launcher environment of Kubernetes: an indexed Job or a JobSet, with one pod per index and a headless service."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ RANK = "JOB_COMPLETION_INDEX"
 
 
 class Kubernetes(LauncherEnv):
-    """JOB_COMPLETION_INDEX=1, and AUTODIST_WORKERS=4, which the manifest has to say: no pod is told of the others.
+    """JOB_COMPLETION_INDEX=1, and AUTODIST_WORKERS=4, which the manifest has to set: Kubernetes does not pass it.
 
-    The pods of a Job are called JOB-INDEX, under a headless service JOB-INDEX.SERVICE. So the chief's name is this
-    pod's with 0 in place of its index, unless AUTODIST_CHIEF says otherwise.
+    The pods of a Job are called JOB-INDEX, with a headless service JOB-INDEX.SERVICE. So the chief's name is this
+    pod's name with the index 0, unless AUTODIST_CHIEF overrides it.
 
     Args:
-        own_name: gives this pod's whole name.
+        own_name: returns this pod's fully qualified name.
     """
 
     name: ClassVar[str] = "Kubernetes"
@@ -36,7 +36,9 @@ class Kubernetes(LauncherEnv):
         self._own_name = own_name
 
     def is_there(self, environment: Environment) -> bool:
-        return RANK in environment and WORKERS in environment  # without that, the pods of a Job know nothing of another
+        return (
+            RANK in environment and WORKERS in environment
+        )  # without WORKERS, the pods of a Job do not belong together
 
     def read(self, environment: Environment) -> Given:
         index, count = index_and_count(environment, RANK, WORKERS)
@@ -47,7 +49,8 @@ class Kubernetes(LauncherEnv):
         job, dash, number = pod.rpartition("-")
         if number != str(index) or not (dash and dot):
             raise ResourceSpecError(
-                f"this pod is called {(pod + dot + service)[:60]!r}, which does not tell how the chief's is reached "
-                f"(JOB-{index}.SERVICE would); give the pods a headless service as their `subdomain`, or set {CHIEF}."
+                f"this pod is called {(pod + dot + service)[:60]!r}, from which the chief's name does not follow (it "
+                f"would from JOB-{index}.SERVICE); give the pods a headless service as their `subdomain`, or set "
+                f"{CHIEF}."
             )
         return f"{job}-0{dot}{service}"

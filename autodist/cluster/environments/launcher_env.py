@@ -1,4 +1,4 @@
-"""What all forms of environment have in common in which a scheduler starts processes."""
+"""Base class and helpers of the launcher environments, in which a scheduler starts the processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CHIEF, INDEX, WORKERS = "AUTODIST_CHIEF", "AUTODIST_INDEX", "AUTODIST_WORKERS"
 SECRET, SECRET_FILE, ADDRESS = "AUTODIST_SECRET", "AUTODIST_SECRET_FILE", "AUTODIST_ADDRESS"
 
 MET = "AUTODIST_MET"
-"""Set by a chief, for what its process starts, once the processes of the cluster have met."""
+"""Set by a chief, for the processes that it starts, when the rendezvous is complete."""
 
 OF_ONE_PROCESS = frozenset({CHIEF, INDEX, WORKERS, SECRET, SECRET_FILE, ADDRESS, MET})
-"""Variables that tell a process its own part, and that no other one is given."""
+"""Variables that describe a single process and are not passed on to others."""
 
 DEFAULT_PORT = 15000
-"""Where the processes meet, unless the environment says otherwise."""
+"""Default port of the rendezvous server."""
 
 HIGHEST_PORT = 65535
 MOST_WORKERS = 100_000
@@ -30,17 +30,17 @@ MOST_WORKERS = 100_000
 
 @dataclass(frozen=True)
 class Given:
-    """What a process knows of its cluster from its environment.
+    """The cluster of a process, read from its environment.
 
     Attributes:
-        form: the environment, for messages.
-        index: of this process; the chief's is 0.
-        count: how many there are; None: the chief knows.
+        form: name of the launcher environment, for messages.
+        index: index of this process; the chief's is 0.
+        count: number of processes; may be None except in the chief.
         chief: name or address of the chief's machine.
-        port: where they meet there.
-        addresses: "host:port" of each one's server by its index, where the environment names them.
-        job: what tells this run from others of the same user; None: nothing does.
-        cores: that this process was given; None: not told.
+        port: port of the rendezvous server there.
+        addresses: "host:port" of each process's server by its index, if the environment has them.
+        job: text that distinguishes this run from others of the same user; None if there is none.
+        cores: number of cores allotted to this process; None if unknown.
     """
 
     form: str
@@ -54,33 +54,33 @@ class Given:
 
     @property
     def is_on_one_machine(self) -> bool:
-        """Whether all processes are known to run on this machine."""
+        """True if all processes run on this machine."""
         return is_loopback(self.chief)
 
 
 class LauncherEnv(ABC):
-    """A form of environment."""
+    """A launcher environment: the variables that one kind of scheduler sets."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def is_there(self, environment: Environment) -> bool:
-        """Whether a process with this environment was started so."""
+        """Returns True if this launcher has started a process with this environment."""
 
     @abstractmethod
     def read(self, environment: Environment) -> Given:
-        """What it says.
+        """Reads the cluster from the environment.
 
         Raises:
-            ResourceSpecError: a variable is missing or malformed; names it.
+            ResourceSpecError: names the variable that is missing or malformed.
         """
 
 
 def text_of(environment: Environment, name: str, what: str) -> str:
-    """A variable's text.
+    """Returns the text of a variable; `what` describes it in the error.
 
     Raises:
-        ResourceSpecError: it is missing or empty.
+        ResourceSpecError: the variable is missing or empty.
     """
     if not environment.get(name):
         raise ResourceSpecError(f"the environment variable {name} is missing; set it to {what}.")
@@ -88,10 +88,10 @@ def text_of(environment: Environment, name: str, what: str) -> str:
 
 
 def number_of(environment: Environment, name: str, what: str, lowest: int, highest: int) -> int:
-    """A variable's number.
+    """Returns the number in a variable; `what` describes it in the error.
 
     Raises:
-        ResourceSpecError: it is missing, or no such number.
+        ResourceSpecError: the variable is missing, or not a number from `lowest` to `highest`.
     """
     text = text_of(environment, name, what)
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and lowest <= int(text) <= highest):
@@ -103,38 +103,38 @@ def number_of(environment: Environment, name: str, what: str, lowest: int, highe
 
 
 def index_and_count(environment: Environment, index: str, count: str) -> tuple[int, int]:
-    """Which process this is, and how many there are, from two variables.
+    """Returns the index of this process and the number of processes, from two variables.
 
     Raises:
-        ResourceSpecError: one is missing or malformed, or they contradict one another.
+        ResourceSpecError: a variable is missing or malformed, or they contradict each other.
     """
     number = number_of(environment, count, "the number of processes", 1, MOST_WORKERS)
-    own = number_of(environment, index, "the number of this process, counted from 0", 0, MOST_WORKERS)
-    if own >= number:
-        raise ResourceSpecError(f"{index} is {own}, and {count} is {number}; allowed: 0 to {number - 1}.")
-    return own, number
+    rank = number_of(environment, index, "the number of this process, counted from 0", 0, MOST_WORKERS)
+    if rank >= number:
+        raise ResourceSpecError(f"{index} is {rank}, and {count} is {number}; allowed: 0 to {number - 1}.")
+    return rank, number
 
 
 def told_chief(environment: Environment, port: int = DEFAULT_PORT) -> tuple[str, int] | None:
-    """Host and port that AUTODIST_CHIEF names; None if it is not there.
+    """Returns the host and port in AUTODIST_CHIEF; None if it is not set.
 
     Raises:
         ResourceSpecError: it is malformed.
     """
-    told = environment.get(CHIEF)
-    return None if told is None else host_and_port_of(told, CHIEF, port)
+    address = environment.get(CHIEF)
+    return None if address is None else host_and_port_of(address, CHIEF, port)
 
 
 def host_and_port_of(text: str, name: str, port: int | None) -> tuple[str, int]:
-    """Host and port of "host:port", "[::1]:port" or, with a default port, "host".
+    """Parses "host:port", "[::1]:port" or, with a default port, "host".
 
     Raises:
-        ResourceSpecError: the text is none of these; names the variable that has it.
+        ResourceSpecError: the text has another form; names the variable.
     """
     host, colon, number = text.rpartition(":")
     if (
         not colon or text.endswith("]") or (":" in host and not host.startswith("["))
-    ):  # an IPv6 address alone has colons
+    ):  # an IPv6 address without a port has colons
         host, number = text, "" if port is None else str(port)
     host = host.removeprefix("[").removesuffix("]")
     if (

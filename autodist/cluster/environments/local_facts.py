@@ -1,4 +1,4 @@
-"""What this process has: its cores and GPUs."""
+"""Detects the cores and GPUs of this process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _COUNT = "import tensorflow; print('gpus', len(tensorflow.config.list_physical_d
 
 
 def hello_of(given: Given, environment: Environment, count_gpus: Callable[[], int]) -> Hello:
-    """The `Hello` of this process.
+    """Returns the `Hello` of this process.
 
     Args:
-        given: what it knows of its cluster.
-        environment: variables of this process.
-        count_gpus: how many GPUs its TensorFlow sees; asked where there are some.
+        given: its cluster.
+        environment: its environment variables.
+        count_gpus: returns the number of GPUs that its TensorFlow sees; called if there are any.
     """
     visible = visible_gpus(_installed_gpus(), environment.get(_VISIBLE))
     return Hello(
@@ -37,46 +37,46 @@ def hello_of(given: Given, environment: Environment, count_gpus: Callable[[], in
 
 
 def visible_gpus(installed: tuple[str, ...], visible: str | None) -> tuple[str, ...]:
-    """Those of a machine's GPUs that CUDA shows to a process.
+    """Returns the GPUs of a machine that are visible to a process under CUDA.
 
     >>> visible_gpus(("GPU-a", "GPU-b", "GPU-c"), "2,GPU-a")
     ('GPU-c', 'GPU-a')
 
     Args:
-        installed: names of all, in order.
-        visible: what CUDA_VISIBLE_DEVICES is; None: it is not set.
+        installed: names of all GPUs, in order.
+        visible: value of CUDA_VISIBLE_DEVICES; None if it is not set.
     """
     if visible is None:
         return installed
-    found = []
+    gpus = []
     for item in visible.split(","):
         name = item.strip()
         number = int(name) if name.isascii() and name.isdecimal() else None
         match = [gpu for at, gpu in enumerate(installed) if at == number or (name and gpu.startswith(name))]
         if len(match) != 1:
-            break  # as CUDA does: what comes after one that is not there is not seen either
-        found += match
-    return tuple(found)
+            break  # as in CUDA: GPUs after one that does not exist are not visible either
+        gpus += match
+    return tuple(gpus)
 
 
 def count_gpus_apart() -> int:
-    """How many GPUs TensorFlow sees, asked in a process of its own: this one does without TensorFlow."""
+    """Returns the number of GPUs that TensorFlow sees, counted in a separate process: this one does not load it."""
     try:
-        asked = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-P", "-c", _COUNT], capture_output=True, text=True, timeout=_LIMIT, check=True
         )
     except (subprocess.SubprocessError, OSError):
         return 0
-    return next((int(line.split()[1]) for line in asked.stdout.splitlines() if line.startswith("gpus ")), 0)
+    return next((int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("gpus ")), 0)
 
 
 def _installed_gpus() -> tuple[str, ...]:
-    """UUIDs of the GPUs that this process may use, before CUDA_VISIBLE_DEVICES."""
+    """Returns the UUIDs of the machine's GPUs, regardless of CUDA_VISIBLE_DEVICES."""
     try:
-        asked = subprocess.run(
+        done = subprocess.run(
             ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
             capture_output=True, text=True, timeout=_LIMIT, check=True,
         )  # fmt: skip
     except (subprocess.SubprocessError, OSError):
         return ()
-    return tuple(line.strip() for line in asked.stdout.splitlines() if line.startswith("GPU-"))
+    return tuple(line.strip() for line in done.stdout.splitlines() if line.startswith("GPU-"))

@@ -1,4 +1,4 @@
-"""The machines of a given cluster, of what its processes have told. Pure functions."""
+"""Derives the machines of a given cluster from the `Hello` messages of its processes. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from autodist.resources import Allotment
 
 @dataclass(frozen=True)
 class Machines:
-    """What a ResourceSpec is made of.
+    """The machines, as input of a ResourceSpec.
 
     Attributes:
-        nodes: as the YAML would hold them, the chief's first.
-        allotments: of their workers.
-        processes: index of the process that is each worker. Workers are counted machine by machine, whatever order the
-            scheduler dealt its processes out in.
+        nodes: nodes as in the YAML, the chief's first.
+        allotments: devices and cores of each worker.
+        processes: process index of each worker. Workers are numbered machine by machine, in any order of the
+            scheduler's processes.
     """
 
     nodes: tuple[dict[str, Any], ...]
@@ -33,22 +33,22 @@ class Machines:
 def machines_of(
     own: Hello, arrivals: Sequence[Arrival], replicas: int | None = None, addresses: Sequence[str] = ()
 ) -> Machines:
-    """Machines, and who is which worker.
+    """Returns the machines, and assigns the processes to workers.
 
     Args:
-        own: what the chief would say of itself.
-        arrivals: all others, in any order.
-        replicas: of each worker; None: one for each of its GPUs, or one on its CPU.
-        addresses: "host:port" of each process's server, where the environment names them.
+        own: the chief's `Hello`.
+        arrivals: all other processes, in any order.
+        replicas: replicas of each worker; None for one per GPU, or one on its CPU.
+        addresses: "host:port" of each process's server, if the environment has them.
 
     Raises:
         ClusterError: processes on one machine have different devices, or too few.
     """
-    told = [own, *(arrival.hello for arrival in sorted(arrivals, key=lambda arrival: arrival.hello.index))]
+    hellos = [own, *(arrival.hello for arrival in sorted(arrivals, key=lambda arrival: arrival.hello.index))]
     hosts = _hosts(own, arrivals) if not addresses else [split_host_and_port(address)[0] for address in addresses]
     ports = dict(enumerate(split_host_and_port(address)[1] for address in addresses))
     groups: dict[str, list[Hello]] = {}
-    for hello, host in zip(told, hosts, strict=True):
+    for hello, host in zip(hellos, hosts, strict=True):
         groups.setdefault(host, []).append(hello)
     nodes: list[dict[str, Any]] = []
     allotments: list[Allotment] = []
@@ -69,7 +69,7 @@ def machines_of(
 
 
 def plain_host(host: str) -> str:
-    """An address without what the socket says beside it: "::ffff:10.0.0.1" is 10.0.0.1 over IPv6's socket."""
+    """Returns an address without its IPv6 scope or mapping: "::ffff:10.0.0.1" → "10.0.0.1"."""
     try:
         parsed = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -79,26 +79,26 @@ def plain_host(host: str) -> str:
 
 
 def _hosts(own: Hello, arrivals: Sequence[Arrival]) -> list[str]:
-    """The address of each process by its index: as others reach it, one for each machine."""
+    """Returns the address of each process by its index: the address that others reach, the same for a whole machine."""
     ordered = sorted(arrivals, key=lambda arrival: arrival.hello.index)
-    far = [arrival for arrival in ordered if not _is_beside(arrival)]
-    reached = [arrival.to_host for arrival in far or ordered]
+    remote = [arrival for arrival in ordered if not _is_on_chief_machine(arrival)]
+    reached = [arrival.to_host for arrival in remote or ordered]
     chief = own.address or next(iter(reached), "127.0.0.1")
-    return [chief, *(a.hello.address or (chief if _is_beside(a) else a.from_host) for a in ordered)]
+    return [chief, *(a.hello.address or (chief if _is_on_chief_machine(a) else a.from_host) for a in ordered)]
 
 
-def _is_beside(arrival: Arrival) -> bool:
-    """Whether a process runs on the chief's machine: who connects to an own address does so from it."""
+def _is_on_chief_machine(arrival: Arrival) -> bool:
+    """Returns True if a process runs on the chief's machine: its connection then has equal addresses at both ends."""
     return arrival.from_host == arrival.to_host or is_loopback(arrival.from_host)
 
 
 def _devices(host: str, group: Sequence[Hello], replicas: int | None) -> list[tuple[str, ...]]:
-    """Names of the devices of each process on one machine, as its own TensorFlow calls them."""
+    """Returns the names of the devices of each process on one machine, as in the process's TensorFlow."""
     seen = [set(hello.gpus) for hello in group]
     if not any(seen):
         return [tuple(f"cpu:{number}" for number in range(replicas or 1))] * len(group)
-    told = ", ".join(f"process {hello.index} sees {len(hello.gpus)}" for hello in group)
-    if len(group) > 1 and all(one == seen[0] for one in seen):  # no scheduler has dealt them out
+    counts_text = ", ".join(f"process {hello.index} sees {len(hello.gpus)}" for hello in group)
+    if len(group) > 1 and all(one == seen[0] for one in seen):  # the scheduler has not assigned them
         each = replicas or len(seen[0]) // len(group)
         if not 0 < each * len(group) <= len(seen[0]):
             raise ClusterError(
@@ -108,19 +108,19 @@ def _devices(host: str, group: Sequence[Hello], replicas: int | None) -> list[tu
         return [tuple(f"gpu:{at * each + number}" for number in range(each)) for at in range(len(group))]
     if sum(map(len, seen)) > len(set().union(*seen)):
         raise ClusterError(
-            f"{host}: some GPUs are visible to several processes and some are not ({told}); give each process its own, "
-            "or all of them all."
+            f"{host}: some GPUs are visible to several processes and some are not ({counts_text}); give each process "
+            "its own GPUs, or every process all of them."
         )
     counts = {replicas or len(one) for one in seen}
     if len(counts) > 1 or min(map(len, seen)) < min(counts):
-        asked = f", and {replicas} replicas are asked of each" if replicas else ""
-        raise ClusterError(f"{host}: of its GPUs {told}{asked}; give each process there as many.")
+        required = f", and each needs {replicas} replicas" if replicas else ""
+        raise ClusterError(f"{host}: of its GPUs {counts_text}{required}; give each process there the same number.")
     return [tuple(f"gpu:{number}" for number in range(min(counts)))] * len(group)
 
 
 def _cores(hello: Hello, group: Sequence[Hello]) -> int:
-    """How many a process has: those that it may run on, shared out among the processes that may run on the same."""
-    own = set(hello.cores)
-    beside = sum(bool(own & set(other.cores)) for other in group)
-    share = max(1, len(own) // max(1, beside))
+    """Returns the number of cores of a process: those that it may run on, divided by the processes that share them."""
+    cores = set(hello.cores)
+    sharing = sum(bool(cores & set(other.cores)) for other in group)
+    share = max(1, len(cores) // max(1, sharing))
     return share if hello.given_cores is None else max(1, min(share, hello.given_cores))

@@ -1,4 +1,4 @@
-"""AutoDist's own variables, which `autodist run --join HOST:PORT --index K` sets."""
+"""Launcher environment of AutoDist's own variables, which `autodist run --join HOST:PORT --index K` sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autodist.cluster.environments.launcher_env import (
 
 
 class Manual(LauncherEnv):
-    """AUTODIST_INDEX=1 AUTODIST_WORKERS=3 AUTODIST_CHIEF=node1:15000; the chief alone needs AUTODIST_WORKERS."""
+    """AUTODIST_INDEX=1 AUTODIST_WORKERS=3 AUTODIST_CHIEF=node1:15000; only the chief needs AUTODIST_WORKERS."""
 
     name: ClassVar[str] = "by hand"
 
@@ -33,6 +33,6 @@ class Manual(LauncherEnv):
         if index == 0 or WORKERS in environment:
             index, count = index_and_count(environment, INDEX, WORKERS)
         text_of(environment, CHIEF, "HOST:PORT, where the process with index 0 runs")
-        told = told_chief(environment)
-        assert told is not None, "it is there"
-        return Given(self.name, index, count, *told)
+        chief = told_chief(environment)
+        assert chief is not None, "the variable is set"
+        return Given(self.name, index, count, *chief)

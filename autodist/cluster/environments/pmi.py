@@ -1,4 +1,4 @@
-"""PMI: what `mpiexec` of MPICH and of Intel MPI starts (Hydra), and others that speak PMI."""
+"""Launcher environments of MPI: PMI (`mpiexec` of MPICH and Intel MPI, and others) and Open MPI's `mpirun`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from autodist.cluster.environments.launcher_env import (
 )
 from autodist.errors import ResourceSpecError
 
-RANK, SIZE, LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
+_PMI_RANK, _PMI_SIZE, _PMI_LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
+_OMPI_RANK, _OMPI_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+_OMPI_LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 
 
 class PMI(LauncherEnv):
@@ -25,29 +27,43 @@ class PMI(LauncherEnv):
     name: ClassVar[str] = "PMI"
 
     def is_there(self, environment: Environment) -> bool:
-        if RANK not in environment or SIZE not in environment:
+        if _PMI_RANK not in environment or _PMI_SIZE not in environment:
             return False
-        # `srun --mpi=pmi2` sets both, and SLURM also says where the chief is; an mpiexec in a step counts by itself.
-        asks = ((RANK, slurm.RANK), (SIZE, slurm.TASKS))
-        return any(environment.get(own) != environment.get(other) for own, other in asks)
+        # `srun --mpi=pmi2` sets both, but SLURM's variables also name the chief. An `mpiexec` in a SLURM step has other
+        # values and takes precedence.
+        pairs = ((_PMI_RANK, slurm.RANK), (_PMI_SIZE, slurm.TASKS))
+        return any(environment.get(pmi) != environment.get(other) for pmi, other in pairs)
 
     def read(self, environment: Environment) -> Given:
-        index, count = index_and_count(environment, RANK, SIZE)
-        return Given(self.name, index, count, *chief_of_ranks(environment, self.name, LOCAL_SIZE, count))
+        index, count = index_and_count(environment, _PMI_RANK, _PMI_SIZE)
+        return Given(self.name, index, count, *_chief_of_ranks(environment, self.name, _PMI_LOCAL_SIZE, count))
 
 
-def chief_of_ranks(environment: Environment, form: str, local: str, count: int) -> tuple[str, int]:
-    """Host and port of rank 0, which MPI does not tell: AUTODIST_CHIEF, or this machine if all ranks are here.
+class OpenMPI(LauncherEnv):
+    """OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2; and AUTODIST_CHIEF=node1:15000."""
+
+    name: ClassVar[str] = "Open MPI"
+
+    def is_there(self, environment: Environment) -> bool:
+        return _OMPI_RANK in environment and _OMPI_SIZE in environment
+
+    def read(self, environment: Environment) -> Given:
+        index, count = index_and_count(environment, _OMPI_RANK, _OMPI_SIZE)
+        return Given(self.name, index, count, *_chief_of_ranks(environment, self.name, _OMPI_LOCAL_SIZE, count))
+
+
+def _chief_of_ranks(environment: Environment, form: str, local: str, count: int) -> tuple[str, int]:
+    """Returns the host and port of rank 0: AUTODIST_CHIEF, or this machine if all ranks run here.
 
     Raises:
-        ResourceSpecError: it is not known.
+        ResourceSpecError: the host is unknown; MPI does not set it.
     """
-    told = told_chief(environment)
-    if told is not None:
-        return told
+    chief = told_chief(environment)
+    if chief is not None:
+        return chief
     if environment.get(local) == str(count):
         return "127.0.0.1", DEFAULT_PORT
     raise ResourceSpecError(
-        f"{form} does not tell on which machine rank 0 runs; set {CHIEF} to HOST:PORT there, on all ranks (by `-x "
+        f"{form} does not report on which machine rank 0 runs; set {CHIEF} to HOST:PORT there, on all ranks (by `-x "
         f"{CHIEF}` of Open MPI's mpirun, `-genv` of others)."
     )

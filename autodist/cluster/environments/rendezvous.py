@@ -1,4 +1,4 @@
-"""The meeting: the chief waits for the other processes of its cluster, and learns what machines it has."""
+"""The rendezvous: the chief waits for the other processes of its cluster, and collects the machines."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from autodist.resources import Timeouts, is_own_address
 
 _log = logging.getLogger("autodist.cluster")
 
-# Seconds after which it is told again who has not come.
-_TELLS_EVERY = 30.0
+# Seconds between log lines that name the missing processes.
+_LOG_INTERVAL = 30.0
 
-# Seconds for the reception to pass on last words.
+# Seconds for the rendezvous server to forward the last messages.
 _CLOSE_LIMIT = 8.0
 
 _MOST_NAMES = 8
 
 
 class Rendezvous:
-    """The chief's side; `wait` gives the machines, and then `channels` are those of the workers' agents.
+    """The chief's side of the rendezvous: call `wait` for the machines, then use `channels` to the workers' agents.
 
     Args:
-        given: what this process knows of its cluster.
-        limits: of time.
-        environment: of this process, from which the secret is taken.
+        given: this process's cluster.
+        limits: time limits.
+        environment: environment of this process; the secret is removed from it.
 
     Raises:
         ResourceSpecError: there is no secret.
     """
 
     def __init__(self, given: Given, limits: Timeouts, environment: MutableMapping[str, str]) -> None:
-        assert given.index == 0 and given.count is not None, "the chief's is"
+        assert given.index == 0 and given.count is not None, "this process is the chief"
         self._given, self._limits, self._count = given, limits, given.count
         self._source = SecretSource.of(given, environment) if given.count > 1 else None
         self._channels: tuple[Channel, ...] = ()
@@ -69,15 +69,15 @@ class Rendezvous:
         self._owner = os.getpid()
 
     def wait(self, own: Hello, replicas: int | None = None) -> Machines:
-        """Returns when all have come.
+        """Waits until all processes have joined.
 
         Args:
-            own: what the chief would say of itself.
-            replicas: of each worker; None: one for each of its GPUs, or one on its CPU.
+            own: the chief's `Hello`.
+            replicas: replicas of each worker; None for one per GPU, or one on its CPU.
 
         Raises:
-            ClusterError: one has not come within `join_timeout`, has left again, or cannot take part; those that have
-                come are told.
+            ClusterError: a process has not joined within `join_timeout`, has left, or cannot take part. The reason is
+                sent to the processes that have joined.
         """
         try:
             self._machines = self._meet(own, replicas)
@@ -92,22 +92,22 @@ class Rendezvous:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process made the meeting, and not one that it was forked from."""
+        """True if this process has created the object, False in a process forked from it."""
         return os.getpid() == self._owner
 
     @property
     def machines(self) -> Machines:
-        """What `wait` gave."""
-        assert self._machines is not None, "they have met"
+        """The result of `wait`."""
+        assert self._machines is not None, "`wait` has returned"
         return self._machines
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """To the agents of all workers but the chief, in the order of the workers."""
+        """Channels to the agents of all workers except the chief, in the order of the workers."""
         return tuple(self._channels[process - 1] for process in self.machines.processes[1:])
 
     def close(self, reason: str) -> None:
-        """Tells those who have come that nothing will be started, if nothing was, and ends the reception."""
+        """Sends the reason to the processes that have joined, if the run was not started, and ends the server."""
         if not self.is_of_this_process or self._process is None or self._process.poll() is not None:
             return
         for index, channel in enumerate(self._channels, start=1):
@@ -115,7 +115,7 @@ class Rendezvous:
                 if index in self._arrivals:
                     channel.stdin.write(encode(Lost(reason)))
                 channel.stdin.close()
-            except (OSError, ValueError):  # it has gone; ValueError: the run was started, and is over
+            except (OSError, ValueError):  # the process has ended; ValueError: the run was started, and is over
                 continue
         try:
             self._process.wait(_CLOSE_LIMIT)
@@ -125,13 +125,13 @@ class Rendezvous:
 
     def _meet(self, own: Hello, replicas: int | None) -> Machines:
         if self._source is not None:
-            self._open_reception(self._source.make().decode())
+            self._start_server(self._source.make().decode())
             self._wait_for_all()
         return machines_of(own, list(self._arrivals.values()), replicas, self._given.addresses)
 
-    def _open_reception(self, secret: str) -> None:
+    def _start_server(self, secret: str) -> None:
         given = self._given
-        # TensorFlow's server takes the port over where the environment says that it is the chief's.
+        # If the environment has addresses of servers, TensorFlow's server later uses the same port.
         order = RendezvousServerOrder(
             _host_to_listen_on(given.chief), given.port, self._count, secret, not given.addresses,
             self._limits.silence_timeout, self._limits.stop_timeout,
@@ -141,7 +141,7 @@ class Rendezvous:
         threading.Thread(target=self._read_news, args=(self._process,), name="autodist-news", daemon=True).start()
 
     def _read_news(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None, "it is a pipe"
+        assert process.stdout is not None, "stdout is a pipe"
         for line in process.stdout:
             match NEWS.validate_json(line):
                 case Warned() as news:
@@ -151,16 +151,16 @@ class Rendezvous:
         self._news.put(None)
 
     def _wait_for_all(self) -> None:
-        limit, told = self._limits.join_timeout, 0.0
+        limit, logged_at = self._limits.join_timeout, 0.0
         stopwatch = Stopwatch()
         while missing := [index for index in range(1, self._count) if index not in self._arrivals]:
             waited = stopwatch.read()
             if waited >= limit:
                 if self._port_problem is not None:
                     raise ClusterError(f"The run cannot start: for {limit:g} s {self._port_problem}.")
-                raise ClusterError(self._who_is_missing(missing, limit))
-            if waited - told >= _TELLS_EVERY:
-                told = waited
+                raise ClusterError(self._missing_text(missing, limit))
+            if waited - logged_at >= _LOG_INTERVAL:
+                logged_at = waited
                 _log.info("still waiting for %s", _names(missing))
             try:
                 self._note(self._news.get(timeout=LOOK_INTERVAL))
@@ -176,30 +176,30 @@ class Rendezvous:
             case Listening():
                 self._port_problem = None
                 _log.info(
-                    "%s: this is process 0 of %d, which the others are to reach at %s, port %d",
+                    "%s: this is process 0 of %d; the others have to reach it at %s, port %d",
                     given.form, self._count, given.chief, given.port,
                 )  # fmt: skip
             case Came():
                 hello = news.arrival.hello
                 self._arrivals[hello.index] = news.arrival
                 devices = f"{len(hello.gpus)} GPUs" if hello.gpus else f"{len(hello.cores)} cores"
-                _log.info("%s has come, with %s (%d of %d)", news.arrival.name, devices, self._here, self._count)
+                _log.info("%s has joined, with %s (%d of %d)", news.arrival.name, devices, self._joined, self._count)
             case Failed():
                 raise ClusterError(f"The run cannot start: {news.problem}.")
             case None:
                 raise ClusterError("The run cannot start: the process that waits for the others ended.")
 
     @property
-    def _here(self) -> int:
+    def _joined(self) -> int:
         return len(self._arrivals) + 1
 
-    def _who_is_missing(self, missing: Sequence[int], limit: float) -> str:
+    def _missing_text(self, missing: Sequence[int], limit: float) -> str:
         given = self._given
         at = "".join(f" ({given.addresses[index]})" for index in missing[:1] if given.addresses)
         return (
-            f"{_names(missing)}{at} of {self._count} did not come within {limit:g} s. See whether the scheduler has "
-            f"started it, what it printed, and whether it can reach {given.chief} at port {given.port}; raise "
-            "`join_timeout` if it takes longer."
+            f"{_names(missing)}{at} of {self._count} did not join within {limit:g} s. Check that the scheduler has "
+            f"started it, its output, and that it can reach {given.chief} at port {given.port}; raise `join_timeout` "
+            "if it takes longer."
         )
 
 
@@ -210,7 +210,7 @@ def _names(indices: Sequence[int]) -> str:
 
 
 def _host_to_listen_on(chief: str) -> str:
-    """The chief's address where it is one of this machine's; a name may mean another one here than elsewhere."""
+    """Returns the chief's address if it is one of this machine's, else ""; a name may resolve differently elsewhere."""
     try:
         ipaddress.ip_address(chief)
     except ValueError:

@@ -1,11 +1,10 @@
-"""The reception: a small process beside the chief's, where the other processes of a given cluster come.
+"""The rendezvous server: a small process on the chief's machine that the other processes of a given cluster join.
 
-`python -m autodist.cluster.environments.rendezvous_server` reads its order from its standard input:
-where to listen, how many are to
-come, the secret, limits, and three descriptors for each of them. It tells what happens as lines of JSON on its standard
-output (`News`), and passes bytes between the chief and whoever has come, as the relay does over SSH: the chief's own
-process may keep Python's global lock for longer than the limit of silence. It ends when all of these have, or the
-chief.
+`python -m autodist.cluster.environments.rendezvous_server` reads its order from its standard input: address, number of
+processes, secret, limits, and three descriptors for each process. It reports events as lines of JSON on its standard
+output (`News`), and forwards bytes between the chief and the processes, as the SSH relay does: the chief's own process
+may hold Python's global lock for longer than the heartbeat timeout. It ends when all these processes, or the chief,
+have ended.
 """
 
 from __future__ import annotations
@@ -46,35 +45,35 @@ from autodist.cluster.stream_relay import Ends, Relay
 
 _CHUNK = 1 << 16
 
-# As /proc/net/tcp writes the state of a socket that listens.
+# The state of a listening socket in /proc/net/tcp.
 _LISTENS = "0A"
 
-# Seconds in which somebody who connects has to say each of its words.
-_WORD_LIMIT = 10.0
+# Timeout in seconds for each message of the handshake.
+_MESSAGE_LIMIT = 10.0
 
-# Who connects and has proved nothing; more than these at once are not listened to.
+# Limit on simultaneous connections that have not authenticated; further ones are closed.
 _MOST_AT_ONCE = 64
 
-# Seconds between two tries to listen on a port that is in use.
+# Seconds between two attempts to listen on a port that is in use.
 _PORT_INTERVAL = 0.5
 
-# Seconds for the last words to those who have come.
-_LAST_WORDS = 5.0
+# Seconds for the last messages to the processes.
+_LAST_MESSAGES_LIMIT = 5.0
 
 
 @dataclass(frozen=True)
 class RendezvousServerOrder:
-    """What a reception is told.
+    """The settings of a rendezvous server.
 
     Attributes:
-        host: address to listen on; "": all of the machine's.
-        port: to listen on.
-        count: of processes, the chief included.
-        secret: of the run.
-        stays_open: whether it goes on listening when all have come, to tell others that they are too late.
-        silence_timeout: seconds without a word after which a machine counts as lost.
-        stop_timeout: seconds between asking a script to end and ending it.
-        channels: descriptors of the chief's ends, one triple for each process but the chief, by index.
+        host: address to listen on; "" for all addresses of the machine.
+        port: port to listen on.
+        count: number of processes, including the chief.
+        secret: the run's secret.
+        stays_open: True if it continues to listen after all have joined, to refuse late processes with a reason.
+        silence_timeout: seconds without a message after which a machine counts as lost.
+        stop_timeout: seconds between SIGTERM and SIGKILL for a script.
+        channels: descriptors of the chief's ends, three for each process except the chief, by index.
     """
 
     host: str
@@ -89,14 +88,14 @@ class RendezvousServerOrder:
 
 @dataclass(frozen=True)
 class Listening:
-    """The reception listens."""
+    """The server listens."""
 
     kind: Literal["Listening"] = field(default="Listening", kw_only=True)
 
 
 @dataclass(frozen=True)
 class PortInUse:
-    """The port is in use; the reception waits for it, as long as the chief does."""
+    """The port is in use; the server waits for it as long as the chief waits."""
 
     problem: str
     kind: Literal["PortInUse"] = field(default="PortInUse", kw_only=True)
@@ -104,7 +103,7 @@ class PortInUse:
 
 @dataclass(frozen=True)
 class Came:
-    """A process has come, and is one of the run."""
+    """A process has joined the run."""
 
     arrival: Arrival
     kind: Literal["Came"] = field(default="Came", kw_only=True)
@@ -112,7 +111,7 @@ class Came:
 
 @dataclass(frozen=True)
 class Warned:
-    """Something that the user has to know of."""
+    """A warning for the user."""
 
     text: str
     kind: Literal["Warned"] = field(default="Warned", kw_only=True)
@@ -120,7 +119,7 @@ class Warned:
 
 @dataclass(frozen=True)
 class Failed:
-    """The processes cannot meet any more."""
+    """The rendezvous has failed."""
 
     problem: str
     kind: Literal["Failed"] = field(default="Failed", kw_only=True)
@@ -132,12 +131,11 @@ NEWS: TypeAdapter[News] = TypeAdapter(Annotated[News, Field(discriminator="kind"
 
 
 class FarProcess:
-    """The connection to a process that has come.
+    """The connection to a process that has joined.
 
     Args:
-        connection: to it.
-        lines: read from it.
-        name: of its machine, for messages.
+        connection: socket of the connection.
+        name: name of the process, for messages.
     """
 
     def __init__(self, connection: socket.socket, name: str) -> None:
@@ -167,75 +165,75 @@ class FarProcess:
 
 
 class RendezvousServer:
-    """Listens, and lets in who knows the secret.
+    """Listens, and accepts processes that know the secret.
 
     Args:
-        order: what it was told.
-        ends: the chief's ends of the streams of each process but the chief, by index.
-        news: where it tells what happens.
+        order: its settings.
+        ends: the chief's ends of the streams of each process except the chief, by index.
+        news: destination of `News`.
     """
 
     def __init__(self, order: RendezvousServerOrder, ends: Sequence[Ends], news: BinaryIO) -> None:
         self._order, self._ends, self._news = order, ends, news
         self._secret = order.secret.encode()
-        self._changed = threading.Condition()  # guards what follows, and `news`
-        self._roll = Roster(order.count)
+        self._changed = threading.Condition()  # guards the following fields and `news`
+        self._roster = Roster(order.count)
         self._relays: list[threading.Thread] = []
-        self._conversations: dict[threading.Thread, socket.socket] = {}  # with those who are nobody yet
+        self._handshakes: dict[threading.Thread, socket.socket] = {}  # connections that have not authenticated yet
         self._is_over = False
         self._listener: socket.socket | None = None
         self._at_once = threading.Semaphore(_MOST_AT_ONCE)
 
     def run(self) -> None:
-        """Returns when all who have come are gone again, or the chief is."""
+        """Returns when all processes that have joined, or the chief, have ended."""
         threading.Thread(target=self._watch_chief, name="autodist-reception-chief", daemon=True).start()
         self._listener = listener = self._listen()
         if listener is None:
             return
-        self._tell(Listening())
+        self._report(Listening())
         accepting = threading.Thread(target=self._accept, args=(listener,), name="autodist-reception", daemon=True)
         accepting.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or not self._roll.missing)
+            self._changed.wait_for(lambda: self._is_over or not self._roster.missing)
             is_over = self._is_over
         for relay in self._relays:
-            relay.join(_LAST_WORDS if is_over else None)
+            relay.join(_LAST_MESSAGES_LIMIT if is_over else None)
         self._close_listener()
-        accepting.join(_LAST_WORDS)
-        self._end_conversations()
+        accepting.join(_LAST_MESSAGES_LIMIT)
+        self._end_handshakes()
 
     def _listen(self) -> socket.socket | None:
-        """Listens on the port, and waits for it while it is in use: a process of an earlier run may be about to end.
+        """Listens on the port; waits while it is in use, since a process of an earlier run may be about to end.
 
         Returns:
-            None if that is impossible, or the chief has gone.
+            None if the port cannot be used, or the chief has ended.
         """
         port, is_reported = self._order.port, False
         while not self._is_over:
             try:
                 return listen(self._order.host, port)
             except OSError as error:
-                problem = f"the processes of the cluster cannot meet at port {port} of this machine: {_reason(error)}"
+                problem = f"the rendezvous server cannot listen on port {port} of this machine: {_reason(error)}"
                 if error.errno != errno.EADDRINUSE:
-                    self._tell(Failed(f"{problem}; free the port, or name another in AUTODIST_CHIEF"))
+                    self._report(Failed(f"{problem}; free the port, or set another one in AUTODIST_CHIEF"))
                     return None
             if not is_reported:
-                self._tell(PortInUse(f"{problem}{_holder_of(port)}; end that, or name another port in AUTODIST_CHIEF"))
+                self._report(PortInUse(f"{problem}{_holder_of(port)}; end it, or set another port in AUTODIST_CHIEF"))
                 is_reported = True
             with self._changed:
                 self._changed.wait_for(lambda: self._is_over, _PORT_INTERVAL)
         return None
 
-    def _tell(self, news: News) -> None:
+    def _report(self, news: News) -> None:
         with self._changed, contextlib.suppress(BrokenPipeError):
             self._news.write(NEWS.dump_json(news) + b"\n")
             self._news.flush()
 
     def _watch_chief(self) -> None:
-        """Ends the reception with the chief, or where that has given up."""
+        """Ends the server when the chief has ended or given up."""
         gone = select.poll()
         for ends in self._ends:
-            gone.register(ends.incoming, 0)  # that the other end was closed is told without asking
+            gone.register(ends.incoming, 0)  # `poll` always reports that the other end was closed
         gone.poll()
         self._close_listener()  # first: the job may be started again at once, with the same port
         with self._changed:
@@ -253,62 +251,62 @@ class RendezvousServer:
                 continue
             thread = threading.Thread(target=self._receive, args=(connection,), name="autodist-greeting", daemon=True)
             with self._changed:
-                self._conversations[thread] = connection
+                self._handshakes[thread] = connection
             thread.start()
 
-    def _end_conversations(self) -> None:
-        """Hangs up on those who have not proved anything by now."""
+    def _end_handshakes(self) -> None:
+        """Closes the connections that have not authenticated."""
         with self._changed:
-            left = dict(self._conversations)
+            left = dict(self._handshakes)
         for connection in left.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in left:
-            thread.join(_LAST_WORDS)
+            thread.join(_LAST_MESSAGES_LIMIT)
 
     def _receive(self, connection: socket.socket) -> None:
-        from_host, to_host = "somebody", ""
+        from_host, to_host = "an unknown address", ""
         try:
-            connection.settimeout(_WORD_LIMIT)
+            connection.settimeout(_MESSAGE_LIMIT)
             from_host, to_host = (plain_host(name()[0]) for name in (connection.getpeername, connection.getsockname))
-            self._converse(connection, from_host, to_host)
+            self._authenticate(connection, from_host, to_host)
         except RefusedError as error:
             with contextlib.suppress(OSError):
                 connection.sendall(encode(Refused(str(error), error.is_secret)))
             connection.close()
-            self._tell(Warned(f"a process at {from_host} was refused: {error}"))
+            self._report(Warned(f"a process at {from_host} was refused: {error}"))
         except OSError:
-            connection.close()  # it has gone, or says nothing: no process of the run, which comes again
+            connection.close()  # closed or silent; a process of the run tries again
         finally:
             with self._changed:
-                self._conversations.pop(threading.current_thread())
+                self._handshakes.pop(threading.current_thread())
             self._at_once.release()
-            self._close_if_nobody_is_to_come()
+            self._close_if_complete()
 
-    def _converse(self, connection: socket.socket, from_host: str, to_host: str) -> None:
-        """Lets a process in that proves that it knows the secret."""
+    def _authenticate(self, connection: socket.socket, from_host: str, to_host: str) -> None:
+        """Accepts a process that proves that it knows the secret."""
         hello = _read(connection)
         if not isinstance(hello, Hello):
-            raise RefusedError("it does not say who it is")
+            raise RefusedError("its first message is not `Hello`")
         challenge = Challenge(nonce())
         connection.sendall(encode(challenge))
         proof = _read(connection)
         if not isinstance(proof, Proof):
-            raise RefusedError("it does not show that it knows the secret")
+            raise RefusedError("it does not prove that it knows the secret")
         arrival = Arrival(hello, from_host, to_host)
         with self._changed:
-            if self._roll.is_closed:
+            if self._roster.is_closed:
                 raise OSError("closed")
             if not proves(self._secret, hello, challenge, proof):
-                raise self._roll.refuse_secret()
-            self._roll.enter(arrival)
+                raise self._roster.refuse_secret()
+            self._roster.enter(arrival)
         order = self._order
         connection.sendall(encode(welcome(self._secret, hello, challenge, order.silence_timeout, order.stop_timeout)))
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._pass_on(connection, arrival)
+        self._start_relay(connection, arrival)
 
-    def _pass_on(self, connection: socket.socket, arrival: Arrival) -> None:
+    def _start_relay(self, connection: socket.socket, arrival: Arrival) -> None:
         far = FarProcess(connection, arrival.name)
         ends = self._ends[arrival.hello.index - 1]
         relay = Relay(arrival.name, far, ends, HeartbeatTimeout(self._order.silence_timeout))
@@ -316,8 +314,8 @@ class RendezvousServer:
             target=self._relay, args=(relay, far, arrival), name=f"autodist-{arrival.name}", daemon=True
         )
         thread.start()
-        self._close_if_nobody_is_to_come()  # before the chief is told, who may use the port then
-        self._tell(Came(arrival))
+        self._close_if_complete()  # before the report: the chief may then use the port
+        self._report(Came(arrival))
         with self._changed:
             self._relays.append(thread)
             self._changed.notify_all()
@@ -326,22 +324,22 @@ class RendezvousServer:
         relay.run()
         far.close()
         with self._changed:
-            is_early = bool(self._roll.missing) and not self._is_over
+            is_early = bool(self._roster.missing) and not self._is_over
         if is_early:
-            self._tell(Failed(f"{arrival.name} left before all had come; see what it printed"))
+            self._report(Failed(f"{arrival.name} left before all had joined; see its output"))
 
-    def _close_if_nobody_is_to_come(self) -> None:
+    def _close_if_complete(self) -> None:
         with self._changed:
-            is_done = not self._roll.missing and not self._order.stays_open
-            is_closed = self._roll.is_closed and self._listener is not None
-            missing = self._roll.missing
+            is_done = not self._roster.missing and not self._order.stays_open
+            is_closed = self._roster.is_closed and self._listener is not None
+            missing = self._roster.missing
         if is_done or is_closed:
             self._close_listener()
         if is_closed and missing:
-            self._tell(
+            self._report(
                 Failed(
-                    f"{MOST_TRIES} times a process came with another secret, and nobody is listened to any more; see "
-                    "whether all have the same secret, and who can reach the port"
+                    f"a process with another secret connected {MOST_TRIES} times, and no more connections are "
+                    "accepted; check that all have the same secret, and who can reach the port"
                 )
             )
 
@@ -349,25 +347,25 @@ class RendezvousServer:
         with self._changed:
             listener, self._listener = self._listener, None
         if listener is not None:
-            with contextlib.suppress(OSError):  # wakes who accepts
+            with contextlib.suppress(OSError):  # wakes the thread in `accept`
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 
 
 def _reason(error: OSError) -> str:
-    """The reason alone, without the address, which Python adds."""
+    """Returns the reason without the address that Python appends."""
     return str(error) if error.errno is None else os.strerror(error.errno)
 
 
 def _holder_of(port: int) -> str:
-    """Names the process of this user that listens on a port; nothing if it is not found."""
+    """Returns text about this user's process that listens on a port; "" if there is none."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
             inodes |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if os.readlink(descriptor) in inodes:
                 process = descriptor.parts[2]
                 command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -376,14 +374,14 @@ def _holder_of(port: int) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+    """Creates a listening socket.
 
     Args:
-        host: address; "": on all of the machine's.
-        port: its port.
+        host: address; "" for all addresses of the machine.
+        port: port.
 
     Raises:
-        OSError: it cannot.
+        OSError: it cannot listen.
     """
     if not host and socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -391,25 +389,25 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _read(connection: socket.socket) -> object:
-    """A word read from a connection that has proved nothing yet."""
+    """Reads a message from a connection that has not authenticated."""
     line = b""
     while not line.endswith(b"\n"):
         received = connection.recv(LONGEST_LINE)
         line += received
-        # Nobody says anything behind a word before it has been answered.
+        # In the handshake, no message follows another one before its answer.
         if not received or len(line) > LONGEST_LINE or b"\n" in line[:-1]:
-            raise OSError("no word")
+            raise OSError("no message")
     return decode(line)
 
 
 def main() -> int:
-    # It ends with the chief. SIGTERM to all processes of a scheduler's job says that this one may save before.
+    # The server ends with the chief, which may save a checkpoint after the scheduler has sent SIGTERM to all processes.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    told = sys.stdin.readline()
-    if not told:
-        return 0  # the chief has gone already
-    order = TypeAdapter(RendezvousServerOrder).validate_python(json.loads(told))
-    # Its own descriptor: what anything else prints must not look like news.
+    line = sys.stdin.readline()
+    if not line:
+        return 0  # the chief has already ended
+    order = TypeAdapter(RendezvousServerOrder).validate_python(json.loads(line))
+    # A duplicated descriptor: output of other code must not look like `News`.
     news = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     RendezvousServer(order, [Ends.of(*three) for three in order.channels], news).run()

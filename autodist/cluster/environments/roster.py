@@ -1,4 +1,4 @@
-"""Who has come so far: which process takes which place of the run, and who is refused."""
+"""The roster: the processes that have joined a run, with the rules that refuse others."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from autodist.cluster.environments.handshake import Hello, RefusedError
 from autodist.versions import VERSION
 
 MOST_TRIES = 10
-"""With a wrong secret, after which nobody is listened to any more."""
+"""Number of wrong secrets after which no more connections are accepted."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A process that has come.
+    """A process that has connected.
 
     Attributes:
-        hello: what it said.
+        hello: its first message.
         from_host: address that its connection comes from.
-        to_host: the chief's address that it has reached.
+        to_host: address of the chief that it has connected to.
     """
 
     hello: Hello
@@ -27,17 +27,17 @@ class Arrival:
 
     @property
     def name(self) -> str:
-        """For messages: the process, its machine, and where it comes from."""
+        """The process, its machine and its address, for messages."""
         host = self.hello.host
         return f"process {self.hello.index} on {host}" + (f" ({self.from_host})" if host != self.from_host else "")
 
 
 @dataclass
 class Roster:
-    """The processes of a run; not for several threads at once.
+    """The processes of a run. Not thread-safe.
 
     Args:
-        count: how many there are, the chief, process 0, included.
+        count: number of processes, including the chief, which is process 0.
     """
 
     count: int
@@ -46,32 +46,32 @@ class Roster:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Indices of those that have not come."""
+        """Indices of the processes that have not joined."""
         return tuple(index for index in range(1, self.count) if index not in self._arrivals)
 
     @property
     def is_closed(self) -> bool:
-        """Whether so many came with a wrong secret that nobody is listened to any more."""
+        """True after `MOST_TRIES` wrong secrets, when no more connections are accepted."""
         return self._tries >= MOST_TRIES
 
     def refuse_secret(self) -> RefusedError:
-        """Notes that a process came with another secret; returns the error to tell it."""
+        """Counts a process with another secret; returns the error to send to it."""
         self._tries += 1
-        return RefusedError("its secret is another than the chief's; give all processes of the run the same", True)
+        return RefusedError("its secret differs from the chief's; give all processes of the run the same", True)
 
     def enter(self, arrival: Arrival) -> None:
-        """Notes a process that has proved that it knows the secret.
+        """Adds a process that has proved that it knows the secret.
 
         Raises:
-            RefusedError: it cannot take part.
+            RefusedError: the process cannot take part.
         """
         hello = arrival.hello
         if hello.version != VERSION:
             raise RefusedError(f"its AutoDist is {hello.version}, the chief's {VERSION}; install the same on both")
         if hello.count not in (None, self.count):
             raise RefusedError(
-                f"it counts {hello.count} processes, the chief {self.count}; tell both the same number, or see whether "
-                "it is of another run"
+                f"it counts {hello.count} processes, the chief {self.count}; set the same number for both, or check "
+                "that it does not belong to another run"
             )
         if not 1 <= hello.index < self.count:
             raise RefusedError(
@@ -81,7 +81,7 @@ class Roster:
         before = self._arrivals.get(hello.index)
         if before is not None:
             raise RefusedError(
-                f"its index, {hello.index}, is that of a process which came before, on {before.hello.host} "
+                f"its index, {hello.index}, is that of a process that joined before, on {before.hello.host} "
                 f"({before.from_host}); give each process its own"
             )
         self._arrivals[hello.index] = arrival

@@ -1,8 +1,8 @@
-"""The run's secret: known to its processes and to nobody else, and never sent.
+"""The run's secret, with which its processes authenticate each other; it is never sent.
 
-It is AUTODIST_SECRET, or the content of AUTODIST_SECRET_FILE. Without either the chief of a SLURM step, or of processes
-that are all on one machine, draws one and leaves it in a file in the user's home directory, which the nodes of a SLURM
-cluster share: the number of a job is no secret, since every user can see it.
+It is AUTODIST_SECRET, or the content of AUTODIST_SECRET_FILE. Without either, the chief of a SLURM step, or of
+processes on one machine, generates one and writes it to a file in the user's home directory, which the nodes of a SLURM
+cluster share. The number of the job would not do, since every user can see it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from autodist.cluster.environments.launcher_env import SECRET, SECRET_FILE, Give
 from autodist.errors import ResourceSpecError
 
 SHORTEST = 16
-"""Characters."""
+"""Minimum length of a secret in characters."""
 
 _FOLDER = Path(".autodist")
 
 
 @dataclass(frozen=True)
 class SecretSource:
-    """Where this process has the secret from.
+    """The source of this process's secret.
 
     Attributes:
-        text: the secret; None: it stands in the file.
-        file: that has it.
-        is_drawn: whether the chief draws it for this run, and leaves it in the file.
+        text: the secret; None if it is in the file.
+        file: file that contains the secret.
+        is_drawn: True if the chief generates it for this run and writes it to the file.
     """
 
     text: str | None = None
@@ -40,10 +40,12 @@ class SecretSource:
 
     @staticmethod
     def of(given: Given, environment: MutableMapping[str, str]) -> SecretSource:
-        """That of a process, which takes it out of the environment: what the script starts is none of it.
+        """Returns the source of the secret for this process, and removes AUTODIST_SECRET from the environment.
+
+        The script's child processes must not inherit the secret.
 
         Raises:
-            ResourceSpecError: it has none, or a short one.
+            ResourceSpecError: there is no secret, or it is too short.
         """
         text, file = environment.pop(SECRET, None), environment.get(SECRET_FILE)
         if text is not None:
@@ -54,13 +56,13 @@ class SecretSource:
         if job is not None:
             return SecretSource(file=_home() / _FOLDER / job, is_drawn=True)
         raise ResourceSpecError(
-            f"the environment variable {SECRET} is missing: the processes of the cluster know one another by it. Set "
-            f"it to the same text of at least {SHORTEST} characters for all (`openssl rand -hex 32` makes one), or "
-            f"{SECRET_FILE} to a file that has it."
+            f"the environment variable {SECRET} is missing: the processes of the cluster authenticate by it. Set it to "
+            f"the same text of at least {SHORTEST} characters for all (`openssl rand -hex 32` generates one), or "
+            f"{SECRET_FILE} to a file that contains it."
         )
 
     def make(self) -> bytes:
-        """The secret, on the chief, which leaves it where the others look for it.
+        """Returns the secret, on the chief; generates it and writes its file if necessary.
 
         Raises:
             ResourceSpecError: the file cannot be written, or read.
@@ -70,25 +72,27 @@ class SecretSource:
         text = secrets.token_hex(32)
         try:
             self.file.parent.mkdir(mode=0o700, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False) as made:  # for its user alone
-                made.write(text)
-            os.replace(made.name, self.file)  # in one piece, over what an earlier run may have left
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.file.parent, delete=False
+            ) as file:  # readable by its user only
+                file.write(text)
+            os.replace(file.name, self.file)  # atomically replaces the file of an earlier run
         except OSError as error:
             raise ResourceSpecError(
-                f"the run's secret cannot be left in {self.file}: {error.strerror}; set {SECRET} in its place."
+                f"the run's secret cannot be written to {self.file}: {error.strerror}; set {SECRET} instead."
             ) from error
         return text.encode()
 
     def read(self) -> bytes:
-        """The secret.
+        """Reads the secret.
 
         Raises:
-            FileNotFoundError: the file in which the chief leaves it is not there, yet.
-            ResourceSpecError: it cannot be read, others could have written it, or it is short.
+            FileNotFoundError: the chief's file does not exist (yet).
+            ResourceSpecError: the secret cannot be read, is too short, or other users could have written it.
         """
         if self.text is not None:
             return self.text.encode()
-        assert self.file is not None, "one of the two"
+        assert self.file is not None, "either `text` or `file` is set"
         try:
             with open(self.file) as opened:
                 about = os.fstat(opened.fileno())
@@ -96,18 +100,18 @@ class SecretSource:
         except FileNotFoundError:
             if self.is_drawn:
                 raise
-            raise ResourceSpecError(f"{SECRET_FILE} names {self.file}, which is not there; give a file.") from None
+            raise ResourceSpecError(f"{SECRET_FILE} is {self.file}, which does not exist; set it to a file.") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ResourceSpecError(f"the run's secret in {self.file} cannot be read: {error}.") from error
         if self.is_drawn and (about.st_uid != os.geteuid() or about.st_mode & 0o077):
             raise ResourceSpecError(
-                f"the run's secret in {self.file} is not this user's alone; remove the file, and set {SECRET} in its "
-                "place."
+                f"the run's secret in {self.file} is accessible to other users; remove the file, and set {SECRET} "
+                "instead."
             )
         return _long_enough(text, str(self.file)).encode()
 
     def forget(self) -> None:
-        """Removes what `make` has left: whoever needed it has read it."""
+        """Removes the file that `make` has written; all processes have read it."""
         if self.file is not None and self.is_drawn:
             with contextlib.suppress(OSError):
                 self.file.unlink()
@@ -118,15 +122,15 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError as error:
         raise ResourceSpecError(
-            f"there is no home directory in which the chief could leave the run's secret: HOME is not set, and the "
-            f"user {os.geteuid()} has no entry in passwd; set {SECRET} in its place."
+            f"there is no home directory for the file with the run's secret: HOME is not set, and the user "
+            f"{os.geteuid()} has no entry in passwd; set {SECRET} instead."
         ) from error
 
 
 def _long_enough(text: str, where: str) -> str:
     if len(text) < SHORTEST:
         raise ResourceSpecError(
-            f"the secret in {where} has {len(text)} characters; allowed: at least {SHORTEST}, which `openssl rand -hex "
-            "32` makes."
+            f"the secret in {where} has {len(text)} characters; allowed: at least {SHORTEST}, as from `openssl rand "
+            "-hex 32`."
         )
     return text

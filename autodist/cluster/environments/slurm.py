@@ -1,4 +1,4 @@
-"""A step of a SLURM job: what `srun` starts."""
+"""Launcher environment of SLURM: the steps of a job, which `srun` starts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ RANK, TASKS, NODES, CORES = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_
 JOB_NODES = "SLURM_JOB_NUM_NODES"
 _PORTS = range(10000, 15000)
 
-# The prefix of the first host and, where it has one, the first number in its brackets: "gpu[007-9,12],login".
+# The prefix of the first host and the first number in its brackets, if it has any: "gpu[007-9,12],login".
 _FIRST = re.compile(r"([^,\[\]]+)(?:\[(\d+)[^\]\[]*\])?(?:,|\Z)")
 
 
 class Slurm(LauncherEnv):
     """SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NODELIST=node[01-02] SLURM_JOB_ID=17 SLURM_STEP_ID=0.
 
-    A batch script and an interactive step have a job, and no such step. Task 0 is the chief, which runs on
-    the first node. The port goes by the job's number, so that jobs which share a node keep apart.
+    A batch script and an interactive session have a job, but no such step. Task 0 is the chief, which runs on the first
+    node. The port depends on the job's number, so that jobs that share a node do not collide.
     """
 
     name: ClassVar[str] = "SLURM"
@@ -47,26 +47,26 @@ class Slurm(LauncherEnv):
 
 
 def allocated_nodes(environment: Environment) -> int:
-    """Number of nodes of the job that this process runs in, outside of any step; 0 in a step or without a job.
+    """Returns the number of nodes of the job if this process runs outside of any step; 0 in a step or without a job.
 
-    A batch script runs once, on the job's first node, and so does what it starts without `srun`.
+    A batch script, and the programs that it starts without `srun`, run once, on the job's first node.
     """
-    told = environment.get(JOB_NODES, "")
-    return int(told) if told.isdecimal() and not Slurm().is_there(environment) else 0
+    count = environment.get(JOB_NODES, "")
+    return int(count) if count.isdecimal() and not Slurm().is_there(environment) else 0
 
 
 def first_host(environment: Environment) -> str:
-    """The first of the step's hosts, as `tf.distribute.cluster_resolver` and `scontrol show hostnames` have them.
+    """Returns the first of the step's hosts, as `tf.distribute.cluster_resolver` and `scontrol show hostnames` do.
 
-    Read here: TensorFlow takes seconds to import, in a process that trains nothing itself.
+    Parses the list itself, since importing TensorFlow takes seconds in a process that does not train.
 
     Raises:
-        ResourceSpecError: there is no list, or it is malformed.
+        ResourceSpecError: the list is missing or malformed.
     """
     hosts = text_of(environment, NODES, "the step's hosts, as srun does")
-    found = _FIRST.match(hosts)
-    if found is None:
+    match = _FIRST.match(hosts)
+    if match is None:
         raise ResourceSpecError(
             f"the environment variable {NODES} is {hosts[:60]!r}; allowed: a list of hosts such as node[01-02]."
         )
-    return found[1] + (found[2] or "")
+    return match[1] + (match[2] or "")

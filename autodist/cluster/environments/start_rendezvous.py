@@ -1,4 +1,4 @@
-"""Where a script of a given cluster makes its AutoDist: the chief meets the others, and these become followers."""
+"""Starts the rendezvous when a script of a given cluster creates its AutoDist; all but the chief become followers."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 _log = logging.getLogger("autodist.cluster")
 
 _met: list[Rendezvous] = []
-"""The meeting of this process."""
+"""The completed rendezvous of this process, if any."""
 
 
 def meet(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]) -> ResourceSpec:
-    """The machines, once all processes of the cluster have met; does not return on others than the chief.
+    """Waits for all processes of the cluster and returns the machines; does not return in other processes.
 
-    Those begin anew, as followers that start the script a second time, under guard.
+    The other processes become followers, which start the script again under a guard.
 
     Args:
-        spec: what the user says besides.
-        replicas: of each worker; None: one for each of its GPUs, or one on its CPU.
-        count_gpus: how many GPUs TensorFlow sees here.
+        spec: the user's other settings.
+        replicas: replicas of each worker; None for one per GPU, or one on its CPU.
+        count_gpus: returns the number of GPUs that TensorFlow sees on this machine.
 
     Raises:
-        ResourceSpecError: the environment tells of no cluster, or wrongly; or there is no secret.
-        ClusterError: a process has not come, or cannot take part; or this process was started by the chief's script.
+        ResourceSpecError: the environment describes no cluster or an invalid one, or there is no secret.
+        ClusterError: a process has not joined or cannot take part, or the chief's script started this process.
     """
-    if _met and _met[-1].is_of_this_process:  # the script has made another AutoDist
+    if _met and _met[-1].is_of_this_process:  # the script has created another AutoDist
         machines = _met[-1].machines
         return spec.with_nodes(machines.nodes, machines.allotments)
     if MET in os.environ:
         raise ClusterError(
-            "AutoDist is used in a process that the chief's script started, and those of the given cluster have "
-            'met already. Put the part of the script that trains under `if __name__ == "__main__":`, so that those '
-            "which only import the script (as `multiprocessing` makes them) leave it out."
+            "AutoDist is used in a process that the chief's script started, and the processes of the given cluster "
+            'have already joined. Put the part of the script that trains under `if __name__ == "__main__":`, so that '
+            "processes which only import the script (as those of `multiprocessing` do) skip it."
         )
-    # Here: each process that imports AutoDist would make ready how processes meet, and few of them do.
+    # Imported here: most processes that import AutoDist need no rendezvous.
     from autodist.cluster.environments.follower import FollowerOrder, follow
     from autodist.cluster.environments.local_facts import hello_of
     from autodist.cluster.environments.rendezvous import Rendezvous
@@ -55,15 +55,15 @@ def meet(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]
     given = require(os.environ)
     if given.index:
         follow(FollowerOrder(given, Script.of_this_process(), spec.join_timeout))
-    meeting = Rendezvous(given, spec, os.environ)
-    machines = meeting.wait(hello_of(given, os.environ, count_gpus), replicas)
+    rendezvous = Rendezvous(given, spec, os.environ)
+    machines = rendezvous.wait(hello_of(given, os.environ, count_gpus), replicas)
     os.environ[MET] = "yes"
-    _met.append(meeting)
+    _met.append(rendezvous)
     return spec.with_nodes(machines.nodes, machines.allotments)
 
 
 def channels_of_followers() -> tuple[Channel, ...]:
-    """To the agents of all other workers of the given cluster whose chief this process is, in their order."""
+    """Returns the channels to the agents of all other workers of the given cluster, in their order; chief only."""
     return _met[-1].channels
 
 
@@ -77,15 +77,15 @@ def warn_if_alone(machines: int) -> None:
     if allocated > machines:
         _log.warning(
             "SLURM has allocated %d machines to this job, and this run uses %d: outside of `srun` a script runs on the "
-            "first machine alone. Start it by `srun autodist run` to train on all of them.", allocated, machines,
+            "first machine only. Start it by `srun autodist run` to train on all of them.", allocated, machines,
         )  # fmt: skip
     try:
         given = find(os.environ)
     except ResourceSpecError:
-        return  # a variable that nobody has asked for
+        return  # the run does not use the malformed variable
     if given is not None and (given.count or 2) > 1 and MET not in os.environ:
         _log.warning(
-            "this is process %d%s (%s), and it trains without the others: say `nodes: given` in the YAML, or start "
-            "it by `autodist run`, and they train together.",
+            "this is process %d%s (%s), and it trains without the others: set `nodes: given` in the YAML, or start "
+            "it by `autodist run`, to train together.",
             given.index, f" of {given.count}" if given.count else "", given.form,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""TF_CONFIG, as `tf.distribute` and Kubeflow's TFJob have it."""
+"""Launcher environment of TF_CONFIG, as in `tf.distribute` and Kubeflow's TFJob."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Config(BaseModel):
 class TFConfig(LauncherEnv):
     """{"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"]}, "task": {"type": "worker", "index": 0}}.
 
-    The chief is the `chief` or, without one, worker 0. Its port is where the processes meet, and then its server's.
+    The chief is the `chief` or, without one, worker 0. Its port is used by the rendezvous server, then by its server.
     """
 
     name: ClassVar[str] = VARIABLE
@@ -49,14 +49,14 @@ class TFConfig(LauncherEnv):
         _require_workers(cluster, task)
         chiefs = cluster.chief or cluster.master
         if len(chiefs) > 1:
-            raise ResourceSpecError(f"{VARIABLE} names {len(chiefs)} chiefs; allowed: one, or none and workers alone.")
+            raise ResourceSpecError(f"{VARIABLE} names {len(chiefs)} chiefs; allowed: one, or none and only workers.")
         addresses = [*chiefs, *cluster.worker]
         if not addresses:
             raise ResourceSpecError(f"{VARIABLE} names no chief and no worker under cluster; allowed: one or more.")
         of_type = chiefs if task.type in ("chief", "master") else cluster.worker
         if task.index >= len(of_type):
             raise ResourceSpecError(
-                f"{VARIABLE} says that this is {task.type} {task.index}, of which the cluster has {len(of_type)}; "
+                f"{VARIABLE} has the task {task.type} {task.index}, but the cluster has {len(of_type)} of this type; "
                 "allowed: an index below that."
             )
         index = task.index if of_type is chiefs else len(chiefs) + task.index
@@ -81,13 +81,13 @@ def _parse(text: str) -> _Config:
 def _require_workers(cluster: _Cluster, task: _Task) -> None:
     if task.type == "evaluator" or cluster.evaluator:
         raise ResourceSpecError(
-            f"{VARIABLE} has an evaluator, which AutoDist does not have: run it by itself, without {VARIABLE}, or "
-            "leave it out and evaluate in the script."
+            f"{VARIABLE} has an evaluator, which AutoDist does not support: run it separately, without {VARIABLE}, or "
+            "remove it and evaluate in the script."
         )
     if task.type == "ps" or cluster.ps:
         raise ResourceSpecError(
-            f"{VARIABLE} has parameter servers (ps), which AutoDist does not need: leave them out and set `strategy: "
+            f"{VARIABLE} has parameter servers (ps), which AutoDist does not need: remove them and set `strategy: "
             "PS`; a worker then owns the variables."
         )
     if task.type not in ("chief", "master", "worker"):
-        raise ResourceSpecError(f"{VARIABLE} says that this is a {task.type[:60]!r}; allowed: chief or worker.")
+        raise ResourceSpecError(f"{VARIABLE} has a task of type {task.type[:60]!r}; allowed: chief or worker.")

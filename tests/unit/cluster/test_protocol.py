@@ -29,7 +29,9 @@ from autodist.cluster.protocol import (
 
 PRINTED = st.text(st.characters(codec="utf-8"))
 TEXT = st.text()  # names of files may hold halves of surrogate pairs
-JOINS = st.builds(Membership, st.integers(0, 99), TEXT, st.lists(TEXT).map(tuple), st.binary(), st.floats(0, 1e9))
+JOINS = st.builds(
+    Membership, st.integers(0, 99), TEXT, st.lists(TEXT).map(tuple), st.binary(), st.floats(0, 1e9), st.floats(0, 1e9)
+)
 MESSAGES = st.one_of(
     st.builds(Inspect, st.none() | TEXT, TEXT, st.none() | st.integers()),
     st.builds(Facts, TEXT, st.none() | TEXT, st.none() | st.integers(), st.lists(TEXT).map(tuple), st.none() | TEXT),

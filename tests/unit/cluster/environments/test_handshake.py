@@ -46,7 +46,7 @@ def test_a_proof_cannot_be_sent_back_as_a_welcome() -> None:
 
 @pytest.mark.parametrize("line", [b"GET / HTTP/1.1\n", b"", b'{"kind":"Hello"}\n', b"\xff\n"])
 def test_what_is_no_word_is_refused(line: bytes) -> None:
-    with pytest.raises(RefusedError, match="says what no AutoDist"):
+    with pytest.raises(RefusedError, match="sent a line that AutoDist"):
         decode(line)
 
 
@@ -65,7 +65,7 @@ def test_a_roll_knows_who_is_missing() -> None:
 @pytest.mark.parametrize(
     "said, problem",
     [
-        ({"index": 1}, r"its index, 1, is that of a process which came before, on node1 \(10.0.0.2\)"),
+        ({"index": 1}, r"its index, 1, is that of a process that joined before, on node1 \(10.0.0.2\)"),
         ({"index": 0}, "its index is 0; allowed: 1 to 2"),
         ({"index": 3}, "its index is 3; allowed: 1 to 2"),
         ({"index": 2, "count": 4}, "it counts 4 processes, the chief 3"),

@@ -68,10 +68,15 @@ def test_as_many_replicas_as_are_asked_for() -> None:
 @pytest.mark.parametrize(
     "own, other, replicas, problem",
     [
-        (["a"], ["b", "c"], None, "of its GPUs process 0 sees 1, process 1 sees 2; give each process there as many"),
+        (
+            ["a"],
+            ["b", "c"],
+            None,
+            "of its GPUs process 0 sees 1, process 1 sees 2; give each process there the same number",
+        ),
         (["a"], ["a"], None, "2 processes share 1 GPUs, too few for 1 each"),
         (["a", "b"], ["b", "c"], None, "some GPUs are visible to several processes and some are not"),
-        (["a"], ["b"], 2, "2 replicas are asked of each"),
+        (["a"], ["b"], 2, "and each needs 2 replicas"),
     ],
 )
 def test_gpus_that_cannot_be_dealt_out_are_refused(

@@ -26,7 +26,7 @@ def test_a_file_is_read_without_the_end_of_its_line(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("y" * 20 + "\n")
     assert SecretSource.of(HAND, {"AUTODIST_SECRET_FILE": str(file)}).make() == b"y" * 20
-    with pytest.raises(ResourceSpecError, match="AUTODIST_SECRET_FILE names .*/none, which is not there"):
+    with pytest.raises(ResourceSpecError, match="AUTODIST_SECRET_FILE is .*/none, which does not exist"):
         SecretSource.of(HAND, {"AUTODIST_SECRET_FILE": str(tmp_path / "none")}).read()
 
 
@@ -54,12 +54,12 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, monkeypatch: pyt
     source.make()
     assert source.file is not None
     os.chmod(source.file, 0o640)
-    with pytest.raises(ResourceSpecError, match="is not this user's alone; remove the file"):
+    with pytest.raises(ResourceSpecError, match="is accessible to other users; remove the file"):
         source.read()
 
 
 def test_without_a_secret_and_with_a_short_one_the_mend_is_told() -> None:
-    with pytest.raises(ResourceSpecError, match="AUTODIST_SECRET is missing: .*`openssl rand -hex 32` makes one"):
+    with pytest.raises(ResourceSpecError, match="AUTODIST_SECRET is missing: .*`openssl rand -hex 32` generates one"):
         SecretSource.of(HAND, {})
     with pytest.raises(ResourceSpecError, match="the secret in AUTODIST_SECRET has 3 characters; allowed: at least 16"):
         SecretSource.of(HAND, {"AUTODIST_SECRET": "abc"})
@@ -70,5 +70,5 @@ def test_without_a_home_directory_the_variable_is_asked_for(monkeypatch: pytest.
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", absent)
-    with pytest.raises(ResourceSpecError, match="no home directory .*; set AUTODIST_SECRET in its place"):
+    with pytest.raises(ResourceSpecError, match="no home directory .*; set AUTODIST_SECRET instead"):
         SecretSource.of(STEP, {})

@@ -66,7 +66,7 @@ def test_who_trains_alone_beside_others_is_warned(
         assert not caplog.records, "variables that nobody has asked for"
         enter(monkeypatch, AUTODIST_INDEX="1", AUTODIST_WORKERS="4")
         warn_if_alone(1)
-    assert "process 1 of 4 (by hand), and it trains without the others: say `nodes: given`" in caplog.text
+    assert "process 1 of 4 (by hand), and it trains without the others: set `nodes: given`" in caplog.text
 
 
 @pytest.mark.parametrize(

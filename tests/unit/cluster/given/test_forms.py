@@ -14,8 +14,7 @@ from autodist.cluster.environments.find import find, require
 from autodist.cluster.environments.kubernetes import Kubernetes
 from autodist.cluster.environments.launcher_env import Environment, LauncherEnv, host_and_port_of
 from autodist.cluster.environments.manual import Manual
-from autodist.cluster.environments.open_mpi import OpenMPI
-from autodist.cluster.environments.pmi import PMI
+from autodist.cluster.environments.pmi import PMI, OpenMPI
 from autodist.cluster.environments.slurm import Slurm, first_host
 from autodist.cluster.environments.tf_config import TFConfig
 from autodist.errors import ResourceSpecError
@@ -121,16 +120,16 @@ MALFORMED = [
     (Slurm(), SLURM | {"SLURM_STEP_NUM_TASKS": "²"}, "SLURM_STEP_NUM_TASKS is '²'; allowed"),
     (OpenMPI(), MPI | {"OMPI_COMM_WORLD_RANK": "-1"}, "OMPI_COMM_WORLD_RANK is '-1'; allowed"),
     (PMI(), PMI_RANKS | {"PMI_SIZE": "0"}, "PMI_SIZE is '0'; allowed"),
-    (Kubernetes(lambda: "host"), POD, "called .host., which does not tell .* headless service .* set AUTODIST_CHIEF"),
-    (Kubernetes(lambda: "job-1.pods"), POD, "called 'job-1.pods', which does not tell"),
+    (Kubernetes(lambda: "host"), POD, "called .host., from which the chief.* headless service .* set AUTODIST_CHIEF"),
+    (Kubernetes(lambda: "job-1.pods"), POD, "called 'job-1.pods', from which the chief"),
     (TFConfig(), {"TF_CONFIG": "{"}, "TF_CONFIG cannot be read: Invalid JSON"),
     (TFConfig(), {"TF_CONFIG": "{}"}, "TF_CONFIG cannot be read at cluster: Field required; allowed"),
     (TFConfig(), tf_config(worker="a:1"), "TF_CONFIG cannot be read at cluster.worker: Input should be a valid array"),
-    (TFConfig(), tf_config("worker", 2), "this is worker 2, of which the cluster has 2"),
-    (TFConfig(), tf_config("evaluator"), "has an evaluator, which AutoDist does not have: run it by itself"),
-    (TFConfig(), tf_config("ps", ps=["a:1"], worker=["b:1"]), "has parameter servers .* leave them out and set"),
+    (TFConfig(), tf_config("worker", 2), "has the task worker 2, but the cluster has 2 of this type"),
+    (TFConfig(), tf_config("evaluator"), "has an evaluator, which AutoDist does not support: run it separately"),
+    (TFConfig(), tf_config("ps", ps=["a:1"], worker=["b:1"]), "has parameter servers .* remove them and set"),
     (TFConfig(), tf_config("worker", ps=["a:1"], worker=["b:1"]), "has parameter servers"),
-    (TFConfig(), tf_config("boss"), "this is a 'boss'; allowed: chief or worker"),
+    (TFConfig(), tf_config("boss"), "a task of type 'boss'; allowed: chief or worker"),
     (TFConfig(), tf_config("worker", worker=["a", "b:2"]), "an address in TF_CONFIG is 'a'; allowed: HOST:PORT"),
     (TFConfig(), tf_config("worker", worker=["a:1", "a:1"]), "TF_CONFIG names one address twice"),
     (TFConfig(), tf_config("chief", chief=["a:1", "b:1"]), "TF_CONFIG names 2 chiefs"),

@@ -65,7 +65,7 @@ class Chief:
             stream.close()
         self._thread.join(10)
         assert not self._thread.is_alive()
-        for index in self._reception._roll.missing:
+        for index in self._reception._roster.missing:
             self._theirs[index - 1].close()
             self._theirs[index - 1].incoming.close()
         for other in (*self.of, *self.errors, self.news, self._tell):
@@ -104,21 +104,21 @@ def test_who_knows_the_secret_is_let_in_and_heard(chief: Chief, port: int) -> No
 
 
 def test_a_wrong_secret_is_refused_and_told_on_both_sides(chief: Chief, port: int) -> None:
-    with pytest.raises(ClusterError, match="refuses process 1: its secret is another than the chief's; give all"):
+    with pytest.raises(ClusterError, match="refuses process 1: its secret differs from the chief's; give all"):
         join(port, 1, "another secret of a run")
     news = chief.hears()
     assert isinstance(news, Warned)
-    assert news.text.startswith("a process at 127.0.0.1 was refused: its secret is another")
+    assert news.text.startswith("a process at 127.0.0.1 was refused: its secret differs")
 
 
 def test_after_so_many_wrong_secrets_the_door_is_closed(chief: Chief, port: int) -> None:
     for _ in range(MOST_TRIES):
-        with pytest.raises(ClusterError, match="its secret is another"):
+        with pytest.raises(ClusterError, match="its secret differs"):
             join(port, 1, "another secret of a run")
         assert isinstance(chief.hears(), Warned)
     news = chief.hears()
     assert isinstance(news, Failed)
-    assert f"{MOST_TRIES} times a process came with another secret" in news.problem
+    assert f"a process with another secret connected {MOST_TRIES} times" in news.problem
     with pytest.raises(ClusterError, match="found no chief at 127.0.0.1"):
         join(port, 1, limit=0.2)
 
@@ -127,7 +127,7 @@ def test_a_second_process_with_the_same_index_is_refused_and_the_first_stays(chi
     first, _ = join(port, 1)
     with first:
         chief.hears()
-        with pytest.raises(ClusterError, match="its index, 1, is that of a process which came before"):
+        with pytest.raises(ClusterError, match="its index, 1, is that of a process that joined before"):
             join(port, 1)
         assert isinstance(chief.hears(), Warned)
         first.sendall(encode(Line("stdout", "still here")))
@@ -146,7 +146,7 @@ def test_who_leaves_before_all_have_come_is_named(chief: Chief, port: int) -> No
     news = chief.hears()
     assert isinstance(news, Failed)
     assert "process 1 on" in news.problem
-    assert "left before all had come" in news.problem
+    assert "left before all had joined" in news.problem
 
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"x" * 100_000, b"\n"], ids=["HTTP", "long", "empty"])
@@ -177,7 +177,7 @@ def test_who_comes_late_is_refused_where_the_port_is_nobody_elses(port: int) -> 
         connection, _ = join(port, 1, count=2)
         with connection:
             chief.hears()
-            with pytest.raises(ClusterError, match="is that of a process which came before"):
+            with pytest.raises(ClusterError, match="is that of a process that joined before"):
                 join(port, 1, count=2)
 
 
@@ -186,7 +186,7 @@ def test_a_port_that_is_in_use_is_named_with_its_process_and_waited_for(port: in
         chief = Chief(2, port, runs_ahead=False)
         told = chief.hears()
         assert isinstance(told, PortInUse)
-        assert f"cannot meet at port {port} of this machine: Address already in use, by process " in told.problem
+        assert f"cannot listen on port {port} of this machine: Address already in use, by process " in told.problem
         assert str(os.getpid()) in told.problem
     with closing(chief):
         assert isinstance(chief.hears(), Listening)
@@ -208,7 +208,7 @@ def test_a_port_that_may_not_be_used_is_refused(port: int, monkeypatch: pytest.M
     with closing(Chief(2, port, runs_ahead=False)) as chief:
         told = chief.hears()
     assert isinstance(told, Failed)
-    assert told.problem.endswith("Permission denied; free the port, or name another in AUTODIST_CHIEF")
+    assert told.problem.endswith("Permission denied; free the port, or set another one in AUTODIST_CHIEF")
 
 
 def test_without_a_chief_it_is_said_where_it_was_looked_for(port: int) -> None:
@@ -229,7 +229,7 @@ def test_a_chief_that_does_not_know_the_secret_is_none(port: int) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(ClusterError, match="what listens there does not know the secret"):
+        with pytest.raises(ClusterError, match="the process that listens there does not know the secret"):
             join(port, 1)
         thread.join(10)
 
@@ -239,7 +239,7 @@ def test_a_secret_that_the_chief_has_not_left_is_told(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     order = following.FollowerOrder(Given("SLURM", 1, 3, "127.0.0.1", port, job="slurm-1-0"), SCRIPT, 0.3)
-    with pytest.raises(ClusterError, match=r"the secret, which the chief leaves in .*slurm-1-0, is not there"):
+    with pytest.raises(ClusterError, match=r"the chief's file .*slurm-1-0 with the secret does not exist"):
         following.join(order, {})
 
 
