@@ -235,7 +235,10 @@ READ_WHOLE = {
     "in a parallel map": (
         lambda: source().map(decode, 2, deterministic=False).batch(10), r"decode.*deterministic=False"
     ),
-    "sees the whole batch": (lambda: source().map(decode).batch(10).map(whole_mean), r"whole_mean.*more than one example"),
+    "sees the whole batch": (
+        lambda: source().map(decode).batch(10).map(whole_mean),
+        r"whole_mean.*more than one example",
+    ),
     "gives more rows": (lambda: source().map(decode).batch(10).map(more_rows), r"more_rows.*more than one example"),
     "of a fixed length": (
         lambda: source().map(decode).batch(10, drop_remainder=True).map(by_rows), r"by_rows.*a fixed length"
