@@ -1,7 +1,6 @@
-"""Strategies: for each variable of a captured step, who holds it and how its gradient is combined.
+"""Strategies: decide, for each variable of a captured step, its placement and the synchronisation of its gradient.
 
-A builder decides (one of ours or a user's own), the protobuf Strategy says what was decided, and the kernels carry it
-out.
+A builder (built-in or user-defined) decides, the protobuf Strategy records the decision, and the kernels apply it.
 """
 
 from autodist.graph.placement import Partitioning

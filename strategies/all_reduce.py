@@ -1,4 +1,4 @@
-"""AllReduce: every worker holds every variable."""
+"""AllReduce: replicates every variable on every worker."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from autodist.strategies.variables import GraphLike, SyncedVariable, synced_vari
 @register
 @dataclass(frozen=True)
 class AllReduce(AllReduceOptions, StrategyBuilder):
-    """Gradients are summed over all replicas, and every worker applies the same update to its own copy.
+    """Sums gradients over all replicas; every worker applies the same update to its own copy.
 
-    For models of dense variables, on machines with links alike: no worker carries more than another.
+    For models of dense variables, on machines with equal links: all workers carry the same load.
 
+    Cost: with W workers and b bytes of dense gradients (after compression), each worker sends 2·b·(W-1)/W bytes a step
     Cost: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and receives as
-    many; b is what the compressor leaves of them. A sparse gradient is gathered: a worker sends each row that it
-    touches to the W-1 others.
+    and receives as many. A sparse gradient is gathered: a worker sends each row that it touches to the W-1 other
+    workers.
 
     Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
     J. Parallel Distrib. Comput. 69(2), 2009, for the bytes, which SHUFFLE and RING share.
@@ -38,12 +39,12 @@ class AllReduce(AllReduceOptions, StrategyBuilder):
 
 
 def all_reduce_nodes(variables: Sequence[SyncedVariable], options: AllReduceOptions) -> list[strategy_pb2.VariableNode]:
-    """A node for each variable, `chunk_size` neighbours a group."""
+    """Returns a node for each variable, with groups of `chunk_size` consecutive variables."""
     return [whole_node(variable.name, options.all_reduce(index)) for index, variable in enumerate(variables)]
 
 
 def all_reduce_node(
     variable: str, group: int = 0, spec: SpecName = "AUTO", compressor: Compressor = NO_COMPRESSOR
 ) -> strategy_pb2.VariableNode:
-    """The node of a variable that every worker holds; gradients of equal group are reduced together."""
+    """Returns the node of a variable that every worker holds; gradients of equal group are reduced together."""
     return whole_node(variable, all_reduce_synchronizer(group, spec, compressor))

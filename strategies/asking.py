@@ -1,4 +1,4 @@
-"""Asks a builder, which may be a user's own, for a strategy; whatever goes wrong there is told as its fault."""
+"""Calls builders, which may be user-defined, and reports errors in them as StrategyError with their position."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _OURS = "autodist."
 
 
 def require_builder(builder: Any) -> BuildsStrategy:
-    """What a script gives as a builder, if it is one.
+    """Returns the argument if it is a builder.
 
     Raises:
         StrategyError: it is a class, or something else without `build`.
     """
     if isinstance(builder, type):
-        raise StrategyError(f"strategy is the class {builder.__name__}; give an instance, {builder.__name__}().")
+        raise StrategyError(f"strategy is the class {builder.__name__}; pass an instance, {builder.__name__}().")
     if not callable(getattr(builder, "build", None)):
         raise StrategyError(
-            f"strategy is {builder!r}, of type {type(builder).__name__}; give an object that has "
+            f"strategy is {builder!r}, of type {type(builder).__name__}; pass an object that has "
             "build(graph_item, resource_spec), such as autodist.strategies.PS(), or a builder's name, such as 'PS'."
         )
     return builder
 
 
 def ask_builder(builder: BuildsStrategy, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
-    """What a builder builds.
+    """Returns the strategy that a builder builds.
 
     Raises:
-        StrategyError: the builder's own; or it raised something else (which is the cause), returned no strategy, or
-            changed the step.
+        StrategyError: raised by the builder itself; or the builder raised another exception (the cause), returned no
+            strategy, or changed the step.
     """
     name = type(builder).__name__
     is_ours = type(builder).__module__.startswith(_OURS)
@@ -48,24 +48,24 @@ def ask_builder(builder: BuildsStrategy, graph_item: GraphLike, resource_spec: R
     except Exception as error:
         raise StrategyError(
             f"The builder {name} failed: {type(error).__name__}: {error} ({_where(error, builder)}). Correct "
-            "its build, or take another builder."
+            "its build method, or use another builder."
         ) from error
     if not isinstance(strategy, strategy_pb2.Strategy):
-        given = "None" if strategy is None else f"a {type(strategy).__name__}"
+        result = "None" if strategy is None else f"a {type(strategy).__name__}"
         raise StrategyError(
-            f"The builder {name} returned {given} from build ({_place(builder)}), and not a strategy; end it with "
-            "`return make_strategy(...)`, or return what another builder built."
+            f"The builder {name} returned {result} from build ({_place(builder)}) instead of a strategy; end it with "
+            "`return make_strategy(...)`, or return the strategy of another builder."
         )
     if before is not None and before != _content(graph_item):
         raise StrategyError(
-            f"The builder {name} changed the graph of the step in build ({_place(builder)}). A builder only reads it: "
-            "what it wants done stands in the strategy that it returns. Let it work on a copy."
+            f"The builder {name} changed the graph of the step in build ({_place(builder)}). A builder must only read "
+            "the graph; its decisions belong in the strategy that it returns. Modify a copy instead."
         )
     return strategy
 
 
 def describe_failure(maker: type, error: Exception) -> str:
-    """What a class of the user's raised while it was looked at or made, and where."""
+    """Describes an exception raised by a user-defined class during inspection or construction, with its position."""
     return f"{type(error).__name__}: {error} ({_where(error, maker)})"
 
 
@@ -75,7 +75,7 @@ def _content(graph_item: Any) -> bytes | None:
 
 
 def _where(error: Exception, builder: object) -> str:
-    """File and line of the builder's own code that failed, or, if it was called by none, of what failed."""
+    """Returns file and line of the failing frame in the builder's own code, or else of the innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
     file = _file(builder)
     frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1] if frames else None)
@@ -83,7 +83,7 @@ def _where(error: Exception, builder: object) -> str:
 
 
 def _place(builder: object) -> str:
-    """Where a builder is written."""
+    """Returns the position of a builder's definition."""
     kind = builder if isinstance(builder, type) else type(builder)
     code = getattr(getattr(kind, "build", None), "__code__", None)
     return f"{kind.__module__}.{kind.__qualname__}" if code is None else f"{code.co_filename}:{code.co_firstlineno}"

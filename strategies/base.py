@@ -1,4 +1,4 @@
-"""StrategyBuilder: what decides, for each variable of a captured step, how it is kept and synchronised."""
+"""StrategyBuilder: the base class of builders, which choose placement and synchronisation of each variable."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from autodist.strategies.variables import GraphLike, SyncedVariable
 
 
 class BuildsStrategy(Protocol):
-    """Whatever can stand as a builder; a user's class need not derive from StrategyBuilder."""
+    """The interface of builders; a user-defined class need not derive from StrategyBuilder."""
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class StrategyBuilder(ABC):
-    """Base of the builders; a user's own is a frozen dataclass that derives from it and is named in the YAML.
+    """Base class of builders. A user-defined builder is a frozen dataclass that derives from it; the YAML names it.
 
-    Options are the fields: their names are the keys in the YAML, their types say what is allowed. A builder
-    keeps nothing between builds, and equal input gives equal bytes.
+    The fields are the options: field names are YAML keys, and type annotations define the allowed values. A builder
+    keeps no state between builds; equal inputs yield equal bytes.
 
     Raises:
-        StrategyError: when it is made with an option of a type or value that is not allowed.
+        StrategyError: on construction, if an option has a disallowed type or value.
     """
 
     def __post_init__(self) -> None:
@@ -35,17 +35,17 @@ class StrategyBuilder(ABC):
 
     @abstractmethod
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
-        """Writes the strategy for one captured step on these machines.
+        """Builds the strategy for one captured step on the given machines.
 
         Args:
-            graph_item: the captured step; `synced_variables` lists what needs a node.
+            graph_item: the captured step; `synced_variables` lists the variables that need a node.
             resource_spec: the workers, their devices and bandwidths.
 
         Returns:
-            One node for each variable that has a gradient; `make_strategy` puts the rest around them.
+            A strategy with one node per variable that has a gradient; `make_strategy` adds the other fields.
 
         Raises:
-            StrategyError: when an option does not fit this step or these machines.
+            StrategyError: an option does not fit this step or these machines.
         """
 
 
@@ -55,9 +55,9 @@ def make_strategy(
     variables: Sequence[SyncedVariable],
     nodes: Iterable[strategy_pb2.VariableNode],
 ) -> strategy_pb2.Strategy:
-    """A strategy with these nodes in the order of the variables, on every replica of the resource spec.
+    """Returns a strategy with the nodes in the order of the variables, on every replica of the resource spec.
 
-    Nodes of variables that are not among them come last; `check_strategy` names them.
+    Nodes of unknown variables come last; `check_strategy` rejects them.
     """
     position = {variable.name: index for index, variable in enumerate(variables)}
     ordered = sorted(nodes, key=lambda node: position.get(node.variable, len(position)))
@@ -65,7 +65,7 @@ def make_strategy(
 
 
 def graph_config(resource_spec: ResourceSpec) -> strategy_pb2.GraphConfig:
-    """Every replica of the resource spec, worker by worker, and what else kernels are told of the machines."""
+    """Returns the replicas of the resource spec, in worker order, and the other facts about machines for kernels."""
     has_servers = len(set(resource_spec.replica_workers)) < len(resource_spec.workers)
     return strategy_pb2.GraphConfig(
         replicas=[
@@ -78,5 +78,5 @@ def graph_config(resource_spec: ResourceSpec) -> strategy_pb2.GraphConfig:
 
 
 def workers_with_replicas(resource_spec: ResourceSpec) -> tuple[int, ...]:
-    """Indices of the workers that run replicas; the others only own variables."""
+    """Returns the indices of the workers that run replicas; the others only own variables."""
     return tuple(worker.index for worker in resource_spec.workers if worker.has_replicas)

@@ -1,4 +1,4 @@
-"""Whether a strategy can be carried out on this step and these machines, told before any process starts."""
+"""Validates a strategy for a captured step and the given machines, before any process starts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def check_strategy(
     resource_spec: ResourceSpec,
     place_of: PlaceOf = no_place,
 ) -> None:
-    """Passes what the kernels can carry out.
+    """Checks that the kernels support a strategy.
 
     Args:
-        strategy: what a builder wrote.
+        strategy: the output of a builder.
         graph_item: the captured step.
         resource_spec: the machines.
-        place_of: where a variable's option stands in a file, for messages.
+        place_of: returns the position of a variable's option in a file, for messages.
 
     Raises:
-        StrategyError: names the variable, the reason and the mend.
+        StrategyError: names the variable, the reason and the fix.
     """
     check_nodes(strategy, graph_item, resource_spec, place_of)
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
@@ -50,8 +50,8 @@ def _check_replicas(strategy: strategy_pb2.Strategy, resource_spec: ResourceSpec
     wanted = graph_config(resource_spec)
     if strategy.graph_config != wanted:
         raise StrategyError(
-            f"{strategy.builder} runs on {_machines(strategy.graph_config)}, and the resource spec "
-            f"has {_machines(wanted)}; let the builder take graph_config(resource_spec)."
+            f"{strategy.builder} runs on {_machines(strategy.graph_config)}, but the resource spec "
+            f"has {_machines(wanted)}; use graph_config(resource_spec) in the builder."
         )
 
 
@@ -61,15 +61,15 @@ def _machines(config: strategy_pb2.GraphConfig) -> str:
 
 
 def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSpec, place_of: PlaceOf) -> None:
-    """Passes a strategy in which no variable is reduced by a collective, or all are, in a way that can be carried out.
+    """Checks that either no variable or every variable uses the same collective, and that the machines support it.
 
     Raises:
-        StrategyError: names the variable, the reason and the mend.
+        StrategyError: names the variable, the reason and the fix.
     """
     spec = effective_spec(strategy)
-    ways = [(name, resolve_spec(said, spec)) for name, said in all_synchronizers(strategy)]
+    ways = [(name, resolve_spec(one, spec)) for name, one in all_synchronizers(strategy)]
     known = {its.way for _, its in ways}
-    # Looked for once a way, and not once a variable: of these, as of workers, there may be thousands.
+    # Computed per algorithm rather than per variable: there may be thousands of variables and workers.
     others = {way: next(((name, its.way) for name, its in ways if its.way != way), None) for way in known}
     lacking = {way: _lacking(way, resource_spec) for way in known & {*COLLECTIVES}}
     for variable, synchronizer in ways:
@@ -78,11 +78,11 @@ def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSp
         place, way = place_of(variable, "all_reduce_spec"), synchronizer.way
         other = others[way]
         if other is not None:
-            raise StrategyError(_beside(variable, way, *other), place)
+            raise StrategyError(_mixed(variable, way, *other), place)
         if synchronizer.compressor != NO_COMPRESSOR:
             raise StrategyError(
                 f"{variable} is reduced by {way} and has the compressor {synchronizer.compressor.text}: "
-                "only SHUFFLE carries compressors out. Take all_reduce_spec SHUFFLE for all variables, or leave the "
+                "only SHUFFLE supports compressors. Use all_reduce_spec SHUFFLE for all variables, or leave the "
                 "compressor out.",
                 place,
             )
@@ -91,28 +91,28 @@ def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSp
             raise StrategyError(f"{variable} is reduced by {problem}", place)
 
 
-def _beside(variable: str, way: str, other: str, others_way: str) -> str:
-    """Collectives need step ids that agree on all workers, and hang beside what crosses workers by queues or
-    accumulators in the same session."""
+def _mixed(variable: str, way: str, other: str, others_way: str) -> str:
+    """Collectives need step ids that agree on all workers. They deadlock if queues or accumulators also transfer data
+    between workers in the same session."""
     return (
         f"{variable} is reduced by {way} and {other} by {others_way}: TensorFlow's collectives hang in one session "
-        f"with any other way between workers. Take all_reduce_spec SHUFFLE in place of {way}, which mixes with "
-        f"everything, or {way} for every variable."
+        f"with any other communication between workers. Use all_reduce_spec SHUFFLE instead of {way}, which mixes "
+        f"with everything, or {way} for every variable."
     )
 
 
 def _lacking(way: str, resource_spec: ResourceSpec) -> str | None:
-    """What of the machines a collective lacks, after "is reduced by"; None if nothing."""
+    """Returns the requirement of a collective that the machines lack, to follow "is reduced by"; None if met."""
     servers = [worker for worker in resource_spec.workers if not worker.has_replicas]
     if servers:
         return (
-            f"{way}, in which every worker takes part, and {servers[0].name} has no replica; "
-            "take all_reduce_spec SHUFFLE."
+            f"{way}, in which every worker takes part, but {servers[0].name} has no replica; "
+            "use all_reduce_spec SHUFFLE."
         )
     others = [replica for replica in resource_spec.replicas if not replica.device.startswith("gpu:")]
     if way == "NCCL" and others:
         return (
-            f"NCCL, which needs a GPU for every replica, and {others[0].worker.name} has "
-            f"one on {others[0].device}; take all_reduce_spec SHUFFLE, or give it a GPU."
+            f"NCCL, which needs a GPU for every replica, but {others[0].worker.name} has "
+            f"one on {others[0].device}; use all_reduce_spec SHUFFLE, or a GPU for it."
         )
     return None

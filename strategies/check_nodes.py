@@ -1,4 +1,4 @@
-"""Whether a strategy has one complete node for each variable, and each piece a place where it can be."""
+"""Checks that a strategy has one complete node for each variable, and a valid owner for each shard."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autodist.strategies.variables import GraphLike, SyncedVariable, synced_vari
 from autodist.synchronizers import cut_of, has_synchronizer, synchronizers_of
 
 PlaceOf = Callable[[str, str], Place | None]
-"""Where a variable's option stands in a file."""
+"""Returns the position of a variable's option in a file."""
 
 
 def no_place(variable: str, option: str) -> None:
-    """For a strategy that came from no file."""
+    """Returns None, for a strategy that does not come from a file."""
 
 
 def check_nodes(
@@ -29,16 +29,16 @@ def check_nodes(
     resource_spec: ResourceSpec,
     place_of: PlaceOf = no_place,
 ) -> None:
-    """Passes a strategy with one complete node for each variable that has a gradient.
+    """Checks that a strategy has one complete node for each variable that has a gradient.
 
     Args:
-        strategy: what a builder wrote.
+        strategy: the output of a builder.
         graph_item: the captured step.
         resource_spec: the machines.
         place_of: for messages.
 
     Raises:
-        StrategyError: names the variable, the reason and the mend.
+        StrategyError: names the variable, the reason and the fix.
     """
     synced = {variable.name: variable for variable in synced_variables(graph_item)}
     _check_names(strategy, [variable.name for variable in graph_item.variables], list(synced))
@@ -53,7 +53,7 @@ def _check_names(strategy: strategy_pb2.Strategy, known: list[str], synced: list
     for name, count in counts.items():
         if name not in every:
             raise StrategyError(
-                f"{strategy.builder} has a node for {name!r}, and the captured step has no such variable."
+                f"{strategy.builder} has a node for {name!r}, but the captured step has no such variable."
                 f"{did_you_mean(name, known)} Variables with gradients are {listed(synced)}."
             )
         if name not in trained:
@@ -63,8 +63,8 @@ def _check_names(strategy: strategy_pb2.Strategy, known: list[str], synced: list
     for name in synced:
         if name not in counts:
             raise StrategyError(
-                f"{strategy.builder} has no node for {name}, which has a gradient: its copies would drift apart. "
-                "Add one that says AllReduce or PS."
+                f"{strategy.builder} has no node for {name}, which has a gradient: its copies would diverge. "
+                "Add a node with AllReduce or PS."
             )
 
 
@@ -74,7 +74,7 @@ def _check_partition(variable: SyncedVariable, node: strategy_pb2.VariableNode, 
     if cut is None:
         if node.shards:
             raise StrategyError(
-                f"{variable.name} has {len(node.shards)} shards and no partition that says how long they are; add it.",
+                f"{variable.name} has {len(node.shards)} shards but no partition with their sizes; add it.",
                 place,
             )
         return
@@ -84,8 +84,8 @@ def _check_partition(variable: SyncedVariable, node: strategy_pb2.VariableNode, 
         raise StrategyError(error.problem, place) from None
     if len(node.shards) != len(cut.sizes):
         raise StrategyError(
-            f"{variable.name} is cut in {len(cut.sizes)} pieces and has synchronizers for {len(node.shards)} shards; "
-            "give each piece one.",
+            f"{variable.name} is cut in {len(cut.sizes)} pieces but has synchronizers for {len(node.shards)} shards; "
+            "add one for each piece.",
             place,
         )
     if has_synchronizer(node):
@@ -107,7 +107,7 @@ def _check_synchronizers(
     for owner in owners:
         if owner is not None and not 0 <= owner < len(resource_spec.workers):
             raise StrategyError(
-                f"{variable} is to be owned by worker {owner}, and there is no such worker; "
+                f"{variable} is to be owned by worker {owner}, but there is no such worker; "
                 f"the workers are {known_workers(resource_spec)}.",
                 place_of(variable, "owner"),
             )

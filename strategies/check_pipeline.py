@@ -1,4 +1,4 @@
-"""Whether what a pipeline says of variables fits its stages."""
+"""Checks that the options of variables fit the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from autodist.synchronizers import ParameterServer, cut_of, synchronizers_of
 
 
 def stage_of(strategy: strategy_pb2.Strategy, node: strategy_pb2.VariableNode) -> int:
-    """The pipeline stage that holds a variable, of a strategy that `check_pipeline` passes."""
+    """Returns the pipeline stage that holds a variable, for a strategy that `check_pipeline` accepts."""
     workers = [stage.worker for stage in strategy.pipeline.stages]
     return workers.index(node.parameter_server.owner)
 
 
 def pipelines_of(strategy: strategy_pb2.Strategy) -> int:
-    """How many pipelines stand side by side."""
+    """Returns the number of parallel pipelines."""
     return 1 + len(strategy.pipeline.stages[0].beside)
 
 
 def workers_of(strategy: strategy_pb2.Strategy, stage: int) -> list[int]:
-    """The workers that compute a pipeline stage, the owner of its variables first."""
-    said = strategy.pipeline.stages[stage]
-    return [said.worker, *(one.worker for one in said.beside)]
+    """Returns the workers that compute a pipeline stage, the owner of its variables first."""
+    first = strategy.pipeline.stages[stage]
+    return [first.worker, *(one.worker for one in first.beside)]
 
 
 def mates_of(strategy: strategy_pb2.Strategy) -> dict[int, list[int]]:
-    """For each worker that owns the variables of a pipeline stage, the others that hold the same."""
-    found = (workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages)))
-    return {workers[0]: workers[1:] for workers in found}
+    """Returns, for each worker that owns the variables of a pipeline stage, the others that hold the same."""
+    stages = (workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages)))
+    return {workers[0]: workers[1:] for workers in stages}
 
 
 def _check_seats(strategy: strategy_pb2.Strategy) -> None:
-    """Passes a strategy without pipeline stages, or one in which each worker computes one of them in one pipeline.
+    """Checks that each worker computes one stage of one pipeline, if there are pipeline stages.
 
     Raises:
         StrategyError: it does not.
@@ -47,27 +47,27 @@ def _check_seats(strategy: strategy_pb2.Strategy) -> None:
     count = strategy.graph_config.workers or 1
     if seats and (len(pipelines) > 1 or sorted(workers) != list(range(count))):
         raise StrategyError(
-            f"the pipeline's stages are computed by the workers {seats}, and there are {count}: each has to compute "
-            "one stage of one pipeline, and each stage as many as the others. Correct the builder."
+            f"the pipeline's stages are computed by the workers {seats}, but there are {count}: each must compute one "
+            "stage of one pipeline, and all stages need equally many workers. Correct the builder."
         )
     replicas = len(strategy.graph_config.replicas)
     if seats and replicas % pipelines.pop():
         raise StrategyError(
-            f"{replicas} micro-batches cannot be dealt out to {len(seats[0])} pipelines evenly. Correct the builder."
+            f"{replicas} micro-batches cannot be split evenly over {len(seats[0])} pipelines. Correct the builder."
         )
     schedule = SCHEDULES[strategy.pipeline.schedule]
     if strategy.pipeline.recompute and not (seats and keeps_several(len(seats), replicas // len(seats[0]), schedule)):
         raise StrategyError(
-            f"the pipeline is to recompute, and no stage has two micro-batches on their way by {schedule}, so that "
-            "none would keep less. Correct the builder."
+            f"the pipeline is to recompute, but by {schedule} no stage has two micro-batches in flight, so that "
+            "recomputation would save no memory. Correct the builder."
         )
 
 
 def check_pipeline(strategy: strategy_pb2.Strategy, variables: Mapping[str, SyncedVariable], place_of: PlaceOf) -> None:
-    """Passes a strategy without pipeline stages, or one in which each variable is held by the worker of one stage.
+    """Checks that each variable is held by the worker of one stage, if there are pipeline stages.
 
     Raises:
-        StrategyError: names the variable, the reason and the mend.
+        StrategyError: names the variable, the reason and the fix.
     """
     _check_seats(strategy)
     for node in strategy.nodes if strategy.pipeline.stages else ():
@@ -80,40 +80,40 @@ def check_pipeline(strategy: strategy_pb2.Strategy, variables: Mapping[str, Sync
 def _fault(
     strategy: strategy_pb2.Strategy, node: strategy_pb2.VariableNode, mark: int | None
 ) -> tuple[str, str] | None:
-    """What is wrong with a variable in a pipeline, and the option that says it; None if nothing is.
+    """Returns the problem with a variable in a pipeline, and the option that causes it; None if there is none.
 
     Args:
         strategy: with pipeline stages.
         node: of the variable.
-        mark: the stage in which the script has made it; None: it does not say.
+        mark: the stage in which the script created it; None: unspecified.
     """
     if cut_of(node) is not None:
-        return "is partitioned, and a pipeline's stages hold whole variables. Leave the partition out.", "partition"
-    (said,) = synchronizers_of(node)
-    if not isinstance(said, ParameterServer):
+        return "is partitioned, but pipeline stages hold whole variables. Leave the partition out.", "partition"
+    (synchronizer,) = synchronizers_of(node)
+    if not isinstance(synchronizer, ParameterServer):
         return (
-            "is to be all-reduced, and in a pipeline each variable is held by its stage's worker alone. Take it out of "
-            "`variables`, and say by the patterns of `stages` where it lies."
+            "is to be all-reduced, but in a pipeline only its stage's worker holds a variable. Remove it from "
+            "`variables`, and choose its stage by the patterns of `stages`."
         ), "synchronizer"
-    if said.asynchronous or said.staleness:
+    if synchronizer.asynchronous or synchronizer.staleness:
         return (
-            "is to be updated asynchronously (sync: false, or staleness), and a pipeline's workers make each step "
+            "is to be updated asynchronously (sync: false, or staleness), but the workers of a pipeline run each step "
             "together. Leave that out."
-        ), "staleness" if said.staleness else "sync"
-    if said.local_proxy:
+        ), "staleness" if synchronizer.staleness else "sync"
+    if synchronizer.local_proxy:
         return (
-            "has a proxy, and in a pipeline no other worker reads it. Leave local_proxy_variable out."
+            "has a proxy, but in a pipeline no other worker reads it. Leave local_proxy_variable out."
         ), "local_proxy_variable"
     owners = {stage.worker for stage in strategy.pipeline.stages}
-    if said.owner not in owners:
+    if synchronizer.owner not in owners:
         return (
-            f"is owned by worker {said.owner}, which is not the first of those that compute a stage: these are "
-            f"{listed(map(str, sorted(owners)))}. Take one of them for owner."
+            f"is owned by worker {synchronizer.owner}, which is not the first of those that compute a stage: these are "
+            f"{listed(map(str, sorted(owners)))}. Use one of them as owner."
         ), "owner"
     stage = stage_of(strategy, node)
     if mark is not None and mark != stage:
         return (
-            f"is made in ad.stage({mark}), and is given to worker {said.owner}, which computes stage {stage}. Leave "
-            "one of them out, or let both say the same."
+            f"is made in ad.stage({mark}), but its owner is worker {synchronizer.owner}, which computes stage {stage}. "
+            "Leave one of them out, or make both agree."
         ), "owner"
     return None

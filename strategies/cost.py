@@ -1,4 +1,4 @@
-"""Bytes that travel between workers in one step, by formula."""
+"""Estimates the bytes that each worker sends in one step, by formula."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autodist.synchronizers.traffic import INDEX_BYTES
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one variable makes each worker send; they receive as much in sum.
+    """The bytes that one variable makes each worker send; in total, workers receive as many.
 
     Attributes:
-        step: bytes by worker in a step, however many rows it touches.
-        row: bytes by worker for one row of a sparse variable that every worker touches, besides. How many rows a step
-            touches is known only while it runs. Of a variable that is cut along its rows, the mean over all rows.
+        step: bytes by worker in a step, independent of the number of touched rows.
+        row: additional bytes by worker for one row of a sparse variable that every worker touches. The number of rows
+            is only known when a step runs. For a variable partitioned along its rows, the mean over all rows.
     """
 
     step: tuple[int, ...]
@@ -27,35 +27,36 @@ class Traffic:
 
 
 def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: strategy_pb2.GraphConfig) -> Traffic:
-    """What one variable makes workers send, with b its bytes and W the workers that have replicas.
+    """Computes the bytes that one variable makes workers send; b: its bytes, W: the number of workers with replicas.
 
     | gradient | synchronizer | the owner sends | each other worker with replicas sends |
     |---|---|---|---|
     | dense | all-reduce | 2·b·(W-1)/W | 2·b·(W-1)/W |
-    | dense | the same, compressed | with b as `Compressor.bytes_of` says | with b as `Compressor.bytes_of` says |
-    | dense | the same, where that cannot be added up (`goes_to_all`) | b·(W-1) | b·(W-1) |
+    | dense | the same, compressed | with b from `Compressor.bytes_of` | with b from `Compressor.bytes_of` |
+    | dense | the same, if compressed values cannot be summed (`goes_to_all`) | b·(W-1) | b·(W-1) |
     | dense | parameter server | b·(W-1), values | b, gradients |
     | sparse, a row of r bytes and its index of i | all-reduce (gathered) | (r+i)·(W-1) | (r+i)·(W-1) |
-    | the same | parameter server | r·(W-1), values | r+2·i: the gradient, and what row to read |
+    | the same | parameter server | r·(W-1), values | r+2·i: the gradient, and the index of the row to read |
     | the same | parameter server with proxies | b·(W-1) a step, values | r+i |
 
-    An owner without replicas sends to W workers in place of W-1. A proxy of a dense variable costs nothing more, since
-    a step fetches its value once anyway. A gradient that a compressor would not make smaller travels without it. Of a partitioned variable each shard counts by itself. A sparse variable that
-    the step also reads whole costs its whole size besides. Replicas of one worker share what it sends.
+    An owner without replicas sends to W workers instead of W-1. A proxy of a dense variable costs nothing more, since
+    a step fetches its value once anyway. A gradient that a compressor would not shrink is sent uncompressed. Each shard
+    of a partitioned variable counts separately. A sparse variable that the step also reads in full additionally costs
+    its whole size. Replicas of one worker share its messages.
 
     Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019.
-    """  # noqa: E501 (a row of a table is one line)
+    """
     step, row = sent_for(variable, node, computing_workers(config))
     workers = worker_count(config)
     return Traffic(step.by_worker(workers), row.by_worker(workers))
 
 
 def sent_for(variable: SyncedVariable, node: strategy_pb2.VariableNode, computing: frozenset[int]) -> tuple[Sent, Sent]:
-    """What `traffic` tells, not yet worker by worker: bytes of a step, and of one row besides.
+    """Computes the traffic of a variable before expansion by worker: bytes of a step, and additional bytes per row.
 
     Args:
         variable: of the captured step.
-        node: how it is kept and synchronised.
+        node: its placement and synchronisation.
         computing: the workers that have replicas.
     """
     cut = cut_of(node)
@@ -75,7 +76,7 @@ def sent_for(variable: SyncedVariable, node: strategy_pb2.VariableNode, computin
 
 
 def sent_to_mates(variable: SyncedVariable, holders: Sequence[int]) -> tuple[Sent, Sent]:
-    """What `sent_for` tells, of a variable that the workers of a pipeline stage hold: each sends its part to all."""
+    """Like `sent_for`, for a variable that the workers of a pipeline stage hold: each sends its part to all others."""
     step, row = Sent(frozenset()), Sent(frozenset())
     for holder in holders:
         if variable.is_sparse:
@@ -90,7 +91,7 @@ def bytes_sent(
     nodes: Iterable[strategy_pb2.VariableNode],
     config: strategy_pb2.GraphConfig,
 ) -> tuple[int, ...]:
-    """Bytes that each worker sends in a step for all variables together, touched rows left out."""
+    """Returns the bytes that each worker sends in a step for all variables together, without touched rows."""
     by_name = {variable.name: variable for variable in variables}
     computing = computing_workers(config)
     total = Sent(computing)
@@ -100,10 +101,10 @@ def bytes_sent(
 
 
 def worker_count(config: strategy_pb2.GraphConfig) -> int:
-    """How many workers there are, those without replicas included."""
+    """Returns the number of workers, including those without replicas."""
     return config.workers or len(computing_workers(config))
 
 
 def computing_workers(config: strategy_pb2.GraphConfig) -> frozenset[int]:
-    """Indices of the workers that have replicas."""
+    """Returns the indices of the workers that have replicas."""
     return frozenset(replica.worker for replica in config.replicas)

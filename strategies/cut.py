@@ -1,4 +1,4 @@
-"""Variables divided along one axis: pure arithmetic of lengths."""
+"""Arithmetic of partition sizes: variables divided along one axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autodist.strategies.variables import SyncedVariable
 
 
 def shards_of(variable: SyncedVariable, cut: Partitioning | None) -> tuple[SyncedVariable, ...]:
-    """The shards, each seen as a variable of its own; a variable that is not cut is its only one."""
+    """Returns the shards as separate variables; an unpartitioned variable is its only shard."""
     if cut is None:
         return (variable,)
     alike = {length: variable.first_shard(cut.axis, length) for length in set(cut.sizes)}
@@ -20,7 +20,7 @@ def shards_of(variable: SyncedVariable, cut: Partitioning | None) -> tuple[Synce
 
 
 def even_sizes(length: int, shards: int) -> tuple[int, ...]:
-    """Lengths of at most so many shards, no two differing by more than one; no more shards than indices.
+    """Returns lengths of at most `shards` shards that differ by at most one; no more shards than indices.
 
     >>> even_sizes(7, 3)
     (3, 2, 2)
@@ -32,10 +32,10 @@ def even_sizes(length: int, shards: int) -> tuple[int, ...]:
 
 
 def proportional_sizes(length: int, weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Lengths of one shard for each weight, in proportion to them as nearly as whole numbers of at least 1 can be.
+    """Returns the lengths of one shard per weight, proportional to the weights after rounding, and at least 1.
 
-    Each gets its share rounded down, and what is left goes to the largest remainders (A. Hamilton's method), the
-    lower index first; a share below 1 becomes 1 at the cost of those that exceed their share most.
+    Each share is rounded down, and the remaining indices go to the largest remainders (A. Hamilton's method), the lower
+    index first. A share below 1 becomes 1 at the cost of the shards that exceed their share most.
 
     >>> proportional_sizes(11, [Fraction(10), Fraction(100)])
     (1, 10)
@@ -51,7 +51,7 @@ def proportional_sizes(length: int, weights: Sequence[Fraction]) -> tuple[int, .
     parts = [int(weight * scale) for weight in weights]
     total = sum(parts)
     sizes = [max(1, length * part // total) for part in parts]
-    # By how much each is too long, in `total`ths of an index. Heaps, since there may be thousands of shards.
+    # The excess length of each, in `total`ths of an index. Heaps, since there may be thousands of shards.
     excess = [size * total - length * part for size, part in zip(sizes, parts, strict=True)]
     missing = length - sum(sizes)
     shortest = list(zip(excess, range(len(sizes)), strict=True))
@@ -71,7 +71,7 @@ def proportional_sizes(length: int, weights: Sequence[Fraction]) -> tuple[int, .
 
 
 def axes_to_cut(variable: SyncedVariable) -> tuple[int, ...]:
-    """The axes along which a variable can be divided in two shards or more."""
+    """Returns the axes along which a variable can be divided into at least two shards."""
     if variable.elements == 0:
         return ()
     return tuple(axis for axis, length in enumerate(variable.shape) if length > 1)

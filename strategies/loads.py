@@ -1,4 +1,4 @@
-"""Who shall own what: variables dealt out to workers so that no worker's link carries much more than its share."""
+"""Assigns variables to owners so that no worker's link carries much more than its share."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from autodist.resources import ResourceSpec
 from autodist.strategies.variables import SyncedVariable
 
 PieceKey = tuple[str, int]
-"""A variable's name, and the number of the shard (0 for a whole variable)."""
+"""A variable's name, and the index of the shard (0 for a whole variable)."""
 
 
 class GreedyLoads:
-    """Bytes that each worker owns so far, those of earlier steps included, and the next best owner.
+    """Tracks the bytes that each worker owns, including those of earlier steps, and selects the next owner.
 
-    A variable goes to the worker whose load, divided by its bandwidth, is least once it has it; the lower index
-    wins a tie. Workers of one node share its link evenly. Exact numbers keep the choice the same on every machine.
+    A variable goes to the worker whose load, divided by its bandwidth, is least after the assignment; ties go to the
+    lower index. Workers of one node share its link evenly. Exact arithmetic makes the choice equal on every machine.
 
-    When the heaviest variable has m bytes, all have t, and the workers' bandwidths add up to s, then no worker's
+    If the largest variable has m bytes, all have t, and the workers' bandwidths sum to s, then no worker's
     load / bandwidth exceeds (t + (workers - 1) * m) / s. (R. L. Graham, "Bounds on Multiprocessing Timing
-    Anomalies", SIAM J. Appl. Math. 17(2), 1969, carried over to links of unequal speed.)
+    Anomalies", SIAM J. Appl. Math. 17(2), 1969, generalised to links of unequal speed.)
 
     Args:
         resource_spec: the machines.
@@ -33,24 +33,24 @@ class GreedyLoads:
     def __init__(self, resource_spec: ResourceSpec, owners: Sequence[int] | None = None) -> None:
         self.owners = usual_owners(resource_spec) if owners is None else tuple(owners)
         self._owners = frozenset(self.owners)
-        # Whole numbers in proportion to the time that a byte takes: fractions would cost ten times as much.
+        # Integers proportional to the time per byte: fractions would take ten times as long.
         bandwidths = worker_bandwidths(resource_spec)
         scale = lcm(*(bandwidth.numerator for bandwidth in bandwidths))
         self._times = [scale * bandwidth.denominator // bandwidth.numerator for bandwidth in bandwidths]
         self._loads = list(resource_spec.owned_bytes or [0] * len(bandwidths))
-        # Of workers with equal links, those with the least load first; an entry whose load is outdated counts no more.
+        # Per link speed, the workers by load. Entries with an outdated load are skipped.
         self._ranked: dict[int, list[tuple[int, int]]] = {}
         for owner in sorted(self.owners, key=lambda owner: (self._loads[owner], owner)):
             self._ranked.setdefault(self._times[owner], []).append((self._loads[owner], owner))
 
     def add(self, worker: int, byte_size: int) -> None:
-        """Counts bytes that a worker owns already."""
+        """Counts bytes that a worker already owns."""
         self._loads[worker] += byte_size
         if worker in self._owners:
             heappush(self._ranked[self._times[worker]], (self._loads[worker], worker))
 
     def place(self, byte_size: int) -> int:
-        """Index of the worker that shall own so many bytes more; they are counted as its own."""
+        """Returns the index of the worker that is to own `byte_size` more bytes, and counts them."""
         owner = min(map(self._first, self._ranked.values()), key=lambda worker: (self._time(worker, byte_size), worker))
         self.add(owner, byte_size)
         return owner
@@ -61,7 +61,7 @@ class GreedyLoads:
         return ranked[0][1]
 
     def least_loaded(self, count: int, byte_size: int = 0) -> tuple[int, ...]:
-        """The so many owners that would have the least load if each got these bytes, best first; none is counted."""
+        """Returns the `count` owners with the least load if each got these bytes, best first; counts nothing."""
         if count >= len(self.owners):
             return tuple(sorted(self.owners, key=lambda worker: (self._time(worker, byte_size), worker)))
         best = [(self._time(first, byte_size), first) for first in map(self._first, self._ranked.values())]
@@ -80,7 +80,7 @@ class GreedyLoads:
         return tuple(found)
 
     def place_pieces(self, sizes: Mapping[PieceKey, int]) -> dict[PieceKey, int]:
-        """Owner of each piece. The largest are placed first, since small ones fill what gaps remain.
+        """Assigns an owner to each shard. The largest are placed first, since small ones fill the remaining gaps.
 
         Args:
             sizes: bytes of each variable, or of each shard.
@@ -89,7 +89,7 @@ class GreedyLoads:
         return {key: self.place(sizes[key]) for key in ordered}
 
     def place_all(self, variables: Iterable[SyncedVariable]) -> dict[str, int]:
-        """Owner of each whole variable by name; the largest are placed first."""
+        """Assigns an owner to each whole variable, by name; the largest are placed first."""
         owners = self.place_pieces({(variable.name, 0): variable.byte_size for variable in variables})
         return {name: owner for (name, _), owner in owners.items()}
 
@@ -98,16 +98,16 @@ class GreedyLoads:
 
 
 def usual_owners(resource_spec: ResourceSpec) -> tuple[int, ...]:
-    """Workers that own variables where nothing else is said: those without replicas, if there are any, else all.
+    """Returns the default owners of variables: the workers without replicas, if there are any, else all.
 
-    A node without replicas is there to own variables; the others' links and memory are then left to the replicas.
+    A node without replicas exists to own variables; the links and memory of other nodes are then left to replicas.
     """
     servers = tuple(worker.index for worker in resource_spec.workers if not worker.has_replicas)
     return servers or tuple(worker.index for worker in resource_spec.workers)
 
 
 def worker_bandwidths(resource_spec: ResourceSpec) -> tuple[Fraction, ...]:
-    """Gbit/s of each worker: its node's, shared evenly among the node's workers."""
+    """Returns the bandwidth of each worker in Gbit/s: its node's, shared evenly among the node's workers."""
     workers_of = Counter(worker.node.address for worker in resource_spec.workers)
     return tuple(
         Fraction(worker.node.network_bandwidth) / workers_of[worker.node.address] for worker in resource_spec.workers

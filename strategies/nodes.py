@@ -1,4 +1,4 @@
-"""VariableNodes: written for whole and for partitioned variables, and read piece by piece."""
+"""VariableNode messages: construction for whole and partitioned variables, and iteration over shards."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from autodist.strategies.cut import shards_of
 from autodist.strategies.variables import SyncedVariable
 from autodist.synchronizers import Synchronizer, cut_of, field_of, synchronizers_of
 
-Said = Synchronizer | strategy_pb2.AllReduce | strategy_pb2.ParameterServer
-"""A synchronizer, or the message that says it."""
+SynchronizerLike = Synchronizer | strategy_pb2.AllReduce | strategy_pb2.ParameterServer
+"""A synchronizer, or its protobuf message."""
 
 
-def whole_node(variable: str, synchronizer: Said) -> strategy_pb2.VariableNode:
-    """The node of a variable that is not cut."""
+def whole_node(variable: str, synchronizer: SynchronizerLike) -> strategy_pb2.VariableNode:
+    """Returns the node of an unpartitioned variable."""
     return strategy_pb2.VariableNode(variable=variable, **_field(synchronizer))
 
 
-def partitioned_node(variable: str, cut: Partitioning, synchronizers: Sequence[Said]) -> strategy_pb2.VariableNode:
-    """The node of a variable that is cut, with a synchronizer for each shard in their order."""
+def partitioned_node(
+    variable: str, cut: Partitioning, synchronizers: Sequence[SynchronizerLike]
+) -> strategy_pb2.VariableNode:
+    """Returns the node of a partitioned variable, with a synchronizer for each shard in order."""
     return strategy_pb2.VariableNode(
         variable=variable,
         partition=strategy_pb2.Partition(axis=cut.axis, sizes=cut.sizes),
@@ -30,30 +32,35 @@ def partitioned_node(variable: str, cut: Partitioning, synchronizers: Sequence[S
     )
 
 
-def node_of(variable: str, cut: Partitioning | None, synchronizers: Sequence[Said]) -> strategy_pb2.VariableNode:
-    """The node of a variable that is cut, or of a whole one, which has one synchronizer."""
+def node_of(
+    variable: str, cut: Partitioning | None, synchronizers: Sequence[SynchronizerLike]
+) -> strategy_pb2.VariableNode:
+    """Returns the node of a partitioned variable, or of a whole one, which has one synchronizer."""
     return whole_node(variable, synchronizers[0]) if cut is None else partitioned_node(variable, cut, synchronizers)
 
 
 def pieces(variable: SyncedVariable, node: strategy_pb2.VariableNode) -> Iterator[tuple[SyncedVariable, Synchronizer]]:
-    """Each shard seen as a variable, with its synchronizer; for a whole variable it is the only piece."""
+    """Yields each shard as a variable, with its synchronizer; a whole variable is its only shard."""
     yield from zip(shards_of(variable, cut_of(node)), synchronizers_of(node), strict=True)
 
 
 def alike_pieces(
     variable: SyncedVariable, node: strategy_pb2.VariableNode
 ) -> Iterator[tuple[SyncedVariable, Synchronizer, int]]:
-    """Pieces of one length that are synchronised alike, but for their names and groups: the first, and how many."""
-    cut, said = cut_of(node), synchronizers_of(node)
+    """Yields a representative of each set of shards with equal length and synchronizer, and the size of the set.
+
+    Names and groups of the shards may differ.
+    """
+    cut, synchronizers = cut_of(node), synchronizers_of(node)
     if cut is None:
-        yield variable, said[0], 1
+        yield variable, synchronizers[0], 1
         return
     of_length = {length: variable.first_shard(cut.axis, length) for length in set(cut.sizes)}
-    counts = Counter(zip(cut.sizes, map(Synchronizer.without_group, said), strict=True))
+    counts = Counter(zip(cut.sizes, map(Synchronizer.without_group, synchronizers), strict=True))
     for (length, synchronizer), count in counts.items():
         yield of_length[length], synchronizer, count
 
 
-def _field(synchronizer: Said) -> dict[str, Any]:
+def _field(synchronizer: SynchronizerLike) -> dict[str, Any]:
     message = synchronizer.to_message() if isinstance(synchronizer, Synchronizer) else synchronizer
     return {field_of(type(message)): message}

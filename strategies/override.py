@@ -1,4 +1,4 @@
-"""Override: what the variables that a pattern matches use in place of a builder's choice."""
+"""Override: replaces a builder's choice for the variables that a pattern matches."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from autodist.strategies.server_options import Staleness
 
 @dataclass(frozen=True)
 class UseAllReduce:
-    """The variable's gradient is summed over all replicas.
+    """Sums the variable's gradient over all replicas.
 
-    What is absent is the builder's own choice if it chose all-reduce too, and else the default.
+    Unset options keep the builder's choice if that is all-reduce too, and otherwise have the default.
 
     Attributes:
         group: variables of equal group are reduced together. Default: one group for all variables that were changed
             to all-reduce.
         all_reduce_spec: as in AllReduceOptions. Default: AUTO.
-        compressor: as in AllReduceOptions; the kind NONE takes the builder's away. Default: none.
-        partition: how it is cut. Default: as the builder cuts it, whichever synchronizer that chose.
+        compressor: as in AllReduceOptions; the kind NONE removes the builder's. Default: none.
+        partition: the partitioning. Default: the builder's, for either synchronizer.
     """
 
     group: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -42,17 +42,17 @@ class UseAllReduce:
 
 @dataclass(frozen=True)
 class UseParameterServer:
-    """One worker holds the variable, or each of its shards.
+    """Places the variable, or each of its shards, on one worker.
 
-    What is absent is the builder's own choice if it chose a parameter server too, and else the default.
+    Unset options keep the builder's choice if that is a parameter server too, and otherwise have the default.
 
     Attributes:
-        owner: that worker's index or name, or one for each shard. Default: for each piece the worker that owns the
-            fewest bytes for its bandwidth.
+        owner: that worker's index or name, or one for each shard. Default: for each shard the worker that owns the
+            fewest bytes relative to its bandwidth.
         sync: as in ServerOptions. Default: true.
         staleness: as in ServerOptions. Default: 0.
         local_proxy_variable: as in ServerOptions. Default: false.
-        partition: how it is cut. Default: as the builder cuts it, whichever synchronizer that chose.
+        partition: the partitioning. Default: the builder's, for either synchronizer.
     """
 
     owner: Owner | tuple[Owner, ...] | None = None
@@ -67,12 +67,12 @@ class UseParameterServer:
 
 @dataclass(frozen=True)
 class Override:
-    """What a pattern's variables use.
+    """The synchronizer of the variables that match a pattern.
 
     Attributes:
         pattern: a regular expression that matches the whole name of a variable.
         use: the synchronizer.
-        place: where it stands, if it came from a file.
+        place: its position, if it comes from a file.
     """
 
     pattern: str

@@ -1,4 +1,4 @@
-"""OverrideVariables: some variables, told by pattern, are synchronised otherwise than a builder would."""
+"""OverrideVariables: replaces a builder's choices for variables selected by patterns."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ log = logging.getLogger("autodist.strategies")
 
 @dataclass(frozen=True)
 class OverrideVariables(StrategyBuilder):
-    """A builder's strategy, with some variables' nodes replaced.
+    """A builder's strategy with the nodes of some variables replaced.
 
-    For the few variables that are known to want something else. A variable uses the first override that matches
-    it; a variable that none matches keeps the builder's choice.
+    For the few variables that are known to need another choice. A variable uses the first override that matches it; a
+    variable without a match keeps the builder's choice.
 
-    Cost: the builder's, with each replaced variable's own (see AllReduce and PS).
+    Cost: the builder's, with that of each replaced variable (see AllReduce and PS).
 
     Attributes:
         builder: decides for all variables first.
@@ -44,7 +44,7 @@ class OverrideVariables(StrategyBuilder):
     overrides: tuple[Override, ...]
 
     def __post_init__(self) -> None:
-        """Nothing to check: the parts have checked themselves."""
+        """Checks nothing: the parts check themselves."""
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         inner = ask_builder(self.builder, graph_item, resource_spec)
@@ -65,10 +65,10 @@ class OverrideVariables(StrategyBuilder):
 def _chosen(
     overrides: Sequence[Override], variables: Sequence[SyncedVariable], graph_item: GraphLike
 ) -> dict[str, Override]:
-    """The override that each variable uses, by name.
+    """Returns the override that each variable uses, by name.
 
     Raises:
-        StrategyError: when an override matches no variable that has a gradient.
+        StrategyError: an override matches no variable that has a gradient.
     """
     names = [variable.name for variable in variables]
     for override in overrides:
@@ -94,7 +94,7 @@ def _no_match(override: Override, names: Sequence[str], graph_item: GraphLike) -
     if without:
         return (
             f"The pattern {override.pattern!r} matches only variables that have no gradient in this step "
-            f"({listed(without[:3])}), and there is nothing to synchronise; remove it."
+            f"({listed(without[:3])}), so there is nothing to synchronise; remove it."
         )
     return (
         f"The pattern {override.pattern!r} matches no variable (it must match the whole name). "
@@ -111,7 +111,7 @@ Nodes = Mapping[str, strategy_pb2.VariableNode]
 def all_reduced_nodes(
     chosen: Mapping[str, Override], nodes: Nodes, variables: Sequence[SyncedVariable]
 ) -> dict[str, strategy_pb2.VariableNode]:
-    """The nodes of variables that an override gives to all-reduce.
+    """Returns the nodes of variables for which an override selects all-reduce.
 
     Args:
         chosen: the override that each variable uses.
@@ -119,7 +119,7 @@ def all_reduced_nodes(
         variables: all that have a gradient.
 
     Raises:
-        StrategyError: when a variable cannot be cut as its override says.
+        StrategyError: a variable cannot be partitioned according to its override.
     """
     groups = [one.group for node in nodes.values() for one in synchronizers_of(node) if one.group is not None]
     default = AllReduce(group=max(groups, default=-1) + 1)
@@ -137,23 +137,23 @@ def all_reduced_nodes(
 
 
 def _reduced(use: UseAllReduce, before: AllReduce) -> AllReduce:
-    said = {"group": use.group, "spec": use.all_reduce_spec, "compressor": use.compressor}
-    return replace(before, **_given(said))
+    options = {"group": use.group, "spec": use.all_reduce_spec, "compressor": use.compressor}
+    return replace(before, **_set_options(options))
 
 
-def _given(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What an override says, without what it leaves open."""
-    return {option: value for option, value in said.items() if value is not None}
+def _set_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that an override sets."""
+    return {option: value for option, value in options.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class _Served:
-    """What an override makes of a variable that is given to parameter servers.
+    """A variable for which an override selects parameter servers.
 
     Attributes:
         cut: None if it is whole.
-        servers: one a piece; the owners hold only where they are decided.
-        is_decided: whether the owners stand.
+        servers: one per shard; their owners are only valid if `is_decided`.
+        is_decided: True if the owners are final.
     """
 
     variable: SyncedVariable
@@ -163,14 +163,15 @@ class _Served:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each piece."""
+        """Bytes of each shard."""
         return [shard.byte_size for shard in shards_of(self.variable, self.cut)]
 
-    def node(self, dealt: Mapping[PieceKey, int]) -> strategy_pb2.VariableNode:
-        """The node, with owners that were dealt out where none was decided."""
+    def node(self, assigned: Mapping[PieceKey, int]) -> strategy_pb2.VariableNode:
+        """Returns the node, with assigned owners for undecided ones."""
         name = self.variable.name
         servers = [
-            replace(server, owner=dealt.get((name, index), server.owner)) for index, server in enumerate(self.servers)
+            replace(server, owner=assigned.get((name, index), server.owner))
+            for index, server in enumerate(self.servers)
         ]
         return node_of(name, self.cut, servers)
 
@@ -178,9 +179,9 @@ class _Served:
 def served_nodes(
     chosen: Mapping[str, Override], nodes: Nodes, variables: Sequence[SyncedVariable], resource_spec: ResourceSpec
 ) -> dict[str, strategy_pb2.VariableNode]:
-    """The nodes of variables that an override gives to parameter servers; arguments and errors as above.
+    """Returns the nodes of variables for which an override selects parameter servers; arguments as above.
 
-    Owners that nothing decides are dealt out after all others, whose bytes count.
+    Undecided owners are assigned last; the bytes of all decided ones count.
     """
     served = {}
     for variable in variables:
@@ -217,14 +218,14 @@ def _served(
 
 def _server(use: UseParameterServer, before: ParameterServer) -> ParameterServer:
     asynchronous = None if use.sync is None else not use.sync
-    said = {"asynchronous": asynchronous, "staleness": use.staleness, "local_proxy": use.local_proxy_variable}
-    return replace(before, **_given(said))
+    options = {"asynchronous": asynchronous, "staleness": use.staleness, "local_proxy": use.local_proxy_variable}
+    return replace(before, **_set_options(options))
 
 
 def _owners(
     override: Override, use: UseParameterServer, variable: SyncedVariable, count: int, resource_spec: ResourceSpec
 ) -> list[int]:
-    """The owner of each piece as the override says it; none if it says nothing."""
+    """Returns the owner of each shard according to the override; empty if it names none."""
     if use.owner is None:
         return []
     named = use.owner if isinstance(use.owner, tuple) else (use.owner,) * count
@@ -242,7 +243,7 @@ def _owners(
 def _owned(
     variable: SyncedVariable, node: strategy_pb2.VariableNode, served: _Served | None
 ) -> Iterator[tuple[int, int]]:
-    """Owner and bytes of each piece of a variable, where the owner is known."""
+    """Yields owner and bytes of each shard of a variable, if the owner is known."""
     if served is None:
         for piece, one in pieces(variable, node):
             if one.owner is not None:
@@ -262,6 +263,6 @@ def _cut(override: Override, variable: SyncedVariable, before: strategy_pb2.Vari
 
 
 def _matched(cut: Partitioning | None, earlier: Sequence[Kind]) -> Sequence[Kind]:
-    """What each piece had before: its own where there are as many, else the first one's."""
+    """Returns the earlier synchronizer of each shard: its own if their numbers agree, else the first one."""
     count = 1 if cut is None else len(cut.sizes)
     return earlier if len(earlier) == count else [earlier[0]] * count

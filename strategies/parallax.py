@@ -1,4 +1,4 @@
-"""Parallax: each kind of gradient by what suits it."""
+"""Parallax: all-reduces dense gradients and sends sparse ones to parameter servers."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from autodist.strategies.variables import GraphLike, synced_variables
 @register
 @dataclass(frozen=True)
 class Parallax(AllReduceOptions, ServerOptions, PartitionOptions, StrategyBuilder):
-    """Dense gradients by all-reduce, sparse ones by parameter servers that share the bytes evenly.
+    """Uses all-reduce for dense gradients, and parameter servers that share the bytes evenly for sparse ones.
 
-    For models that hold both, such as language models with an embedding: a gather of sparse gradients sends every
-    touched row to every worker, a parameter server to the row's owner alone.
+    For models that have both, such as language models with an embedding: a gather of sparse gradients sends every
+    touched row to every worker, while a parameter server receives it once.
 
     Cost: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and receives as
-    many; of each sparse variable it sends the rows that it touches once and receives them once. The owner of a whole
-    one sends and receives them for the W-1 others; so from four workers on tables are cut along axis 0, and owners
+    many. Of each sparse variable it sends and receives the rows that it touches once. The owner of a whole table sends
+    and receives them for the W-1 other workers; so from four workers on tables are partitioned along axis 0, and owners
     share the rows, as evenly as batches touch them (see `cuts_where_one_owner_is_too_few`).
 
     Source: S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019.
 
     Attributes:
         chunk_size, compressor: of the dense variables; see AllReduceOptions.
-        all_reduce_spec: how the dense sums travel. RING and NCCL cannot stand beside parameter servers, so they
-            are refused where the model has a sparse variable.
-        max_shards, min_partition_bytes: of the sparse variables; see PartitionOptions. With `max_shards` they are cut
-            on any number of workers, with 1 never.
+        all_reduce_spec: the all-reduce algorithm of dense variables. RING and NCCL do not work together with parameter
+            servers, so they raise an error if the model has a sparse variable.
+        max_shards, min_partition_bytes: of the sparse variables; see PartitionOptions. With `max_shards` they are
+            partitioned on any number of workers, with 1 never.
         sync, staleness, local_proxy_variable: of the sparse variables; see ServerOptions. Workers still wait for each
             other at the dense ones.
     """

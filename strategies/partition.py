@@ -1,4 +1,4 @@
-"""Partition: how the user says that a variable is to be cut."""
+"""Partition: the user's specification of a variable's partitioning."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from autodist.strategies.variables import SyncedVariable
 
 @dataclass(frozen=True)
 class Partition:
-    """A cut of whichever variables a pattern matches, in a number of shards or in shards of these lengths.
+    """A partitioning of the variables that a pattern matches, by number of shards or by their lengths.
 
     Attributes:
-        axis: along which, counted from 0.
-        shards: how many, of lengths that differ by one at most; 1 leaves the variable whole.
-        sizes: length of each shard along the axis, in place of `shards`.
+        axis: the partitioned axis, counted from 0.
+        shards: number of shards, with lengths that differ by at most one; 1 leaves the variable whole.
+        sizes: length of each shard along the axis, instead of `shards`.
 
     Raises:
-        StrategyError: when not exactly one of `shards` and `sizes` is given, or a value is out of range.
+        StrategyError: not exactly one of `shards` and `sizes` is set, or a value is out of range.
     """
 
     axis: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -34,16 +34,16 @@ class Partition:
     def __post_init__(self) -> None:
         check_options(self)
         if (self.shards is None) == (self.sizes is None):
-            given = "neither shards nor sizes" if self.shards is None else "both shards and sizes"
-            raise StrategyError(f"{given} are given; say how many shards, or the length of each.")
+            found = "neither shards nor sizes" if self.shards is None else "both shards and sizes"
+            raise StrategyError(f"{found} are given; specify the number of shards, or the length of each.")
         if self.sizes == ():
-            raise StrategyError("sizes is empty; give the length of each shard.")
+            raise StrategyError("sizes is empty; specify the length of each shard.")
 
     def cut(self, variable: SyncedVariable) -> Partitioning | None:
-        """The cut of one variable; None if it stays whole.
+        """Returns the partitioning of one variable; None if it stays whole.
 
         Raises:
-            StrategyError: when the variable cannot be cut so; names the variable, the reason and the mend.
+            StrategyError: the variable cannot be partitioned in this way; names the variable, the reason and the fix.
         """
         if self.sizes is not None:
             cut = Partitioning(self.axis, self.sizes)
@@ -56,10 +56,10 @@ class Partition:
 
 
 def require_cut(variable: SyncedVariable, cut: Partitioning) -> None:
-    """Passes a cut that the variable can have.
+    """Checks that a variable can have a partitioning.
 
     Raises:
-        StrategyError: names the variable, the reason and the mend.
+        StrategyError: names the variable, the reason and the fix.
     """
     _require(variable, _axis_fault(variable, cut.axis, len(cut.sizes)) or _sizes_fault(variable, cut))
 
@@ -70,7 +70,7 @@ def _require(variable: SyncedVariable, fault: str | None) -> None:
 
 
 def _axis_fault(variable: SyncedVariable, axis: int, shards: int) -> str | None:
-    """Why a variable cannot have so many shards along an axis, with the mend; None if it can."""
+    """Returns the reason why a variable cannot have so many shards along an axis, with the fix; None if it can."""
     shape = _shape(variable)
     if not variable.shape:
         return "it is a scalar, which has no axis to cut; leave its partition out"
@@ -79,25 +79,25 @@ def _axis_fault(variable: SyncedVariable, axis: int, shards: int) -> str | None:
     if not 0 <= axis < len(variable.shape):
         last = len(variable.shape) - 1
         allowed = f"an axis from 0 to {last}" if last else "axis 0"
-        return f"axis {axis} is out of range of its shape {shape}; take {allowed}"
+        return f"axis {axis} is out of range of its shape {shape}; use {allowed}"
     length = variable.shape[axis]
     if shards > length:
         return (
             f"{shards} shards are more than the {length} indices of its axis {axis} (its shape is {shape}); "
-            f"take at most {length}"
+            f"use at most {length}"
         )
     return None
 
 
 def _sizes_fault(variable: SyncedVariable, cut: Partitioning) -> str | None:
-    """Why shards of these lengths do not make up the axis, with the mend; None if they do."""
+    """Returns the reason why the sizes of shards do not fit the axis, with the fix; None if they do."""
     length, sizes = variable.shape[cut.axis], list(cut.sizes)
     if min(sizes, default=0) < 1:
-        return f"the sizes {sizes} do not give each shard at least 1; leave empty shards out"
+        return f"the sizes {sizes} must be one or more lengths of at least 1; leave empty shards out"
     if sum(sizes) != length:
         return (
-            f"the sizes {sizes} add up to {sum(sizes)}, and its axis {cut.axis} has {length} indices "
-            f"(its shape is {_shape(variable)}); make them add up to {length}"
+            f"the sizes {sizes} sum to {sum(sizes)}, but its axis {cut.axis} has {length} indices "
+            f"(its shape is {_shape(variable)}); make them sum to {length}"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""PartitionedAR: large variables are cut, and each shard is all-reduced by itself."""
+"""PartitionedAR: partitions large variables and all-reduces each shard separately."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from autodist.strategies.variables import GraphLike, SyncedVariable, synced_vari
 @register
 @dataclass(frozen=True)
 class PartitionedAR(AllReduceOptions, PartitionOptions, StrategyBuilder):
-    """All-reduce of shards: large variables are cut along axis 0, and each shard has its place in the groups.
+    """All-reduces shards: large variables are partitioned along axis 0, and each shard is a member of a group.
 
-    For models with variables much larger than a bucket: the shards are reduced and applied one after the other, so
-    that the first are being applied while the last still travel.
+    For models with variables much larger than a bucket: the shards are reduced and applied in sequence, so that the
+    first shards are applied while the last are still being sent.
 
     Cost: as AllReduce: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and
-    receives as many, in as many messages more as there are shards.
+    receives as many; the number of messages grows with that of shards.
 
     Source: Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration", SOSP 2019,
     for reducing large tensors in parts; the bytes as in AllReduce.
 
     Attributes:
-        chunk_size: how many pieces, shards and whole variables, form a group; 1 reduces each shard by itself.
+        chunk_size: number of shards and whole variables in a group; 1 reduces each shard separately.
         all_reduce_spec, compressor: see AllReduceOptions.
         max_shards, min_partition_bytes: see PartitionOptions.
     """
@@ -48,11 +48,11 @@ class PartitionedAR(AllReduceOptions, PartitionOptions, StrategyBuilder):
 def partitioned_all_reduce_nodes(
     variables: Sequence[SyncedVariable], cuts: Mapping[str, Partitioning | None], options: AllReduceOptions
 ) -> list[strategy_pb2.VariableNode]:
-    """A node for each variable, `chunk_size` pieces a group.
+    """Returns a node for each variable, with groups of `chunk_size` shards.
 
     Args:
         variables: in the order in which they are grouped.
-        cuts: how each is cut, by name.
+        cuts: the partitioning of each, by name.
         options: of all-reduce.
     """
     nodes, position = [], 0

@@ -1,4 +1,4 @@
-"""PartitionedPS: large variables are cut, and the shards have owners that share the bytes evenly."""
+"""PartitionedPS: partitions large variables and balances the bytes of shards over their owners."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from autodist.strategies.variables import GraphLike, synced_variables
 @register
 @dataclass(frozen=True)
 class PartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
-    """Parameter servers of shards: large variables are cut along axis 0, and all pieces are dealt out by bytes.
+    """Parameter servers with shards: large variables are partitioned along axis 0, and owners are balanced by bytes.
 
-    For models with one variable, an embedding mostly, that is larger than a worker's fair share or than its memory:
-    PSLoadBalancing would give it to one worker, whose link all others would wait for.
+    For models with one variable, often an embedding, that is larger than a worker's fair share or its memory:
+    PSLoadBalancing would place it on one worker, and all others would wait for that worker's link.
 
-    Cost: with W workers alike and b bytes of dense gradients, each worker owns b/W up to one piece, so it sends about
+    Cost: with W equal workers and b bytes of dense gradients, each worker owns b/W, up to one shard. It sends about
     2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many. A row of a sparse variable
-    travels between the worker that touches it and the owner of its shard alone.
+    is only sent between the worker that touches it and the owner of its shard.
 
     Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014 (ranges of keys
-    for servers); the owners by the greedy rule of R. L. Graham, see PSLoadBalancing.
+    per server); the owners by the greedy rule of R. L. Graham, see PSLoadBalancing.
 
     Attributes:
         max_shards, min_partition_bytes: see PartitionOptions.

@@ -1,4 +1,4 @@
-"""In which pipeline stage each variable lies: by patterns, by what the script says, or so that stages are alike."""
+"""Assigns variables to pipeline stages: by patterns, by the script's `ad.stage`, or balanced."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from autodist.options.fields import OptionError
 from autodist.strategies.variables import GraphLike, SyncedVariable
 
 Stages = tuple[tuple[str, ...], ...]
-"""For each pipeline stage patterns of variables' names."""
+"""For each pipeline stage, patterns of variables' names."""
 
 LayerFlops = Callable[[Sequence[Sequence[str]]], Sequence[int] | None]
-"""What layers compute, forward and back, by the names of the variables of each; None: it is not known."""
+"""Returns the forward and backward FLOPs of layers from the names of the variables of each; None: not known."""
 
 
 def stages_of_variables(
     variables: Sequence[SyncedVariable], stages: Stages | None, count: int, flops_of: LayerFlops = lambda layers: None
 ) -> dict[str, int]:
-    """The stage of each variable.
+    """Returns the stage of each variable.
 
     Args:
-        variables: in the order in which they were made.
-        stages: patterns; None: the script says the stage of each, or of none, which then share the work.
-        count: how many stages there are.
-        flops_of: asked where they share it; where it does not know, they share the bytes.
+        variables: in order of creation.
+        stages: patterns; None: the script sets the stage of each, or of none; then the stages are balanced.
+        count: number of stages.
+        flops_of: used for balancing; if it returns None, bytes are balanced.
 
     Raises:
-        StrategyError: a variable is in no stage or in two, or a stage has none; or a pattern is none.
+        StrategyError: a variable is in no stage or in two, a stage has no variable, or a pattern is invalid.
     """
     marked = {variable.name: variable.stage for variable in variables if variable.stage is not None}
     for name, stage in marked.items():
         if stage >= count:
             raise OptionError(
                 "stages",
-                f"{name} is made in ad.stage({stage}), and Pipeline has {count} stages, of which the last is stage "
-                f"{count - 1}. Make it in one of these, or take as many stages, and workers.",
+                f"{name} is made in ad.stage({stage}), and Pipeline has {count} stages; the last is stage "
+                f"{count - 1}. Create it in one of these, or use more stages and workers.",
             )
     if stages is not None:
         found = _matched(variables, stages, marked)
@@ -58,8 +58,8 @@ def _as_marked(variables: Sequence[SyncedVariable], marked: Mapping[str, int]) -
         raise OptionError(
             "stages",
             f"{listed(without)} {'is' if len(without) == 1 else 'are'} in no stage of the Pipeline, while "
-            f"{next(iter(marked))} is made in ad.stage({next(iter(marked.values()))}): make these in a stage, too, or "
-            "add a pattern for them to `stages`.",
+            f"{next(iter(marked))} is made in ad.stage({next(iter(marked.values()))}): create these in a stage, too, "
+            "or add a pattern for them to `stages`.",
         )
     return dict(marked)
 
@@ -67,20 +67,20 @@ def _as_marked(variables: Sequence[SyncedVariable], marked: Mapping[str, int]) -
 def _empty(stage: int, has_patterns: bool, has_marks: bool) -> str:
     if not has_patterns:
         return (
-            f"stage {stage} has no variable: none is made in ad.stage({stage}). Make some there, or take fewer stages."
+            f"stage {stage} has no variable: none is made in ad.stage({stage}). Create some there, or use fewer stages."
         )
     made = f", and none is made in ad.stage({stage})" if has_marks else ""
     return (
         f"stage {stage} has no variable that an earlier stage has not matched before{made}. Leave it out, or make the "
-        "patterns before it narrower."
+        "earlier patterns narrower."
     )
 
 
 def _matched(variables: Sequence[SyncedVariable], stages: Stages, marked: Mapping[str, int]) -> dict[str, int]:
-    """The stage of each variable by the first pattern that matches its name, or by its mark.
+    """Returns the stage of each variable: that of the first pattern that matches its name, or of its `ad.stage` mark.
 
     Raises:
-        StrategyError: a pattern is none, matches nothing or contradicts a mark, or a variable is in no stage.
+        StrategyError: a pattern is invalid, matches nothing or contradicts a mark, or a variable is in no stage.
     """
     patterns = [(stage, pattern, _compiled(pattern)) for stage, given in enumerate(stages) for pattern in given]
     found: dict[str, int] = {}
@@ -94,15 +94,15 @@ def _matched(variables: Sequence[SyncedVariable], stages: Stages, marked: Mappin
         if first is not None and mark is not None and first[0] != mark:
             raise OptionError(
                 "stages",
-                f"{variable.name} is made in ad.stage({mark}), and the pattern {first[1]!r} puts it into stage "
-                f"{first[0]}. Leave one of them out, or let both say the same.",
+                f"{variable.name} is made in ad.stage({mark}), but the pattern {first[1]!r} puts it into stage "
+                f"{first[0]}. Leave one of them out, or make both agree.",
             )
         found[variable.name] = first[0] if first is not None else marked[variable.name]
     for stage, pattern, known in patterns:
         if not any(known.fullmatch(variable.name) for variable in variables):
             raise OptionError(
                 "stages",
-                f"the pattern {pattern!r} of stage {stage} matches no variable that is trained; these are "
+                f"the pattern {pattern!r} of stage {stage} matches no variable that is trained; the trained ones are "
                 f"{listed(variable.name for variable in variables)}.",
             )
     return found
@@ -116,9 +116,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _balanced(variables: Sequence[SyncedVariable], count: int, flops_of: LayerFlops) -> dict[str, int]:
-    """Runs of variables in their order, of which the largest has as few FLOPs as can be, and then as few bytes.
+    """Splits the variables into consecutive runs that minimise the largest FLOPs, then the largest bytes.
 
-    Those of one layer, which have one scope, stay together, if there are as many layers as stages.
+    Variables of one layer, which share a name scope, stay together if there are at least as many layers as stages.
 
     Raises:
         StrategyError: there are fewer variables than stages.
@@ -126,8 +126,8 @@ def _balanced(variables: Sequence[SyncedVariable], count: int, flops_of: LayerFl
     if len(variables) < count:
         raise OptionError(
             "stages",
-            f"Pipeline has {count} stages for {len(variables)} trained variables, and a stage without any computes "
-            "nothing. Take fewer stages, and as many workers.",
+            f"Pipeline has {count} stages for {len(variables)} trained variables, and a stage without variables "
+            "computes nothing. Use fewer stages, and as many workers.",
         )
     layers = [list(group) for _, group in groupby(variables, lambda variable: variable.name.rpartition("/")[0])]
     groups = layers if len(layers) >= count else [[variable] for variable in variables]
@@ -143,10 +143,10 @@ def _balanced(variables: Sequence[SyncedVariable], count: int, flops_of: LayerFl
 
 
 def flops_in(graph_item: GraphLike) -> LayerFlops:
-    """What the layers of a captured step compute; of a stand-in, which has no graph, it is not known."""
+    """Returns a function that computes the FLOPs of layers of a captured step; it returns None without a graph."""
 
     def flops_of(layers: Sequence[Sequence[str]]) -> Sequence[int] | None:
-        # TensorFlow is imported where there is a graph to be read, which it has made.
+        # Imports TensorFlow only if there is a graph, which TensorFlow has created.
         from autodist.graph.layer_flops import layer_flops
         from autodist.graph.step import Step
 
@@ -156,37 +156,37 @@ def flops_in(graph_item: GraphLike) -> LayerFlops:
 
 
 def balanced_cuts(work: Sequence[int], sizes: Sequence[int], count: int) -> list[int]:
-    """Where `count` runs of layers begin, and where the last one ends, so that the largest run is as small as can be.
+    """Returns the starts of `count` runs of layers, and the end of the last one, such that the largest run is minimal.
 
-    The largest work counts first, and among all cuts that have the least of it, the largest size. Found by halving, for
-    each of the two, what a run may have at most: layers fill run after run, which shows whether there are runs enough.
+    The largest work counts first, and among all splits with the least work, the largest size. Both limits of a run are
+    found by bisection: layers fill run after run, which shows if `count` runs suffice.
 
     Args:
         work: of each layer.
         sizes: of each layer.
-        count: of runs, none of which is empty; at most as many as there are layers.
+        count: of runs, all non-empty; at most the number of layers.
     """
     most_work = _least(work, lambda most: _filled(work, sizes, most, sum(sizes), count) is not None)
     most_size = _least(sizes, lambda most: _filled(work, sizes, most_work, most, count) is not None)
     cuts = _filled(work, sizes, most_work, most_size, count)
-    assert cuts is not None, "it has been tried"
+    assert cuts is not None, "these limits have been tried"
     return cuts
 
 
 def _least(of_layers: Sequence[int], is_enough: Callable[[int], bool]) -> int:
-    """The least that is enough for a run, which one layer has, or several together."""
+    """Returns the least sufficient limit of a run, by bisection."""
     return bisect.bisect_left(range(sum(of_layers)), True, key=is_enough)
 
 
 def _filled(work: Sequence[int], sizes: Sequence[int], most_work: int, most_size: int, count: int) -> list[int] | None:
-    """Cuts into runs that have no more than that; None: there are none."""
-    cuts, own_work, own_size = [0], 0, 0
+    """Splits into runs within these limits; None if that is impossible."""
+    cuts, run_work, run_size = [0], 0, 0
     for position, (more_work, more_size) in enumerate(zip(work, sizes, strict=True)):
-        own_work, own_size = own_work + more_work, own_size + more_size
+        run_work, run_size = run_work + more_work, run_size + more_size
         are_left = len(work) - position == count - len(cuts)  # each of the last layers is a run
-        if position and (are_left or own_work > most_work or own_size > most_size):
+        if position and (are_left or run_work > most_work or run_size > most_size):
             cuts.append(position)
-            own_work, own_size = more_work, more_size
-        if len(cuts) > count or own_work > most_work or own_size > most_size:
+            run_work, run_size = more_work, more_size
+        if len(cuts) > count or run_work > most_work or run_size > most_size:
             return None
     return [*cuts, len(work)]

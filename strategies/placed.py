@@ -1,4 +1,4 @@
-"""PlacedBuilder: a builder whose faults are told with the place in the file that asked for them."""
+"""PlacedBuilder: a builder whose errors include the position in the YAML file that configures it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PlacedBuilder:
-    """Builds what another builder does, and checks it at once, while it is known who asked for what.
+    """Delegates to a builder and validates its strategy at once, so that errors have a position in the YAML file.
 
     Attributes:
         builder: decides.
-        section: the YAML's, that named the builder.
+        section: the section of the YAML file that names the builder.
     """
 
     builder: BuildsStrategy
     section: StrategySection
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
-        """The builder's strategy.
+        """Returns the builder's strategy.
 
         Raises:
-            StrategyError: it cannot be carried out on this step and these machines; names file and line.
+            StrategyError: this step or these machines do not support it; the message has file and line.
         """
 
         def checked() -> strategy_pb2.Strategy:
@@ -47,10 +47,10 @@ class PlacedBuilder:
         return self.placed(checked)
 
     def placed(self, ask: Callable[[], T]) -> T:
-        """What is asked of the builder.
+        """Returns the result of a call of the builder.
 
         Raises:
-            StrategyError: the builder's own; names file and line.
+            StrategyError: the builder's own; the message has file and line.
         """
         try:
             return ask()
@@ -60,7 +60,7 @@ class PlacedBuilder:
             raise self.at_its_place(error) from error
 
     def at_its_place(self, error: StrategyError) -> StrategyError:
-        """An error, and what was noted of it, with the place of the option whose value it speaks of."""
+        """Returns the error, with its notes, at the position of the option that it is about."""
         path = (error.option,) if isinstance(error, OptionError) else ()
         placed = StrategyError(error.problem, self.section.place(*path))
         for note in getattr(error, "__notes__", ()):
@@ -68,8 +68,8 @@ class PlacedBuilder:
         return placed
 
     def _place_of(self, variable: str, option: str) -> Place | None:
-        """Where an option of a variable stands, or the nearest around it: in the pattern that the variable uses, if
-        one matches it, else among the builder's own."""
+        """Returns the position of a variable's option, or the nearest enclosing one: in the pattern that the variable
+        uses, if any, else among the builder's options."""
         overrides = self.builder.overrides if isinstance(self.builder, OverrideVariables) else ()
         used = next((override for override in overrides if override.matches(variable)), None)
         return self.section.place(option) if used is None else self.section.place("variables", used.pattern, option)
@@ -77,7 +77,7 @@ class PlacedBuilder:
 
 @contextmanager
 def telling_places(builder: BuildsStrategy | None) -> Iterator[None]:
-    """What is found wrong with an option of a builder while it is open is told with its place, where that is known."""
+    """Adds the position in the YAML file, if known, to errors about options of a builder raised in the context."""
     try:
         yield
     except OptionError as error:

@@ -1,4 +1,4 @@
-"""PS: one worker owns every variable."""
+"""PS: places every variable on one worker."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Owner = Annotated[int, Field(ge=0)] | str
 @register
 @dataclass(frozen=True)
 class PS(ServerOptions, StrategyBuilder):
-    """One worker holds all variables, sums the gradients that the workers send, and applies the update once.
+    """Places all variables on one worker, which sums the workers' gradients and applies the update once.
 
-    For models whose optimizer state should lie on one machine, one with much memory or the fastest link, and as
-    the plainest parameter server to compare others with.
+    For models whose optimizer state should reside on one machine, one with much memory or the fastest link, and as
+    a baseline for other parameter servers.
 
     Cost: with W workers and b bytes of dense gradients, the owner sends (W-1)·b bytes a step and receives as many;
-    every other worker sends b and receives b. Of a sparse variable only the rows that a worker touches travel; with
+    every other worker sends b and receives b. Of a sparse variable only the rows that a worker touches are sent; with
     a proxy, all of its b bytes to each worker.
 
     Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014.
@@ -50,24 +50,24 @@ class PS(ServerOptions, StrategyBuilder):
 
 
 def parameter_server_node(variable: str, owner: int, options: ServerOptions = SYNCHRONOUS) -> strategy_pb2.VariableNode:
-    """The node of a variable that one worker holds."""
+    """Returns the node of a variable that one worker holds."""
     return whole_node(variable, options.parameter_server(owner))
 
 
 def owner_index(owner: Owner, resource_spec: ResourceSpec) -> int:
-    """Index of the worker that an option names.
+    """Returns the index of the worker that an option names.
 
     Raises:
-        StrategyError: when no worker has that index or name.
+        StrategyError: no worker has that index or name.
     """
     for worker in resource_spec.workers:
         if owner in (worker.index, worker.name):
             return worker.index
     raise OptionError(
-        "owner", f"owner is {owner!r}, and there is no such worker; the workers are {known_workers(resource_spec)}."
+        "owner", f"owner is {owner!r}, but there is no such worker; the workers are {known_workers(resource_spec)}."
     )
 
 
 def known_workers(resource_spec: ResourceSpec) -> str:
-    """All workers, for messages: "0 (10.0.0.1), 1 (10.0.0.2)"."""
+    """Returns all workers as text: "0 (10.0.0.1), 1 (10.0.0.2)"."""
     return listed(f"{worker.index} ({worker.name})" for worker in resource_spec.workers)

@@ -1,4 +1,4 @@
-"""PSLoadBalancing: variables have owners that share the bytes evenly; what one owner cannot carry is cut."""
+"""PSLoadBalancing: balances the bytes of variables over owners, and partitions those too large for one owner."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from autodist.strategies.variables import GraphLike, synced_variables
 @register
 @dataclass(frozen=True)
 class PSLoadBalancing(ServerOptions, PartitionOptions, StrategyBuilder):
-    """Parameter servers on all workers: variables are dealt out by bytes, weighed by the owners' bandwidths.
+    """Parameter servers on all workers: variables are assigned by bytes, weighted by the owners' bandwidths.
 
     For models with large sparse variables, for machines with links of unequal speed, and for optimizers with much
-    state, of which each worker then keeps its share only. Where nodes without replicas are given, they alone own.
+    state, which is distributed over the workers. If there are nodes without replicas, only these own variables.
 
-    Each variable has one owner, but for sparse ones and those larger than b/W, which are cut from four workers on (see
-    `cuts_where_one_owner_is_too_few`); PartitionedPS cuts all that are large enough.
+    Each variable has one owner, except sparse ones and those larger than b/W, which are partitioned from four workers
+    on (see `cuts_where_one_owner_is_too_few`); PartitionedPS partitions all that are large enough.
 
-    Cost: with W workers alike and b bytes of dense gradients, each worker owns about b/W, so it sends about
+    Cost: with W equal workers and b bytes of dense gradients, each worker owns about b/W, so it sends about
     2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many.
 
     Source: the greedy rule of R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math.
-    17(2), 1969, largest first; for the cut S. Kim et al., see Parallax.
+    17(2), 1969, largest first; for the partitioning S. Kim et al., see Parallax.
 
     Attributes:
-        max_shards, min_partition_bytes: of what is cut; see PartitionOptions. With `max_shards` it is on any number of
-            workers, with 1 never.
+        max_shards, min_partition_bytes: of partitioned variables; see PartitionOptions. With `max_shards` they are
+            partitioned on any number of workers, with 1 never.
         sync, staleness, local_proxy_variable: see ServerOptions.
     """
 

@@ -1,4 +1,4 @@
-"""RandomAxisPartitionAR: large variables are cut along an axis that is drawn."""
+"""RandomAxisPartitionAR: partitions large variables along a random axis."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from autodist.strategies.variables import GraphLike, SyncedVariable, synced_vari
 @register
 @dataclass(frozen=True)
 class RandomAxisPartitionAR(AllReduceOptions, PartitionOptions, StrategyBuilder):
-    """PartitionedAR with the axis of each variable drawn among those of at least two indices.
+    """PartitionedAR with the axis of each variable chosen at random among those with at least two indices.
 
-    For whoever searches the space of strategies by sampling, and for models whose first axes are short, such as
-    convolutions. Sparse variables are cut along axis 0, since their gradients come in rows. What is drawn depends on
-    the seed and the variable's name alone, so that equal input gives an equal strategy.
+    For searching the space of strategies by sampling, and for models whose first axes are short, such as convolutions.
+    Sparse variables are partitioned along axis 0, since their gradients come in rows. The choice only depends on the
+    seed and the variable's name, so that equal inputs yield equal strategies.
 
     Cost: as AllReduce: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and
-    receives as many, in as many messages more as there are shards.
+    receives as many; the number of messages grows with that of shards.
 
     Source: H. Zhang et al., "AutoSync: Learning to Synchronize for Data-Parallel Distributed Deep Learning",
-    NeurIPS 2020, whose space of strategies has the axis as one dimension.
+    NeurIPS 2020; its space of strategies includes the axis as a dimension.
 
     Attributes:
-        seed: of the draw.
+        seed: of the random choice.
         chunk_size, all_reduce_spec, compressor: as in PartitionedAR.
         max_shards, min_partition_bytes: see PartitionOptions.
     """

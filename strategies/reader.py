@@ -1,4 +1,4 @@
-"""From the YAML's `strategy` section to a builder."""
+"""Creates a builder from the YAML file's `strategy` section."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PlaceOf = Callable[..., Place | None]
 
 
 def chosen_builder(given: Any, section: StrategySection | None) -> BuildsStrategy:
-    """The builder that a script gives, if it gives one, and else the one that the YAML asks for.
+    """Returns the builder that a script passes, if any, and otherwise the one that the YAML file selects.
 
     Args:
-        given: a builder, or what the YAML may have under `strategy`: a name or a mapping; None: none.
-        section: of the YAML; None if it has none.
+        given: a builder, or a value that the YAML allows under `strategy`: a name or a mapping; None: none.
+        section: of the YAML file; None if it has none.
 
     Raises:
-        StrategyError, ResourceSpecError: it is no such thing, or cannot be used.
+        StrategyError, ResourceSpecError: the value is not a builder, or cannot be used.
     """
     if given is None:
         return builder_from_section(section)
@@ -54,13 +54,13 @@ def chosen_builder(given: Any, section: StrategySection | None) -> BuildsStrateg
 
 
 def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
-    """The builder that a YAML asks for; AllReduce if it has no `strategy` section, or that names none.
+    """Returns the builder that a YAML file selects; AllReduce without a `strategy` section or a `builder` key.
 
-    What comes from a file is a PlacedBuilder, so that what is wrong with its strategies has a place as well.
+    A builder from a file is a PlacedBuilder, so that errors in its strategies have a position, too.
 
     Raises:
-        StrategyError: an unknown builder, option or setting (with the nearest known), or a value that is not allowed;
-            the message says where it stands.
+        StrategyError: an unknown builder, option or setting (with the nearest known), or a disallowed value; the
+            message has its position.
     """
     if section is None:
         return AllReduce()
@@ -75,7 +75,7 @@ def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
 
 
 def _override(override: VariableOverride, section: StrategySection) -> Override:
-    """What a pattern's settings say."""
+    """Creates the override for a pattern's settings."""
     place = functools.partial(section.place, "variables", override.pattern)
     about = f"the pattern {override.pattern!r}"
     settings = dict(override.settings)
@@ -96,12 +96,13 @@ def _no_synchronizer(given: Any, about: str) -> str:
 
 
 def _make(maker: type[Any], about: str, options: Mapping[str, Any], place: PlaceOf) -> Any:
-    """An object of a class with options from YAML, each checked against its type."""
+    """Creates an object of a class with options from YAML, each checked against its type."""
     try:
         types = option_types(maker)
-    except Exception as error:  # annotations of a user's class that name nothing, a constructor that is hidden
+    except Exception as error:  # unresolvable annotations of a user-defined class, or a hidden constructor
         raise StrategyError(
-            f"The options of {about} cannot be told: {describe_failure(maker, error)}. Correct the class.", place()
+            f"The options of {about} cannot be determined: {describe_failure(maker, error)}. Correct the class.",
+            place(),
         ) from error
     values = {}
     for key, value in options.items():
@@ -118,7 +119,7 @@ def _make(maker: type[Any], about: str, options: Mapping[str, Any], place: Place
         return maker(**values)
     except StrategyError as error:
         raise error if error.place else StrategyError(f"{about}: {error.problem}", place()) from error
-    except Exception as error:  # a user's own class
+    except Exception as error:  # a user-defined class
         raise StrategyError(
             f"{about} cannot be made: {describe_failure(maker, error)}. Correct the class or its options.", place()
         ) from error
@@ -140,14 +141,14 @@ def _checked(key: str, hint: Any, value: Any, about: str, place: PlaceOf) -> Any
 def _unknown_option(key: str, types: Mapping[str, Any], about: str) -> str:
     takers = [name for name, maker in _option_takers() if key in option_types(maker)]
     elsewhere = (
-        f" It is an option of {listed(dict.fromkeys(takers))}; take one of these, or remove it." if takers else ""
+        f" It is an option of {listed(dict.fromkeys(takers))}; use one of these, or remove it." if takers else ""
     )
     hint = elsewhere or did_you_mean(key, types)
     return f"{about} has no option {key}.{hint} Its options are {listed(types)}."
 
 
 def _option_takers() -> Iterator[tuple[str, type]]:
-    """What else an option may have been meant for."""
+    """Yields the other classes for which an option may have been intended."""
     for name in registered_names():
         yield name, find_builder(name)
     for synchronizer, maker in SYNCHRONIZERS.items():

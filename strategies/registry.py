@@ -1,4 +1,4 @@
-"""Builders by name: our own, those that a script registers, and those in a user's module."""
+"""Registry of builders by name: built-in ones, those that a script registers, and those in a user's module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BUILDERS = Registry("builder", "my_package.MyBuilder", _fault)
 
 
 def register(builder: BuilderClass) -> BuilderClass:
-    """Makes a builder known by its class's name; a decorator for a user's own.
+    """Registers a builder under the name of its class; a decorator for user-defined builders.
 
         @register
         @dataclass(frozen=True)
@@ -32,10 +32,10 @@ def register(builder: BuilderClass) -> BuilderClass:
             def build(self, graph_item, resource_spec):
                 return PS(owner=0).build(graph_item, resource_spec)
 
-    Then `strategy: {builder: EverythingAtTheChief}` finds it.
+    Then `strategy: {builder: EverythingAtTheChief}` selects it.
 
     Raises:
-        StrategyError: when it is no builder, or another class has the name already.
+        StrategyError: the class is not a builder, or another class has its name.
     """
     return _BUILDERS.register(builder)
 
@@ -46,13 +46,13 @@ def registered_names() -> tuple[str, ...]:
 
 
 def find_builder(name: str, place: Place | None = None) -> type:
-    """The class that a YAML's `builder` names.
+    """Returns the class that a YAML file's `builder` names.
 
     Args:
         name: a registered name ("Parallax"), or module and class ("my_package.MyBuilder").
-        place: where the name stands, for messages.
+        place: position of the name, for messages.
 
     Raises:
-        StrategyError: when there is no such builder, module or attribute, or it is no builder.
+        StrategyError: there is no such builder, module or attribute, or it is not a builder.
     """
     return _BUILDERS.find(name, place)

@@ -1,4 +1,4 @@
-"""Variables that parameter servers hold: which of them are cut, and who owns what."""
+"""Builds the nodes of variables on parameter servers: partitionings and owners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autodist.strategies.server_options import ServerOptions
 from autodist.strategies.variables import SyncedVariable
 
 SERVED_WHOLE = 3
-"""Up to so many workers an owner serves at most two others, and shards make as many messages as they spare it."""
+"""Up to this many workers an owner serves at most two others, and shards cost as many messages as they save."""
 
 
 def served_nodes(
@@ -25,11 +25,11 @@ def served_nodes(
     resource_spec: ResourceSpec,
     options: ServerOptions,
 ) -> list[strategy_pb2.VariableNode]:
-    """A parameter server's node for each variable, with an owner for each of its shards by `GreedyLoads`.
+    """Returns a parameter-server node for each variable, with owners of its shards chosen by `GreedyLoads`.
 
     Args:
-        variables: that are served.
-        cuts: of those that are cut; None: a variable stays whole.
+        variables: on parameter servers.
+        cuts: the partitionings; None: a variable stays whole.
         resource_spec: the machines.
         options: of the servers.
     """
@@ -49,15 +49,16 @@ def served_nodes(
 def cuts_where_one_owner_is_too_few(
     variables: Sequence[SyncedVariable], resource_spec: ResourceSpec, options: PartitionOptions
 ) -> dict[str, Partitioning]:
-    """Cuts along axis 0 of what no one owner should serve: tables, and whatever is larger than an owner's fair share.
+    """Partitions variables that one owner should not serve: tables, and those larger than an owner's fair share.
 
-    What a table's owner sends grows with the workers, each of which asks it for rows, whatever the table's own size; so
-    tables are cut from four workers on. `max_shards` asks for the cut on any number of them, or for none by 1.
+    The bytes that a table's owner sends grow with the number of workers, each of which requests rows, whatever the
+    table's size; so tables are partitioned from four workers on. `max_shards` enables this for any number of workers,
+    or disables it with 1.
 
     Args:
-        variables: that are served.
+        variables: on parameter servers.
         resource_spec: the machines.
-        options: which of the variables are large enough, and how many shards there may be.
+        options: the minimum size of partitioned variables, and the maximum number of shards.
     """
     if options.max_shards is None and len(workers_with_replicas(resource_spec)) <= SERVED_WHOLE:
         return {}

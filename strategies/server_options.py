@@ -1,4 +1,4 @@
-"""ServerOptions: how parameter servers treat workers that are not equally fast."""
+"""ServerOptions: the treatment of slow workers by parameter servers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Staleness = Annotated[int, Field(ge=0, lt=2**31)]
 class ServerOptions:
     """Options of all builders that use parameter servers.
 
-    | sync | staleness | what happens |
+    | sync | staleness | effect |
     |---|---|---|
-    | true | 0 | one update a step, of the sum of all workers' gradients; each worker waits for it |
-    | true | s > 0 | one update a step too, but a worker may be s steps ahead of the slowest, and then reads values that are up to s steps old |
-    | false | 0 | each worker's gradient is applied as it comes, and nobody waits for another worker |
+    | true | 0 | one update a step, with the sum of all workers' gradients; each worker waits for it |
+    | true | s > 0 | also one update a step, but a worker may be s steps ahead of the slowest, and then reads values that are up to s steps old |
+    | false | 0 | each worker's gradient is applied on arrival, and no worker waits for another |
     | false | s > 0 | the same, but no worker is ever more than s steps ahead of the slowest |
 
-    Only true with 0 trains what one device would train.
+    Only true with 0 yields the training result of one device.
 
     Sources: Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server",
     NeurIPS 2013, for the bound; J. Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012, for
     asynchronous updates.
 
     Attributes:
-        sync: whether an update waits for all workers' gradients of a step.
-        staleness: how many steps a worker may be ahead of the slowest.
-        local_proxy_variable: whether every worker keeps a copy that its replicas read, refreshed once a step: it pays
-            where a step reads a variable often or whole.
+        sync: True if an update waits for all workers' gradients of a step.
+        staleness: the number of steps that a worker may be ahead of the slowest.
+        local_proxy_variable: True if every worker caches a copy for its replicas to read, refreshed once a step.
+            Useful if a step reads a variable often or in full.
     """  # noqa: E501 (a row of a table is one line)
 
     sync: bool = True
@@ -41,7 +41,7 @@ class ServerOptions:
     local_proxy_variable: bool = False
 
     def parameter_server(self, owner: int) -> strategy_pb2.ParameterServer:
-        """The synchronizer of a variable, or a shard, that this worker holds."""
+        """Returns the synchronizer of a variable, or a shard, that worker `owner` holds."""
         return strategy_pb2.ParameterServer(
             owner=owner,
             asynchronous=not self.sync,
@@ -51,4 +51,4 @@ class ServerOptions:
 
 
 SYNCHRONOUS = ServerOptions()
-"""Every worker waits for every update: what one device would train."""
+"""Every worker waits for every update, as in training on one device."""

@@ -1,4 +1,4 @@
-"""ShardedAllReduce: each worker updates its shard of every variable and keeps that shard's optimizer state alone."""
+"""ShardedAllReduce: each worker updates its shard of every variable and only holds the slots of that shard."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from autodist.strategies.server_options import SYNCHRONOUS
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
 NEARLY_EVEN = Fraction(21, 20)
-"""An earlier axis is taken if its largest shard is at most so many times that of the best axis: pieces of an earlier
-axis lie together in memory, so they are cut and joined with fewer, longer copies."""
+"""An earlier axis is chosen if its largest shard is at most this factor larger than that of the best axis: shards of
+an earlier axis are contiguous in memory, so splitting and joining need fewer, longer copies."""
 
 
 @register
 @dataclass(frozen=True)
 class ShardedAllReduce(StrategyBuilder):
-    """Gradients are reduce-scattered to the owners of shards, each updates its own, and the values are gathered.
+    """Reduce-scatters gradients to the owners of shards; each updates its shard, and the values are all-gathered.
 
-    For models whose optimizer keeps much state: each worker holds the slots of 1/W of the elements, the memory of ZeRO
-    stage 1, and computes 1/W of the update. Every large variable is cut, sparse ones along axis 0, others along the
-    first axis that makes shards nearly equal: in one shard for each worker that has replicas, of which shard k belongs
-    to the k-th, or, where these are many, in as few as still let them share the bytes (`fair_shards`), which go where
-    the load is least. Small variables stay whole, at owners balanced by bytes. With one worker nothing is cut.
+    For models whose optimizer keeps much state: each worker holds the slots of 1/W of the elements, as in ZeRO stage 1,
+    and computes 1/W of the update. Every large variable is partitioned: sparse ones along axis 0, others along the
+    first axis with nearly equal shards. There is one shard for each worker that has replicas, in worker order. With
+    many workers there are as few as still share the bytes (`fair_shards`); these go to the least loaded workers. Small
+    variables stay whole, with owners balanced by bytes. With one worker nothing is partitioned.
 
     Cost: with W workers and b bytes of dense gradients, each worker sends b·(W-1)/W bytes of gradients and
-    b·(W-1)/W of values a step, 2·b·(W-1)/W together as all-reduce does, and receives as many. Slots: 1/W a worker.
+    b·(W-1)/W of values a step, 2·b·(W-1)/W in total like all-reduce, and receives as many. Slots: 1/W per worker.
 
     Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
 
     Attributes:
-        min_partition_bytes: a variable of fewer bytes stays whole.
+        min_partition_bytes: smaller variables stay whole.
     """
 
     min_partition_bytes: MinPartitionBytes = MIN_PARTITION_BYTES
@@ -62,7 +62,7 @@ class ShardedAllReduce(StrategyBuilder):
 
 
 def nearly_even_axis(variable: SyncedVariable, shards: int) -> int:
-    """The first axis along which the largest shard is nearly as small as along the best; 0 if none can be cut."""
+    """Returns the first axis whose largest shard is nearly as small as that of the best axis; 0 if there is none."""
     largest = {
         axis: Fraction(-(-variable.shape[axis] // shards), variable.shape[axis]) for axis in axes_to_cut(variable)
     }
@@ -71,7 +71,7 @@ def nearly_even_axis(variable: SyncedVariable, shards: int) -> int:
 
 
 def _sharded(variable: SyncedVariable, cut: Partitioning, loads: GreedyLoads) -> strategy_pb2.VariableNode:
-    """Shard k at the k-th owner; a variable with fewer shards than owners has them where the load is least."""
+    """Places shard k on the k-th owner; with fewer shards than owners, on the least loaded owners."""
     count = len(cut.sizes)
     owners = loads.owners if count == len(loads.owners) else sorted(loads.least_loaded(count))
     for owner, shard in zip(owners, shards_of(variable, cut), strict=True):

@@ -1,4 +1,4 @@
-"""What AUTO stands for, and the teams of sums that teams make first."""
+"""Resolves AUTO, and chooses the subgroups of hierarchical all-reduce."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ AUTO, SHUFFLE = "AUTO", "SHUFFLE"
 def resolve_specs(
     strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec
 ) -> strategy_pb2.Strategy:
-    """A copy in which no node says AUTO, and that has teams where a node says HIERARCHICAL.
+    """Returns a copy of the strategy without AUTO, and with subgroups if a node uses HIERARCHICAL.
 
-    Where every other variable is reduced by the same collective, RING or NCCL, AUTO follows that one, since collectives
-    stand only by themselves. Else it is HIERARCHICAL if teams pay (`choose_subgroups`), and what a step adds up
-    besides, losses and state, goes by teams, too; or SHUFFLE. Both mix with all. HIERARCHICAL is SHUFFLE if there
-    are too few workers for teams.
+    If all other variables use the same collective, RING or NCCL, AUTO becomes that one, since collectives do not mix
+    with other algorithms. Otherwise it becomes HIERARCHICAL if subgroups pay off (`choose_subgroups`); other sums of
+    the step, losses and state, then use the subgroups, too. Otherwise it becomes SHUFFLE. These two mix with all.
+    HIERARCHICAL becomes SHUFFLE if there are too few workers for subgroups.
 
     Args:
-        strategy: one that `check_strategy` passes.
+        strategy: one that `check_strategy` accepts.
         graph_item: the captured step that it is for.
         resource_spec: the machines.
     """
@@ -50,28 +50,28 @@ def resolve_specs(
 
 
 def _teams(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec) -> tuple[int, ...]:
-    if strategy.HasField("pipeline"):  # whose sums are made by the workers of a stage
+    if strategy.HasField("pipeline"):  # its sums are computed by the workers of a stage
         return ()
     ways = {synchronizer.way for _, synchronizer in all_synchronizers(strategy)}
-    is_asked = HIERARCHICAL in ways
-    if effective_spec(strategy) in COLLECTIVES or (SHUFFLE in ways and AUTO not in ways and not is_asked):
+    is_required = HIERARCHICAL in ways
+    if effective_spec(strategy) in COLLECTIVES or (SHUFFLE in ways and AUTO not in ways and not is_required):
         return ()
-    return choose_subgroups(resource_spec, summed_bytes(strategy, graph_item), is_asked)
+    return choose_subgroups(resource_spec, summed_bytes(strategy, graph_item), is_required)
 
 
 def summed_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> int:
-    """Of what a step adds up over all workers for dense gradients, as it travels."""
+    """Returns the bytes of dense gradients that a step sums over all workers, after compression."""
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     return sum(
-        said.dense_bytes(piece) * count
+        synchronizer.dense_bytes(piece) * count
         for node in strategy.nodes
-        for piece, said, count in alike_pieces(variables[node.variable], node)
-        if isinstance(said, AllReduce) and not piece.is_sparse
+        for piece, synchronizer, count in alike_pieces(variables[node.variable], node)
+        if isinstance(synchronizer, AllReduce) and not piece.is_sparse
     )
 
 
 def resolve_node(node: strategy_pb2.VariableNode, spec: str) -> strategy_pb2.VariableNode:
-    """A copy that says `spec` where it said AUTO."""
+    """Returns a copy with `spec` in place of AUTO."""
     resolved = strategy_pb2.VariableNode()
     resolved.CopyFrom(node)
     _resolve(resolved, spec)
@@ -80,20 +80,20 @@ def resolve_node(node: strategy_pb2.VariableNode, spec: str) -> strategy_pb2.Var
 
 def _resolve(node: strategy_pb2.VariableNode, spec: str) -> None:
     for part in parts_of(node):
-        said = synchronizer_of(part)
-        found = resolve_spec(said, spec)
-        if found is not said:
-            set_synchronizer(part, found)
+        synchronizer = synchronizer_of(part)
+        resolved = resolve_spec(synchronizer, spec)
+        if resolved is not synchronizer:
+            set_synchronizer(part, resolved)
 
 
 def resolve_spec(synchronizer: Synchronizer, spec: str) -> Synchronizer:
-    """The same, with `spec` in place of AUTO, and SHUFFLE in place of HIERARCHICAL where there are no teams."""
+    """Returns the synchronizer with `spec` in place of AUTO, and SHUFFLE in place of HIERARCHICAL without subgroups."""
     is_open = synchronizer.way == AUTO or (synchronizer.way == HIERARCHICAL and spec == SHUFFLE)
     return replace(synchronizer, spec=spec) if is_open and isinstance(synchronizer, AllReduce) else synchronizer
 
 
 def effective_spec(strategy: strategy_pb2.Strategy) -> str:
-    """What AUTO stands for in this strategy."""
+    """Returns the algorithm that AUTO stands for in this strategy."""
     ways = {synchronizer.way for _, synchronizer in all_synchronizers(strategy)} - {AUTO}
     if len(ways) == 1 and ways <= set(COLLECTIVES):
         return next(iter(ways))

@@ -1,4 +1,4 @@
-"""The stages of a pipeline as tables for people: what each holds and computes, and what it hands on."""
+"""Tables of the stages of a pipeline: variables, FLOPs, and transfers between stages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CUT_HEADS = ("from stage to stage", "each micro-batch", "once a step")
 
 @dataclass(frozen=True)
 class StageFigures:
-    """What one stage does.
+    """The figures of one stage.
 
     Attributes:
-        workers: that compute it, each in one of the pipelines.
-        variables: that it holds and trains.
+        workers: the workers that compute it, one per pipeline.
+        variables: number of trained variables that it holds.
         bytes: of these.
-        held: bytes of all variables, the optimizer's slots included, of a worker; None: not known.
-        forward: FLOPs for the largest micro-batch.
-        backward: likewise.
+        held: bytes of all variables of a worker, including the optimizer's slots; None: not known.
+        forward: FLOPs of the forward pass for the largest micro-batch.
+        backward: FLOPs of the backward pass for the largest micro-batch.
     """
 
     workers: tuple[str, ...]
@@ -36,20 +36,20 @@ class StageFigures:
     backward: PartialCount
 
     def flops(self, micro_batches: int) -> int | None:
-        """Those of so many micro-batches, forward and back, as if all were as large; None: they are not all known."""
+        """Returns the FLOPs of so many micro-batches, forward and backward, if all had the same size; None: unknown."""
         both = (self.forward + self.backward) * micro_batches
         return None if both.is_least else both.count
 
 
 @dataclass(frozen=True)
 class CutFigures:
-    """What one worker of a stage sends to one of another, or of its own: to that to which it sends most.
+    """The largest transfer from a worker of one stage to a worker of another, or of the same, stage.
 
     Attributes:
         source: the stage that sends.
         target: the stage that receives.
         each: bytes of the largest micro-batch.
-        once: bytes that go once a step: labels, values of variables, sums of gradients, what a step returns.
+        once: bytes sent once a step: labels, values of variables, sums of gradients, outputs.
     """
 
     source: int
@@ -60,18 +60,18 @@ class CutFigures:
 
 @dataclass(frozen=True)
 class PipelineFigures:
-    """What the stages of a pipeline do.
+    """The figures of a pipeline.
 
     Attributes:
-        schedule: in whose order micro-batches are taken up.
+        schedule: the execution order of micro-batches.
         micro_batches: of each pipeline.
-        pipelines: that stand side by side.
-        waits: the share of a step in which a worker waits, if all stages take equally long.
-        waits_by_flops: the same, if each takes as long as its FLOPs are many; None: these are not known.
+        pipelines: number of parallel pipelines.
+        waits: the fraction of a step that a worker waits, if all stages take equally long.
+        waits_by_flops: the same, if stages take time proportional to FLOPs; None: FLOPs are not known.
         examples: of the largest micro-batch.
-        is_fed: whether that is the first batch's, and not one example, for want of a batch.
-        stages: one behind the other.
-        cuts: those that something crosses.
+        is_fed: True if that is from the first batch; False if it is one example, since no batch is known.
+        stages: in order.
+        cuts: pairs of stages with transfers.
     """
 
     schedule: str
@@ -86,32 +86,32 @@ class PipelineFigures:
 
     @property
     def title(self) -> str:
-        """How many stages and micro-batches there are, and what a worker waits."""
-        beside = f"{self.pipelines} pipelines of " if self.pipelines > 1 else ""
+        """The numbers of stages and micro-batches, and the fraction of a step that a worker waits."""
+        parallel = f"{self.pipelines} pipelines of " if self.pipelines > 1 else ""
         return (
-            f"{beside}{counted(len(self.stages), 'stage')}, {counted(self.micro_batches, 'micro-batch')} by "
+            f"{parallel}{counted(len(self.stages), 'stage')}, {counted(self.micro_batches, 'micro-batch')} by "
             f"{self.schedule}; a worker waits {round(100 * self.waits)} % of a step, if stages take equally long"
         )
 
     @property
     def caption(self) -> str:
-        """For what FLOPs and bytes are told, and what they say of the time."""
+        """The micro-batch that FLOPs and bytes refer to, and the waiting time that follows from FLOPs."""
         examples = counted(self.examples, "example")
         of = f"a micro-batch of {examples}" if self.is_fed else "a micro-batch of one example, as no batch is known"
         waits = self.waits_by_flops
-        told = "" if waits is None else f"; by FLOPs a worker waits {round(100 * waits)} % of a step"
-        return f"FLOPs and bytes of {of}{told}"
+        estimate = "" if waits is None else f"; by FLOPs a worker waits {round(100 * waits)} % of a step"
+        return f"FLOPs and bytes of {of}{estimate}"
 
 
 def stage_tables(pipeline: PipelineFigures) -> Iterator[Table]:
-    """A row for each stage, and one for each way from stage to stage."""
+    """Yields a table with a row for each stage, and one with a row for each transfer between stages."""
     yield _table("stages", STAGE_HEADS, 2, stage_rows(pipeline), pipeline.caption)
     if pipeline.cuts:
-        yield _table("what crosses", CUT_HEADS, 1, cut_rows(pipeline), "")
+        yield _table("transfers", CUT_HEADS, 1, cut_rows(pipeline), "")
 
 
 def stage_rows(pipeline: PipelineFigures) -> list[list[str]]:
-    """What stands under `STAGE_HEADS`."""
+    """Returns the rows under `STAGE_HEADS`."""
     return [
         [
             str(k),
@@ -127,10 +127,10 @@ def stage_rows(pipeline: PipelineFigures) -> list[list[str]]:
 
 
 def cut_rows(pipeline: PipelineFigures) -> list[list[str]]:
-    """What stands under `CUT_HEADS`."""
+    """Returns the rows under `CUT_HEADS`."""
     return [
         [
-            f"{cut.source} → {cut.target}" if cut.source != cut.target else f"{cut.source}, between mates",
+            f"{cut.source} → {cut.target}" if cut.source != cut.target else f"{cut.source}, within stage",
             bytes_text(cut.each),
             bytes_text(cut.once),
         ]
@@ -139,17 +139,17 @@ def cut_rows(pipeline: PipelineFigures) -> list[list[str]]:
 
 
 def flops_text(flops: PartialCount) -> str:
-    """FLOPs, or at least how many; "not known", where nothing is."""
+    """Formats FLOPs, or a lower bound; "not known" if nothing is known."""
     return _least(flops, readable_flops(flops.known))
 
 
 def bytes_text(size: PartialCount) -> str:
-    """Bytes, or at least how many; "not known", where nothing is."""
+    """Formats bytes, or a lower bound; "not known" if nothing is known."""
     return _least(size, "not known" if size.known is None else readable_bytes(size.known))
 
 
-def _least(tally: PartialCount, text: str) -> str:
-    return f"at least {text}" if tally.is_least and tally.known is not None else text
+def _least(count: PartialCount, text: str) -> str:
+    return f"at least {text}" if count.is_least and count.known is not None else text
 
 
 def _table(title: str, heads: Sequence[str], numbers_from: int, rows: Sequence[Sequence[str]], caption: str) -> Table:

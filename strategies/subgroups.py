@@ -1,4 +1,4 @@
-"""Who adds up with whom: the teams of a run's workers, and whether sums that teams make first pay."""
+"""Chooses the subgroups of hierarchical all-reduce, if they pay off."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from autodist.strategies.loads import worker_bandwidths
 from autodist.synchronizers import Subgroups
 
 LEAST_WORKERS = 4
-"""With fewer a team has one worker, or there is one team."""
+"""With fewer workers, subgroups would have one worker each, or there would be only one."""
 
 PAYS = 0.8
-"""Teams are taken if a step's sums then take at most so much of the time that they take without."""
+"""Subgroups are used if a step's sums then take at most this fraction of the time without them."""
 
 CALL, MESSAGE, HOP = 1.3e-3, 0.3e-3 / 8, 0.5e-3
-"""Seconds: for each other worker on which a step runs something; for a message, of which eight are made at a time; for
-each message that has to wait for another one. Measured over TensorFlow's gRPC; `scripts/bench.py --only growth` does
-it again."""
+"""Seconds: for each other worker that executes part of a step; for a message, if eight are sent concurrently; for each
+message that must wait for another one. Measured over TensorFlow's gRPC; repeat with
+`scripts/bench.py --only growth`."""
 
 BUCKET_BYTES = 4 << 20
-"""About the size of what is added up at once."""
+"""The approximate size of a bucket."""
 
 
 @dataclass(frozen=True)
 class SumCost:
-    """What it costs a worker of a step to add up over all workers.
+    """The cost per worker and step of sums over all workers.
 
     Attributes:
-        calls: how many other workers the step runs something on, at most.
-        messages: that a worker sends for each bucket, at most.
-        hops: messages that wait for one another, for a bucket.
-        buckets: how many there are.
-        transfer: seconds that the bytes take which cross the slowest machine's link.
+        calls: the maximum number of other workers that execute part of a worker's step.
+        messages: the maximum number of messages that a worker sends for each bucket.
+        hops: number of sequential messages for a bucket.
+        buckets: number of buckets.
+        transfer: seconds for the bytes over the link of the slowest machine.
     """
 
     calls: int
@@ -47,17 +47,17 @@ class SumCost:
 
     @property
     def seconds(self) -> float:
-        """Of one step, were nothing done meanwhile."""
+        """The time of one step without overlap with computation."""
         return CALL * self.calls + MESSAGE * self.messages * self.buckets + HOP * self.hops + self.transfer
 
 
 def sum_cost(teams: Subgroups | None, spec: ResourceSpec, byte_size: int) -> SumCost:
-    """What sums of so many bytes of dense gradients cost, within teams first or by all workers at once.
+    """Estimates the cost of summing dense gradients, within subgroups first or over all workers at once.
 
     Args:
-        teams: None: all at once, by SHUFFLE.
+        teams: the subgroups; None: all workers at once, by SHUFFLE.
         spec: the machines.
-        byte_size: of what is added up.
+        byte_size: of the gradients.
     """
     computing = workers_with_replicas(spec)
     buckets, count = max(1, -(-byte_size // BUCKET_BYTES)), len(computing)
@@ -75,15 +75,15 @@ def sum_cost(teams: Subgroups | None, spec: ResourceSpec, byte_size: int) -> Sum
 
 
 def choose_subgroups(spec: ResourceSpec, byte_size: int, is_asked: bool = False) -> tuple[int, ...]:
-    """The team of each worker; none where teams do not pay.
+    """Returns the subgroup of each worker; empty if subgroups do not pay off.
 
-    Machines with several workers are not cut apart where that is cheaper. Unless teams are asked for, no step calls
-    more than 2·(√W+1) other workers.
+    Machines with several workers are not split if that is cheaper. Unless subgroups are required, no step calls more
+    than 2·(√W+1) other workers.
 
     Args:
         spec: the machines.
-        byte_size: of the dense gradients that are added up in a step.
-        is_asked: whether teams are wanted wherever there can be any.
+        byte_size: of the dense gradients that are summed in a step.
+        is_asked: True if subgroups are required whenever possible.
     """
     computing = workers_with_replicas(spec)
     if len(computing) < LEAST_WORKERS:
@@ -101,7 +101,7 @@ def choose_subgroups(spec: ResourceSpec, byte_size: int, is_asked: bool = False)
 
 
 def _candidates(spec: ResourceSpec, computing: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Teams of neighbours: of whole machines, and of as many workers each."""
+    """Yields subgroups of neighbours: of whole machines, and of equal numbers of workers."""
     machine_of, root = _machine_of(spec), isqrt(len(computing))
     machines = list(dict.fromkeys(machine_of[worker] for worker in computing))
     of_machine = {m: [w for w in computing if machine_of[w] == m] for m in machines}
@@ -115,7 +115,7 @@ def _candidates(spec: ResourceSpec, computing: Sequence[int]) -> Iterator[tuple[
 
 
 def _numbered(spec: ResourceSpec, units: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
-    """Neighbouring units in so many teams; workers without replicas are dealt out to them."""
+    """Returns `count` subgroups of neighbouring units; workers without replicas are assigned to them in turn."""
     team: dict[int, int] = {}
     start = 0
     for number, size in enumerate(even_sizes(len(units), count)):
@@ -132,7 +132,7 @@ def _machine_of(spec: ResourceSpec) -> list[int]:
 
 
 def _leaving(teams: Subgroups | None, spec: ResourceSpec, computing: Sequence[int], byte_size: int) -> dict[int, float]:
-    """Bytes that leave each machine in a step."""
+    """Returns the bytes that leave each machine in a step."""
     machine_of, total = _machine_of(spec), len(computing)
     on = [0] * len(set(machine_of))
     for worker in computing:

@@ -1,4 +1,4 @@
-"""The strategy as a table for people."""
+"""Formats a strategy as a table."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "b
 NARROW_COLUMNS = ("variable", "synchronizer", "bytes a step\nand worker")
 
 NARROW = 120
-"""Columns of a terminal below which a variable's cells stand one below the other."""
+"""Below this terminal width, the cells of a variable are stacked."""
 
 ALL_WORKERS = "all workers"
 
 MOST_NAMES = 4
-"""Of owners in one cell; more are counted."""
+"""Of owners in one cell; if there are more, their number is shown."""
 
 MOST_ROWS = 50
-"""Of variables, the largest; the others are counted together."""
+"""Of variables, the largest; the others are summarised."""
 
 
 def strategy_table(
@@ -47,20 +47,20 @@ def strategy_table(
     rows: Mapping[str, int] | None = None,
     resource_spec: ResourceSpec | None = None,
 ) -> Table:
-    """How each variable is kept and synchronised, where, and what it costs; a last row for the whole step.
+    """Builds a table of each variable's placement, synchronisation and cost, with a last row for the whole step.
 
-    Of more than `MOST_ROWS` variables the largest have a row, and the others one together, which says so.
+    Of more than `MOST_ROWS` variables the largest have a row each; the others share one.
 
     Args:
-        strategy: one that `check_strategy` passes.
+        strategy: one that `check_strategy` accepts.
         graph_item: the captured step that it is for.
-        worker_names: in the order of their indices; without them owners are called "worker 1".
-        width: columns of the terminal; None: enough.
-        held: bytes of all variables that each worker holds, optimizer slots included; without them those of the
-            variables that have a gradient are told.
-        rows: that a worker's part of the first batch touches, by sparse variable, where they are known; then the table
-            says what a step of that batch costs.
-        resource_spec: the machines; with them the table says what sums take by the model of the network.
+        worker_names: in the order of their indices. Default: "worker 0", "worker 1" and so on.
+        width: columns of the terminal; None: unlimited.
+        held: bytes of all variables that each worker holds, including optimizer slots. Default: bytes of the variables
+            that have a gradient.
+        rows: number of rows that a worker's part of the first batch touches, by sparse variable, if known. The table
+            then shows the cost of a step with that batch.
+        resource_spec: the machines; if set, the table shows the time of sums according to the network model.
     """
     config = strategy.graph_config
     workers = worker_count(config)
@@ -81,8 +81,8 @@ def strategy_table(
         holds = _held(trained_bytes(strategy, graph_item), names, " of trained variables")
     else:
         holds = _held(held, names, "")
-    # Not in a cell, whose column would be as wide.
-    more = smaller and f"`autodist plan --json` tells of the {smaller}"
+    # In the caption: a cell would widen its column.
+    more = smaller and f"`autodist plan --json` lists the {smaller}"
     caption = "; ".join(filter(None, (holds, told_sums(strategy, graph_item, resource_spec), more)))
     # Text, not markup: a variable's name may hold square brackets.
     table = Table(title=Text(_title(strategy, workers)), show_footer=True, caption=Text(caption), show_lines=is_narrow)
@@ -101,21 +101,21 @@ def _title(strategy: strategy_pb2.Strategy, workers: int) -> str:
     pipelines = pipelines_of(strategy)
     count //= pipelines
     waits = round(100 * bubble(make_schedule(stages, count, schedule)))
-    beside = f"{pipelines} pipelines of " if pipelines > 1 else ""
-    parts = f"{beside}{counted(stages, 'stage')}, {counted(count, 'micro-batch')} by {schedule}"
+    parallel = f"{pipelines} pipelines of " if pipelines > 1 else ""
+    parts = f"{parallel}{counted(stages, 'stage')}, {counted(count, 'micro-batch')} by {schedule}"
     return f"{strategy.builder}: {parts}; a worker waits {waits} % of a step, if stages take equally long"
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """What one variable makes workers send.
+    """The bytes that one variable makes workers send.
 
     Attributes:
         variable: of the step.
         node: of the strategy.
         step: bytes in a step.
         row: bytes for one row.
-        touched: rows; 0 if it is not known how many.
+        touched: number of touched rows; 0 if not known.
     """
 
     variable: SyncedVariable
@@ -144,14 +144,14 @@ def _cost_in_pipeline(
     node: strategy_pb2.VariableNode,
     rows: Mapping[str, int],
 ) -> _Cost:
-    """Those that hold a variable exchange its gradient; no other worker reads it, or has a part in that."""
+    """Returns the cost of a variable in a pipeline: only its holders exchange its gradient."""
     holders = workers_of(strategy, stage_of(strategy, node))
     touched = -(-rows.get(variable.name, 0) // len(holders))
     return _Cost(variable, node, *sent_to_mates(variable, holders), touched)
 
 
 def _largest(costs: Sequence[_Cost]) -> list[_Cost]:
-    """Those of the largest variables, in their order: nobody reads thousands of rows."""
+    """Returns the costs of the largest variables, in the original order; thousands of rows would be unreadable."""
     if len(costs) <= MOST_ROWS:
         return list(costs)
     ordered = sorted(range(len(costs)), key=lambda index: -costs[index].variable.byte_size)
@@ -159,7 +159,7 @@ def _largest(costs: Sequence[_Cost]) -> list[_Cost]:
 
 
 def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tuple[int, ...]:
-    """Bytes of the variables with a gradient that each worker holds, without optimizer slots."""
+    """Returns the bytes of the variables with a gradient that each worker holds, without optimizer slots."""
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     everywhere, owned = 0, [0] * worker_count(strategy.graph_config)
     stage_group = mates_of(strategy)
@@ -170,7 +170,7 @@ def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tup
             else:
                 for holder in (part.owner, *stage_group.get(part.owner, ())):
                     owned[holder] += piece.byte_size * count
-    return tuple(everywhere + own for own in owned)
+    return tuple(everywhere + one for one in owned)
 
 
 def _held(held: Sequence[int], names: Sequence[str], of: str) -> str:
@@ -179,21 +179,21 @@ def _held(held: Sequence[int], names: Sequence[str], of: str) -> str:
     if len(set(held)) == 1:
         return f"each worker holds {readable_bytes(held[0])}{of}"
     if len(held) <= MOST_NAMES:
-        told = ", ".join(f"{name} {readable_bytes(count)}" for name, count in zip(names, held, strict=True))
-        return f"held{of}: {told}"
+        by_worker = ", ".join(f"{name} {readable_bytes(count)}" for name, count in zip(names, held, strict=True))
+        return f"held{of}: {by_worker}"
     most = max(range(len(held)), key=lambda worker: held[worker])
     return f"workers hold {readable_bytes(min(held))} to {readable_bytes(held[most])}{of}, most {names[most]}"
 
 
 def _narrow(cells: tuple[str, ...]) -> tuple[str, ...]:
-    """A row of the wide table in three cells of up to two lines."""
+    """Converts a row of the wide table to three cells of up to two lines."""
     name, shape, size, kind, synchronizer, where, cost = cells
     about = ", ".join(part for part in (shape, size, kind) if part)
     return f"{name}\n{about}", "\n".join(part for part in (synchronizer, where) if part), cost
 
 
 def _row(strategy: strategy_pb2.Strategy, cost: _Cost, names: Sequence[str]) -> tuple[str, ...]:
-    """The cells of one variable, in the order of `COLUMNS`."""
+    """Returns the cells of one variable, in the order of `COLUMNS`."""
     variable, node = cost.variable, resolve_node(cost.node, effective_spec(strategy))
     if strategy.pipeline.stages:
         stage = stage_of(strategy, node)
@@ -208,7 +208,7 @@ def _row(strategy: strategy_pb2.Strategy, cost: _Cost, names: Sequence[str]) -> 
 
 
 def synchronizer_text(node: strategy_pb2.VariableNode) -> str:
-    """How the pieces are synchronised, each way once."""
+    """Describes the synchronizers of the shards, each distinct one once."""
     ways: dict[str, list[int]] = {}
     for one in synchronizers_of(node):
         ways.setdefault(one.text, []).extend([] if one.group is None else [one.group])
@@ -223,7 +223,7 @@ def _groups(groups: Sequence[int]) -> str:
 
 
 def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
-    """The workers that hold the variable; of a partitioned one, how many shards each owns."""
+    """Returns the workers that hold the variable; of a partitioned one, the number of shards of each owner."""
     by_index = Counter(EVERY_WORKER if one.owner is None else one.owner for one in synchronizers_of(node))
     owners = {
         ALL_WORKERS if index == EVERY_WORKER else names[index]: count for index, count in sorted(by_index.items())
@@ -242,7 +242,7 @@ def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
 
 
 def _cost(cost: Traffic, node: strategy_pb2.VariableNode, touched: int) -> str:
-    """What a worker sends in a step, and for the rows that the first batch touches, or for a row."""
+    """Formats the bytes that a worker sends in a step, and for the touched rows of the first batch or for a row."""
     owner = None if cut_of(node) else synchronizers_of(node)[0].owner
     parts = [_spread(cost.step, owner, "")] if any(cost.step) or not any(cost.row) else []
     if any(cost.row) and touched:
@@ -253,7 +253,7 @@ def _cost(cost: Traffic, node: strategy_pb2.VariableNode, touched: int) -> str:
 
 
 def _spread(sent: Sequence[int], owner: int | None, unit: str) -> str:
-    """Bytes by worker: one figure if all that send send as much, else the owner's apart, else from least to most."""
+    """Formats bytes by worker: one figure if all are equal, else the owner's separately, else the range."""
     counts = {worker: count for worker, count in enumerate(sent) if count} or {0: 0}
     others = {count for worker, count in counts.items() if worker != owner}
     if owner is not None and sent[owner] and not others:
@@ -266,7 +266,7 @@ def _spread(sent: Sequence[int], owner: int | None, unit: str) -> str:
 
 
 def _total(variables: Sequence[SyncedVariable], costs: Sequence[_Cost], names: Sequence[str]) -> tuple[str, ...]:
-    """The last row: all variables together, and the worker that sends most."""
+    """Returns the last row: all variables together, and the worker that sends most."""
     size = readable_bytes(sum(variable.byte_size for variable in variables))
     total = Sent(costs[0].step.computing if costs else frozenset())
     is_open = False

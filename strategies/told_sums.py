@@ -1,4 +1,4 @@
-"""How a step's sums are made, in a sentence, and what they take by the model of the network that AUTO chooses by."""
+"""Describes the all-reduce of a step in a sentence, with the times estimated by the network model that AUTO uses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autodist.synchronizers import COLLECTIVES, Subgroups
 
 
 def told_sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec | None = None) -> str:
-    """In which teams sums are made, what that spares a worker, and what the sums of dense gradients take.
+    """Describes the subgroups of an all-reduce, the calls that they save a worker, and the time of dense sums.
 
     Args:
-        strategy: one that `check_strategy` passes.
+        strategy: one that `check_strategy` accepts.
         graph_item: the captured step that it is for.
-        resource_spec: the machines; None: no times are told.
+        resource_spec: the machines; None: no times.
     """
     config = strategy.graph_config
     computing = sorted(computing_workers(config))
@@ -27,17 +27,17 @@ def told_sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_s
         return times and f"on paper a step's sums take {times}"
     sizes = sorted({len(members) for members in teams.members})
     of = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    told = (
-        f"sums are made in {len(teams.members)} teams of {of} first, then between them: a worker's step calls at most "
-        f"{teams.most_called} others, {worker_count(config) - 1} without teams"
+    text = (
+        f"sums are computed in {len(teams.members)} teams of {of} first, then between them: a worker's step calls at "
+        f"most {teams.most_called} others, {worker_count(config) - 1} without teams"
     )
-    return f"{told}; on paper they take {times}" if times else told
+    return f"{text}; on paper they take {times}" if times else text
 
 
 def _times(
     strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec, teams: Subgroups | None
 ) -> str:
-    """What the sums take as they are made, and in the other way; nothing where the model knows nothing of them."""
+    """Returns the times of the sums with the chosen algorithm and with the alternative; empty if not modelled."""
     byte_size = 0 if strategy.pipeline.stages else summed_bytes(strategy, graph_item)
     computing = sorted(computing_workers(strategy.graph_config))
     if not byte_size or len(computing) < 2 or effective_spec(strategy) in COLLECTIVES:
@@ -52,7 +52,7 @@ def _times(
 
 
 def milliseconds(seconds: float) -> str:
-    """For people, with three digits that count.
+    """Formats a time with three significant digits.
 
     >>> milliseconds(0.0123456), milliseconds(0.52)
     ('12.3 ms', '520 ms')

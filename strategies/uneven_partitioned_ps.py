@@ -1,4 +1,4 @@
-"""UnevenPartitionedPS: the faster a worker's link, the longer its shards."""
+"""UnevenPartitionedPS: the lengths of shards are proportional to the bandwidths of their owners."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from autodist.strategies.variables import GraphLike, SyncedVariable, synced_vari
 @register
 @dataclass(frozen=True)
 class UnevenPartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
-    """Parameter servers of shards whose lengths are in proportion to the bandwidths of their owners.
+    """Parameter servers with shards whose lengths are proportional to the bandwidths of their owners.
 
-    For machines with links of unequal speed: each link is busy equally long with what its worker owns, however large a
-    variable is.
-    Large variables are cut along axis 0 into at most one shard for each owner; where there are fewer shards than
-    owners, those get one that have the least load for their bandwidth. Whole variables are dealt out likewise.
+    For machines with links of unequal speed: all links are busy equally long, whatever the size of a variable.
+    Large variables are partitioned along axis 0 into at most one shard per owner. If there are fewer shards than
+    owners, the owners with the least load relative to their bandwidth get one. Whole variables are assigned in the same
+    way.
 
-    Cost: with W workers, of which worker k has the share s_k of all bandwidth, and b bytes of dense gradients, worker
+    Cost: with W workers, the fraction s_k of all bandwidth at worker k, and b bytes of dense gradients, worker
     k sends s_k·b·(W-1) bytes a step as an owner and (1-s_k)·b as a worker, and receives as many.
 
     Source: A. Kalinov and A. Lastovetsky, "Heterogeneous Distribution of Computations Solving Linear Algebra Problems
-    on Networks of Heterogeneous Computers", J. Parallel Distrib. Comput. 61(4), 2001, for shares in proportion to
-    speed; whole numbers by A. Hamilton's method.
+    on Networks of Heterogeneous Computers", J. Parallel Distrib. Comput. 61(4), 2001, for shares proportional to
+    speed; integers by A. Hamilton's method.
 
     Attributes:
         max_shards, min_partition_bytes: see PartitionOptions.
@@ -44,7 +44,7 @@ class UnevenPartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
         loads, bandwidths = GreedyLoads(resource_spec), worker_bandwidths(resource_spec)
-        # As in GreedyLoads.place_all: the largest first, since small ones fill what gaps remain.
+        # As in GreedyLoads.place_all: the largest first, since small ones fill the remaining gaps.
         ordered = sorted(variables, key=lambda variable: (-variable.byte_size, variable.name))
         shards = fair_shards(variables, len(loads.owners))
         nodes = [self._node(variable, shards[variable.name], loads, bandwidths) for variable in ordered]
@@ -53,7 +53,7 @@ class UnevenPartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
     def _node(
         self, variable: SyncedVariable, shards: int, loads: GreedyLoads, bandwidths: tuple[Fraction, ...]
     ) -> strategy_pb2.VariableNode:
-        """The node of a variable; what its owners get is counted."""
+        """Returns the node of a variable, and counts the bytes of its owners."""
         shards = min(self.max_shards or shards, len(loads.owners))
         even = even_cut(variable, 0, shards, self.min_partition_bytes)
         if even is None:

@@ -1,4 +1,4 @@
-"""What a builder sees of a captured step: the variables that have a gradient."""
+"""The builder's view of a captured step: the variables that have a gradient."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GradientLike(Protocol):
 
 
 class GraphLike(Protocol):
-    """The part of a Step that strategies use, so that a plan can be made and tested without a graph."""
+    """The part of a Step that strategies use, so that plans can be computed and tested without a graph."""
 
     @property
     def variables(self) -> Sequence[VariableLike]: ...
@@ -64,11 +64,11 @@ class SyncedVariable:
         name: as in the captured graph.
         shape: length of each axis.
         byte_size: of the whole variable.
-        is_sparse: whether only the rows that a step touches have a gradient. A variable that has a dense and a
-            sparse gradient in one step is dense, since all of it travels anyway.
-        dtype: name of its elements' type ("float32").
-        is_floating: whether that is a floating-point type.
-        stage: the pipeline stage to which the script gives it; None: it does not say.
+        is_sparse: True if only the rows that a step touches have a gradient. A variable that has a dense and a sparse
+            gradient in one step is dense, since the whole gradient is sent anyway.
+        dtype: name of its elements' dtype ("float32").
+        is_floating: True for a floating-point dtype.
+        stage: the pipeline stage that the script assigns it to; None: unspecified.
     """
 
     name: str
@@ -94,20 +94,20 @@ class SyncedVariable:
         return self.byte_size // self.shape[0] if self.shape and self.shape[0] else self.byte_size
 
     def first_shard(self, axis: int, length: int) -> SyncedVariable:
-        """A shard of so many indices along an axis, seen as a variable of its own that is named as the first one."""
+        """Returns a shard of `length` indices along an axis as a separate variable, named as the first shard."""
         shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
         byte_size = self.element_bytes * prod(shape)
         return replace(self, name=shard_name(self.name, 0), shape=shape, byte_size=byte_size)
 
     def named(self, name: str) -> SyncedVariable:
-        """The same under another name."""
+        """Returns the same variable under another name."""
         return SyncedVariable(
             name, self.shape, self.byte_size, self.is_sparse, self.dtype, self.is_floating, self.stage
         )
 
 
 def synced_variables(graph_item: GraphLike) -> tuple[SyncedVariable, ...]:
-    """The variables that have a gradient, each once, in the order of their first gradient."""
+    """Returns the variables that have a gradient, each once, in the order of their first gradient."""
     by_name = {variable.name: variable for variable in graph_item.variables}
     sparse: dict[str, bool] = {}
     for gradient in graph_item.gradients:
@@ -118,5 +118,5 @@ def synced_variables(graph_item: GraphLike) -> tuple[SyncedVariable, ...]:
 def _synced(variable: VariableLike, is_sparse: bool) -> SyncedVariable:
     dtype = variable.dtype
     shape = tuple(variable.shape)
-    stage = getattr(variable, "stage", None)  # a stand-in that is planned for may know of none
+    stage = getattr(variable, "stage", None)  # a stand-in used for planning may lack the attribute
     return SyncedVariable(variable.name, shape, variable.byte_size, is_sparse, dtype.name, dtype.is_floating, stage)

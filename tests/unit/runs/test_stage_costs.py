@@ -122,7 +122,7 @@ def test_a_step_that_no_kernel_takes_is_told_without_its_costs():
     figures = figures_of(strategy, step.item, ["a", "b"], None, None)
     text = shown(figures)
     assert "not known" in text
-    assert "what crosses" not in text
+    assert "transfers" not in text
     assert figures.waits_by_flops is None
 
 
@@ -157,7 +157,7 @@ def test_the_run_tells_the_stages_below_the_variables(caplog):
     with caplog.at_level(logging.INFO, logger="autodist"):
         log_strategy(strategy, step.item, None, spec, None, shapes)
     told = caplog.text
-    assert told.index("part_0_kernel") < told.index("FLOPs forward") < told.index("what crosses")
+    assert told.index("part_0_kernel") < told.index("FLOPs forward") < told.index("transfers")
     assert "FLOPs and bytes of a micro-batch of 5 examples" in told
     assert "0 → 1" in told
 

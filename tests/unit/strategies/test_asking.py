@@ -107,7 +107,7 @@ def section(tmp_path, monkeypatch):
         (
             "class Mine:\n    __signature__ = 5\n    def build(self, i, s): pass\n",
             2,
-            "strategy: The options of own_builders_.*Mine cannot be told: TypeError: ",
+            "strategy: The options of own_builders_.*Mine cannot be determined: TypeError: ",
         ),
         ("1 / 0\n", 3, r"strategy.builder: The builder's module .* cannot be imported: ZeroDivisionError: .*\.py:1\)"),
         ("class\n", 3, r"strategy.builder: The builder's module .* cannot be imported: SyntaxError: .*line 1\)"),
@@ -123,8 +123,8 @@ def test_what_a_module_does_wrong_is_told_with_its_place_in_the_file(section, la
 @pytest.mark.parametrize(
     "given, said",
     [
-        (PS, r"strategy is the class PS; give an instance, PS\(\)"),
-        (1, "strategy is 1, of type int; give an object that has build.*or a builder's name, such as 'PS'"),
+        (PS, r"strategy is the class PS; pass an instance, PS\(\)"),
+        (1, "strategy is 1, of type int; pass an object that has build.*or a builder's name, such as 'PS'"),
         ("Parallex", "There is no builder named Parallex. Did you mean Parallax"),
         ({"builder": "PS", "ower": 1}, "PS has no option ower. Did you mean owner"),
         ({"chunk_size": 0}, r"AllReduce \(the default builder\): chunk_size is 0, which is not allowed"),

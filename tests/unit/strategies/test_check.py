@@ -72,13 +72,13 @@ def test_two_nodes_for_one_variable_are_refused(check):
 
 
 def test_a_variable_that_would_drift_apart_is_refused(check):
-    with pytest.raises(StrategyError, match="no node for b, which has a gradient: its copies would drift apart"):
+    with pytest.raises(StrategyError, match="no node for b, which has a gradient: its copies would diverge"):
         check(all_reduce_node("a"))
 
 
 @pytest.mark.parametrize("owner", [-1, 2])
 def test_an_owner_out_of_range_is_refused_with_the_workers(check, owner):
-    said = rf"b is to be owned by worker {owner}, and .*no such worker; the workers are 0 \(10.0.0.1\), 1 \(10.0.0.2\)"
+    said = rf"b is to be owned by worker {owner}, but .*no such worker; the workers are 0 \(10.0.0.1\), 1 \(10.0.0.2\)"
     with pytest.raises(StrategyError, match=said):
         check(all_reduce_node("a"), parameter_server_node("b", owner))
     with pytest.raises(StrategyError, match="a is to be owned by worker"):
@@ -123,16 +123,19 @@ def test_a_sparse_variable_may_be_cut_along_any_axis(step, cluster):
 @pytest.mark.parametrize(
     ("cut", "said"),
     [
-        (Partitioning(2, (2, 2)), "axis 2 is out of range of its shape 4 × 4; take an axis from 0 to 1"),
-        (Partitioning(-1, (2, 2)), "axis -1 is out of range of its shape 4 × 4; take an axis from 0 to 1"),
-        (Partitioning(0, (1,) * 5), "5 shards are more than the 4 indices of its axis 0 .*; take at most 4"),
+        (Partitioning(2, (2, 2)), "axis 2 is out of range of its shape 4 × 4; use an axis from 0 to 1"),
+        (Partitioning(-1, (2, 2)), "axis -1 is out of range of its shape 4 × 4; use an axis from 0 to 1"),
+        (Partitioning(0, (1,) * 5), "5 shards are more than the 4 indices of its axis 0 .*; use at most 4"),
         (
             Partitioning(0, (2, 1)),
-            r"the sizes \[2, 1\] add up to 3, and its axis 0 has 4 indices .*; make them add up to 4",
+            r"the sizes \[2, 1\] sum to 3, but its axis 0 has 4 indices .*; make them sum to 4",
         ),
-        (Partitioning(1, (4, 0)), r"the sizes \[4, 0\] do not give each shard at least 1; leave empty shards out"),
-        (Partitioning(1, (5, -1)), r"the sizes \[5, -1\] do not give each shard at least 1"),
-        (Partitioning(0, ()), r"the sizes \[\] do not give each shard at least 1"),
+        (
+            Partitioning(1, (4, 0)),
+            r"the sizes \[4, 0\] must be one or more lengths of at least 1; leave empty shards out",
+        ),
+        (Partitioning(1, (5, -1)), r"the sizes \[5, -1\] must be one or more lengths of at least 1"),
+        (Partitioning(0, ()), r"the sizes \[\] must be one or more lengths of at least 1"),
     ],
 )
 def test_a_cut_that_cannot_be_made_is_refused_with_the_mend(check, cut, said):
@@ -160,15 +163,15 @@ def test_what_has_nothing_to_cut_cannot_be_partitioned(step, cluster, shape, sai
     [
         (
             partitioned_node("a", Partitioning(0, (2, 2)), served(0, 1, 1)),
-            "a is cut in 2 pieces and has synchronizers for 3 shards",
+            "a is cut in 2 pieces but has synchronizers for 3 shards",
         ),
         (
             strategy_pb2.VariableNode(variable="a", partition=strategy_pb2.Partition(sizes=[2, 2])),
-            "a is cut in 2 pieces and has synchronizers for 0 shards",
+            "a is cut in 2 pieces but has synchronizers for 0 shards",
         ),
         (
             strategy_pb2.VariableNode(variable="a", shards=[strategy_pb2.Shard(parameter_server=served(0)[0])]),
-            "a has 1 shards and no partition that says how long they are; add it",
+            "a has 1 shards but no partition with their sizes; add it",
         ),
         (
             strategy_pb2.VariableNode(
@@ -280,7 +283,7 @@ def test_a_collective_beside_a_shard_of_another_way_is_refused(check):
 def test_a_collective_needs_a_replica_on_every_worker(check, cluster):
     machines = cluster(workers=3, servers=1)
     check(all_reduce_node("a"), parameter_server_node("b", 2), machines=machines)
-    with pytest.raises(StrategyError, match="a is reduced by RING, .*and 10.0.0.3 has no replica; take .*SHUFFLE"):
+    with pytest.raises(StrategyError, match="a is reduced by RING, .*but 10.0.0.3 has no replica; use .*SHUFFLE"):
         check(all_reduce_node("a", 0, "RING"), all_reduce_node("b", 0, "RING"), machines=machines)
 
 
@@ -314,7 +317,7 @@ def test_the_place_of_the_option_at_fault_is_told(planned, cluster):
 )
 def test_a_collective_beside_another_way_is_refused_and_shuffle_offered(check, cluster, spec, other, named):
     machines = cluster(workers=2, kind="gpus")
-    with pytest.raises(StrategyError, match=f"a is reduced by {spec} and b by {named}: .*Take all_reduce_spec SHUFFLE"):
+    with pytest.raises(StrategyError, match=f"a is reduced by {spec} and b by {named}: .*Use all_reduce_spec SHUFFLE"):
         check(all_reduce_node("a", 0, spec), other, machines=machines)
 
 
@@ -339,11 +342,11 @@ def test_ring_with_sparse_gradients_passes(language_model, cluster):
 def test_nccl_needs_a_gpu_for_every_replica(check, cluster):
     nodes = [all_reduce_node("a", 0, "NCCL"), all_reduce_node("b", 0, "NCCL")]
     check(*nodes, machines=cluster(kind="gpus"))
-    with pytest.raises(StrategyError, match=r"a is reduced by NCCL.*GP.*every replica, and 10.0.0.1 has one on cpu:0"):
+    with pytest.raises(StrategyError, match=r"a is reduced by NCCL.*GP.*every replica, but 10.0.0.1 has one on cpu:0"):
         check(*nodes)
 
 
 def test_replicas_of_other_machines_are_refused(planned, cluster):
     strategy = AllReduce().build(planned, cluster(workers=2))
-    with pytest.raises(StrategyError, match="runs on the replicas worker 0 cpu:0, worker 1 cpu:0, and the resource"):
+    with pytest.raises(StrategyError, match="runs on the replicas worker 0 cpu:0, worker 1 cpu:0, but the resource"):
         check_strategy(strategy, planned, cluster(workers=3))

@@ -146,10 +146,10 @@ def test_owners_of_shards_are_one_for_all_or_one_for_each(step, cluster, owner, 
             "owner names 2 workers for embedding/table, .* has 4 shards",
         ),
         (UseParameterServer(owner=(0, 1)), "owner names 2 workers for embedding/table, which is whole; name one"),
-        (UseParameterServer(owner=(0, 1, 2, 0), partition=CUT), "owner is 2, and there is no such worker"),
+        (UseParameterServer(owner=(0, 1, 2, 0), partition=CUT), "owner is 2, but there is no such worker"),
         (UseParameterServer(partition=Partition(2, 2)), "axis 2 is out of range of its shape 100 × 8"),
         (UseAllReduce(partition=Partition(1, 9)), "9 shards are more than the 8 indices of its axis 1"),
-        (UseAllReduce(partition=Partition(sizes=(50, 49))), "add up to 99, and its axis 0 has 100 indices"),
+        (UseAllReduce(partition=Partition(sizes=(50, 49))), "sum to 99, but its axis 0 has 100 indices"),
     ],
 )
 def test_a_partition_that_cannot_be_had_is_refused_at_the_patterns_place(step, cluster, use, said):
@@ -226,7 +226,7 @@ def test_a_pattern_that_is_no_expression_is_refused():
 
 
 def test_an_owner_that_does_not_exist_is_refused_at_the_patterns_place(step, cluster):
-    with pytest.raises(StrategyError, match="owner is 5, and there is no such worker") as caught:
+    with pytest.raises(StrategyError, match="owner is 5, but there is no such worker") as caught:
         build(step, cluster(), AllReduce(), Override("head/.*", UseParameterServer(owner=5), PLACE))
     assert caught.value.place == PLACE
 

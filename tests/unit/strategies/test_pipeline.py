@@ -212,7 +212,7 @@ def test_a_mesh_that_does_not_fit_is_refused_with_its_place(step, tmp_path, mesh
 
 def test_stages_that_a_mesh_denies_are_refused_with_their_place(step, tmp_path):
     spec = meshed(tmp_path, "{stage: 4}", more="  stages: 2\n")
-    with pytest.raises(StrategyError, match="the mesh has 4 stages, and `stages` says 2") as caught:
+    with pytest.raises(StrategyError, match="the mesh has 4 stages, but `stages` has 2") as caught:
         arranged(builder_from_section(spec.strategy), spec)
     assert caught.value.place.line == 6
 
@@ -231,11 +231,11 @@ def test_a_builder_whose_stages_have_other_numbers_of_workers_is_refused(step, t
     machines = arranged(builder, spec)
     strategy = builder.build(step(SHAPES), spec)
     del strategy.pipeline.stages[1].beside[:]
-    with pytest.raises(StrategyError, match="each has to compute one stage"):
+    with pytest.raises(StrategyError, match="each must compute one stage"):
         check_strategy(strategy, step(SHAPES), machines)
     strategy = builder.build(step(SHAPES), spec)
     del strategy.graph_config.replicas[5:]
-    with pytest.raises(StrategyError, match="5 micro-batches cannot be dealt out to 2 pipelines"):
+    with pytest.raises(StrategyError, match="5 micro-batches cannot be split evenly over 2 pipelines"):
         check_strategy(strategy, step(SHAPES), machines)
 
 
@@ -267,7 +267,7 @@ def test_patterns_say_where_the_script_does_not(step, cluster):
 @pytest.mark.parametrize(
     ("stages", "marks", "told"),
     [
-        (BY_PATTERNS, MARKS, r"block_0/kernel is made in ad.stage\(1\), and the pattern 'block_0/\.\*' puts it into"),
+        (BY_PATTERNS, MARKS, r"block_0/kernel is made in ad.stage\(1\), but the pattern 'block_0/\.\*' puts it into"),
         (None, {"head/kernel": 1}, r"block_1/kernel are in no stage of the Pipeline, while head/kernel is made in"),
         (None, {**MARKS, "head/kernel": 2}, r"head/kernel is made in ad.stage\(2\), and Pipeline has 2 stages"),
         (None, dict.fromkeys(SHAPES, 1), r"stage 0 has no variable: none is made in ad.stage\(0\)"),
@@ -285,7 +285,7 @@ def test_an_owner_that_contradicts_the_script_is_refused_with_its_place(step, tm
         "strategy:\n  builder: Pipeline\n  variables:\n    head/.*: {synchronizer: PS, owner: 0}\n"
     )
     spec = ResourceSpec.from_file(path)
-    with pytest.raises(StrategyError, match=r"head/kernel is made in ad.stage\(1\), and is given to") as caught:
+    with pytest.raises(StrategyError, match=r"head/kernel is made in ad.stage\(1\), but its owner is worker") as caught:
         builder_from_section(spec.strategy).build(step(SHAPES, stages=MARKS), spec)
     assert caught.value.place.line == 5
 
@@ -293,9 +293,9 @@ def test_an_owner_that_contradicts_the_script_is_refused_with_its_place(step, tm
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("micro_batches: 1", "by GPipe a stage goes back .* Leave recompute out, or give more micro_batches"),
-        ("micro_batches: 1\n  schedule: 1F1B", "by 1F1B a stage goes back .* or give more micro_batches"),
-        ("schedule: 1F1B\n  mesh: {stage: 1, data: 2}", "with 1 stage and .* or take schedule: GPipe"),
+        ("micro_batches: 1", "by GPipe, a stage runs .* Leave recompute out, or set more micro_batches"),
+        ("micro_batches: 1\n  schedule: 1F1B", "by 1F1B, a stage runs .* or set more micro_batches"),
+        ("schedule: 1F1B\n  mesh: {stage: 1, data: 2}", "with 1 stage and .* or use schedule: GPipe"),
         ("recompute: some", "recompute is 'some', which is not allowed"),
     ],
 )
@@ -325,5 +325,5 @@ def test_stages_are_to_compute_anew(step, cluster, stages):
 def test_a_builder_that_lets_stages_compute_anew_what_they_keep_is_refused(step, cluster):
     strategy = Pipeline(micro_batches=1).build(step(SHAPES), cluster(2))
     strategy.pipeline.recompute = True
-    with pytest.raises(StrategyError, match="none would keep less"):
+    with pytest.raises(StrategyError, match="recomputation would save no memory"):
         check_strategy(strategy, step(SHAPES), arranged(Pipeline(micro_batches=1), cluster(2)))

@@ -216,7 +216,7 @@ def test_a_misspelt_builder_is_refused_at_its_line(refusal):
         ("PS", "compressor: FLOAT16", "compressor: PS has no option compressor. It is an option of AllReduce, "),
         ("PS", "partition: {shards: 2}",
          "partition: PS has no option partition. It is an option of `synchronizer: AllReduce` for a pattern, "
-         "`synchronizer: PS` for a pattern; take one of these, or remove it."),
+         "`synchronizer: PS` for a pattern; use one of these, or remove it."),
     ],
 )  # fmt: skip
 def test_a_faulty_option_of_the_new_builders_is_refused_at_its_line(refusal, builder, option, said):
@@ -250,7 +250,7 @@ def test_zero_and_false_are_told_apart(refusal):
         (
             "{synchronizer: AllReduce, staleness: 2}",
             "AllReduce for the pattern 'x' has no option staleness. It is an option of PS, PSLoadBalancing, Parallax, "
-            "PartitionedPS, UnevenPartitionedPS, `synchronizer: PS` for a pattern; take one of these, or remove it.",
+            "PartitionedPS, UnevenPartitionedPS, `synchronizer: PS` for a pattern; use one of these, or remove it.",
         ),
         ("{synchronizer: AllReduce, sync: false}", "has no option sync. It is an option of PS, "),
         (
@@ -262,8 +262,8 @@ def test_zero_and_false_are_told_apart(refusal):
         ("{synchronizer: PS, partition: {axis: -1, shards: 2}}", "partition: axis is -1, which is not allowed"),
         ("{synchronizer: PS, partition: {shards: 0}}", "partition: shards is 0, which is not allowed"),
         ("{synchronizer: PS, partition: {sizes: [2, 0]}}", "partition: sizes is [2, 0], which is not allowed"),
-        ("{synchronizer: PS, partition: {sizes: []}}", "partition: sizes is empty; give the length of each shard"),
-        ("{synchronizer: PS, partition: {axis: 1}}", "partition: neither shards nor sizes are given; say how many"),
+        ("{synchronizer: PS, partition: {sizes: []}}", "partition: sizes is empty; specify the length of each shard"),
+        ("{synchronizer: PS, partition: {axis: 1}}", "partition: neither shards nor sizes are given; specify"),
         ("{synchronizer: PS, partition: {shards: 1, sizes: [7]}}", "partition: both shards and sizes are given"),
         ("{synchronizer: PS, partition: {shrds: 2}}", "partition has no option shrds. Did you mean shards?"),
         ("{synchronizer: PS, partition: 3}", "partition is 3, which is not allowed"),

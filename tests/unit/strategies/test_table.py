@@ -216,6 +216,6 @@ def test_of_many_variables_the_largest_have_a_row_and_the_others_one_together(st
     assert table.row_count == 51
     assert [cells(table, row)[0] for row in (0, 49)] == ["v10", "v59"]
     assert cells(table, 50) == ["and 10 smaller variables", "", "220 B", "", "", "", ""]
-    assert "`autodist plan --json` tells of the 10 smaller variables" in str(table.caption)
+    assert "`autodist plan --json` lists the 10 smaller variables" in str(table.caption)
     footer = [str(column.footer) for column in table.columns]
     assert (footer[0], footer[2]) == ("60 variables", "7.32 kB")

@@ -22,7 +22,9 @@ def test_teams_are_told_with_what_they_take_and_what_the_other_way_would(planned
     machines = cluster(workers=16)
     at_once = milliseconds(sum_cost(None, machines, 12_000_000).seconds)
     text = told(planned, machines, Parallax())
-    assert text.startswith("sums are made in 4 teams of 4 first, then between them: a worker's step calls at most 6 ")
+    assert text.startswith(
+        "sums are computed in 4 teams of 4 first, then between them: a worker's step calls at most 6 "
+    )
     assert text.endswith(f" ms, {at_once} without")
     without = told(planned, machines, Parallax(all_reduce_spec="SHUFFLE"))
     teams = text.partition("on paper they take ")[2].partition(",")[0]
