@@ -245,10 +245,10 @@ def registered_compressors() -> tuple[str, ...]:
     return _COMPRESSORS.names()
 
 
-def _fault(found: Any) -> str | None:
-    if isinstance(found, type) and issubclass(found, Compressor) and dataclasses.is_dataclass(found):
+def _fault(candidate: Any) -> str | None:
+    if isinstance(candidate, type) and issubclass(candidate, Compressor) and dataclasses.is_dataclass(candidate):
         return None
-    kind = "class that is not one" if isinstance(found, type) else type(found).__name__
+    kind = "class that is not one" if isinstance(candidate, type) else type(candidate).__name__
     return f"a {kind}; a compressor is a frozen dataclass that derives from autodist.compressors.Compressor."
 
 

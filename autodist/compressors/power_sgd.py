@@ -174,12 +174,12 @@ def _sum_by_owner(
     def made_of(summed: tf.Tensor) -> tf.Tensor:
         return _flat([then(one) for one in _split(summed, [parts[k] for k in places[reduction.worker]])])
 
-    vectors = {owner: _flat([parts[k] for k in found]) for owner, found in places.items()}
+    vectors = {owner: _flat([parts[k] for k in positions]) for owner, positions in places.items()}
     summed = reduction.add_by_owners(vectors, then=made_of, name=f"{what}_")
     by_place = {
         k: value
-        for owner, found in places.items()
-        for k, value in zip(found, _split(summed[owner].whole, [parts[k] for k in found]), strict=True)
+        for owner, positions in places.items()
+        for k, value in zip(positions, _split(summed[owner].whole, [parts[k] for k in positions]), strict=True)
     }
     return [by_place[k] for k in range(len(parts))]
 

@@ -62,7 +62,7 @@ class TopK(Compressor):
         counts = [self._count(gradient.shape.num_elements()) for gradient in gradients]
         parts = reduction.all_to_all("largest", self._local_tensors(reduction, sum(counts)))
         by_worker = [list(zip(tf.split(v, counts), tf.split(p, counts), strict=True)) for v, p in parts]
-        return [_scattered(gradient, found) for gradient, *found in zip(gradients, *by_worker, strict=True)]
+        return [_scattered(gradient, sent) for gradient, *sent in zip(gradients, *by_worker, strict=True)]
 
     def _local_tensors(self, reduction: Reduction, count: int) -> list[tf.Tensor]:
         """Returns the tensors that this worker sends; their specs if it sends nothing."""
@@ -85,8 +85,8 @@ class TopK(Compressor):
         return tf.gather(flat, places), places
 
 
-def _scattered(gradient: Gradient, found: list[tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
+def _scattered(gradient: Gradient, sent: list[tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
     """Returns the sum of the workers' elements of a gradient, with zeros elsewhere."""
     # A segment's values are added one by one in order, which is that of the workers.
-    values, places = (tf.concat([one[at] for one in found], 0) for at in (0, 1))
+    values, places = (tf.concat([one[at] for one in sent], 0) for at in (0, 1))
     return tf.reshape(tf.math.unsorted_segment_sum(values, places, gradient.shape.num_elements()), gradient.shape)

@@ -49,8 +49,8 @@ def _applied_to(item: Step, stages: Stages, gradient: VariableGradient) -> str:
     """
     shape = item.by_name[gradient.variable].shape
     written = [a.variable for a in _applications(item, stages, gradient.tensors[-1])]
-    found = [v.name for v in written if v.trainable and v.shape == shape]
-    return found[-1] if found else gradient.variable
+    trained = [v.name for v in written if v.trainable and v.shape == shape]
+    return trained[-1] if trained else gradient.variable
 
 
 def find_fed_updates(item: Step) -> dict[str, Variable]:
@@ -59,7 +59,7 @@ def find_fed_updates(item: Step) -> dict[str, Variable]:
     if not placeholders or not any(effect.writes for effect in item.graph_index.effects.values()):
         return {}
     stages = find_stages(item)
-    found = {}
+    result = {}
     for node in placeholders:
         name = f"{node.name}:0"
         shape = item.spec_of(name).shape
@@ -67,8 +67,8 @@ def find_fed_updates(item: Step) -> dict[str, Variable]:
             continue
         for applied in _applications(item, stages, name):
             if applied.variable.trainable and shape.is_compatible_with(applied.variable.shape) and not applied.is_plain:
-                found[name] = applied.variable
-    return found
+                result[name] = applied.variable
+    return result
 
 
 def _applications(item: Step, stages: Stages, name: str) -> list[Application]:
@@ -77,7 +77,7 @@ def _applications(item: Step, stages: Stages, name: str) -> list[Application]:
     Writes inside functions are ignored: the analysis does not resolve which variable a function writes.
     """
     shape = item.spec_of(name).shape
-    found: dict[str, Application] = {}
+    applications: dict[str, Application] = {}
     is_plain = {name: True}
     front = [name]
     while front:
@@ -90,13 +90,13 @@ def _applications(item: Step, stages: Stages, name: str) -> list[Application]:
                 onward = _outputs(item, reader.name)
             elif handle in effect.writes:
                 passes = is_plain[made] and reader.op == "AssignVariableOp"
-                found[reader.name] = Application(item.by_handle[handle], passes)
+                applications[reader.name] = Application(item.by_handle[handle], passes)
                 onward = _read_after(item, stages, reader.name, handle)
             for t in onward:
                 if t not in is_plain and shape.is_compatible_with(item.spec_of(t).shape):
                     is_plain[t] = is_plain[made] and reader.op in _PASSING
                     front.append(t)
-    return [found[write] for write in sorted(found, key=stages.order.__getitem__)]
+    return [applications[write] for write in sorted(applications, key=stages.order.__getitem__)]
 
 
 def _readers(item: Step, name: str) -> Iterator[tf.compat.v1.NodeDef]:

@@ -74,11 +74,11 @@ def baked_values(item: Step) -> tuple[Baked, ...]:
     )
     functions = {f.signature.name: f for f in graph_index.graph_def.library.function}
     bodies = functools.cache(lambda name: _values_in_body(functions, name, bodies))
-    found: list[Baked] = []
+    values: list[Baked] = []
     for at, (name, node) in enumerate(nodes.items()):
         if name in needed:
-            found += (one._replace(at=at) for one in _values_of(node, bodies, functions))
-    return tuple(found)
+            values += (one._replace(at=at) for one in _values_of(node, bodies, functions))
+    return tuple(values)
 
 
 def _data_sources(op: str, inputs: Iterable[str]) -> Iterator[str]:
@@ -128,12 +128,12 @@ def _values_in_body(functions: Mapping[str, tf.compat.v1.GraphDef], name: str, b
         lambda n: (s for s in _data_sources(nodes[n].op, nodes[n].input) if s in nodes),
     )
     ops = hashlib.blake2b(" ".join(sorted(nodes[n].op for n in needed if nodes[n].op not in functions)).encode())
-    found = [Baked(0, "its operations", ops.hexdigest()[:12])]
+    result = [Baked(0, "its operations", ops.hexdigest()[:12])]
     for k, (inner, node) in enumerate(nodes.items()):
         if inner in needed:
             for one in _values_of(node, bodies, functions):
-                found.append(one._replace(what=f"node {k} ({node.op}) {one.what}".strip()))
-    return found
+                result.append(one._replace(what=f"node {k} ({node.op}) {one.what}".strip()))
+    return result
 
 
 @functools.cache
@@ -163,11 +163,11 @@ def _constant(proto: tensor_pb2.TensorProto) -> Baked:
         return Baked(0, "", str(tf.make_ndarray(proto)), dtype, shape)
     # All workers encode an array in the same way, in full or without the repeated end.
     content = proto.tensor_content or proto.SerializeToString(deterministic=True)
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     if len(content) <= HASHED_AT_MOST:
-        found.update(content)
+        digest.update(content)
     else:
         view = memoryview(content)
         for start in np.linspace(0, len(content) - _SAMPLE_BYTES, HASHED_AT_MOST // _SAMPLE_BYTES, dtype=np.int64):
-            found.update(view[start : start + _SAMPLE_BYTES])
-    return Baked(0, "", found.hexdigest(), dtype, shape)
+            digest.update(view[start : start + _SAMPLE_BYTES])
+    return Baked(0, "", digest.hexdigest(), dtype, shape)

@@ -41,7 +41,7 @@ def find_statistics(
 ) -> Statistics | None:
     """Returns the sums and means that make the dependence of a loss on the batch unknown, by their inputs.
 
-    A mean of products of centred examples is returned with the mean that centres them, such as a variance with its
+    A mean over values that combine examples with another mean is returned with that mean, such as a variance with its
     mean. This holds even if the dependence of the loss on the batch is known, as for covariances of features.
 
     Args:
@@ -74,34 +74,36 @@ def met_mixing(
     item: Step, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     """Returns the sums and means that are combined with examples before some tensors."""
-    found: dict[NodeInput, Statistic] = {}
+    result: dict[NodeInput, Statistic] = {}
     for node in _mixing(item, flows, names):
         if not is_left(node):
-            found |= _find_at(item, flows, node, is_left)
-    return found
+            result |= _find_at(item, flows, node, is_left)
+    return result
 
 
 def _find_at_each(
     item: Step, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
-    found: dict[NodeInput, Statistic] = {}
+    statistics: dict[NodeInput, Statistic] = {}
     for node in nodes:
         met = _find_at(item, flows, node, is_left)
         if not met:
             return {}
-        found |= met
-    return found | met_mixing(item, flows, [inputs_of(item, place.node)[place.index] for place in found], is_left)
+        statistics |= met
+    return statistics | met_mixing(
+        item, flows, [inputs_of(item, place.node)[place.index] for place in statistics], is_left
+    )
 
 
 def _find_at(item: Step, flows: Propagation, node: str, is_left: Callable[[str], bool]) -> dict[NodeInput, Statistic]:
-    found: dict[NodeInput, Statistic] = {}
+    result: dict[NodeInput, Statistic] = {}
     for k, name in enumerate(inputs_of(item, node)):
         kind = flows.kind(name)
         if isinstance(kind, Sum | Mean) and can_be_whole(item, name, kind):
-            found[NodeInput(node, k)] = kind
+            result[NodeInput(node, k)] = kind
         elif isinstance(kind, Unknown):  # unknown, although examples are known before it: the root of a mean, say
-            found |= met_behind(item, flows, [name], is_left)
-    return found
+            result |= met_behind(item, flows, [name], is_left)
+    return result
 
 
 def inputs_of(item: Step, node: str) -> list[str]:

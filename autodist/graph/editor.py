@@ -204,16 +204,16 @@ class GraphEditor:
 
     def ancestors(self, roots: Iterable[str], *, control: bool = True, stop: Collection[str] = ()) -> set[str]:
         """Returns the nodes `roots` and all their inputs, transitively; excludes nodes in `stop` and their inputs."""
-        found: set[str] = set()
+        result: set[str] = set()
         front = [node_of(r) for r in roots]
         while front:
             name = front.pop()
-            if name in found or name in stop:
+            if name in result or name in stop:
                 continue
-            found.add(name)
+            result.add(name)
             inputs = self[name].input
             front.extend(map(node_of, inputs if control else [i for i in inputs if not is_control(i)]))
-        return found
+        return result
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

@@ -100,13 +100,13 @@ class Effects:
     @staticmethod
     def _called(node: tf.compat.v1.NodeDef) -> list[tuple[str, int]] | None:
         """Returns the functions that a node calls, each with the number of inputs before its arguments."""
-        found = []
+        functions = []
         shift = 1 if node.op in _BRANCHES else 0
         for value in node.attr.values():
             if value.HasField("func"):
-                found.append((value.func.name, shift))
-            found += [(f.name, shift) for f in value.list.func]
-        return found or None
+                functions.append((value.func.name, shift))
+            functions += [(f.name, shift) for f in value.list.func]
+        return functions or None
 
     def _in_body(self, name: str, argument: int) -> tuple[bool, bool]:
         """Returns (True if a function reads the variable passed as an argument, True if it writes it)."""

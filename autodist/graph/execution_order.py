@@ -39,10 +39,10 @@ class ExecutionOrder:
     def rounds(self) -> dict[str, int]:
         """Maps each message to its communication round: the longest chain of messages before it."""
         messages = set(self.messages)
-        found: dict[str, int] = {}
+        depths: dict[str, int] = {}
         for name in self.names:
-            found[name] = max((found.get(s, 0) + (s in messages) for s in self.sources[name]), default=0)
-        return {message: found[message] for message in messages}
+            depths[name] = max((depths.get(s, 0) + (s in messages) for s in self.sources[name]), default=0)
+        return {message: depths[message] for message in messages}
 
     def of_join(self, join: PendingReduction) -> int:
         """Returns the position of the message of a pending reduction."""
@@ -146,9 +146,9 @@ class _Walk:
 
     def _messages(self) -> dict[str, tuple[dict[str, None], dict[str, None]]]:
         """Maps each message to (nodes that it is computed from, nodes that stand for its results)."""
-        found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+        result: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
         for join in self.joins:
-            made_from, results = found.setdefault(message_of(join), ({}, {}))
+            made_from, results = result.setdefault(message_of(join), ({}, {}))
             made_from.update(dict.fromkeys(_made_from(join)))
             results.update(dict.fromkeys(map(node_of, join.result)))
-        return found
+        return result

@@ -25,12 +25,12 @@ def find_lists(graph_index: GraphIndex, names: Iterable[str]) -> Mapping[str, fr
             if not is_control(i) and output_index(i) in makes.get(maker, ()):
                 neighbours.setdefault(reader, set()).add(maker)
                 neighbours.setdefault(maker, set()).add(reader)
-    found: dict[str, frozenset[str]] = {}
+    result: dict[str, frozenset[str]] = {}
     for name in neighbours:
-        if name not in found:
+        if name not in result:
             tied = frozenset(reach([name], neighbours.__getitem__))
-            found.update(dict.fromkeys(tied, tied))
-    return found
+            result.update(dict.fromkeys(tied, tied))
+    return result
 
 
 def _lists_made(graph_index: GraphIndex, name: str) -> frozenset[int]:

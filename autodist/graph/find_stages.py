@@ -146,20 +146,20 @@ class _Walk:
 
     def _readers(self, tensors: Mapping[str, int]) -> dict[str, int]:
         """Maps each node that reads any of `tensors` to the bits of all that it reads."""
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for name in {consumer for t in tensors for consumer in self.graph_index.consumers[node_of(t)]}:
             for i in self.graph_index.nodes[name].input:
                 if not is_control(i) and tensor(i) in tensors:
-                    found[name] = found.get(name, 0) | tensors[tensor(i)]
-        return found
+                    result[name] = result.get(name, 0) | tensors[tensor(i)]
+        return result
 
     def _reached_by_data(self, readers: Collection[str], without: Collection[str] = ()) -> set[str]:
         """Returns the nodes `readers` and all nodes that depend on them by data; not through nodes of `without`."""
-        found: set[str] = set()
+        result: set[str] = set()
         for name in self.graph_index.order:
-            if (name in readers or not found.isdisjoint(self.graph_index.data[name])) and name not in without:
-                found.add(name)
-        return found
+            if (name in readers or not result.isdisjoint(self.graph_index.data[name])) and name not in without:
+                result.add(name)
+        return result
 
     def reaches_write(self, k: int) -> bool:
         """Returns True if a gradient reaches any write; it is then the gradient of the whole batch."""
@@ -172,12 +172,12 @@ class _Walk:
     @cached_property
     def _reach_of_writes(self) -> Mapping[str | None, int]:
         """Maps each handle to the gradients that reach its writes, None to those of any; used after the walk."""
-        found: dict[str | None, int] = {None: 0}
+        result: dict[str | None, int] = {None: 0}
         for name in self.writes:
             reach = self.reach.get(name, 0)
             for handle in (None, *self.effects[name].writes):
-                found[handle] = found.get(handle, 0) | reach
-        return found
+                result[handle] = result.get(handle, 0) | reach
+        return result
 
     def result(self) -> Stages:
         update = frozenset(self.reach)

@@ -27,12 +27,12 @@ def gradient_rows(item: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, 
     definition = with_shapes(item, [name for names in indices.values() for name in names], shapes)
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(definition, name="")
-    found = {}
+    result = {}
     for variable, names in indices.items():
         lengths = [graph.get_tensor_by_name(name).shape for name in names]
         if all(shape.rank == 1 and shape[0] is not None for shape in lengths):
-            found[variable] = sum(int(shape[0]) for shape in lengths)
-    return found
+            result[variable] = sum(int(shape[0]) for shape in lengths)
+    return result
 
 
 def with_shapes(item: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.compat.v1.GraphDef:

@@ -67,8 +67,8 @@ def find_depths(item: Step) -> Mapping[str, int]:
 
 
 def _walk(item: Step, sums: set[str], known: Mapping[str, int]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for name in item.graph_index.order:
-        depth = max((found.get(source, 0) for source in item.graph_index.sources[name]), default=0)
-        found[name] = max(depth + (name in sums), known.get(name, 0))
-    return found
+        depth = max((result.get(source, 0) for source in item.graph_index.sources[name]), default=0)
+        result[name] = max(depth + (name in sums), known.get(name, 0))
+    return result

@@ -76,11 +76,11 @@ class GraphIndex:
     @cached_property
     def consumers(self) -> Mapping[str, list[str]]:
         """Maps each node to the nodes that have it as an input, in the order of the graph."""
-        found: dict[str, list[str]] = {name: [] for name in self.nodes}
+        result: dict[str, list[str]] = {name: [] for name in self.nodes}
         for name, sources in self.sources.items():
             for source in sources if len(sources) < 2 else set(sources):
-                found[source].append(name)
-        return found
+                result[source].append(name)
+        return result
 
     @cached_property
     def order(self) -> list[str]:
@@ -97,45 +97,45 @@ class GraphIndex:
             for merge in merges:
                 waiting[merge] -= 1
         ready = [name for name in reversed(self.nodes) if not waiting[name]]
-        found = []
+        result = []
         while ready:
             name = ready.pop()
-            found.append(name)
+            result.append(name)
             for consumer in self.consumers[name]:
                 if name in back and consumer in back[name]:
                     continue
                 left = waiting[consumer] = waiting[consumer] - 1
                 if not left:
                     ready.append(consumer)
-        if len(found) != len(self.nodes):
+        if len(result) != len(self.nodes):
             stuck = next(name for name, count in waiting.items() if count > 0)
             raise ValueError(f"the graph has a cycle through {stuck!r}")
-        return found
+        return result
 
     @cached_property
     def effects(self) -> Mapping[str, Effect]:
         """Maps each node that reads or writes a variable to its effect, in the order of the graph."""
         effects = Effects(self.graph_def, self.nodes)
         touching = {consumer for carrier in effects.carriers for consumer in self.consumers[carrier]}
-        found = {name: effects.of(node) for name, node in self.nodes.items() if name in touching}
-        return {name: effect for name, effect in found.items() if effect}
+        effect_of = {name: effects.of(node) for name, node in self.nodes.items() if name in touching}
+        return {name: effect for name, effect in effect_of.items() if effect}
 
     def only(self, kept: Collection[str]) -> GraphIndex:
         """Returns the index of the graph of the nodes `kept`, in their order; they must include all their inputs."""
         names = [name for name in self.nodes if name in kept]
         gone = [position for position, name in enumerate(self.nodes) if name not in kept]
         graph_def = copy_without(self.graph_def, gone)
-        found = GraphIndex(graph_def)
-        found.nodes = dict(zip(names, graph_def.node, strict=True))
-        found._read = {name: self.sources[name] for name in names}, {name: self.data[name] for name in names}
-        return found
+        result = GraphIndex(graph_def)
+        result.nodes = dict(zip(names, graph_def.node, strict=True))
+        result._read = {name: self.sources[name] for name in names}, {name: self.data[name] for name in names}
+        return result
 
     @cached_property
     def _by_op(self) -> dict[str, list[tf.compat.v1.NodeDef]]:
-        found: dict[str, list[tf.compat.v1.NodeDef]] = {}
+        result: dict[str, list[tf.compat.v1.NodeDef]] = {}
         for node in self.graph_def.node:
-            found.setdefault(node.op, []).append(node)
-        return found
+            result.setdefault(node.op, []).append(node)
+        return result
 
     @cached_property
     def _read(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

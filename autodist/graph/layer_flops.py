@@ -36,10 +36,10 @@ def layer_flops(item: Step, layers: Sequence[Collection[str]]) -> list[int] | No
         of_nodes = flops_of_nodes(with_inferred_shapes(item, wanted, shapes))
     except ValueError:  # TensorFlow's: the step does not support such lengths
         return None
-    found = [0] * len(layers)
+    flops = [0] * len(layers)
     for name, part in _Estimate(item, layer_of, len(layers)).run().items():
-        found[part.stage] += of_nodes.get(name) or 0
-    return found if any(found) else None
+        flops[part.stage] += of_nodes.get(name) or 0
+    return flops if any(flops) else None
 
 
 def _filled(item: Step, name: str) -> list[int] | None:

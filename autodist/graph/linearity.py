@@ -226,10 +226,10 @@ def _unknown(grades_in: Iterable[Grade]) -> Grade:
 
 def _either(grades: Iterable[Grade]) -> Grade:
     """Returns the grade of a sum, or of one of several values: zeros match all."""
-    found = set(grades) - {Grade.ZERO}
-    if not found:
+    distinct = set(grades) - {Grade.ZERO}
+    if not distinct:
         return Grade.ZERO
-    return found.pop() if len(found) == 1 else Grade.BENT
+    return distinct.pop() if len(distinct) == 1 else Grade.BENT
 
 
 def _branches_of(node: tf.compat.v1.NodeDef) -> list[str]:

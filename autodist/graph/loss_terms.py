@@ -68,26 +68,26 @@ class _Search:
         tops = [k for k, term in enumerate(self.call.terms) if term.tensor in self.call.targets]
         if one_weight([self._kind(k) for k in tops]) and all(self._is_additive(k) for k in tops):
             return []
-        found = self._decompose(tops)
-        kinds = [self._kind(k) for k in found]
+        positions = self._decompose(tops)
+        kinds = [self._kind(k) for k in positions]
         if all(isinstance(kind, Unknown | Replicated) or kind == Mean(Examples()) for kind in kinds):
             if any(isinstance(kind, Unknown) for kind in kinds):
                 return []  # the loss is assumed to be a mean over the examples
-        return [self.call.terms[k] for k in sorted(found)]
+        return [self.call.terms[k] for k in sorted(positions)]
 
     def _decompose(self, tops: Iterable[int]) -> set[int]:
         """Returns the positions of the terms; no term is part of another."""
-        found: set[int] = set()
+        result: set[int] = set()
         front = list(tops)
         while front:
             k = front.pop()
             if self._is_additive(k) or not self._has_known_parts(k):
-                found.add(k)
+                result.add(k)
             else:
                 front += self.call.terms[k].parts
-        while above := {k for k in found if not found.isdisjoint(self._below(k))}:
-            found = found - above | {part for k in above for part in self.call.terms[k].parts}
-        return found
+        while above := {k for k in result if not result.isdisjoint(self._below(k))}:
+            result = result - above | {part for k in above for part in self.call.terms[k].parts}
+        return result
 
     def _below(self, k: int) -> set[int]:
         return reach(self.call.terms[k].parts, lambda part: self.call.terms[part].parts)

@@ -59,10 +59,10 @@ def type_of(graph_index: GraphIndex, name: str) -> int:
 
 def spelled_outputs(node: NodeDef) -> list[str]:
     """Returns the outputs of a node as other nodes of a function spell them, without its name: "output:0", …"""
-    found = []
+    result = []
     for argument in op_def_registry.get(node.op).output_arg:
-        found += [f"{argument.name}:{k}" for k, _ in enumerate(_types(node, argument))]
-    return found
+        result += [f"{argument.name}:{k}" for k, _ in enumerate(_types(node, argument))]
+    return result
 
 
 def _types(node: NodeDef, argument: Any) -> list[int]:

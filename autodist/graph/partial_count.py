@@ -21,8 +21,8 @@ class PartialCount:
     @classmethod
     def of(cls, numbers: Iterable[int | None]) -> PartialCount:
         """Returns the sum of numbers; None stands for an unknown number."""
-        found = list(numbers)
-        return cls(sum(one for one in found if one is not None), None in found)
+        values = list(numbers)
+        return cls(sum(one for one in values if one is not None), None in values)
 
     @property
     def known(self) -> int | None:

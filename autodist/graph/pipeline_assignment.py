@@ -190,15 +190,15 @@ class Assignment:
         effect = self.stages.effects.get(name)
         if effect is None:
             return None
-        found = {self.stage_of[h]: h for h in sorted(effect.reads | effect.writes) if h in self.stage_of}
-        if len(found) > 1:
+        handles = {self.stage_of[h]: h for h in sorted(effect.reads | effect.writes) if h in self.stage_of}
+        if len(handles) > 1:
             self.refuse(
                 "stages",
-                f"{name} ({self.graph_index.nodes[name].op}) uses {listed(map(self._label, found.values()))}, which "
-                f"are in different pipeline stages ({listed(map(str, sorted(found)))}): one operation cannot be split. "
-                "Put these variables into one stage.",
+                f"{name} ({self.graph_index.nodes[name].op}) uses {listed(map(self._label, handles.values()))}, which "
+                f"are in different pipeline stages ({listed(map(str, sorted(handles)))}): one operation "
+                "cannot be split. Put these variables into one stage.",
             )
-        return max(found.items(), default=None)
+        return max(handles.items(), default=None)
 
     def _assign_access(self, name: str, accessed: tuple[int, str], assigned: list[str], is_of_batch: bool) -> None:
         """Assigns a node that takes a variable's handle to the stage of the variable."""
@@ -295,12 +295,12 @@ class Assignment:
         leads = self.leads[name]
         if not forward:
             return min(latest, *leads) if len(leads) == 1 else latest
-        found = latest
+        earliest = latest
         for source in forward:
             part = self.found[source]
             stages = self._stages_using(source) if part.is_held else {part.stage}
-            found = min([found, *([max(before)] if (before := [s for s in stages if s <= latest]) else [])])
-        return min(latest, max(found, min(leads, default=found)))
+            earliest = min([earliest, *([max(before)] if (before := [s for s in stages if s <= latest]) else [])])
+        return min(latest, max(earliest, min(leads, default=earliest)))
 
     def _find_leads(self, backward: Sequence[str]) -> None:
         of_gradient: dict[str, set[int]] = {}

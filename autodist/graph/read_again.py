@@ -41,17 +41,17 @@ def find_behind(writes: Iterable[str], item: Step, flows: Propagation, is_left: 
         flows: dependence of its tensors on the batch.
         is_left: returns True for a node of a layer that is specified to see its replica's examples only.
     """
-    found: dict[NodeInput, Statistic] = {}
+    result: dict[NodeInput, Statistic] = {}
     for write in writes:
         value = inputs_of(item, write)[1]
         kind = flows.kind(value)
         if is_left(write):
             continue
         if isinstance(kind, Unknown):
-            found |= met_behind(item, flows, [value], is_left)
+            result |= met_behind(item, flows, [value], is_left)
         elif isinstance(kind, Sum | Mean) and can_be_whole(item, value, kind):
-            found |= {NodeInput(write, 1): kind} | met_mixing(item, flows, [value], is_left)
-    return found
+            result |= {NodeInput(write, 1): kind} | met_mixing(item, flows, [value], is_left)
+    return result
 
 
 def writes_read_again(item: Step, flows: Propagation) -> Iterator[str]:
@@ -105,12 +105,12 @@ def _readers(item: Step) -> dict[str, list[str]]:
     """Maps each handle to the reads of its variable that differentiated tensors need, for reduced gradients."""
     joined = joined_calls(item)
     targets = [node_of(t) for k in live_calls(item) if k in joined for t in item.gradient_calls[k].targets]
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for name in reach(targets, item.graph_index.data.__getitem__):
         if item.graph_index.nodes[name].op in READS:
             for handle in item.graph_index.effects.get(name, NO_EFFECT).reads:
-                found.setdefault(handle, []).append(name)
-    return found
+                result.setdefault(handle, []).append(name)
+    return result
 
 
 def _is_replica_dependent(item: Step, flows: Propagation, write: str) -> bool:
@@ -119,8 +119,8 @@ def _is_replica_dependent(item: Step, flows: Propagation, write: str) -> bool:
 
 def _after_gradients(item: Step) -> set[str]:
     """Returns the nodes that depend on gradients, which are reduced before the step uses them."""
-    found = {node_of(t) for g in item.gradients for t in g.tensors}
+    result = {node_of(t) for g in item.gradients for t in g.tensors}
     for name in item.graph_index.order:
-        if not found.isdisjoint(item.graph_index.data[name]):
-            found.add(name)
-    return found
+        if not result.isdisjoint(item.graph_index.data[name]):
+            result.add(name)
+    return result

@@ -82,15 +82,15 @@ class Renaming:
         return tuple(map(self.tensor, names))
 
     def _graph(self, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-        found = tf.compat.v1.GraphDef()
-        found.CopyFrom(graph_def)
-        for node in found.node:
+        result = tf.compat.v1.GraphDef()
+        result.CopyFrom(graph_def)
+        for node in result.node:
             node.name = self.node(node.name)
             node.input[:] = map(self.tensor, list(node.input))
             if "_class" in node.attr:
                 classes = node.attr["_class"].list.s
                 classes[:] = [self._colocated(one) for one in list(classes)]
-        return found
+        return result
 
     def _colocated(self, group: bytes) -> bytes:
         name = group.removeprefix(_COLOCATED).decode()

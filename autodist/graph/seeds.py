@@ -72,13 +72,13 @@ def live_calls(item: Step) -> list[int]:
 def varying_seeds(item: Step, flows: Propagation) -> list[str]:
     """Returns the seeds that differ between replicas, once the terms are settled."""
     joined = joined_calls(item)
-    found = []
+    result = []
     for k in live_calls(item):
         call = item.gradient_calls[k]
         weight = None if call.terms else seed_weight(item, flows, call, k in joined)
         if k in joined or call.terms or not (weight is None or isinstance(weight, Undecided)):
-            found += _seeds_of(call, call.terms)
-    return found
+            result += _seeds_of(call, call.terms)
+    return result
 
 
 def declare_seeds(item: Step, flows: GraphPropagation) -> None:
@@ -121,7 +121,7 @@ def summed_on_the_way(item: Step, but: Collection[int]) -> set[int]:
     gradients = [tensor(s.node) for s in item.whole_sums if s.of is not None]
     candidates = [k for k in range(len(item.gradient_calls)) if k not in but] if gradients else []
     seen = {k: find_linearity(item.graph_index, [item.gradient_calls[k].seed]) for k in candidates}
-    return {k for k, found in seen.items() if any(found.of(name) is Grade.LINEAR for name in gradients)}
+    return {k for k, linearity in seen.items() if any(linearity.of(name) is Grade.LINEAR for name in gradients)}
 
 
 def _seeds_of(call: GradientCall, terms: Sequence[Term]) -> list[str]:

@@ -47,13 +47,13 @@ class Subgraph:
     @cached_property
     def gives(self) -> tuple[str, ...]:
         """Its tensors that other nodes read or the step returns, each once, in the order of their creation."""
-        found: list[str] = []
+        outputs: list[str] = []
         returned = {tensor(name) for name in self.step.outputs}
         for name in self.nodes:
             read = {t for t in returned if node_of(t) == name}
             read |= {tensor(i) for i in self._read_outside(name) if not is_control(i)}
-            found += sorted(read, key=output_index)
-        return tuple(found)
+            outputs += sorted(read, key=output_index)
+        return tuple(outputs)
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
@@ -120,11 +120,11 @@ class Subgraphs(Mapping[Key, Subgraph]):
     @cached_property
     def readers(self) -> Mapping[str, tuple[Key, ...]]:
         """Maps each tensor that a subgraph takes to the subgraphs that take it."""
-        found: dict[str, list[Key]] = {}
+        keys_by_tensor: dict[str, list[Key]] = {}
         for key, part in self.items():
             for name in part.takes:
-                found.setdefault(name, []).append(key)
-        return {name: tuple(keys) for name, keys in found.items()}
+                keys_by_tensor.setdefault(name, []).append(key)
+        return {name: tuple(keys) for name, keys in keys_by_tensor.items()}
 
     def __str__(self) -> str:
         return "\n".join(line for key in self.order for line in self._describe(self[key]))

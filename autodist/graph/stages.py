@@ -73,16 +73,16 @@ class Stages:
     @cached_property
     def _writes_of(self) -> Mapping[str, list[int]]:
         """Maps each handle to the bits of its writes."""
-        found: dict[str, list[int]] = {}
+        result: dict[str, list[int]] = {}
         for k, write in enumerate(self.writes):
             for handle in self.effects[write].writes:
-                found.setdefault(handle, []).append(k)
-        return found
+                result.setdefault(handle, []).append(k)
+        return result
 
     @cached_property
     def _readers_of(self) -> Mapping[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        result: dict[str, list[str]] = {}
         for name, effect in self.effects.items():
             for handle in effect.reads:
-                found.setdefault(handle, []).append(name)
-        return found
+                result.setdefault(handle, []).append(name)
+        return result

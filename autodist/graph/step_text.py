@@ -106,8 +106,8 @@ def _variable(item: Step, variable: Variable) -> str:
 
 
 def _placement(item: Step, name: str) -> str:
-    found = item.placement(name)
-    return f"{name}: cut {found.cut}, owners {found.owners}, copies {found.copies}"
+    placement = item.placement(name)
+    return f"{name}: cut {placement.cut}, owners {placement.owners}, copies {placement.copies}"
 
 
 _SHOWN_ELEMENTS = 8
@@ -180,11 +180,13 @@ def _line(node: tf.compat.v1.NodeDef, functions: _Functions) -> str:
 @cache
 def _defaults(op: str) -> Mapping[str, bytes]:
     """Returns the serialised attributes of an op that have a default."""
-    found = op_def_registry.get(op)
-    if found is None:  # the name of a function
+    op_def = op_def_registry.get(op)
+    if op_def is None:  # the name of a function
         return {}
     return {
-        a.name: a.default_value.SerializeToString(deterministic=True) for a in found.attr if a.HasField("default_value")
+        a.name: a.default_value.SerializeToString(deterministic=True)
+        for a in op_def.attr
+        if a.HasField("default_value")
     }
 
 
@@ -201,8 +203,8 @@ def _attribute(value: Any, functions: _Functions) -> str:
 
 def _elements(values: Any, functions: _Functions) -> list[str]:
     """Returns the elements of a list attribute; colocation classes are sorted, since their order is meaningless."""
-    for field, found in values.ListFields():
-        shown = [_scalar(field.name, one, functions) for one in found]
+    for field, values_of_field in values.ListFields():
+        shown = [_scalar(field.name, one, functions) for one in values_of_field]
         return sorted(shown) if any(one.startswith("'loc:@") for one in shown) else shown
     return []
 

@@ -16,23 +16,23 @@ def wait_past(editor: GraphEditor, kept: Set[str]) -> None:
 
     read → x → ^write,  x not kept        becomes        read → ^write
     """
-    found: dict[str, frozenset[str]] = {}
+    before: dict[str, frozenset[str]] = {}
     for name in sorted(kept):
         lost = [node_of(i) for i in editor[name].input if is_control(i) and node_of(i) not in kept]
         if not lost:
             continue
         more: dict[str, None] = {}
         for source in lost:
-            if source not in found:
-                found[source] = nearest_before(editor, source, kept)
-            more.update(dict.fromkeys(sorted(found[source])))
+            if source not in before:
+                before[source] = nearest_before(editor, source, kept)
+            more.update(dict.fromkeys(sorted(before[source])))
         gone = {f"^{source}" for source in lost}
         editor.set_inputs(name, [*(i for i in editor[name].input if i not in gone), *(f"^{m}" for m in more)])
 
 
 def nearest_before(editor: GraphEditor, name: str, kept: Set[str]) -> frozenset[str]:
     """Returns the nodes of `kept` that lead to `name`, by data or control, with none of `kept` in between."""
-    found: set[str] = set()
+    nearest: set[str] = set()
     seen = {name}
     front = [name]
     while front:
@@ -44,8 +44,8 @@ def nearest_before(editor: GraphEditor, name: str, kept: Set[str]) -> frozenset[
             if source not in kept:
                 front.append(source)
             elif editor[source].op not in having(Trait.SOURCE):
-                found.add(source)
-    return frozenset(found)
+                nearest.add(source)
+    return frozenset(nearest)
 
 
 def free_constants(editor: GraphEditor, graph_index: GraphIndex, kept: Collection[str]) -> bool:

@@ -18,14 +18,14 @@ def reach(roots: Iterable[N], onward: Callable[[N], Iterable[N]]) -> set[N]:
     >>> sorted(reach(["a"], {"a": ["b", "c"], "b": ["a"], "c": []}.__getitem__))
     ['a', 'b', 'c']
     """
-    found: set[N] = set()
+    result: set[N] = set()
     front = list(roots)
     while front:
         name = front.pop()
-        if name not in found:
-            found.add(name)
+        if name not in result:
+            result.add(name)
             front.extend(onward(name))
-    return found
+    return result
 
 
 def topological(graph_def: tf.compat.v1.GraphDef) -> list[tf.compat.v1.NodeDef]:

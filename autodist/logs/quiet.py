@@ -89,8 +89,8 @@ def _copy_of_stderr() -> int | None:
 
 def _start_filter() -> subprocess.Popen[bytes] | None:
     command = [sys.executable, "-I", "-S", tensorflow_log.__file__]
-    # Ctrl-C goes to all processes of the terminal and may reach this one before it has a session of its own. It exits
-    # at the end of its input and starts with the other signals blocked.
+    # Ctrl-C goes to all processes of the terminal and may reach this one before it has a session of its own. It starts
+    # with SIGINT, SIGTERM and SIGHUP blocked and exits at the end of its input.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))

@@ -64,9 +64,9 @@ def says_nothing(line: str) -> bool:
     line = line.rstrip()
     if _PLAIN_LINE.fullmatch(line):
         return True
-    found = _LINE.fullmatch(line)
-    known = _MESSAGES.get(found["file"]) if found else None
-    return bool(found and known and known.fullmatch(found["message"]))
+    match = _LINE.fullmatch(line)
+    known = _MESSAGES.get(match["file"]) if match else None
+    return bool(match and known and known.fullmatch(match["message"]))
 
 
 _INFORMS = re.compile(r"(?:I\d{4} |\d{4}-\S+ \S+: I ).*")
@@ -83,8 +83,8 @@ def tells_of_no_failure(line: str) -> bool:
     the reason.
     """
     line = line.rstrip()
-    found = _LINE.fullmatch(line)
-    informs = found is not None and found["file"].endswith((".cc", ".h")) and _INFORMS.fullmatch(line) is not None
+    match = _LINE.fullmatch(line)
+    informs = match is not None and match["file"].endswith((".cc", ".h")) and _INFORMS.fullmatch(line) is not None
     return informs or says_nothing(line) or _CANCELLED_WAIT.fullmatch(line) is not None
 
 

@@ -31,35 +31,35 @@ class Registry:
         self._sort, self._example, self._fault, self._load = sort, example, fault, load
         self._known: dict[str, type] = {}
 
-    def register(self, found: Class, name: str | None = None) -> Class:
+    def register(self, cls: Class, name: str | None = None) -> Class:
         """Registers a class under a name, by default its own.
 
         Raises:
             StrategyError: it is not of this sort, or another class has the name already.
         """
-        self._require(found, getattr(found, "__qualname__", repr(found)), None)
-        name = name or found.__name__
-        if not found.__module__.startswith(_OURS):
+        self._require(cls, getattr(cls, "__qualname__", repr(cls)), None)
+        name = name or cls.__name__
+        if not cls.__module__.startswith(_OURS):
             self._load()  # otherwise a built-in name could be taken
-        known = self._known.setdefault(name, found)
+        known = self._known.setdefault(name, cls)
         # A reloaded module, as in a notebook, defines the same class again; that is not a conflict.
-        if known is not found and (known.__module__, known.__qualname__) != (found.__module__, found.__qualname__):
+        if known is not cls and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise StrategyError(
                 f"A {self._sort} named {name} is registered already, from {known.__module__}; "
-                f"give the one in {found.__module__} another name."
+                f"give the one in {cls.__module__} another name."
             )
-        self._known[name] = found
-        return found
+        self._known[name] = cls
+        return cls
 
     def names(self) -> tuple[str, ...]:
         """Returns all registered names, sorted."""
         self._load()
         return tuple(sorted(self._known))
 
-    def name_of(self, found: type) -> str:
+    def name_of(self, cls: type) -> str:
         """Returns the name by which `find` finds a class: its registered name, or module and class."""
-        registered = next((name for name, known in self._known.items() if known is found), None)
-        return registered or f"{found.__module__}.{found.__qualname__}"
+        registered = next((name for name, known in self._known.items() if known is cls), None)
+        return registered or f"{cls.__module__}.{cls.__qualname__}"
 
     def find(self, name: str, place: Place | None = None) -> type:
         """Returns the class of a name.
@@ -84,11 +84,11 @@ class Registry:
             )
         return self._require(_attribute(self._module(module_name, place), attribute, place), name, place)
 
-    def _require(self, found: Any, name: str, place: Place | None) -> type:
-        fault = self._fault(found)
+    def _require(self, candidate: Any, name: str, place: Place | None) -> type:
+        fault = self._fault(candidate)
         if fault is not None:
             raise StrategyError(f"{name} is not a {self._sort} but {fault}", place)
-        return found
+        return candidate
 
     def _module(self, name: str, place: Place | None) -> Any:
         failure = f"The {self._sort}'s module {name} cannot be imported"

@@ -83,18 +83,18 @@ class Subgroups:
             is_gathered: True if each worker's data goes to all, like rows, and is not summed in pieces on its way.
         """
         team, seat = self.team_of(worker), self.seat_of(worker)
-        found: Counter[int] = Counter()
+        traffic: Counter[int] = Counter()
         if is_gathered:
-            found.update(self.everyone(team))
+            traffic.update(self.everyone(team))
             remote = [w for other in range(len(self.members)) if other != team for w in self.everyone(other)]
-            found.update({w: len(self.members[team]) for w in remote if self.sender(team, w) == worker})
+            traffic.update({w: len(self.members[team]) for w in remote if self.sender(team, w) == worker})
         else:
-            found.update(dict.fromkeys(self.members[team][: self.seats], len(self.members)))
+            traffic.update(dict.fromkeys(self.members[team][: self.seats], len(self.members)))
             if seat is not None:
-                found.update(dict.fromkeys(self.everyone(team), len(self.members)))
-                found.update(dict.fromkeys(self.across(seat), 2))
-        del found[worker]
-        return dict(found)
+                traffic.update(dict.fromkeys(self.everyone(team), len(self.members)))
+                traffic.update(dict.fromkeys(self.across(seat), 2))
+        del traffic[worker]
+        return dict(traffic)
 
     @cached_property
     def _places(self) -> dict[int, tuple[int, int]]:

@@ -69,12 +69,12 @@ class Sent:
 
     def whole(self) -> Sent:
         """Returns the sum rounded to integer bytes for each worker: the traffic of one variable."""
-        found = Sent(self.computing)
-        found._each = self._rounded(self._each)
+        result = Sent(self.computing)
+        result._each = self._rounded(self._each)
         for owner, differs in self._owners.items():
-            mine, alike = (self._each, found._each) if owner in self.computing else (0, 0)
-            found._owners[owner] = self._rounded(mine + differs) - alike
-        return found
+            mine, alike = (self._each, result._each) if owner in self.computing else (0, 0)
+            result._owners[owner] = self._rounded(mine + differs) - alike
+        return result
 
     def by_worker(self, workers: int) -> tuple[int, ...]:
         whole = self.whole()

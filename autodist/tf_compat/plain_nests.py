@@ -30,8 +30,8 @@ def filled(nest: Any, leaves: Iterator[Any]) -> Any:
     if kind is tuple or kind is list:
         return kind([filled(one, leaves) for one in nest])
     if kind is dict:
-        found = {key: filled(nest[key], leaves) for key in _in_order(nest)}
-        return {key: found[key] for key in nest}
+        values = {key: filled(nest[key], leaves) for key in _in_order(nest)}
+        return {key: values[key] for key in nest}
     return next(leaves)
 
 
@@ -45,14 +45,14 @@ def numbered(nest: Any) -> Any:
     return nest
 
 
-def named_as(nest: Any, found: Any) -> Any:
+def named_as(nest: Any, result: Any) -> Any:
     """Returns the result for `numbered(nest)` with the keys of `nest`."""
     kind = type(nest)
     if kind is tuple or kind is list:
-        return kind([named_as(*pair) for pair in zip(nest, found, strict=True)])
+        return kind([named_as(*pair) for pair in zip(nest, result, strict=True)])
     if kind is dict:
-        return {key: named_as(nest[key], found[new]) for new, key in zip(_numbers(nest), nest, strict=True)}
-    return found
+        return {key: named_as(nest[key], result[new]) for new, key in zip(_numbers(nest), nest, strict=True)}
+    return result
 
 
 def _numbers(mapping: dict[Any, Any]) -> list[Any]:

@@ -50,9 +50,9 @@ class Rounding:
             for difference in compare(reference, run, 0.0).differences:
                 floors[difference.name] = max(difference.largest, floors.get(difference.name, 0.0))
         alone = {name: floor for name, floor in floors.items() if kind_of(name) != OUTPUTS and floor > within}
-        found = cls(floors, names_of_numbers(reference), alone)
-        found._require_unordered(within)
-        return found
+        rounding = cls(floors, names_of_numbers(reference), alone)
+        rounding._require_unordered(within)
+        return rounding
 
     @property
     def floor(self) -> float:
