@@ -1,6 +1,7 @@
-"""A language model that reads and writes character by character, trained by a step of one's own.
+"""A language model that reads and writes character by character, trained by a custom training step.
 
-The text is Python's own help (`pydoc_data.topics`). A GRU sees 40 characters and learns to tell the next one at each.
+The text is Python's own help (`pydoc_data.topics`). A GRU sees 40 characters and learns to predict the next one at
+each.
 
     python examples/char_language_model.py                                           # two workers here, all-reduce
     python examples/char_language_model.py --cluster examples/cluster_parallax.yml   # the table on a parameter server

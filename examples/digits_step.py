@@ -1,4 +1,4 @@
-"""A classifier of handwritten digits with a training step of one's own: a `GradientTape` in a function.
+"""A classifier of handwritten digits with a custom training step: a `GradientTape` in a function.
 
 The data are 1797 images of 8 × 8 pixels in `digits.npz`, one fifth of them held out as the test set.
 

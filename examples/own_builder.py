@@ -1,8 +1,8 @@
-"""A strategy builder of one's own: embeddings stay with one worker, all else is reduced.
+"""A custom strategy builder: embeddings stay on one worker, all other gradients are all-reduced.
 
     python examples/skip_gram.py --cluster examples/cluster_own_builder.yml
 
-A YAML names it by module and class, so the module must stand beside the script, or be installed, on every machine.
+A YAML names it by module and class, so the module must be in the script's folder, or installed, on every machine.
 """
 
 from dataclasses import dataclass

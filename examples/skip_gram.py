@@ -1,7 +1,7 @@
 """Word vectors by skip-gram with negative sampling, in a graph with a session; both tables have sparse gradients.
 
-The words are those of Python's own help texts (`pydoc_data.topics`). Each word predicts its neighbours in the text,
-against words drawn at random (Mikolov et al., 2013, "Distributed Representations of Words and Phrases and their
+The words come from Python's own help texts (`pydoc_data.topics`). Each word predicts its neighbours in the text,
+against randomly drawn words (Mikolov et al., 2013, "Distributed Representations of Words and Phrases and their
 Compositionality").
 
     python examples/skip_gram.py                                           # two workers here, all-reduce

@@ -1,8 +1,8 @@
 """A small transformer that reads and writes character by character, in pipeline stages.
 
-The text is Python's own help (`pydoc_data.topics`). Two blocks see 48 characters, and learn to tell the next at each.
+The text is Python's own help (`pydoc_data.topics`). Two blocks see 48 characters and learn to predict the next at each.
 
-    python examples/transformer_language_model.py     # four workers here: two pipelines side by side, of two stages
+    python examples/transformer_language_model.py     # four workers here: two data-parallel pipelines of two stages
 """
 
 import argparse

@@ -2,15 +2,15 @@
 
     python scripts/bench.py                                 # everything; some fifteen minutes on two cores
     python scripts/bench.py --only mirrored --model mlp
-    python scripts/bench.py --only paper --json paper.json  # keeps what is shown, for scripts/plots.py
+    python scripts/bench.py --only paper --json paper.json  # keeps the results, for scripts/plots.py
 
-Both sides of a ratio run at the same time and take turns, so that whatever else the machine does falls on both: the
-peer, AutoDist, AutoDist on one device, the peer, …, each for some steps, with the first ones of each turn left out.
+Both sides of a ratio run at the same time and alternate, so that other load on the machine affects both equally: the
+peer, AutoDist, AutoDist on one device, the peer, …, each for some steps. The first steps of each turn are not counted.
 
-The floor is the ratio that held when it was set, on two cores; no change may fall behind it. The limit is what a step
-takes at least: AutoDist's step on one device, and the time that the bytes which its processes send one another in a
-step take between as many processes that do nothing else. It is not a test: what does not hold is shown, and the exit
-status is 1 only where something did not run.
+The floor is the ratio measured when it was set, on two cores; no change may fall behind it. The limit is the least time
+that a step can take: AutoDist's step on one device, plus the time to transfer the same bytes between as many processes
+that do nothing else. This is not a test: a missed floor is reported, and the exit status is 1 only if something did not
+run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ GROUPS = {
 WARMUP, SETTLING = 5, 2
 TABLE_WIDTH = 200
 REPEATED = 1
-"""How often a step is rewritten for each cluster and builder of "growth": once takes minutes."""
+"""Number of times that a step is rewritten for each cluster and builder of "growth": once takes minutes."""
 LIMIT = 600.0
 """Seconds that the two sides of one ratio have."""
 
@@ -92,12 +92,12 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=GROUPS, action="append", help="a group of ratios; may be given again")
-    parser.add_argument("--model", action="append", help="a model; may be given again")
+    parser.add_argument("--only", choices=GROUPS, action="append", help="a group of ratios; may be repeated")
+    parser.add_argument("--model", action="append", help="a model; may be repeated")
     parser.add_argument("--steps", type=int, default=10, help="steps timed in a turn (default 10)")
     parser.add_argument("--repeat", type=int, default=5, help="turns of each side (default 5)")
     parser.add_argument(
-        "--json", type=pathlib.Path, help="a file to write the results to, with what they were made with"
+        "--json", type=pathlib.Path, help="a file for the results and the conditions of the measurement"
     )
     return parser.parse_args()
 

@@ -1,10 +1,10 @@
-"""Plays schedules of faults that are drawn from seeds: `python scripts/chaos.py --draws 20 [--seed 0]`.
+"""Runs fault schedules drawn from seeds: `python scripts/chaos.py --draws 20 [--seed 0]`.
 
-Each is a run of two workers that are killed, stopped, cut off, raise, or cannot save, at drawn steps; it has to tell
-each cause, to leave nothing behind, and to end with the values of a run without a fault. All are played; the last line
-counts those that failed and names their seeds, and the status is 1 then. `--seed N --draws 1` plays one again. Runs
-wait for most of their time, for what does not answer and before they start again, so that several may be played side by
-side (`--at-once 4`).
+Each is a run of two workers that are killed, stopped, disconnected, raise, or cannot save, at random steps. The run has
+to report each cause, leave nothing behind, and end with the values of a run without a fault. All schedules run; the
+last line counts the failed ones and lists their seeds, and the status is then 1. `--seed N --draws 1` repeats one. Runs
+spend most of their time waiting, for peers that do not answer and before restarts, so several can run concurrently
+(`--at-once 4`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.chaos.schedules import draw
 
 
 def main() -> int:
-    """Plays them all, and prints how each went and the sum."""
+    """Runs all schedules, and prints the result of each and a total."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--draws", type=int, default=20, help="how many schedules")
-    options.add_argument("--seed", type=int, default=0, help="of the first")
-    options.add_argument("--at-once", type=int, default=1, help="how many are played at the same time")
+    options.add_argument("--draws", type=int, default=20, help="number of schedules")
+    options.add_argument("--seed", type=int, default=0, help="seed of the first schedule")
+    options.add_argument("--at-once", type=int, default=1, help="number of schedules that run at the same time")
     asked = options.parse_args()
     seeds = range(asked.seed, asked.seed + asked.draws)
     failed: list[str] = []

@@ -4,7 +4,7 @@
     python scripts/check_prose.py            # the whole repository
     python scripts/check_prose.py docs       # files and folders by name
 
-A sentence that starts with What, Who, Whether, Which, Where or How has to be a question. The exit status is 1 where a
+A sentence that starts with What, Who, Whether, Which, Where or How has to be a question. The exit status is 1 if any
 sentence is listed.
 """
 

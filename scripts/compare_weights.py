@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Prints how far the weights of two training runs lie apart.
+"""Prints the difference between the weights of two training runs.
 
     python scripts/compare_weights.py alone.npz many.npz
 
 Each file holds one array for each variable, under its name (`numpy.savez`). The relative difference of a variable is
-the largest |a - b| divided by the largest |a|, where a is its value in the first file and b in the second; 0 where both
-are zero everywhere. What is printed is the largest over all variables, and which one has it.
+the largest |a - b| divided by the largest |a|, where a is its value in the first file and b in the second; 0 if both
+are zero everywhere. The largest difference over all variables is printed, with the name of its variable.
 
-Ends with 1 if that is more than --at-most allows, if a value is not finite, or if the files hold different variables.
+The exit status is 1 if that difference exceeds --at-most, a value is not finite, or the files hold different variables.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ def largest_difference(first: Weights, second: Weights) -> tuple[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Print how far the weights of two training runs lie apart.")
+    parser = argparse.ArgumentParser(description="Print the difference between the weights of two training runs.")
     parser.add_argument("first", help="an .npz file, the reference")
     parser.add_argument("second", help="an .npz file")
-    parser.add_argument("--at-most", type=float, default=math.inf, help="the largest difference that is no failure")
+    parser.add_argument("--at-most", type=float, default=math.inf, help="the largest difference that is accepted")
     arguments = parser.parse_args()
     with np.load(arguments.first) as first, np.load(arguments.second) as second:
         try:
             name, difference = largest_difference(dict(first), dict(second))
         except DifferentVariablesError as error:
-            sys.exit(f"error: {error}; give the weights of two runs of the same script")
+            sys.exit(f"error: {error}; pass the weights of two runs of the same script")
     print(f"largest relative difference of any weight: {difference:.1e} ({name}, of {len(first.files)} variables)")
     if not difference <= arguments.at_most:
-        sys.exit(f"error: that is more than {arguments.at_most:g}: the two runs did not train the same")
+        sys.exit(f"error: the difference exceeds {arguments.at_most:g}: the two runs trained different weights")
 
 
 if __name__ == "__main__":

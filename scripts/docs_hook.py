@@ -1,6 +1,6 @@
-"""MkDocs runs this: files of the repository that pages link to become part of the site, so that no link is dead.
+"""MkDocs hook that adds the repository files linked from pages to the site, so that no link is dead.
 
-A page links to such a file by its path, `../examples/cluster.yml`, which leads there on a code host too.
+A page links to such a file by its relative path, `../examples/cluster.yml`, which also works on a code host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = [Path(config.docs_dir, file.src_uri).read_text() for file in files.documentation_pages()]
     for path in sorted({link["path"] for page in pages for link in _LINK.finditer(page)}):
         if not (ROOT / path).is_file():
-            raise FileNotFoundError(f"a page of docs/ links to {path}, which is no file of the repository")
+            raise FileNotFoundError(f"a page of docs/ links to {path}, which is not a file of the repository")
         files.append(File.generated(config, _place(path), content=(ROOT / path).read_bytes()))
     return files
 

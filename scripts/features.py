@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes docs/features.md's table of what scripts use: each feature by front end, as the tests' marks have it.
+"""Writes the feature table of docs/features.md: each feature by front end, as the marks of tests list it.
 
     python scripts/features.py            # writes the table
-    python scripts/features.py --check    # says whether it is there, and ends with status 1 where it is not
+    python scripts/features.py --check    # exits with status 1 if the table is out of date
 
-A test which shows that a front end has a feature, or refuses it, says so:
+A test that shows a feature of a front end, or its refusal, has a mark:
 
     @pytest.mark.feature("fit", "data: ragged tensors")
     @pytest.mark.feature("session", "data: ragged tensors", refused="CaptureError")
 
-What stands before the colon is the group under which the table has the feature. Test files are read, not imported.
+The text before the colon is the feature's group in the table. Test files are read, not imported.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ NOT_SAID = "–"
 
 @dataclass(frozen=True)
 class Mark:
-    """What a test says of a feature.
+    """A test's statement about a feature.
 
     Attributes:
         front: one of `FRONTS`.
         feature: "group: name".
-        refused: the name of the error with which the front end refuses it, or None where it works.
-        place: where the mark stands, for messages.
+        refused: name of the error that the front end raises for it; None if it works.
+        place: position of the mark, for messages.
     """
 
     front: str
@@ -48,7 +48,7 @@ class Mark:
 
     def __post_init__(self) -> None:
         if self.front not in FRONTS:
-            raise ValueError(f"{self.place}: {self.front!r} is no front end; there are {', '.join(FRONTS)}.")
+            raise ValueError(f"{self.place}: {self.front!r} is not a front end; use one of {', '.join(FRONTS)}.")
         if self.group not in GROUPS or not self.name:
             raise ValueError(f"{self.place}: {self.feature!r} is not 'group: name', of the groups {', '.join(GROUPS)}.")
 
@@ -118,20 +118,20 @@ def with_table(text: str, table: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"{PAGE.name} has no lines {BEGIN.strip()} and {END.strip()}, between which the table stands.")
+        raise ValueError(f"{PAGE.name} needs the lines {BEGIN.strip()} and {END.strip()} around the table.")
     return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; end with status 1 where the table is another"
+        "--check", action="store_true", help="write nothing; exit with status 1 if the table is out of date"
     )
     check = parser.parse_args().check
     text = PAGE.read_text()
     made = with_table(text, table_of(mark for mark, _ in all_marks()))
     if check and made != text:
-        print("docs/features.md's table is not that of the tests' marks; python scripts/features.py writes it.")
+        print("docs/features.md's table differs from the tests' marks; run python scripts/features.py to write it.")
         return 1
     if not check:
         PAGE.write_text(made)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Kills a process that saves checkpoints at drawn moments, and restores what is there each time.
+"""Kills a process that saves checkpoints at random moments, and restores the last checkpoint each time.
 
     python scripts/kill_saves.py --draws 200 --seed 1
 
-A process that has imported all, and done nothing, forks one that restores the last checkpoint and saves others, one
-after the other, in the foreground and in the background by turns. It is ended by SIGKILL at a drawn moment. What the
-next one restores has to be whole, and no older than the last that was told to be on the disk.
+A process that has imported all modules forks one that restores the last checkpoint. The fork then saves others, one
+after the other, alternately in the foreground and in the background. It is ended by SIGKILL at a random moment. The
+next one has to restore a complete checkpoint, no older than the last one reported as on the disk.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SHAPES = ((300, 1000), (1000,), (), (50, 40, 30))
 
 @dataclass(frozen=True)
 class Killed:
-    """What a process that was killed has told.
+    """The progress that a process had printed when it was killed.
 
     Attributes:
-        restored: the step that it found; 0: nothing.
-        saved: the last step of which it has said that it is on the disk.
+        restored: the step that it restored; 0: none.
+        saved: the last step that it reported as on the disk.
     """
 
     restored: int
@@ -50,9 +50,9 @@ class Killed:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=20, help="how many kills (default 20)")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments (default 1)")
-    parser.add_argument("--folder", help="of the checkpoints; by default one that is removed at the end")
+    parser.add_argument("--draws", type=int, default=20, help="number of kills (default 20)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the moments (default 1)")
+    parser.add_argument("--folder", help="folder of the checkpoints; default: a temporary one")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = told.folder or made
@@ -64,7 +64,7 @@ def main() -> int:
                 return 1
             between += killed.restored > before.saved
             before = killed
-    print(f"{told.draws} kills; {before.saved} saves; {between} were whole before they were told to be")
+    print(f"{told.draws} kills; {before.saved} saves; {between} were complete before they were reported")
     return 0
 
 
@@ -93,17 +93,17 @@ def _kill_one(folder: str, moment: float) -> Killed:
     os.close(ours)
     text = said.decode()
     if "error" in text or text.count("\n") < 2:
-        raise SystemExit(f"what was to save has failed:\n{text}")
+        raise SystemExit(f"the saving process failed:\n{text}")
     steps = [int(line) for line in text[: text.rindex("\n")].splitlines()]
     return Killed(steps[0], steps[-1])
 
 
 def _lines(file: int, limit: float, until: int | None = None) -> bytes:
-    """What is said until there are so many lines, or till the end."""
+    """Reads the output up to a number of lines, or to the end."""
     said, deadline = b"", time.monotonic() + limit
     while until is None or said.count(b"\n") < until:
         if not select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise SystemExit(f"what was to save has said nothing for {limit} s but {said.decode()!r}")
+            raise SystemExit(f"the saving process has printed nothing for {limit} s but {said.decode()!r}")
         some = os.read(file, 1 << 16)
         if not some:
             break

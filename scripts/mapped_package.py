@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes build/mapped/autodist: the package as it is installed, of links to the folders at the top.
+"""Makes build/mapped/autodist: the layout of the installed package, made of links to the folders at the top.
 
     python scripts/mapped_package.py
 
-Tools that read files and import nothing (mypy, import-linter) do not see that an installed `autodist.strategies` is the
-folder `strategies`. They are pointed at build/mapped instead, where it is. The links are made anew at each call.
+Tools that read files without importing them (mypy, import-linter) do not see that an installed `autodist.strategies` is
+the folder `strategies`. They read build/mapped instead. Each call replaces the links.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws the plots of the documentation from what `scripts/bench.py --json` has written.
+"""Draws the plots of the documentation from the results of `scripts/bench.py --json`.
 
     python scripts/plots.py         # docs/pictures/*.svg from docs/data/*.json
 
-Equal data make equal bytes, and a test asks whether the pictures are what this makes of the data. They are read in
-light and in dark: text has the colour of the page that the reader's system asks for.
+Equal data make equal bytes, and a test checks that the pictures match the data. The pictures suit light and dark pages:
+text has the colour of the page that the reader's system prefers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Records what a command shows in a terminal, as a picture.
+"""Records the terminal output of a command as a picture.
 
     python scripts/record_run.py docs/pictures/run.svg autodist run --workers 2 examples/digits_keras.py --epochs 2
 
-The command runs in a terminal of its own, 110 columns wide; the picture has what stands there at its end.
+The command runs in a terminal of its own, 110 columns wide; the picture shows the terminal at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def record(command: list[str]) -> tuple[str, int]:
-    """What a command writes to a terminal, and its exit status."""
+    """Returns the terminal output of a command, and its exit status."""
     ours, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -59,7 +59,7 @@ def record(command: list[str]) -> tuple[str, int]:
 
 
 def lines_at_the_end(shown: str) -> list[str]:
-    """What stands on the lines once all is written: of what was written over, the last."""
+    """Returns the final text of each terminal line: text that was overwritten is dropped."""
     lines, row = [""], 0
     for part in re.split(r"(\r?\n|\r|\x1b\[\d*A)", _CLEARS.sub("", shown)):
         if up := _UP.fullmatch(part):

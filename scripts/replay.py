@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Makes the texts of tests/replay again (rewritten steps, layouts of tensors) and shows the differences to the record.
 
-    python scripts/replay.py                        # what has changed in this tree, by eye
+    python scripts/replay.py                        # the changes of this tree, for reading
     python scripts/replay.py jit_step keras_*-ps-*  # cases by name; * stands for anything
     python scripts/replay.py "layouts/*"            # the layouts of the stored steps alone
-    python scripts/replay.py --since main           # against what a git revision has recorded
-    python scripts/replay.py --record               # records what there is now
-    python scripts/replay.py --text jit_step-*      # the text of what is made now
-    python scripts/replay.py --capture jit_step     # captures steps anew, with the installed TensorFlow and Keras
+    python scripts/replay.py --since main           # against the record of a git revision
+    python scripts/replay.py --record               # records the current texts
+    python scripts/replay.py --text jit_step-*      # prints the current text
+    python scripts/replay.py --capture jit_step     # captures steps again, with the installed TensorFlow and Keras
 
-The exit status is 1 where something has changed and is not recorded.
+The exit status is 1 if something has changed and is not recorded.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="names of cases (all)")
-    parser.add_argument("--since", metavar="REVISION", help="compare with what a git revision has recorded")
-    parser.add_argument("--lines", type=int, default=40, help="of a case's difference that are shown (default 40)")
+    parser.add_argument("--since", metavar="REVISION", help="compare with the record of a git revision")
+    parser.add_argument("--lines", type=int, default=40, help="lines to show of each difference (default 40)")
     does = parser.add_mutually_exclusive_group()
-    does.add_argument("--record", action="store_true", help="record what there is now")
-    does.add_argument("--text", action="store_true", help="print what there is now")
-    does.add_argument("--capture", nargs="+", metavar="STEP", help="capture steps anew, by the names in capture.py")
+    does.add_argument("--record", action="store_true", help="record the current texts")
+    does.add_argument("--text", action="store_true", help="print the current texts")
+    does.add_argument("--capture", nargs="+", metavar="STEP", help="capture steps again, by their names in capture.py")
     return parser.parse_args()
 
 
@@ -66,7 +66,7 @@ def _is_asked(name: str, patterns: list[str]) -> bool:
 
 
 def _shown(name: str, told: argparse.Namespace) -> bool:
-    """Whether a case is as it was recorded; where it is not, this shows or records it."""
+    """Returns True if a case equals its record; otherwise shows the difference or records it."""
     text = replay(CASES[name]).text if name in CASES else layouts_of(name.removeprefix(PREFIX))
     if told.text:
         print(f"{name}\n{text}")

@@ -3,7 +3,7 @@
 
     python scripts/without_autodist.py examples/digits_keras.py > alone.py
 
-What goes and what comes in its place:
+Replacements:
 
     from autodist import AutoDist            nothing
     ad = AutoDist("cluster.yml")             nothing
@@ -22,8 +22,8 @@ What goes and what comes in its place:
     ad.pull()                                nothing
 
 "Nothing" is `pass` inside a block, which must not be left empty. All else, comments and line breaks included, stays
-as it is. Whatever else is asked of AutoDist is an error that names the line, so that a script is either wholly without
-AutoDist or not printed.
+unchanged. Any other use of AutoDist is an error that names the line, so that the printed script is always free of
+AutoDist.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CALLS = {"create_distributed_session": "tf.compat.v1.Session()"}
 FIRST_ARGUMENT = {"reduce", "distribute_dataset"}
 DROPPED = {"pull"}
 OF_MANY_DEVICES = {"batch", "batch_axis"}
-"""What `ad.function` takes beside what `tf.function` takes."""
+"""Arguments of `ad.function` that `tf.function` does not have."""
 
 
 class LeftOverError(ValueError):
@@ -217,7 +217,7 @@ class AutoDistLines(ast.NodeVisitor):
         return Edit(self.source.stop(before), self.source.stop(items[at].context_expr))
 
     def _method(self, node: ast.expr) -> str | None:
-        """Which method of an AutoDist object an expression calls, if it calls one."""
+        """Returns the name of the AutoDist method that an expression calls, or None."""
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if name in self.names:
                 return method

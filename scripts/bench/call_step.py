@@ -1,4 +1,4 @@
-"""Times calls of a step of one dense layer by their processor time: python -m bench.call_step WAY [REPLICAS]."""
+"""Measures the processor time of calls of a step of one dense layer: python -m bench.call_step WAY [REPLICAS]."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ WAYS: dict[str, tuple[Callable[[AutoDist | None], Callable[[], Any]], int, int]]
     "session": (_session, CALLS, 1),
     "fit": (_fit, 1, STEPS),
 }
-"""What makes a call, how many are timed together, and how many steps each makes."""
+"""For each way: the function that makes the call, the calls timed together, and the steps of each call."""
 
 
 def _measure(call: Callable[[], Any], calls: int) -> float:

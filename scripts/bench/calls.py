@@ -1,4 +1,4 @@
-"""What a call costs where a step computes next to nothing: processor time, against the script alone."""
+"""Overhead of a call whose step computes next to nothing: processor time, against the script alone."""
 
 from __future__ import annotations
 

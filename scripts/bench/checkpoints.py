@@ -1,4 +1,4 @@
-"""What it costs to save and restore 2 GB, and a step beside that."""
+"""Cost of saving and restoring 2 GB, and of a step at the same time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ BESIDE = 1.1
 """Times a step without a save in the background."""
 
 _ACTS = {"save": "save", "restore": "restore", "restore before the first step": "first_restore"}
-"""What is measured, and how the process calls it; before the first step the script's objects have the values."""
+"""The measured actions, and the names that the process uses; before the first step the script's objects hold the
+values.
+"""
 
 SHARD_BYTES, MORE_BYTES = 128_000_000, 64 << 20
 """Of the largest shard, and what may come on top of it."""

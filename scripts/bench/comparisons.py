@@ -1,4 +1,4 @@
-"""What is compared with what, and how the ratios come out."""
+"""The comparisons, and the computation of their ratios."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Limit:
-    """What a step takes at least.
+    """The least time that a step can take.
 
     Attributes:
-        step: seconds that AutoDist takes for it on one device, in the same run.
-        sent_bytes: that our processes send one another in a step.
-        transfer: seconds that so many bytes take between as many processes that do nothing else.
+        step: seconds of AutoDist's step on one device, in the same run.
+        sent_bytes: bytes that AutoDist's processes send one another in a step.
+        transfer: seconds to transfer as many bytes between as many processes that do nothing else.
     """
 
     step: float

@@ -1,7 +1,7 @@
-"""Counts what a worker's step sends to others, from the graph that it would run; a process of its own.
+"""Counts the messages and bytes that a worker's step sends, from its rewritten graph. Runs as a separate process.
 
-Of every builder that is asked for, the step is rewritten for the chief and for the worker after it, as one of so many,
-and nothing of it runs.
+For each requested builder, the step is rewritten for the chief and for the next worker of a cluster of the given size.
+No step runs.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def main() -> None:
 
 
 def counts_of(item: Step, builder: str, workers: int, rows: int) -> Counts:
-    """What the busiest of the workers that are looked at sends, and the busiest of all in bytes.
+    """Returns the messages of the busiest of the examined workers, and the bytes of the busiest of all workers.
 
     Args:
         item: a captured step.
         builder: its name.
-        workers: each on a machine of its own, with one replica.
-        rows: of a sparse variable that each worker touches in a step.
+        workers: number of workers; each on a machine of its own, with one replica.
+        rows: rows of a sparse variable that each worker touches in a step.
     """
     nodes = [
         {"address": f"10.0.{k // 256}.{k % 256}", "cpus": [0], "chief": not k, "network_bandwidth": Assumed.gigabits}
@@ -80,7 +80,7 @@ def counts_of(item: Step, builder: str, workers: int, rows: int) -> Counts:
 
 
 def _most_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int, rows: int) -> int:
-    """What goes over the busiest link of a machine, in the direction in which more goes."""
+    """Returns the bytes over the busiest link of a machine, in the busier direction."""
     synced = {variable.name: variable for variable in synced_variables(item)}
     total: dict[tuple[int, int], int] = {}
     for node in strategy.nodes:

@@ -1,4 +1,4 @@
-"""Makes one step of `fit` of ResNet50 and says when it has ended; for `bench.first_step`, alone or on workers."""
+"""Runs one step of ResNet50's `fit` and reports its end; for `bench.first_step`, alone or on workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def _begin(workers: int) -> tuple[AbstractContextManager[object], bool]:
-    """Where the model is built and trained, and whether this is the process that says so."""
+    """Returns the scope in which the model is built and trained, and True if this process reports."""
     if not workers:
         return nullcontext(), True
     from autodist import AutoDist, ResourceSpec  # here: the script alone has none of it

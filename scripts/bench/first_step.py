@@ -1,4 +1,4 @@
-"""How long a script of several workers takes to its first step, against the same script on one device."""
+"""Time until the first step of a script on several workers, against the same script on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How planning, rewriting and reading data grow with the workers; no process of them is started."""
+"""Growth of planning, rewriting and reading data with the number of workers; no worker process is started."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def compare_rewriting_growth(repeat: int) -> list[Result]:
 
 
 def compare_reading() -> list[Result]:
-    """What data cost a worker for each example that it trains on, as one of many and alone, by each way to read them.
+    """Measures the cost of reading data for each example, for one worker of many and alone, by each way to read.
 
     Raises:
-        JobError: they were not read.
+        JobError: the reading job failed.
     """
     results = []
     for name, spent in _run("bench.read_data", "1", *map(str, READING)).items():
@@ -79,10 +79,10 @@ def compare_reading() -> list[Result]:
 
 
 def compare_giving() -> list[Result]:
-    """What the chief's values cost it, and the busiest link, before the first step of many workers.
+    """Measures the chief's cost of broadcasting its values before the first step, and the load of the busiest link.
 
     Raises:
-        JobError: they were not given.
+        JobError: the broadcasting job failed.
     """
     told = _run("bench.push_values", "2", *map(str, GIVING))
     base, _ = told["2"]

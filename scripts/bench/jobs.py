@@ -1,4 +1,4 @@
-"""Jobs: the processes of one way of training, started, given turns, and ended by their ids."""
+"""Jobs: the processes of one way of training, started, run in turns, and ended by their ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent.parent
-"""Where processes run, so that they find this package."""
+"""Working directory of the processes, so that they find this package."""
 ANSWER = b"BENCH "
 _OF_WORKERS = ("multi-worker", "transfer")
 """Ways whose processes are workers and nothing else."""
@@ -72,13 +72,13 @@ class Way:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a training is.
+    """Length of a training run.
 
     Attributes:
         warmup: steps before any is timed.
-        turns: how often the way has its turn.
+        turns: number of turns.
         steps: timed in each turn.
-        settling: made at the start of each turn and not timed.
+        settling: steps at the start of each turn that are not timed.
         limit: seconds that the whole job may take.
     """
 
@@ -274,7 +274,7 @@ def environment(intra: int) -> dict[str, str]:
 
 
 def loopback_bytes() -> int:
-    """How much this machine has sent to itself so far."""
+    """Returns the bytes that this machine has sent over its loopback interface so far."""
     lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
     fields = next(line.split() for line in lines if line.split()[0] == "lo:")
     return int(fields[9])

@@ -1,4 +1,4 @@
-"""What results were made with: date, versions, and the machine."""
+"""The conditions of a measurement: date, versions, and the machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The network on paper: what a bucket makes travel, in how many messages, by which link; and what that takes.
+"""A network model: the bytes, messages and links that a bucket uses, and the time for them.
 
-Told from the description of the two ways alone, so that a test can hold it against rewritten graphs.
+The numbers follow from the description of the two algorithms alone, so that a test can compare them with rewritten
+graphs.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ WorkerConnection = tuple[int, int]
 
 @dataclass(frozen=True)
 class Vector:
-    """What is added up.
+    """A vector that is reduced over workers.
 
     Attributes:
-        elements: of it; a multiple of `step`.
-        element_bytes: of each.
-        step: what pieces are multiples of, in elements.
-        whole_bytes: up to this size it goes whole.
+        elements: number of elements; a multiple of `step`.
+        element_bytes: bytes of each element.
+        step: pieces are multiples of it, in elements.
+        whole_bytes: a vector of at most this size is not divided.
     """
 
     elements: int

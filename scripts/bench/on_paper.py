@@ -1,7 +1,7 @@
-"""What communication takes on machines that are not there: counts of a rewritten step, and assumed times for each.
+"""Estimated communication time on larger clusters: counts of a rewritten step, multiplied by assumed times.
 
-The counts are those of the graphs that workers would run (`count_messages`) and of the plan's formula for bytes. The
-times for each are assumptions, which the documentation tells beside every number that is made of them.
+The counts come from the graphs that workers would run (`count_messages`) and from the plan's formula for bytes. The
+times are assumptions, and the documentation states them next to every number derived from them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BUILDERS = {
 
 
 RINGS = {"Horovod's ring": 1, "Horovod's rings in rings": 8}
-"""What the gradients of ResNet50 are compared with: how many workers each of the inner rings has."""
+"""References for the gradients of ResNet50: the number of workers of each inner ring."""
 
 _FUSED = 64 << 20
 """Bytes of a buffer that Horovod adds up at once (HOROVOD_FUSION_THRESHOLD)."""
@@ -35,13 +35,13 @@ FARTHER = 1024
 
 @dataclass(frozen=True)
 class Counts:
-    """What one step makes the busiest worker send or receive.
+    """The messages and bytes that one step makes the busiest worker send or receive.
 
     Attributes:
-        bytes: over its link, in the direction in which more goes.
-        messages: tensors that it sends to other workers or takes from them.
-        peers: other workers on which its step runs something.
-        held: bytes of variables, slots included, between two steps, by whom holds most.
+        bytes: over its link, in the busier direction.
+        messages: tensors that it sends to other workers or receives from them.
+        peers: other workers on which its step runs nodes.
+        held: bytes of variables, slots included, kept between two steps by the worker that keeps most.
     """
 
     bytes: int
@@ -52,14 +52,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What things are assumed to take.
+    """Assumed times and rates.
 
     Attributes:
-        gigabits: of a machine's link, in a second, in each direction.
-        message: seconds of a thread for a message of gRPC, whatever it holds.
-        threads: that send and receive messages side by side.
-        peer: seconds for a worker on which a step runs something.
-        latency: seconds from a machine to another.
+        gigabits: of a machine's link, per second, in each direction.
+        message: seconds of a thread for a gRPC message, whatever its size.
+        threads: that send and receive messages concurrently.
+        peer: seconds for each worker on which a step runs nodes.
+        latency: seconds from one machine to another.
     """
 
     gigabits: float = 25
@@ -77,15 +77,15 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Ring:
-    """What adding up in rings makes each worker send, as Horovod does (A. Sergeev and M. Del Balso 2018).
+    """Ring all-reduce, as in Horovod (A. Sergeev and M. Del Balso 2018).
 
-    Of W workers in one ring, each sends a W-th of a buffer to the next one, 2 (W - 1) times. In rings of S within a
-    ring, each of S first has the sum of a part over its inner ring, which an outer ring of W / S adds up, as
-    hierarchical all-reduce does of machines with S devices each.
+    In one ring of W workers, each sends a W-th of a buffer to the next one, 2 (W - 1) times. In hierarchical rings,
+    each of S workers first reduces one part over its inner ring. An outer ring of W / S then reduces that part.
+    Hierarchical all-reduce does the same for machines with S devices each.
 
     Attributes:
-        workers: how many there are.
-        inner: how many each inner ring has; 1: there is one ring.
+        workers: number of workers.
+        inner: number of workers in each inner ring; 1: there is one ring.
     """
 
     workers: int
@@ -98,11 +98,11 @@ class Ring:
         return 2 * (inner - 1) + 2 * (self.workers // inner - 1)
 
     def counts(self, size: int, held: int) -> Counts:
-        """What is counted of one worker.
+        """Returns the counts of one worker.
 
         Args:
-            size: of the gradients, in bytes.
-            held: by each worker.
+            size: bytes of the gradients.
+            held: bytes of variables on each worker.
         """
         sent = size * 2 * (self.workers - 1) // self.workers
         peers = min(self.workers - 1, 2 if min(self.inner, self.workers) in (1, self.workers) else 4)

@@ -1,4 +1,4 @@
-"""Times the planning of a step that is made up, by every builder; a process of its own, whose memory is measured."""
+"""Times every builder's planning of a synthetic step, in a separate process whose memory is measured."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What it takes the chief to give its values to so many workers, before the first step or after `set_weights`.
+"""Measures the chief's cost of broadcasting its values, before the first step or after `set_weights`.
 
     python -m bench.push_values 2 16
 
-All workers are in this process, each with a server of its own. Prints, as JSON, for each number of workers the seconds
-of processor time of the chief's script, and how many times the values go out by the busiest worker's link.
+All workers are in this process, each with a server of its own. Prints, as JSON, two numbers for each number of workers:
+the seconds of processor time of the chief's script, and the copies of the values that cross the busiest worker's link.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _free_ports(count: int) -> Sequence[int]:
 
 
 def _times(workers: int) -> float:
-    """How many times the values go out by the busiest worker's link."""
+    """Returns the number of copies of the values that the busiest worker's link carries."""
     listing = Listing.of([Kept(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(1000)], range(workers))
     sizes = [sum(listing.parts[one.part].byte_size for one in shipment.slices) for shipment in listing.shipments]
     sent: collections.Counter[int] = collections.Counter()

@@ -1,9 +1,9 @@
-"""What one worker's processor spends on data for each example that it trains on, alone and as one of many.
+"""Measures one worker's processor time for reading each example that it trains on, alone and as one of many.
 
     python -m bench.read_data 1 2 8
 
-No worker is started: this process reads what worker i of N would. Prints, as JSON, for each way to read and each N the
-microseconds of processor time for each example of a worker's own, of its first and its last worker the larger.
+No worker is started: this process reads the data of worker i of N. Prints, as JSON, for each way to read and each N,
+the microseconds of processor time for each of the worker's own examples: the larger of the first and the last worker's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXAMPLES, BATCH, SIDE, EPOCHS = 2048, 256, 96, 3
 _PIXELS = (SIDE, SIDE, 3)
 
 Read = Callable[[int, int], Iterable[Any]]
-"""What worker i of N reads; each iteration is an epoch."""
+"""Returns the data of worker i of N; each iteration is an epoch."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Times the rewriting of a captured step, for so many replicas; a process of its own, since TensorFlow is imported."""
+"""Times the rewriting of a captured step for a number of replicas; a separate process because it imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ CAPTURED = {"resnet50": keras.applications.ResNet50, "mobilenet": keras.applicat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=CAPTURED)
-    parser.add_argument("clusters", nargs="+", help="workers × replicas of each, as 2x1")
+    parser.add_argument("clusters", nargs="+", help="workers × replicas, for example 2x1")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--every-builder", action="store_true", help="with each, the workers on machines of their own")
+    parser.add_argument(
+        "--every-builder", action="store_true", help="use each builder, with every worker on its own machine"
+    )
     told = parser.parse_args()
     item = _captured(told.model)
     clusters = {name: [int(n) for n in name.split("x")] for name in told.clusters}

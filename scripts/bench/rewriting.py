@@ -1,4 +1,4 @@
-"""How long the rewriting of a step takes, and how that grows with the graph and the replicas."""
+"""Time to rewrite a step, and its growth with the graph and the replicas."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bench.jobs import output_of
 LIMIT = 600.0
 MOST_SECONDS = 1.0
 MOST_GROWTH = 1.2
-"""What is in proportion to nodes × replicas keeps its time for each of these, but for the spread of such timings."""
+"""Limit for the growth of the time per node × replica: linear code stays at 1, and timings are noisy."""
 
 FEWEST, *MORE = ("1x2", "1x4", "1x8")
-"""One replica in all is not among them: nothing of its step is replicated or joined."""
+"""A single replica is left out: its step is neither replicated nor joined."""
 
 ON_WORKERS = "2x1"
 

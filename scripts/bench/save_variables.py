@@ -1,15 +1,15 @@
-"""One process that saves and restores variables of 2 GB, and trains beside; says what that took, and its disk.
+"""One process that saves and restores variables of 2 GB while it trains; prints the times, and those of the raw disk.
 
 python -m bench.save_variables FOLDER
 
-The disk's own time is that of one file of as many bytes, written and synced, or read from its begin to its end into one
-buffer, and of which the system remembers nothing before, as of what is restored. What the disk's own controller, or
-the host of a virtual machine, remembers is nothing that a process can make it forget: it serves both. Both come by
-turns, and of each the median counts.
+The disk's time is that of one file of as many bytes: written and synced, or read completely into one buffer. Neither
+this file nor the restored one is in the system's page cache before. A process cannot clear the cache of the disk's
+controller or of the host of a virtual machine, but both files profit from it equally. The two alternate, and the median
+of each counts.
 
-What is written goes into the system's memory first, and a virtual machine has memory that its host has yet to give it,
-which takes ten times as long as the writing: 3 to 7 seconds a GB were seen where 0.3 are usual. So before each save and
-each raw file another file of as many bytes is written and removed, into whose memory both then write.
+Written data first go into the system's memory. A virtual machine's host may still have to allocate that memory, which
+takes ten times as long as the writing: 3 to 7 seconds a GB were measured instead of the usual 0.3. So before each save
+and each raw file, another file of as many bytes is written and removed, and both then write into its memory.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def _beside(train: Callable[[], None], checkpoint: Checkpoints) -> tuple[float, 
 
 
 def _by_turns(name: str, act: Callable[[], object], disk: Callable[[], float]) -> dict[str, float]:
-    """What an act takes, and the disk: the medians of some turns, and the most memory of any."""
+    """Returns the times of an action and of the raw disk, each the median of some turns, and the peak memory of all
+    turns.
+    """
     turns = [(disk(), *_timed(act)) for _ in range(ROUNDS)]
     disks, seconds, more = zip(*turns, strict=True)
     return {

@@ -1,6 +1,7 @@
-"""Times a small step on many workers whose servers stand in one process: processor time for a worker and step.
+"""Times a small step on many workers whose servers share one process: processor time for each worker and step.
 
-A process of its own. What crosses workers goes over the loopback as between machines; nothing else is shared.
+Runs as a separate process. Data between workers cross the loopback interface, as between machines; nothing else is
+shared.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _run(steps: Sequence[Callable[[], object]], count: int) -> None:
 
 
 def _called(item: Step, worker: int) -> int:
-    """How many workers a step calls besides its own."""
+    """Returns the number of other workers on which a step runs nodes."""
     tasks = {tf.DeviceSpec.from_string(node.device).task for node in item.graph_def.node if node.device}
     return len(tasks - {None, worker})
 

@@ -1,7 +1,7 @@
-"""One process of a training that is timed; started by `scripts/bench.py`, and by AutoDist on its other workers.
+"""One process of a timed training run; started by `scripts/bench.py`, and by AutoDist on its other workers.
 
-The process that leads says when it is ready, then makes as many steps as it reads on its standard input, and answers
-with their times. The others make the same number of steps and wait for it in each.
+The leading process reports when it is ready. It then reads numbers of steps on its standard input, runs so many, and
+prints their times. The others run the same number of steps and wait for it in each.
 """
 
 from __future__ import annotations

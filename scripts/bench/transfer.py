@@ -1,4 +1,4 @@
-"""What the bytes of a step cost when nothing else is done: processes that only send them to one another."""
+"""Time to transfer the bytes of a step between processes that do nothing else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _pairs(workers: int) -> list[tuple[int, int]]:
 
 
 def _through(source: int, to: int, mine: int, elements: int) -> tf.Operation:
-    """What one process does for one pair: it sends, or it waits for what is sent."""
+    """Returns one process's op for one pair: it sends, or it waits for the data."""
     with tf.device(f"/job:worker/task:{to}/cpu:0"):
         queue = tf.queue.FIFOQueue(1, tf.float32, [[elements]], shared_name=f"from_{source}_to_{to}")
     if mine == to:

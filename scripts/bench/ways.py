@@ -1,6 +1,6 @@
 """The ways of training a task: alone on one device, under AutoDist, and under three strategies of `tf.distribute`.
 
-Each is the same custom loop over the same global batches, and gives a function that makes one step and returns the
+Each is the same custom loop over the same global batches. Each returns a function that makes one step and returns the
 loss.
 """
 
@@ -20,7 +20,7 @@ from bench.models import Task
 Step = Callable[[], float]
 
 PASSES = 4
-"""How often an evaluation goes over a task's batches."""
+"""Number of passes of an evaluation over a task's batches."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Keras's own tests, run within `ad.scope()`: what scripts/keras_tests runs."""
+"""Keras's own tests, run within `ad.scope()`; the implementation of scripts/keras_tests."""

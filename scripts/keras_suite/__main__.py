@@ -4,15 +4,15 @@
     ./scripts/keras_tests optimizers trainers/trainer_test.py   a folder of keras/src, and a file
     ./scripts/keras_tests saving -k h5                          tests whose names hold "h5"
 
-Each test has an AutoDist of its own, of one worker with two replicas on the CPU. What fails, and what has made a step
-on the replicas, is run once more without AutoDist: a test that fails there as well is not AutoDist's, and what `fit`,
-`evaluate` and `predict` returned and the weights that they left are to be the same (1e-5, float32). Each folder runs in
-processes of its own. Of the tests of layers, those run that train something.
+Each test has an AutoDist of its own, of one worker with two replicas on the CPU. A test that fails, or that made a step
+on the replicas, runs again without AutoDist. A failure there as well is not AutoDist's. The results of `fit`,
+`evaluate` and `predict` and the final weights have to be the same (1e-5, float32). Each folder runs in processes of its
+own. Of the tests of layers, only those that train run.
 
-scripts/keras_suite/promises.toml lists the tests that are refused, and those whose numbers are others than those of one
+scripts/keras_suite/promises.toml lists the tests that are refused, and those whose numbers differ from those of one
 device, each with the reason. A listed test that is neither is an error, too.
 
-Ends with 0 if all is well, 1 if a test fails or is listed wrongly, 2 if it is called wrongly.
+The exit status is 0 if all is well, 1 if a test fails or is listed wrongly, 2 if the arguments are wrong.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/keras_tests", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="*", help=f"files or folders in keras/src; without any: {', '.join(FOLDERS)}")
+    parser.add_argument("files", nargs="*", help=f"files or folders in keras/src; default: {', '.join(FOLDERS)}")
     parser.add_argument("-k", dest="names", default="", help="only tests whose names match, as for pytest")
-    parser.add_argument("--replicas", type=int, default=2, help="of the one worker (default 2)")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that a test has (default 1800)")
-    parser.add_argument("--logs", type=pathlib.Path, help="folder that keeps what pytest says of each folder")
+    parser.add_argument("--replicas", type=int, default=2, help="replicas of the one worker (default 2)")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that a test may take (default 1800)")
+    parser.add_argument("--logs", type=pathlib.Path, help="folder for pytest's output on each folder")
     asked = parser.parse_args()
     if asked.replicas < 1:
         parser.error("--replicas is 1 or more")
@@ -111,7 +111,7 @@ def find_files(root: pathlib.Path, asked: Iterable[str], without: Iterable[str] 
         path = root / name
         files = [path] if path.is_file() else sorted(path.rglob("*_test.py"))
         if not files:
-            raise FileNotFoundError(f"{path} is no file, and no folder with *_test.py; name what is in {root}.")
+            raise FileNotFoundError(f"{path} is neither a file nor a folder with *_test.py; use a path in {root}.")
         for file in files:
             if not any(file.is_relative_to(folder) for folder in left_out):
                 found.setdefault(file.parent, {})[str(file.relative_to(root))] = None
@@ -119,7 +119,9 @@ def find_files(root: pathlib.Path, asked: Iterable[str], without: Iterable[str] 
 
 
 def summary(tested: Mapping[str, Judged]) -> str:
-    """How many tests there are of each verdict, how many made steps on the replicas, and how the numbers compare."""
+    """Returns the number of tests of each verdict, the number that made steps on the replicas, and the comparison of
+    values.
+    """
     counts = collections.Counter(one.verdict for one in tested.values())
     steps = sum(bool(one.steps) for one in tested.values())
     parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]

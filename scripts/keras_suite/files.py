@@ -1,4 +1,6 @@
-"""Files of Keras's tests: run in the scope, run again without AutoDist where that tells more, and judged."""
+"""Runs files of Keras's tests in the scope, repeats tests without AutoDist where that adds information, and judges
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Options:
-    """How files are run.
+    """Options of a run of test files.
 
     Attributes:
         replicas: of the one worker.
-        names: which tests, as pytest's `-k` takes it; "": all.
-        limit: seconds that a test has.
-        logs: folder that takes what pytest says; None: nobody wants it.
+        names: selection of tests, as for pytest's `-k`; "": all.
+        limit: seconds that a test may take.
+        logs: folder for pytest's output; None: it is dropped.
     """
 
     replicas: int = 2
@@ -38,7 +40,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Judged:
-    """What is to be said of a test, how many steps it made on the replicas, and how its numbers differ if compared."""
+    """The verdict on a test, the number of its steps on the replicas, and the difference of its values if they were
+    compared.
+    """
 
     verdict: Verdict
     text: str
@@ -47,13 +51,13 @@ class Judged:
 
 
 def run_and_judge(root: pathlib.Path, files: Sequence[str], options: Options, promises: Promises) -> dict[str, Judged]:
-    """What is to be said of each test of some files, which share a process in the scope and one without.
+    """Runs the tests of some files, in one process in the scope and one without, and returns a verdict for each.
 
     Args:
         root: the folder keras/src.
         files: paths in it.
-        options: how they are run.
-        promises: what is known to be refused, or other than on one device.
+        options: of the run.
+        promises: tests that are known to be refused, or to differ from one device.
     """
     with tempfile.TemporaryDirectory(prefix="keras-tests-") as made:
         in_scope, alone = (Run(root, pathlib.Path(made) / name, options) for name in ("scope", "alone"))
@@ -87,7 +91,7 @@ def _judged(
 def _of_the_file(
     file: str, scoped: Mapping[str, Outcome], options: Options, promises: Promises
 ) -> Iterator[tuple[str, Judged]]:
-    """What is wrong with the whole file."""
+    """Yields the faults of a file as a whole."""
     if options.names:
         return
     if not any(test == file or test.startswith(f"{file}::") for test in scoped):
@@ -110,7 +114,7 @@ class Run:
     options: Options
 
     def outcomes(self) -> dict[str, Outcome]:
-        """What became of the tests so far."""
+        """Returns the outcomes of the tests so far."""
         return read_outcomes(self.made / "outcomes")
 
     def run_all(self, tests: Sequence[str], replicas: int) -> None:

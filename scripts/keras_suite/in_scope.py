@@ -1,8 +1,8 @@
-"""A plugin of pytest: runs each test within `ad.scope()` of an AutoDist of its own, of one worker and some replicas.
+"""A pytest plugin that runs each test within `ad.scope()` of an AutoDist of its own, of one worker and some replicas.
 
-    --replicas N       how many; 0: without AutoDist, as Keras itself runs the test
-    --outcomes FILE    takes a line of JSON for each test, as `verdicts.read_outcomes` reads it
-    --values DIR       takes what training gave in each test, as `values.recording` writes it
+    --replicas N       number of replicas; 0: without AutoDist, as Keras itself runs the test
+    --outcomes FILE    receives a line of JSON for each test, for `verdicts.read_outcomes`
+    --values DIR       receives the results of training in each test, from `values.recording`
 """  # fmt: skip
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _conftest_of_keras() -> types.ModuleType:
-    """What tests import from Keras's own conftest.py, which is not installed with them."""
+    """Returns a module with the names that tests import from Keras's conftest.py, which is not installed with them."""
     module = types.ModuleType("conftest")
 
     def skip_if_backend(given: str, reason: str) -> pytest.MarkDecorator:
@@ -110,7 +110,7 @@ class _InScope:
 
 
 def trains(item: pytest.Item) -> bool:
-    """Whether a test, or what it calls in its own file, speaks of training, evaluation or prediction."""
+    """Returns True if a test, or a function of its file that it calls, mentions training, evaluation or prediction."""
     test = inspect.unwrap(item.function) if isinstance(item, pytest.Function) else None
     return test is None or not _names(test.__code__, test, item.cls, set()).isdisjoint(TRAINING)
 

@@ -1,4 +1,4 @@
-"""What training gave in a test, kept so that two runs of the test can be compared."""
+"""Recorded results of training in a test, to compare two runs of the test."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def _add(found: dict[str, NDArray[Any]], prefix: str, values: Any) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs of a test differ most, and by how much, relative to the largest number of that array, or to 1."""
+    """The largest difference between two runs of a test, relative to the largest number of its array, or to 1."""
 
     largest: float
     where: str
 
     @property
     def is_tolerable(self) -> bool:
-        """Whether it is within TOLERANCE."""
+        """True if the difference is within TOLERANCE."""
         return self.largest <= TOLERANCE
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ def _largest(array: NDArray[Any]) -> float:
 
 
 def read_values(path: pathlib.Path) -> Values:
-    """What `recording` has written; nothing if it has written nothing."""
+    """Returns the values that `recording` has written; empty if there are none."""
     if not path.exists():
         return {}
     with np.load(path) as stored:

@@ -1,4 +1,4 @@
-"""What is to be said of each test of Keras's, from what became of it with AutoDist and without."""
+"""Verdicts on Keras's tests, from their outcomes with AutoDist and without."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from keras_suite.values import Difference
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a test.
+    """The outcome of a test.
 
     Attributes:
         test: its id, below `keras/src`.
-        outcome: pytest's "passed", "failed" or "skipped"; "left out" where it is not run, "collected" where its turn
-            has not come, "started" where the process ended in the test.
-        why: the type and text of what it failed with, or was skipped for.
-        steps: how many steps ran on the replicas, of training and of evaluation.
+        outcome: pytest's "passed", "failed" or "skipped"; "left out" if it is not run, "collected" if it has not begun,
+            "started" if the process ended in the test.
+        why: the type and text of its failure, or the reason of its skip.
+        steps: number of its steps on the replicas, of training and of evaluation.
     """
 
     test: str
@@ -32,12 +32,12 @@ class Outcome:
 
     @property
     def has_passed(self) -> bool:
-        """Whether it passed."""
+        """True if the test passed."""
         return self.outcome == "passed"
 
     @property
     def asks_for_comparison(self) -> bool:
-        """Whether what becomes of it without AutoDist tells more."""
+        """True if a run without AutoDist would add information."""
         return bool(self.steps) or self.outcome in ("failed", "started")
 
 
@@ -108,7 +108,7 @@ def _by_test(tables: Sequence[Mapping[str, Any]], *more: str) -> dict[str, Liste
 
 
 class Verdict(Enum):
-    """What is said of a test."""
+    """The verdict on a test."""
 
     PASSED = "passed"
     SKIPPED = "skipped by Keras"
@@ -120,7 +120,7 @@ class Verdict(Enum):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether something is to be mended."""
+        """True if the verdict needs a fix."""
         return self in (Verdict.FAILED, Verdict.OTHER_NUMBERS, Verdict.WRONGLY_LISTED)
 
 

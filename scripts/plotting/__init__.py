@@ -1,1 +1,1 @@
-"""Plots as SVG: a few kinds, drawn alike."""
+"""SVG plots of a few kinds, in one style."""

@@ -1,4 +1,4 @@
-"""Lines over two axes, each of which counts by powers."""
+"""Line plots with two logarithmic axes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def lines_of(title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str
 
 
 def _apart(places: Sequence[float]) -> list[float]:
-    """Where names stand that belong to places on a line: in their order, and none upon another."""
+    """Returns the positions of labels for places on a line: in the same order, without overlap."""
     order = sorted(range(len(places)), key=places.__getitem__)
     found = list(places)
     for before, after in pairwise(order):

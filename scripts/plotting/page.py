@@ -1,4 +1,4 @@
-"""What all plots share: a page of SVG, its colours in light and dark, and how things are put on it."""
+"""Common parts of all plots: an SVG page, its colours in light and dark, and the functions that draw on it."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_the_command_fails_above_the_bound_and_not_at_it(tmp_path: pathlib.Path)
     code, output, errors = run(tmp_path, first, second, "--at-most", "0.1")
     assert code == 1
     assert "1.2e-01" in output
-    assert "more than 0.1" in errors
+    assert "exceeds 0.1" in errors
 
 
 def test_the_command_fails_where_variables_are_missing(tmp_path: pathlib.Path) -> None:

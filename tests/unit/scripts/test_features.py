@@ -88,7 +88,7 @@ def test_a_front_end_does_one_thing_with_a_feature(first: str | None, second: st
 
 @pytest.mark.parametrize(
     ("mark", "told"),
-    [(("keras", "data: z"), "'keras' is no front end"), (("fit", "z"), "'z' is not 'group: name'")],
+    [(("keras", "data: z"), "'keras' is not a front end"), (("fit", "z"), "'z' is not 'group: name'")],
 )
 def test_what_the_table_has_no_place_for_is_told(mark: tuple[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=told):
@@ -96,7 +96,7 @@ def test_what_the_table_has_no_place_for_is_told(mark: tuple[str, str], told: st
 
 
 def test_a_readme_without_a_place_for_it_is_told() -> None:
-    with pytest.raises(ValueError, match="no lines"):
+    with pytest.raises(ValueError, match="needs the lines"):
         features.with_table("# AutoDist\n", "")
 
 

@@ -147,7 +147,7 @@ def test_files_are_found_by_folder_and_by_name_once(tmp_path: pathlib.Path) -> N
     found = command.find_files(tmp_path, ["layers/rnn/lstm_test.py", "layers/layer_test.py", "layers"])
     assert list(found) == ["layers/rnn/lstm_test.py", "layers/rnn/gru_test.py", "layers/layer_test.py"]
     assert list(command.find_files(tmp_path, ["layers"], ["layers/rnn"])) == ["layers/layer_test.py"]
-    with pytest.raises(FileNotFoundError, match="optimizers is no file"):
+    with pytest.raises(FileNotFoundError, match="optimizers is neither a file"):
         list(command.find_files(tmp_path, ["optimizers"]))
 
 
