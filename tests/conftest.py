@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Configuration of all tests."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _find_unsaid(mark: str, paths: list[Path]) -> None:
 
 
 def _with_one_case(items: list[pytest.Item], folders: list[Path]) -> dict[str, pytest.Item]:
-    """What is left, by its id, where tests in some folders run with the first of their cases alone."""
+    """Returns the remaining tests, by id, if tests in some folders run only with their first case."""
     by_test: dict[str, pytest.Item] = {}
     for item in items:
         has_one = any(item.path.is_relative_to(folder) for folder in folders)
@@ -97,9 +97,9 @@ _to_begin: list[list[str]] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """What makes the machine busy, where that is asked for: tests marked `busy` have to pass then, too.
+    """Keeps the machine busy on request: tests marked `busy` have to pass under load, too.
 
-    Where tests run side by side, the process that deals them out begins it, which is the last to end.
+    If tests run in parallel, the distributing process starts the load, because it ends last.
     """
     if not hasattr(session.config, "workerinput"):
         _to_begin.extend([[sys.executable, "-c", _LOOP]] * session.config.getoption("--busy-loops"))

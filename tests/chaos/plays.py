@@ -1,4 +1,4 @@
-"""Plays: a small training run to which the faults of a schedule happen, and what it has to come to."""
+"""A small training run that suffers the faults of a schedule, and checks of its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules of faults, drawn from a seed: what is done to a run in each of its starts, and when."""
+"""Schedules of faults, drawn from a seed: the fault in each start of a run, and its moment."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ EVERY = 2
 """Steps after which the script saves."""
 
 LOSSES = ("kill at start", "kill before step", "kill in step", "kill while saving", "stop", "cut")
-"""What the run loses its other worker by; it starts again."""
+"""Faults by which the run loses its other worker and restarts."""
 
 ENDINGS = ("raise", "full disk")
-"""What it cannot survive: the other worker's script raises each time, or the chief cannot save."""
+"""Faults that the run cannot survive: the other worker's script raises each time, or the chief cannot save."""
 
 SHORT_CUT = "short cut"
-"""What does it no harm."""
+"""A fault that the run survives without a restart."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens in one start.
+    """The fault in one start of a run.
 
     Attributes:
         kind: of LOSSES or ENDINGS, or SHORT_CUT.
-        step: counted from 0; where it is "while saving", and of "full disk", it is saved after that.
-        delay: in seconds, from there on.
+        step: of the fault, counted from 0; for "while saving" and "full disk", the checkpoint after it.
+        delay: in seconds, counted from the step.
     """
 
     kind: str
@@ -50,12 +50,12 @@ class Schedule:
 
     @property
     def recovers(self) -> bool:
-        """Whether the run ends well."""
+        """True if the run ends well."""
         return all(fault.kind not in ENDINGS for fault in self.faults)
 
     @property
     def restarts(self) -> int:
-        """How often it starts again; what a script raises is tried once more."""
+        """Number of restarts; a script that raises is restarted once."""
         return sum(fault.kind in (*LOSSES, "raise") for fault in self.faults)
 
     def __str__(self) -> str:

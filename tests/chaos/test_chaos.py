@@ -1,4 +1,4 @@
-"""Faults at drawn moments; scripts/chaos.py plays more of them."""
+"""Faults at random moments; scripts/chaos.py runs more of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Several hosts on this machine, each with an SSH server of its own, for tests.
+"""Test hosts on this machine, each with an SSH server of its own.
 
-As root a host is a network namespace with an address of its own, and links can be cut; without root it is one of
-127.0.0.2, 127.0.0.3, … with a port of its own. Keys, known_hosts and configuration are made for the test; nothing of
-the user's own SSH setup is read or changed by the servers.
+For root, a host is a network namespace with its own address, and its links can be cut. For other users, it is one of
+127.0.0.2, 127.0.0.3, … with its own port. Keys, known_hosts and configuration are made for the test; the servers do not
+read or change the user's own SSH setup.
 """
 
 from __future__ import annotations

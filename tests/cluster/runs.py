@@ -1,4 +1,4 @@
-"""Runs of small scripts under a coordinator, each in a process of its own, and proof of what is left of them."""
+"""Runs of small scripts under a coordinator, each in a process of its own, with checks for leftovers."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def failures(self) -> list[str]:
-        """What the chief was told of workers that ended badly: worker, reason and last lines."""
+        """The chief's reports of workers that failed: worker, reason and last lines."""
         return [line.removeprefix("FAILED ") for line in self.stdout.splitlines() if line.startswith("FAILED ")]
 
     def wait_for_note(self, what: str, limit: float = 20) -> int:
@@ -199,7 +199,9 @@ def survivors(mark: str) -> list[int]:
 
 
 def all_gone(mark: str, limit: float = 10) -> bool:
-    """Whether no process of a run is left in time: who was found is asked for, and all of the machine when none is."""
+    """Returns True if no process of a run is left within `limit`. Checks the known processes first, then the whole
+    machine.
+    """
     left: list[int] = []
 
     def none_left() -> bool:
@@ -216,7 +218,7 @@ def _is_of(pid: int, mark: str) -> bool:
 
 
 def within(limit: float, condition: Callable[[], object]) -> bool:
-    """Whether a condition comes true in time, on a machine that has little else to do: seconds of a `Stopwatch`."""
+    """Returns True if a condition becomes true within `limit`: seconds of a `Stopwatch`, as on an idle machine."""
     stopwatch = Stopwatch()
     while stopwatch.read() < limit:
         if condition():

@@ -1,4 +1,4 @@
-"""Scripts that ask for two workers: what is built in the scope trains on both, and what trains on one is told of."""
+"""Scripts that request two workers: models built in the scope train on both; training on one device is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`checkpoint` in the YAML on two workers: a run that is killed goes on, to the bit, with no line of its script."""
+"""`checkpoint` in the YAML on two workers: a killed run resumes bit for bit without a change to its script."""
 
 from __future__ import annotations
 

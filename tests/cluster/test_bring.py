@@ -1,4 +1,4 @@
-"""Bringing a folder to another machine over real SFTP, and a run that does so before it starts."""
+"""File sync to another machine over real SFTP, and a run that syncs before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chiefs whose output nobody reads, or whose disk is full: training goes on, or ends with its cause."""
+"""Chiefs whose output has no reader, or whose disk is full: training continues, or ends with its cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras's callbacks on two workers: the chief alone writes and shows, and both do what one device does."""
+"""Keras callbacks on two workers: only the chief writes and shows, and both train as one device does."""
 
 from __future__ import annotations
 

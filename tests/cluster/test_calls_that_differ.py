@@ -1,4 +1,4 @@
-"""`fit` that differs by worker ends the run; an evaluation by other steps is each worker's own."""
+"""`fit` with arguments that differ by worker ends the run; evaluations that differ stay local to each worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autodist check` on hosts that the tests make, and on this machine: what it tells, and that nothing stays."""
+"""`autodist check` on test hosts and on this machine: its report, and no leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ad.checkpoint` on several workers: what some have saved, others go on with; who restores alone is told so."""
+"""`ad.checkpoint` on several workers: other workers resume from them; a worker that restores alone is warned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends of a script that did all its steps, or whose failure nobody but its status tells."""
+"""Scripts that end after all steps, and scripts whose failure shows only in the exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that evaluates and trains nothing runs on all workers; what the chief alone calls meanwhile keeps nobody."""
+"""A script that only evaluates runs on all workers; extra calls of the chief alone block no worker."""
 
 from __future__ import annotations
 

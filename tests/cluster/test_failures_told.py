@@ -1,4 +1,4 @@
-"""What the chief's terminal shows where a worker fails: the failure's message comes last."""
+"""The chief's terminal output after a worker's failure: the failure's message comes last."""
 
 from __future__ import annotations
 

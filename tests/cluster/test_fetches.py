@@ -1,4 +1,4 @@
-"""What sessions of two workers fetch beside training."""
+"""Fetches of two workers' sessions besides training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers feed is compared at the first step: nobody waits, and the run ends as it would."""
+"""The input consistency check at the first step: no worker waits, and the run continues."""
 
 from __future__ import annotations
 

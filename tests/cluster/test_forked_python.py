@@ -1,4 +1,4 @@
-"""What is forked from a process that has imported TensorFlow finds all as a process finds it that was started."""
+"""Forks of a process that has imported TensorFlow behave like newly started processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tell_facts(name):
 
 
 def facts_of(directory: Path, forked_workers: int | None) -> list[dict[str, Any]]:
-    """What the chief and each worker find."""
+    """Returns the facts that the chief and each worker report."""
     run = Run(directory, FACTS + "tell_facts('facts0')\ncoordinator.finish()", WORKER)
     run.forked_workers = forked_workers
     with run:

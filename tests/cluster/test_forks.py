@@ -1,4 +1,4 @@
-"""Processes that a script forks: they keep neither ports nor connections of the run."""
+"""Processes forked by a script hold neither ports nor connections of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Given clusters: processes that no coordinator has started meet, train, and end, in each form of environment."""
+"""Clusters started by a scheduler: the processes meet, train and end, in each supported environment."""
 
 from __future__ import annotations
 

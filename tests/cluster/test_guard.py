@@ -1,4 +1,4 @@
-"""The guard of a script, by itself."""
+"""The guard process of a script, tested alone."""
 
 from __future__ import annotations
 

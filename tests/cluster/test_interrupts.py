@@ -1,4 +1,4 @@
-"""Ctrl-C at the chief, whose script may catch it: the run ends, and nothing waits for what never comes."""
+"""Ctrl-C at the chief, whose script may catch it: the run ends, and nothing waits forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autodist.launch` where no notebook is: in a script, at Python's prompt, and on other machines."""
+"""`autodist.launch` outside of notebooks: in a script, at Python's prompt, and on other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on this machine: what workers get and print, and that nothing is left however a run ends."""
+"""Runs on this machine: the workers' arguments and output, and no leftovers after any kind of end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each worker computes a map that calls marked Python code for its own elements, and trains as one device does."""
+"""A map that calls marked Python code runs on each worker for its own elements, and trains as on one device."""
 
 from __future__ import annotations
 

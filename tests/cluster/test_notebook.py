@@ -1,4 +1,4 @@
-"""A notebook's kernel, whose cells train on several workers."""
+"""A notebook kernel whose cells train on several workers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Kernel:
             return subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, **about)
 
     def run(self, cell: str, on_output: Callable[[str], None] = lambda shown: None) -> tuple[str, str]:
-        """What a cell shows, and the traceback that it ends with, if it does; `on_output` is told all shown so far."""
+        """Returns the output of a cell, and its traceback if it raises. Calls `on_output` with all output so far."""
         request, shown, error = self.begin(cell), "", ""
         until = time.monotonic() + LIMIT
         while time.monotonic() < until:

@@ -1,6 +1,6 @@
-"""`shard: files`: what workers train that read files of their own is what one device trains on their parts together.
+"""`shard: files`: workers that read their own files train as one device does on all parts together.
 
-They add up in teams, of which there are two of two workers.
+They reduce in subgroups: two of two workers each.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def by_hand(rows: np.ndarray) -> list[np.ndarray]:
 
 
 def alone(rows: np.ndarray, steps: list[np.ndarray]) -> tuple[dict[str, np.ndarray], list[float], float]:
-    """What Keras trains on these steps on one device."""
+    """Trains Keras on the same steps on one device."""
     before = keras.config.floatx()
     try:
         model, losses = model_of(), []

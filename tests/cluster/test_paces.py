@@ -1,4 +1,4 @@
-"""Workers that are not equally fast: who waits for whom under parameter servers, and what is trained all the same."""
+"""Workers of different speeds under parameter servers: the waits of each sync mode, and the trained values."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def local(strategy: dict[str, object], workers: int = 2) -> dict[str, object]:
 
 
 def mean_of_all(workers: int = 2) -> np.ndarray:
-    """What synchronous updates make of the kernel: each worker's gradient is `number · (me + 1)`."""
+    """Returns the kernel after synchronous updates: each worker's gradient is `number · (me + 1)`."""
     sizes = np.array([2 + w for w in range(workers)])
     mean = (sizes * np.arange(1, workers + 1)).sum() / sizes.sum()
     return np.full(3, -0.5 * mean * sum(range(1, STEPS + 1)))
 
 
 def each_by_itself(workers: int = 2) -> np.ndarray:
-    """What asynchronous updates make of it."""
+    """Returns the kernel after asynchronous updates."""
     return np.full(3, -0.5 * sum(range(1, workers + 1)) * sum(range(1, STEPS + 1)))
 
 

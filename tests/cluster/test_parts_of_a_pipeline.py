@@ -1,4 +1,4 @@
-"""What the workers of a pipeline feed together is the batch, as under every other strategy."""
+"""The feeds of a pipeline's workers together form the batch, as under every other strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM, by which machines say that they go away: what is trained is saved at a common step before the run ends."""
+"""SIGTERM before a machine is preempted: the run saves a checkpoint at a common step and ends."""
 
 from __future__ import annotations
 

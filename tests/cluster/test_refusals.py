@@ -1,4 +1,4 @@
-"""A step that is refused: by all workers, after which the run goes on, or by one, after which it ends for all."""
+"""Rejected steps: if all workers reject one, the run continues; if only one does, the run ends for all."""
 
 from __future__ import annotations
 

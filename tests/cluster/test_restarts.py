@@ -1,4 +1,4 @@
-"""Runs that lose a worker and start again, by themselves, from the last checkpoint or from the beginning."""
+"""Runs that lose a worker restart automatically, from the last checkpoint or from the beginning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of 2N steps equals N steps, a checkpoint, another process that restores it, and N steps: bit for bit."""
+"""A run of 2N steps equals N steps, a checkpoint, a restore in another process, and N steps: bit for bit."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_is_the_run_that_went_on(tmp_path: Path):
 
 
 def trained(directory: Path, folder: Path, seed: int) -> list[dict]:
-    """What each worker has kept of one run."""
+    """Returns the values that each worker has stored in one run."""
     script = SCRIPT.replace("FOLDER", repr(str(folder))).replace("SEED", str(seed))
     with Training(directory, script, {"nodes": NODES, "strategy": STRATEGY}) as run:
         assert run.wait(180) == 0, run.stderr

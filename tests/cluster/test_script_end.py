@@ -1,4 +1,4 @@
-"""How a script ends, as an exit handler sees it."""
+"""The end of a script, as an exit handler sees it."""
 
 from __future__ import annotations
 

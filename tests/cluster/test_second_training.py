@@ -1,4 +1,4 @@
-"""Trainings beside a distributed step are told on two workers, where the script has asked which worker it is."""
+"""Local training next to a distributed step is reported on two workers if the script reads its worker index."""
 
 from __future__ import annotations
 

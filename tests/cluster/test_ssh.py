@@ -1,4 +1,4 @@
-"""Runs over real SSH, on hosts that the tests make."""
+"""Runs over real SSH, on test hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to real SSH servers, by what the user's own SSH configuration says."""
+"""Connections to real SSH servers with the user's own SSH configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several workers on a node, over an SSH server that admits few logins at once, or few commands a login."""
+"""Several workers on a node whose SSH server limits concurrent logins, or commands per login."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run_on(hosts: Hosts, directory: Path, chief: str, worker: str, workers: int,
 
 
 def accepted(hosts: Hosts) -> int:
-    """How many logins the host's server has accepted so far."""
+    """Returns the number of logins that the host's server has accepted so far."""
     return log_of(hosts).count("Accepted publickey")
 
 

@@ -1,4 +1,4 @@
-"""Machines that are reached by the `ssh` program, over real SSH servers: `transport: openssh`."""
+"""Machines reached by the `ssh` program, over real SSH servers: `transport: openssh`."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def openssh(host: str, **more: Any) -> SSHSettings:
 
 
 def answer(settings: SSHSettings) -> bytes:
-    """What a command says there, on a login of its own."""
+    """Returns the output of a command on the host, in a login of its own."""
     with reach(settings, 10, lambda seconds: True) as machine:
         return machine.ask(["echo", "$HOME 'there'"], 10)
 

@@ -1,4 +1,4 @@
-"""Workers that wait for what never comes: the run ends, and says why."""
+"""Workers that wait for an event that never comes: the run ends and reports the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ step(batch)
 
 
 def ended(tmp_path: Path, script: str) -> str:
-    """What a run says that cannot go on; it ends badly, and leaves nothing."""
+    """Returns the output of a run that cannot continue; checks that it fails and leaves no processes."""
     with Training(tmp_path, TRAIN + script, TWO) as run:
         assert run.wait(START + STALLED) != 0
         run.assert_gone()

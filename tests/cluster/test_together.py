@@ -1,4 +1,4 @@
-"""Workers are started where AutoDist is made, and come to their first step beside the chief."""
+"""Workers start when AutoDist is created, and reach their first step concurrently with the chief."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script draws and initialises without a seed is the chief's on every worker, before anything was trained."""
+"""Before training, every worker has the chief's values for all unseeded draws and initial values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each way of starting a script, by the tools themselves: what they run can run on a worker too, or it is refused."""
+"""Each way of starting a script, by the tools themselves: the command also runs on a worker, or it is rejected."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def told_by(command: list[str], here: Path, typed: str = "") -> str:
-    """What the script tells, of what a command prints."""
+    """Returns the script's report from a command's output."""
     environment = os.environ | {"IPYTHONDIR": str(here / "ipython"), "PYTHONPATH": ""}
     done = subprocess.run(
         [sys.executable, *command],

@@ -1,4 +1,4 @@
-"""What is built of the repository: a source distribution, of that a wheel, and of that a command that trains."""
+"""The built packages: a source distribution, a wheel built from it, and its command, which trains."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_backend(tree: pathlib.Path, backend: pathlib.Path, call: str, target: pa
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """What pyproject.toml asks for to build with, as pip would bring it into an isolated environment."""
+    """Returns an environment with the build requirements of pyproject.toml, as pip would install them in isolation."""
     target = tmp_path_factory.mktemp("backend")
     command = [
         sys.executable,

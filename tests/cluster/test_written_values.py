@@ -1,4 +1,4 @@
-"""What one worker's script alone writes between steps: the chief's values reach all, and nobody hangs."""
+"""Variable writes by one worker's script between steps: the chief's values reach all workers without a deadlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of small training scripts under AutoDist, whose workers the test may hold back."""
+"""Runs of small training scripts under AutoDist, whose workers the test may delay."""
 
 from __future__ import annotations
 
@@ -101,6 +101,6 @@ class Training(Run):
         (self._notes / what).touch()
 
     def kept(self, worker: int) -> dict[str, Any]:
-        """What a worker has kept."""
+        """Returns the values that a worker has stored."""
         with np.load(self._notes / f"kept{worker}.npz") as arrays:
             return dict(arrays)

@@ -1,4 +1,4 @@
-"""One set of trainings for all tests of a session."""
+"""One set of training runs for all tests of a session."""
 
 from __future__ import annotations
 

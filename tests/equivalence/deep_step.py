@@ -1,4 +1,4 @@
-"""Trains a deep network on one batch again and again: python -m tests.equivalence.deep_step CLUSTER_FILE."""
+"""Trains a deep network repeatedly on one batch: python -m tests.equivalence.deep_step CLUSTER_FILE."""
 
 from __future__ import annotations
 

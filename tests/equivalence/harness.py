@@ -1,4 +1,4 @@
-"""Trains programs in processes of their own, on one device and on many, and tells how far their results lie apart."""
+"""Trains programs in separate processes, on one device and on many, and measures the difference of their results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Machines:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What stands in the YAML; how it trains, each program has its own."""
+        """Returns the content of the YAML; each program has its own strategy."""
         cpus = list(range(self.workers * self.replicas))
         spec = {"nodes": [{"address": "localhost", "cpus": cpus, "workers": self.workers}]}
         return spec | ({"batch": self.batch} if self.batch else {})
@@ -128,7 +128,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a program has trained.
+    """The results of a training program.
 
     Attributes:
         by_worker: the results of each worker.
@@ -138,12 +138,12 @@ class Trained:
 
     @property
     def shared(self) -> Values:
-        """What all workers have, as the chief has it."""
+        """The values common to all workers, from the chief."""
         return {name: value for name, value in self.by_worker[0].items() if not name.startswith("worker:")}
 
     @property
     def joined(self) -> Values:
-        """What all workers have, and the mean of the losses that each had of its own examples."""
+        """The values common to all workers, and the mean over workers of the losses of their own examples."""
         if "worker:examples" not in self.by_worker[0]:
             return self.shared
         losses, examples = self.own("loss"), self.own("examples")
@@ -155,7 +155,7 @@ class Trained:
         return [values[f"worker:{name}"] for values in self.by_worker]
 
     def assert_workers_agree(self) -> None:
-        """What all workers have is the same on each, bit for bit."""
+        """Raises AssertionError if the common values differ between workers in any bit."""
         for index, values in enumerate(self.by_worker):
             theirs = {name for name in values if not name.startswith("worker:")}
             assert theirs == set(self.shared), f"worker {index} has other variables"
@@ -178,7 +178,7 @@ class Trainings:
             self._wanted.setdefault(task.machines, {})[task] = None
 
     def alone(self, name: str) -> Trained:
-        """What a program trains on one device.
+        """Returns the results of a program on one device.
 
         Raises:
             AssertionError: it failed; with all its output.
@@ -186,7 +186,7 @@ class Trainings:
         return self._of(Task(None, name))
 
     def on(self, cluster: Cluster, name: str) -> Trained:
-        """What a program trains on many devices; the workers agree in every bit.
+        """Returns the results of a program on many devices; the workers agree in every bit.
 
         Raises:
             AssertionError: it failed; with all its output.
@@ -262,11 +262,11 @@ class Trainings:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         output: of stdout and stderr together.
-        problem: what went wrong; None: nothing.
+        problem: the failure; None if there is none.
     """
 
     output: str

@@ -1,4 +1,4 @@
-"""Which combinations are trained: every pair of values of the five axes meets at least once."""
+"""The trained combinations: every pair of values of the five axes occurs at least once."""
 
 from __future__ import annotations
 

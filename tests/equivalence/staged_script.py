@@ -1,6 +1,6 @@
-"""A script of every front end: run by pipelines, it prints what as many replicas on one worker would.
+"""A script with every front end: run as pipelines, it prints the same values as that many replicas on one worker.
 
-Arguments: how the machines are named, a key of `MACHINES`, and a folder for checkpoints.
+Arguments: the machines, as a key of `MACHINES`, and a folder for checkpoints.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def trained_in_a_session(ad: AutoDist, x: np.ndarray) -> list[object]:
-    """What a graph of TensorFlow 1 gives of its losses, and its variables at last."""
+    """Returns the losses of a TensorFlow 1 graph, and its final variables."""
     v1 = tf.compat.v1
     with tf.Graph().as_default(), ad.scope():
         given = hidden = v1.placeholder(tf.float64, [None, 5])
@@ -94,7 +94,7 @@ def trained_in_a_session(ad: AutoDist, x: np.ndarray) -> list[object]:
 
 
 def written_and_read(ad: AutoDist, model: keras.Model, step) -> None:
-    """What holders of a variable are given between steps, each of them computes with."""
+    """Assigns a variable between steps; each holder computes with the assigned values."""
     checkpoint = ad.checkpoint(sys.argv[2], model=model, optimizer=model.optimizer)
     saved = checkpoint.save()
     tell("saved", step())

@@ -1,4 +1,4 @@
-"""How programs are trained: what would stand in the YAML, and a builder that does so for one program after another."""
+"""The strategies of the programs: the equivalent YAML, and a builder that applies one strategy per program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beside the matrix, each on two workers of two replicas: what one device trains."""
+"""Programs beyond the matrix, each on two workers of two replicas: they train as one device does."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ FEATURES: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     ),
     "step_two_optimizers": (pytest.mark.feature("function", "optimizer: several optimizers"),),
 }
-"""What programs show, for the table of features."""
+"""The features that programs show, for the table of features."""
 
 AT_SERVERS = {"ps_load_balancing": 2, "partitioned_ps": 2}
 """Trained in runs of their own, beside those of the others."""

@@ -13,8 +13,9 @@ from tests.equivalence.harness import Cluster, Trainings, largest_difference, ma
 log = logging.getLogger(__name__)
 
 MOST = {"float16": 5e-3, "power_sgd": math.inf, "top_k": math.inf}
-"""How far what is trained may lie from one device's, as a part of the largest. In so few steps PowerSGD and top-k owe
-as much as they have sent; that they come to the same loss in the end is shown in tests/unit/kernels."""
+"""Limits for the difference from one device, relative to the largest value. In so few steps PowerSGD and top-k still
+hold back as much as they have sent; tests/unit/kernels shows that they reach the same loss in the end.
+"""
 
 # A worker without examples; several steps that remember together; gradients of two stages.
 ONE, SEVERAL, TWO = "fit_last_batch_of_one_example", "graph_alternating_optimizers", "step_two_optimizers"

@@ -1,4 +1,4 @@
-"""Steps that look at cotangents: what one device trains, since every cotangent is one device's."""
+"""Steps that use cotangents train as on one device, since every cotangent equals one device's."""
 
 from __future__ import annotations
 

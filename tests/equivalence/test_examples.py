@@ -1,4 +1,4 @@
-"""Every example runs: on two workers of two replicas (or pipelines), with its AutoDist lines out, and over SSH."""
+"""Every example runs: on two workers of two replicas (or pipelines), without its AutoDist lines, and over SSH."""
 
 from __future__ import annotations
 

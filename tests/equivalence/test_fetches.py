@@ -1,4 +1,4 @@
-"""What a worker fetches is what one device fetches of the same examples."""
+"""A worker fetches the same values as one device does for the same examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jit_compile=True`: many devices train what one does, with XLA and without."""
+"""`jit_compile=True`: many devices train as one does, with XLA and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every strategy, front end, number of workers and replicas, model and optimizer, in pairs: what one device trains."""
+"""Every strategy, front end, number of workers and replicas, model and optimizer, in pairs: they train as one device
+does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of what is trained leaves out no pair of values, and what is told of programs is told of trained ones."""
+"""The table of trained combinations covers every pair of values, and mentions only programs that are trained."""
 
 from __future__ import annotations
 

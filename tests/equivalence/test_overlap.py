@@ -1,4 +1,4 @@
-"""Gradients travel while the backward pass goes on: shown by a trace of one step of two real workers."""
+"""Communication of gradients overlaps with the backward pass: shown by a trace of one step of two real workers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_overlap_of_communication_and_backward_pass(tmp_path: Path, monkeypatch:
 
 
 def sent_early(ran: list[Event], worker: int) -> int:
-    """How many messages to the other worker arrived there before this one's backward pass ended."""
+    """Returns the number of messages that arrived at the other worker before this worker's backward pass ended."""
     here, there = f"/task:{worker}/", f"/task:{1 - worker}/"
     products = [e for e in ran if here in e.device and "MatMul" in e.op]
     assert len(products) == 3 * LAYERS - 1  # the first layer's inputs need no gradient

@@ -1,4 +1,4 @@
-"""A pipeline of two processes: Keras's and a function's steps give the bits of as many replicas on one worker."""
+"""A pipeline of two processes: steps of Keras and of a function equal that many replicas on one worker, bit for bit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assert_all_tell(alone: list[str], staged: list[str], workers: int) -> None:
 
 
 def products(dump: Path, worker: int) -> list[int]:
-    """How many products of matrices a worker computes, of layers and their gradients, in each step that was made."""
+    """Returns the number of a worker's matrix products in each step, for layers and their gradients."""
     steps = sorted(dump.iterdir(), key=lambda folder: int(folder.name.removeprefix("step_")))
     last = [max((step / f"worker_{worker}").iterdir(), key=lambda f: int(f.name.split("_")[0])) for step in steps]
     return [sum(" = MatMul[" in line for line in (f / "step.txt").read_text().splitlines()) for f in last]

@@ -1,4 +1,4 @@
-"""What is drawn: batches that nobody seeded, dropout, and the same bits in every run."""
+"""Random draws: unseeded batches, dropout, and equal bits in every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In float32 many devices differ from one by what rounding explains: not more than ten times the rounding floor."""
+"""In float32 many devices differ from one only by rounding: at most ten times the rounding floor."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Runs training programs one after the other, on one device or under AutoDist, and writes what they have trained.
+"""Runs training programs one after the other, on one device or under AutoDist, and writes their results.
 
     python -m tests.equivalence.train --out DIRECTORY --alone PROGRAM …
     python -m tests.equivalence.train --out DIRECTORY --cluster FILE STRATEGY:PROGRAM …
 
-Each worker leaves `PROGRAM.INDEX.npz`, or `STRATEGY:PROGRAM.INDEX.npz`. With `--cores N` the machine seems to have N
+Each worker writes `PROGRAM.INDEX.npz`, or `STRATEGY:PROGRAM.INDEX.npz`. With `--cores N` the machine seems to have N
 cores per worker.
 """
 

@@ -1,1 +1,1 @@
-"""Python with TensorFlow imported already, forked for each script that a test starts."""
+"""A Python process with TensorFlow already imported, forked for each script that a test starts."""

@@ -1,8 +1,8 @@
-"""How a forked process becomes what `python …` would have made of a new one.
+"""Turns a forked process into the process that `python …` would have started.
 
 Its number, parent, session, streams, inherited descriptors, signals, environment, directory, arguments and `__main__`
-are those of a process that was started. What differs: modules that were imported before, the seed of `hash`, where
-things lie in memory, `sys.flags`, and the command that the system shows.
+are those of a started process. The differences: modules that were imported before, the seed of `hash`, memory
+addresses, `sys.flags`, and the command that the system shows.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _SEEN_BY_NO_START = {signal.SIGPIPE, signal.SIGXFSZ}
 
 @dataclass(frozen=True)
 class Start:
-    """How a process is to be started.
+    """The start of a process.
 
     Attributes:
-        line: what follows the interpreter.
-        environment: all of it.
-        directory: None: the one of who starts it.
-        numbers: of the descriptors that it gets, in the order in which they are sent.
-        new_session: whether it begins one.
-        ignored: signals that who starts it ignores.
-        blocked: signals that who starts it has blocked.
+        line: the command line after the interpreter.
+        environment: all variables.
+        directory: None: the starting process's.
+        numbers: descriptors of the process, in the order in which they are sent.
+        new_session: True if it begins a session.
+        ignored: signals that the starting process ignores.
+        blocked: signals that the starting process has blocked.
         mark: of its run.
-        chains: how often it may start those of `of`.
+        chains: number of times that it may start those of `of`.
         of: a key of `CHAINS`.
     """
 
@@ -90,7 +90,7 @@ def receive(channel: socket.socket) -> tuple[Start, list[int]] | None:
 _environment = ctypes.CDLL(None)
 _environment.getenv.restype = ctypes.c_void_p
 _marked_at = _environment.getenv(MARK.encode())
-"""Where the system looks for the environment with which the process was started."""
+"""Address at which the system reads the initial environment of the process."""
 
 
 def write_mark(mark: str) -> None:
@@ -100,12 +100,12 @@ def write_mark(mark: str) -> None:
 
 
 def become(start: Start, descriptors: Sequence[int], waiting: Sequence[Waiting] = ()) -> CodeType:
-    """What to run as `__main__`, in the process which from now on is the one that was to be started.
+    """Turns this process into the started one, and returns the code to run as `__main__`.
 
     Args:
-        start: how.
-        descriptors: which it gets, under the numbers that `start` says.
-        waiting: who is there for it to start.
+        start: of the process.
+        descriptors: of the process, for the numbers in `start`.
+        waiting: forked processes that it may start.
     """
     _take_descriptors(start.numbers, descriptors, [one.channel.fileno() for one in waiting])
     if start.new_session:
@@ -163,7 +163,7 @@ _paths: list[str] = []
 
 
 def prepare_main(line: Sequence[str]) -> CodeType:
-    """What to run as `__main__`, which is made ready for it, where `python` was given that line."""
+    """Prepares `__main__` for a command line of `python`, and returns its code."""
     _paths[:] = _paths or sys.path
     sys.path[:] = _paths
     sys.orig_argv = [sys.executable, *line]
@@ -207,8 +207,9 @@ CHAINS: dict[str, tuple[Fits, ...]] = {
     "agent": (_is_module(_GUARD), _is_script),
     "launch": tuple(_is_module(name) for name in (_GUARD, _LAUNCHED, _AGENT, _GUARD, _LAUNCHED)),
 }
-"""What a chief starts for a worker, what that starts, and what that starts, which is the script; likewise what an agent
-starts that is there, and what `launch` does for a run of two workers."""
+"""The processes that a chief starts for a worker: each starts the next, and the last is the script. Also the processes
+of a waiting agent, and of `launch` for a run of two workers.
+"""
 
 
 class Waiting:

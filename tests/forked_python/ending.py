@@ -1,9 +1,9 @@
-"""How a forked process ends: what was imported before it was forked is left as it lies.
+"""The end of a forked process: objects imported before the fork are not destroyed.
 
-At its end Python takes apart all modules, one object after the other. In a process that shares its memory with others
-each writes to a page, of which the system then makes a copy: a third of what a small run takes of a core. What the
-process itself has imported and made goes as ever, and so does what acts when it goes; but it finds the modules that it
-calls then whole.
+At its end Python destroys all modules, one object after the other. In a process that shares its memory with others each
+destruction writes to a page, and the system copies that page: a third of a small run's processor time. Objects that the
+process itself has imported or created are destroyed as usual. So are objects with finalizers, which find the modules
+that they call complete.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A Python for hosts of the tests, whose processes are forked from one that has imported TensorFlow.
+"""A Python for test hosts, whose processes are forked from one that has imported TensorFlow.
 
-sshd, or who else starts it, has a process that hands over what it was given, waits for the forked one and ends as that
-ends. So the forked one's parent is another, and it outlives whoever kills what sshd has started.
+sshd, or another starter, starts a process that hands over its descriptors and environment, waits for the fork, and ends
+with the same status. So the fork has another parent, and survives a kill of the process that sshd has started.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Modules of AutoDist that a process has imported, as ones that a process forked from it has not.
+"""Hides AutoDist modules that a process has imported from the processes forked from it.
 
-A forked process that imports one gets it made, at the moment and with all others that its import would have brought.
-What notes or sets up something for the process that imports it is not kept, or run again.
+When a forked process imports one, the module is put in place, with all others that its import would have brought.
+Registrations and setup for the importing process are neither kept nor run again.
 """
 
 from __future__ import annotations

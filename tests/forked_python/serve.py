@@ -1,4 +1,4 @@
-"""The process that has imported TensorFlow, and is forked: `exec(serve(…))` runs in it for ever, else what becomes."""
+"""The forked process with TensorFlow imported: `exec(serve(…))` serves forever; in a fork it runs the script."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def serve(descriptor: int) -> CodeType:
 
 
 def begin_anew(chains: int, of: str, above: int) -> CodeType:
-    """What to run in a forked process that begins its script anew, and in those that it forks then.
+    """Returns the code of a forked process that re-executes its script, and of the processes that it then forks.
 
     Args:
-        chains, of, above: what it forks, as of `fork_chains`.
+        chains, of, above: of its own forks, as for `fork_chains`.
     """
     line = tuple(sys.argv[1:])
     _import_what_scripts_import()

@@ -1,4 +1,4 @@
-"""Starts scripts in processes forked from one that has imported TensorFlow, which takes three seconds of a core."""
+"""Starts scripts in forks of a process that has imported TensorFlow, which takes three seconds of a core."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class ForkedPython:
 
 
 def of_all(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment has to be alike where TensorFlow was imported and where a script is started."""
+    """Returns the variables of an environment that must be equal for the TensorFlow import and for a script's start."""
     read = {pair for pair in environment.items() if not pair[0].startswith(_READ_BY_NO_IMPORT)}
     return dict(read - _SET_BY_IMPORTS)
 

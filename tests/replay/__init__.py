@@ -1,1 +1,1 @@
-"""Replay: captured steps kept in files, what the kernels make of them as text, and the texts as they were recorded."""
+"""Replay tests: captured steps in files, the text of their rewritten steps, and the recorded texts."""

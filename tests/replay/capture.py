@@ -1,4 +1,4 @@
-"""Captures the stored steps anew: from programs that train under AutoDist, and from steps that the unit tests have."""
+"""Captures the stored steps again: from programs that train under AutoDist, and from steps of unit tests."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ OF_PROGRAMS: Mapping[str, Sequence[int]] = {
     "graph_loop": [0, 2],
     "graph_terms_of_several_weights": [0, 2],
 }
-"""Which steps of each program are stored, counted in the order in which they are made ready to run.
+"""The stored steps of each program, counted in the order in which they are prepared to run.
 
-Of a session's, the whole graph is the first. The first has the program's name, the others are numbered.
+For a session, the whole graph is the first step. The first has the program's name, the others are numbered.
 """
 
 
@@ -358,7 +358,7 @@ OF_TESTS: Mapping[str, Callable[[], Step | StoredStep]] = {
     "sums_in_masked_loss": lambda: _whole_sums(whole_sum_steps.masked_loss),
     "update_by_loss": _update_by_loss,
 }
-"""What makes the others."""
+"""Functions that return the other stored steps."""
 
 
 def capture(name: str) -> dict[str, StoredStep]:

@@ -1,4 +1,4 @@
-"""Which stored step is rewritten by which strategy for which machines: pairs, not products."""
+"""The replay cases: pairs of a stored step with a strategy and a cluster, not all products."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What is rewritten.
+    """A replay case.
 
     Attributes:
         step: a stored one.

@@ -1,7 +1,6 @@
-"""The layout of each tensor of a stored step: how the tensor varies over the replicas, as propagation finds it.
+"""The layout of each tensor of a stored step: its variation over the replicas, as inferred by propagation.
 
-The text uses words of its own in place of the classes of `autodist.graph.propagation`, so that renaming these does not
-change it.
+The text does not use the class names of `autodist.graph.propagation`, so that renaming these does not change it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether two texts of a case differ by the names of nodes alone.
+"""Checks that two texts of a case differ only in the names of nodes.
 
-A name says nothing of what a node does. So each node is told by what it does, by whom it reads and who reads it, and so
-on for as long as that tells more nodes apart (Weisfeiler and Leman's refinement); two texts in which the same nodes are
-found so many times, in the same places, are taken for the same.
+A name does not describe its node. So each node is identified by its op, by its inputs and consumers, and so on, as long
+as that distinguishes more nodes (Weisfeiler–Leman refinement). Two texts with the same multiset of nodes in the same
+places count as equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Node:
 
 
 def differ_by_names_alone(one: str, other: str) -> bool:
-    """Whether nodes are called otherwise in two texts, which are the same for the rest."""
+    """Returns True if two texts differ only in the names of nodes."""
     parts = [_PARTS.split(text) for text in (one, other)]
     pairs = zip(*parts, strict=False)
     return len(parts[0]) == len(parts[1]) and all(_nameless(a) == _nameless(b) for a, b in pairs)
@@ -60,7 +60,7 @@ def _in_section(spelling: str, section: str) -> str:
 
 
 def _refined(nodes: Mapping[str, _Node]) -> dict[str, str]:
-    """What stands for each node's name."""
+    """Returns a refined label for each node's name."""
     labels = {name: _digest(node.what) for name, node in nodes.items()}
     readers: dict[str, list[tuple[str, str]]] = {name: [] for name in nodes}
     for name, node in nodes.items():

@@ -56,12 +56,12 @@ def recorded_version() -> str:
 
 
 def difference(before: str, after: str, lines: int) -> str:
-    """What has changed between two texts of a case, for the eye; empty if nothing has.
+    """Returns a readable difference of two texts of a case; empty if they are equal.
 
     Args:
-        before: the recorded one.
-        after: another.
-        lines: how many are shown.
+        before: the recorded text.
+        after: the new text.
+        lines: number of lines to show.
     """
     if before == after:
         return ""

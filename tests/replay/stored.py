@@ -1,4 +1,4 @@
-"""Captured steps in files: our rewriting is looked at alone, whatever TensorFlow and Keras capture today."""
+"""Captured steps in files, so that rewriting is tested independently of TensorFlow's and Keras's current capture."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _shown(spec: tf.TensorSpec) -> tuple[list[int | None] | None, str]:
 
 
 def _plain(value: object) -> object:
-    """What stands in JSON for a value that it cannot hold."""
+    """Returns a JSON representation of a value that JSON cannot hold."""
     if isinstance(value, tf.DType):
         return value.name
     assert isinstance(value, enum.Enum), f"{value!r} of a step cannot be stored"

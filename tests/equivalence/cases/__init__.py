@@ -1,4 +1,4 @@
-"""Training programs: each trains something and returns all that it has trained. They run alone and under AutoDist."""
+"""Training programs: each trains a model and returns all trained values. They run alone and under AutoDist."""
 
 from tests.equivalence.cases import (
     cotangents,

@@ -1,4 +1,4 @@
-"""What training programs share: how they are registered, cut their batches and hand over what they have trained."""
+"""Common parts of the training programs: their registration, their split of batches, and their results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 Results = dict[str, Array]
-"""What a program leaves behind, by name. Names that begin with `worker:` may differ between workers; all else must be
-the same on each, bit for bit."""
+"""The results of a program, by name. Names that begin with `worker:` may differ between workers; all others must be the
+same on each, bit for bit.
+"""
 
 STEPS, BATCH = 10, 30
 """30 examples do not divide by 4 replicas, so that replicas count differently."""
@@ -88,7 +89,7 @@ def register(name: str, function: Program) -> Program:
 
 
 def in_float32(train: Program, ad: Trainer) -> Results:
-    """What a program trains whose numbers are all in float32."""
+    """Returns the results of a program that trains entirely in float32."""
     keras.config.set_floatx("float32")
     try:
         return train(ad)

@@ -1,4 +1,4 @@
-"""Programs whose steps look at cotangents, each in a form that scripts have: clipped layers, adversarial examples."""
+"""Programs whose steps use cotangents, in forms found in scripts: clipped layers, adversarial examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evaluate` and `predict`, beside `fit` with validation."""
+"""`evaluate` and `predict`, and `fit` with validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fit` can be asked for besides: uneven batches, masks, weights, callbacks, optimizers that keep more state."""
+"""Further options of `fit`: uneven batches, masks, weights, callbacks, optimizers with more state."""
 
 from __future__ import annotations
 
@@ -61,9 +61,11 @@ def fit_synchronized_norms(ad: Trainer) -> Results:
 
 @program
 def fit_many_options(ad: Trainer) -> Results:
-    """What changes the update or the loss alone: rates by callbacks, averages and decay of weights, frozen layers, L2.
+    """Options that change only the update or the loss: rates by callbacks, averages and decay of weights, frozen
+    layers, L2.
 
-    The penalty does not depend on the batch: it must not count once for each replica. The last batch does not divide.
+    The penalty does not depend on the batch: it must not count once for each replica. The last batch does not divide
+    evenly.
     """
 
     class Faster(keras.callbacks.Callback):

@@ -39,7 +39,7 @@ def _examples() -> tuple[np.ndarray, np.ndarray]:
 
 @program
 def graph_global_batches(ad: Trainer) -> Results:
-    """What is fed is the global batch, of 97 examples and then of one, and what is the same on all workers."""
+    """Feeds the global batch, of 97 examples and then of one, and values that are the same on all workers."""
     x, y = _examples()
     with tf.Graph().as_default(), ad.scope():
         fed = v1.placeholder(x.dtype, [None, *x.shape[1:]]), v1.placeholder(y.dtype, [None])
@@ -73,9 +73,10 @@ def graph_initializable_iterator(ad: Trainer) -> Results:
 
 @program
 def graph_feedable_iterator(ad: Trainer) -> Results:
-    """Two one-shot iterators in turn, chosen by their handles; runs of other fetches go on where the last one ended.
+    """Two one-shot iterators in turn, chosen by their handles; runs of other fetches continue at the iterator's
+    position.
 
-    What is fetched without a training step is of the whole batch that the iterator gives.
+    Fetches without a training step see the whole batch of the iterator.
     """
     x, y = _examples()
     with tf.Graph().as_default(), ad.scope():

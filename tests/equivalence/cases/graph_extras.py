@@ -1,4 +1,4 @@
-"""Graph mode beside the matrix: how TensorFlow 1 scripts feed, fetch, decay and alternate."""
+"""Graph mode beyond the matrix: feeds, fetches, decays and alternating steps of TensorFlow 1 scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _variables(session: Any) -> Results:
 def _run(
     ad: Trainer, session: Any, net: GraphModel, fetches: Any, feeds: Any = None, size: int = 30, kind: str = "mlp"
 ) -> list[Any]:
-    """What is fetched at each step, of this worker's part of the first `size` examples of each batch."""
+    """Returns the fetched values of each step, for this worker's part of the first `size` examples of each batch."""
     batches = make_batches(kind)
     return [
         session.run(fetches, {net.x: own(ad, x[:size]), net.y: own(ad, y[:size])} | (feeds or {}))

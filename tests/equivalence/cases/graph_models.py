@@ -1,4 +1,4 @@
-"""The models of the matrix as TensorFlow 1 wrote them: a graph, placeholders, variables of one's own."""
+"""The models of the matrix in the style of TensorFlow 1: a graph, placeholders, and variables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The reference of a model whose examples see one another: one device computes the parts one after the other.
+"""The reference for a model whose examples interact: one device computes the parts one after the other.
 
-Each part's gradients and moving averages are made from the same variables; both are then averaged, each part counting
-by its examples, and applied once. Nothing here comes from AutoDist.
+Each part's gradients and moving averages are computed from the same variables. Both are then averaged, weighted by the
+examples of each part, and applied once. Nothing here uses AutoDist.
 """
 
 from __future__ import annotations

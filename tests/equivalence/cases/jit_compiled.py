@@ -1,4 +1,4 @@
-"""Programs that ask XLA to compile, each with a twin that does not and trains the same."""
+"""Programs that request XLA compilation, each with a twin that does not and trains the same."""
 
 from __future__ import annotations
 

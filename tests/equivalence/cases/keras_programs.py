@@ -1,4 +1,4 @@
-"""The matrix in two front ends: a step of one's own (`ad.function`) and Keras's `fit`."""
+"""The matrix in two front ends: a custom step (`ad.function`) and Keras's `fit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that write weights several times, or write something else behind their update."""
+"""Steps that write weights several times, or write other variables after their update."""
 
 from __future__ import annotations
 

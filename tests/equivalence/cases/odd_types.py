@@ -1,4 +1,4 @@
-"""A step of one's own with variables of many types, scalars, empty ones and unused ones."""
+"""A custom step with variables of many types, scalars, empty ones and unused ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def step_odd_types(ad: Trainer) -> Results:
 
 @program
 def keras_bfloat16_convolutions(ad: Trainer) -> Results:
-    """What TensorFlow fuses of them on a CPU is no op that a server takes."""
+    """TensorFlow's fused CPU ops for these convolutions are ops that its server does not accept."""
     rng = np.random.default_rng(0)
     images, labels = rng.normal(size=(24, 6, 6, 2)).astype("float32"), rng.integers(0, 3, 24)
     with ad.scope():

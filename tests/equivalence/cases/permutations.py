@@ -1,3 +1,3 @@
-"""How often one device is compared with itself, to learn how much rounding alone makes of the order of examples."""
+"""Runs of one device against itself, with examples in another order, to measure the effect of rounding alone."""
 
 PERMUTATIONS = 4

@@ -1,4 +1,4 @@
-"""Variables that several steps share, that Python assigns between steps, or that get their values from others."""
+"""Variables that several steps share, that Python assigns between steps, or that are computed from others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of one's own, built in other ways: two optimizers, functions in functions, shared and scalar variables."""
+"""Custom steps of other structure: two optimizers, functions in functions, shared and scalar variables."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def step_tied_embedding(ad: Trainer) -> Results:
 
 @program
 def step_statistics(ad: Trainer) -> Results:
-    """What a step returns and keeps and is no mean: largest values, spreads, what holds for any or all examples."""
+    """A step that returns and keeps statistics other than means: maxima, ranges, any or all over the examples."""
     x, y = _data(27)
     with ad.scope():
         net, optimizer, loss_of = make_model("mlp"), keras.optimizers.SGD(0.1), make_loss()

@@ -1,4 +1,4 @@
-"""Between steps, the script writes variables in other ways than by `assign`, and training goes on from there."""
+"""Between steps, the script writes variables without `assign`, and training continues from the written values."""
 
 from __future__ import annotations
 
