@@ -102,7 +102,7 @@ class Agent:
         while not self._ended.wait(silence.look_interval):
             if silence.is_too_long():
                 problem = (
-                    f"it heard nothing from the chief's machine for {silence.limit:g} s and ended its script; check "
+                    f"it received nothing from the chief's machine for {silence.limit:g} s and ended its script; check "
                     "that the network is up and that no process of the run was stopped; if the network pauses for "
                     "longer, raise `silence_timeout`"
                 )

@@ -149,10 +149,10 @@ class Coordinator:
             script = self._script_to_run()
             self._sync_folder()
             self._open_connections()
-            answers, own = self._inspect(script)
+            answers, own_facts = self._inspect(script)
             self._require_not_stopped()
             file, digest = (script.file, script.digest) if script else (None, None)
-            check_all(answers, replace(own, digest=digest), file)
+            check_all(answers, replace(own_facts, digest=digest), file)
         except BaseException:
             self.abort("the run could not be prepared")
             raise
@@ -360,7 +360,7 @@ class Coordinator:
         requests = [Inspect(file, directory, worker.port, compared_packages(), hosts) for worker in self._workers]
         for connection, request in zip(self._connections, requests[1:], strict=True):
             connection.send(request)
-        own, self._held = find_facts(requests[0])
+        own_facts, self._held = find_facts(requests[0])
         with self._changed:
             limit = self._spec.reach_timeout
             if any(self._spec.ssh_group(worker.node) is not None for worker in self._workers):
@@ -371,9 +371,9 @@ class Coordinator:
                 "`reach_timeout`",
                 is_away=True,
             )
-            return {self._workers[0].name: own} | {
+            return {self._workers[0].name: own_facts} | {
                 connection.name: connection.answer or late for connection in self._connections
-            }, own
+            }, own_facts
 
     def _wait_for_answers(self, limit: float) -> None:
         """Waits until all machines have answered; logs the late ones once if that takes long."""

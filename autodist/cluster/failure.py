@@ -111,8 +111,8 @@ def why_agent_ended(output: str) -> str:
         return f"there is no Python at the expected path; give its SSH group a `python_venv` ({output})"
     if not output:
         return (
-            "its agent ended without a word: it was killed (`dmesg` there shows whether memory ran out), or the login "
-            "there runs another program than the requested one"
+            "its agent ended without any output: it was killed (`dmesg` there shows whether memory ran out), or the "
+            "login there runs another program than the requested one"
         )
     if re.search(r"account is (currently )?not available", output):
         return f"its user may not log in there; give its SSH group a `username` that has a shell ({output})"

@@ -83,7 +83,7 @@ class LaunchedScript:
         self._pumps = [self._run(f"script-{stream}", self._pump, stream) for stream in ("stdout", "stderr")]
         self._to_script: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.tell(start.join)
-        self._run("member-told", self._send_to_script)
+        self._run("client-writer", self._send_to_script)
         self._run("member", self._read_from_script)
         self._watch = self._run("script", self._wait)
 

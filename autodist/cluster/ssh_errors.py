@@ -225,9 +225,9 @@ def _no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
 
 def _failed_program(error: paramiko.ProxyCommandFailure | ProgramError, endpoint: Endpoint) -> str:
     if isinstance(error, ProgramError):
-        output = f"saying: {error.said}" if error.said else "without a word"
+        output = f"with the output: {error.said}" if error.said else "without any output"
         status = "" if error.status is None else f" with exit status {error.status}"
-        failed = f"the `ssh` program ended{status}, {output}"
+        failed = f"the `ssh` program ended{status} {output}"
     else:
         failed = f"the ProxyCommand {error.command!r} failed: {error.error}"
     return f"{endpoint}: {failed}. Try `{endpoint.ssh_command}`."

@@ -194,13 +194,13 @@ class ProgramLogins:
         return command_line(self._hops, self._silence, connect_timeout, self._child_processes.folder)
 
 
-def why_no_login(way: Sequence[Hop], folder: str, said: str, status: int | None) -> ClusterError:
+def why_no_login(way: Sequence[Hop], folder: str, output: str, status: int | None) -> ClusterError:
     """Returns the error for a failed login.
 
     Args:
         way: the machine, then its jump hosts, as `find_way` returns them.
         folder: folder with the output of the programs that connect to the jump hosts.
-        said: output of the program that connects to the machine.
+        output: output of the program that connects to the machine.
         status: exit status of that program; None if it took too long.
     """
     for number in range(1, len(way)):
@@ -214,12 +214,12 @@ def why_no_login(way: Sequence[Hop], folder: str, said: str, status: int | None)
     hop = way[0]
     if status is None:
         late = TimeoutError("timed out")
-        return _explained(paramiko.AuthenticationException("timeout") if is_logging_in(said) else late, hop)
-    cause = find_cause(said)
+        return _explained(paramiko.AuthenticationException("timeout") if is_logging_in(output) else late, hop)
+    cause = find_cause(output)
     command = hop.options.proxy_command
-    if isinstance(cause, EOFError | ConnectionError) and command and "Remote protocol version" not in said:
-        cause = paramiko.ProxyCommandFailure(command, words_of(said, OF_NO_CONNECTION) or "it ended")
-    return _explained(cause or unknown_cause(said, status), hop)
+    if isinstance(cause, EOFError | ConnectionError) and command and "Remote protocol version" not in output:
+        cause = paramiko.ProxyCommandFailure(command, words_of(output, OF_NO_CONNECTION) or "it ended")
+    return _explained(cause or unknown_cause(output, status), hop)
 
 
 def _explained(cause: Exception, hop: Hop) -> ClusterError:

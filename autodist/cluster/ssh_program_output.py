@@ -59,101 +59,101 @@ class ShownKey:
         return self.kind
 
 
-def find_cause(said: str) -> Exception | None:
+def find_cause(output: str) -> Exception | None:
     """Returns the exception for the output of a failed `ssh`; None if the output is unknown.
 
     Args:
-        said: all lines, including those of LogLevel DEBUG1.
+        output: all lines, including those of LogLevel DEBUG1.
     """
     for pattern, make in _CAUSES:
-        match = pattern.search(said)
+        match = pattern.search(output)
         if match:
-            return make(match, said)
+            return make(match, output)
     return None
 
 
-def unknown_cause(said: str, status: int | None) -> ProgramError:
+def unknown_cause(output: str, status: int | None) -> ProgramError:
     """Returns the exception for unknown output; it quotes the output without log lines."""
-    return ProgramError(status, words_of(said))
+    return ProgramError(status, words_of(output))
 
 
-def words_of(said: str, besides: tuple[str, ...] = ()) -> str:
+def words_of(output: str, omitted: tuple[str, ...] = ()) -> str:
     """Returns the output in one line, without log lines.
 
     Args:
-        said: all lines.
-        besides: prefixes of other lines to omit.
+        output: all lines.
+        omitted: prefixes of other lines to omit.
     """
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith((*_LOG_PREFIXES, *besides))]
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith((*_LOG_PREFIXES, *omitted))]
     return "; ".join(line.strip() for line in lines)
 
 
-def is_logged_in(said: str) -> bool:
+def is_logged_in(output: str) -> bool:
     """Returns True if the login had succeeded."""
-    return bool(re.search(r"^(debug1: Authentication succeeded|Authenticated to )", said, re.MULTILINE))
+    return bool(re.search(r"^(debug1: Authentication succeeded|Authenticated to )", output, re.MULTILINE))
 
 
-def is_logging_in(said: str) -> bool:
+def is_logging_in(output: str) -> bool:
     """Returns True if the login had reached authentication."""
-    return "debug1: Next authentication method:" in said
+    return "debug1: Next authentication method:" in output
 
 
-def _unresolved(match: re.Match[str], said: str) -> Exception:
+def _unresolved(match: re.Match[str], output: str) -> Exception:
     number = socket.EAI_AGAIN if "emporary" in match[1] else socket.EAI_NONAME
     return socket.gaierror(number, match[1])
 
 
-def _unreachable(match: re.Match[str], said: str) -> Exception:
-    last = re.findall(r"^ssh: connect to host .* port \d+: (.+)$", said, re.MULTILINE)[-1]
+def _unreachable(match: re.Match[str], output: str) -> Exception:
+    last = re.findall(r"^ssh: connect to host .* port \d+: (.+)$", output, re.MULTILINE)[-1]
     return OSError(errno.ETIMEDOUT if "timed out" in last else _ERRNOS.get(last, errno.EIO), last)
 
 
 def _key(kind: type[HostKeyError]) -> Callable[[re.Match[str], str], Exception]:
-    def make(match: re.Match[str], said: str) -> Exception:
-        key = _SERVERS_KEY.search(said)
+    def make(match: re.Match[str], output: str) -> Exception:
+        key = _SERVERS_KEY.search(output)
         return kind(ShownKey(key[1], key[2]) if key else ShownKey("a key", "that was not logged"))
 
     return make
 
 
-def _slow_banner(match: re.Match[str], said: str) -> Exception:
+def _slow_banner(match: re.Match[str], output: str) -> Exception:
     error = paramiko.SSHException("Error reading SSH protocol banner")
     error.__context__ = TimeoutError("timed out")
     return error
 
 
-def _hung_up(match: re.Match[str], said: str) -> Exception:
+def _hung_up(match: re.Match[str], output: str) -> Exception:
     return ConnectionResetError(errno.ECONNRESET, match[1]) if "reset" in match[1] else EOFError(match[1])
 
 
-def _behind_a_jump(match: re.Match[str], said: str) -> Exception:
+def _behind_a_jump(match: re.Match[str], output: str) -> Exception:
     return paramiko.ChannelException(2, f"{match[1]}: {match[2]}")
 
 
-def _no_session(match: re.Match[str], said: str) -> Exception:
+def _no_session(match: re.Match[str], output: str) -> Exception:
     return paramiko.SSHException(match[1].strip())
 
 
-def _refused(match: re.Match[str], said: str) -> Exception:
+def _refused(match: re.Match[str], output: str) -> Exception:
     methods = match[1].split(",")
-    if _PARTLY.search(said):
+    if _PARTLY.search(output):
         return MoreThanKeyError(methods)
-    unusable = [UnusableKeyError(file, f"cannot be used ({reason})") for file, reason in _UNUSABLE.findall(said)]
-    for file in _OPEN_TO_ALL.findall(said):
+    unusable = [UnusableKeyError(file, f"cannot be used ({reason})") for file, reason in _UNUSABLE.findall(output)]
+    for file in _OPEN_TO_ALL.findall(output):
         unusable = [error for error in unusable if error.file != file]
         unusable.append(UnusableKeyError(file, f"may be read by others; run `chmod 600 {file}`"))
     # If the server accepts a key and the login fails, the key could not sign.
-    accepted = _ACCEPTED.findall(said)
-    reasons = dict(_UNSIGNED.findall(said))
+    accepted = _ACCEPTED.findall(output)
+    reasons = dict(_UNSIGNED.findall(output))
     for file in accepted:
         reason = reasons.get(file, "it is locked, or its device is missing")
         unusable.append(UnusableKeyError(file, f"is the right key, but could not be used: {reason}"))
-    offered = [file for file in _OFFERED.findall(said) if file not in accepted]
+    offered = [file for file in _OFFERED.findall(output) if file not in accepted]
     return LoginRefusedError(offered, unusable, methods)
 
 
-def _too_many(match: re.Match[str], said: str) -> Exception:
-    offered = _OFFERED.findall(said)
+def _too_many(match: re.Match[str], output: str) -> Exception:
+    offered = _OFFERED.findall(output)
     error = UnusableKeyError("the server", f"accepts no more than {len(offered)} attempts; set the right `key_file`")
     return LoginRefusedError(offered, [error])
 

@@ -217,7 +217,7 @@ def test_killed_process_ends_the_run(tmp_path: Path, victim: str) -> None:
         run.assert_gone(10)
         run.wait()
         assert run.has_note("failed")
-    reason = "was lost: its agent ended without a word" if victim == "agent" else "was ended by SIGKILL"
+    reason = "was lost: its agent ended without any output" if victim == "agent" else "was ended by SIGKILL"
     assert run.failures[0].startswith(f"localhost:1 | {reason}")
 
 

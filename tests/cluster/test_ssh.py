@@ -202,7 +202,7 @@ def test_worker_that_hears_nothing_for_a_while_is_named_with_that_reason(hosts: 
         run.wait(10)
         run.assert_gone()
     (failure,) = run.failures
-    assert "was lost: it heard nothing from the chief's machine for 5 s and ended its script" in failure
+    assert "was lost: it received nothing from the chief's machine for 5 s and ended its script" in failure
 
 
 @of_one_kind

@@ -94,7 +94,7 @@ def test_a_killed_process_ends_the_run_on_both_sides(tmp_path: Path, victim: str
         run.assert_gone(10 - (time.monotonic() - began))
         assert not folder.exists()
     if victim != "chief":
-        said = {"agent": "its agent ended without a word", "ssh": "the SSH connection to .* broke"}.get(victim, "")
+        said = {"agent": "its agent ended without any output", "ssh": "the SSH connection to .* broke"}.get(victim, "")
         assert re.search(rf"^{hosts.hosts[0].address}:\d \| .*{said}", run.failures[0])
 
 

@@ -32,7 +32,7 @@ def find(environment: Environment) -> Given | None:
     given = present[0].read(environment)
     if len(present) > 1:
         others = " and ".join(form.name for form in present[1:])
-        _log.info("the environment has %s and %s: %s counts", present[0].name, others, present[0].name)
+        _log.info("the environment has %s and %s: %s takes precedence", present[0].name, others, present[0].name)
     return given
 
 
@@ -52,7 +52,7 @@ def require(environment: Environment) -> Given:
         )
     names = ", ".join(form.name for form in FORMS[1:])
     raise ResourceSpecError(
-        f"nodes: given, and this process's environment is of none of the forms {names} (of several processes each). "
+        f"nodes: given, but this process's environment is none of {names} (with several processes). "
         f"Start it by such a scheduler, by `autodist run --join HOST:PORT --index K`, or with {INDEX}, {WORKERS} and "
         f"{CHIEF}."
     )

@@ -170,7 +170,7 @@ def test_where_several_forms_are_there_the_one_that_counts_is_told(
         found = find(environment)
     assert found is not None
     assert found.form == winner
-    assert (f": {winner} counts" in caplog.text) == ("PMI_RANK" not in environment or winner == "PMI")
+    assert (f": {winner} takes precedence" in caplog.text) == ("PMI_RANK" not in environment or winner == "PMI")
 
 
 def test_nothing_is_found_in_a_plain_environment_and_the_mend_is_told() -> None:
@@ -178,5 +178,5 @@ def test_nothing_is_found_in_a_plain_environment_and_the_mend_is_told() -> None:
     assert find(plain) is None
     with pytest.raises(ResourceSpecError, match="AUTODIST_WORKERS is missing; set it to the Job's `completions`"):
         require(plain)
-    with pytest.raises(ResourceSpecError, match=r"of none of the forms TF_CONFIG, Open MPI, PMI, SLURM, Kubernetes"):
+    with pytest.raises(ResourceSpecError, match=r"environment is none of TF_CONFIG, Open MPI, PMI, SLURM, Kubernetes"):
         require({})
