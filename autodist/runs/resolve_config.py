@@ -43,8 +43,8 @@ def choose(
     overrides = CliOverrides.of_this_process() if dry_run is None else dry_run.asked
     if overrides.asks and not is_first and dry_run is None:
         raise MisusedError(
-            "the script makes two AutoDist objects, and a command has said on which machines its AutoDist runs. Leave "
-            "one, and open its scope() again."
+            "the script makes two AutoDist objects, but a command sets the machines of one. Keep one AutoDist, and "
+            "open its scope() again."
         )
     spec = overrides.spec(lambda: _read_spec(file, given), _count_gpus)
     chosen = overrides.builder(lambda: chosen_builder(builder, spec.strategy))

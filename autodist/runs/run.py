@@ -407,7 +407,7 @@ class Run:
     def _on_failed_update(self, error: BaseException) -> BaseException:
         """Makes later steps raise the error of a failed background update; they would wait for it forever."""
         cause = self._peers.cause_of(error) or ClusterError(
-            f"an update of what this worker owns failed: {type(error).__name__}: {words_of(error)}"
+            f"an update of variables owned by this worker failed: {type(error).__name__}: {words_of(error)}"
         )
         self._peers.fail(cause)
         return cause

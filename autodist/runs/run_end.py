@@ -181,7 +181,7 @@ class RunEnd:
         if self._failed_step.error is not None and not self._script_end.is_bad and not self._is_interrupted:
             error = self._failed_step.error
             raise ClusterError(
-                f"a step failed and the script went on: {type(error).__name__}: {words_of(error)}"
+                f"a step failed and the script continued: {type(error).__name__}: {words_of(error)}"
             ) from error
         for error in self._script_end.uncaught:
             if error is self._failed_step.error or isinstance(error, AutoDistError):

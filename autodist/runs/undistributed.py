@@ -45,7 +45,7 @@ class UndistributedScript:
 
     - A first step that this worker trains alone may be intended, if distributed ones follow: it is logged. If none
       follows, a warning is logged at the end.
-    - A step that trains variables of the scope in addition to distributed steps is warned about when it is seen.
+    - A step that trains variables of the scope in addition to distributed steps is logged as a warning.
     - A plain session that trains a graph of the scope is an error if the script divides its data among the workers.
 
     Args:

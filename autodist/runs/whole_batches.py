@@ -135,7 +135,7 @@ def _decode_reply(message: bytes) -> dict[str, Any]:
     if isinstance(reply, dict) and ("rows" in reply or "refusal" in reply):
         return reply
     raise ClusterError(
-        "this worker makes a step, and the chief has come to another call: every worker has to make the same steps. "
+        "this worker makes a step, and the chief makes another call: every worker must make the same steps. "
         "Check that all workers have the same number of batches."
     )
 

@@ -27,8 +27,8 @@ class VariableBroadcast:
     """One worker's end of the broadcast.
 
     Values for all workers are broadcast along a tree. Inner workers forward a message while the next one arrives, as
-    MPI libraries do for long messages (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast",
-    2009).
+    MPI libraries do for long messages. (Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
+    broadcast", 2009.)
 
     Args:
         graph_runner: to run the transfers.

@@ -3,7 +3,7 @@
 A script evaluates on every worker, or on one only: `if ad.is_chief: model.evaluate(…)`. A worker that makes such a call
 notifies the chief, which decides. A worker that first reaches another collective call, for example a step, or the end
 of its script, does not make the call. The chief queries workers that have sent no message. If a worker neither makes
-the call nor continues for a time limit, the callers make the call alone, which is slower and has the same result.
+the call nor continues for a time limit, the callers make the call alone. That is slower and has the same result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Watches eager operations and functions that read or write certain variables.
 
-All uses of a variable in Python (`assign`, a slice's `assign`, a checkpoint that restores, a `tf.function` of the
-script) end in an operation or function that is executed with the variable's handle as an input. TensorFlow executes
+All uses of a variable in Python end in an operation or function that is executed with the variable's handle as an
+input: `assign`, a slice's `assign`, a checkpoint that restores, a `tf.function` of the script. TensorFlow executes
 them through three functions of one module, which every caller looks up there.
 """
 

@@ -107,14 +107,14 @@ def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str,
     faults = {}
     if what := _differing(batches, Meant.GLOBAL, names):
         faults["global"] = (
-            f"the workers feed different data where every one has to feed the same global batch: {what}. Each worker "
+            f"the workers feed different data, but all must feed the same global batch: {what}. Each worker "
             f"trains on its share of its own data, so some examples are missed and others used twice. {_SEED}; read "
             "files in one order (sorted). If each worker is to feed its own examples, set batch='per_worker' (in the "
             "YAML, batch: per_worker)."
         )
     if what := _differing(batches, Meant.WHOLE, names):
         faults["whole"] = (
-            f"the workers pass different values where all have to pass the same, since each replica gets them whole: "
+            f"the workers pass different values, but all must pass the same, since each replica gets them whole: "
             f"{what}. Each replica computes with its worker's value. Pass the same value on every worker."
         )
     if what := _equal(batches, names):

@@ -173,7 +173,7 @@ class Program:
             if match is None:
                 raise
             among = even.here if even.is_own else even.replicas
-            fault = f"the batch gives {among} replicas {match[1]} examples in all, and not equally many each"
+            fault = f"the batch has {match[1]} examples for {among} replicas, and not equally many for each"
             refusal = uneven(even, fault, among)
             refusal.has_run = True
             raise refusal from None

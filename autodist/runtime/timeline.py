@@ -95,7 +95,7 @@ class TracedRuns:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         events = list(_events(metadata.step_stats, self.queues()))
         self.file.write_text(json.dumps({"traceEvents": events, "otherData": dict(self.about())}))
-        log.info("%s: what ran when in step %d", self.file, TRACED_RUN)
+        log.info("%s: timeline of step %d", self.file, TRACED_RUN)
         return result
 
 

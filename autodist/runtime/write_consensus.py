@@ -220,7 +220,7 @@ class WriteConsensus:
         if beyond:
             raise ClusterError(
                 f"the chief's script wrote variables before a step that worker {min(beyond)} has made without them. "
-                "Write them on every worker alike, not under `if ad.is_chief`; all workers receive the chief's value."
+                "Write them on every worker, not under `if ad.is_chief`; all workers receive the chief's value."
             )
 
     def _answered(self, step: int, *kinds: ControlKind) -> list[int]:

@@ -225,7 +225,7 @@ class SessionFeeds:
         if replicas > 1:
             raise CaptureError(
                 f"{tensor.name} has the fixed shape {tensor.shape}, and a worker has {replicas} replicas: is it one "
-                "row an example, to be split, or the same for all? Leave its first axis open (None) for the one, set "
+                "row per example, to be split, or the same for all? Leave its first axis open (None) for the one, set "
                 f"create_distributed_session(batch_axis={{{tensor.op.name!r}: None}}) for the other."
             )
         return None

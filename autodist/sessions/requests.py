@@ -168,7 +168,7 @@ def refuse_partial_runs(*_: Any, **__: Any) -> NoReturn:
         CaptureError: always.
     """
     raise CaptureError(
-        "partial_run goes on with a run in pieces, and a step is one run of all workers: they would wait for a piece "
+        "partial_run continues a run in pieces, and a step is one run of all workers: they would wait for a piece "
         "that may never come. Fetch all tensors in one session.run, and feed all values there."
     )
 

@@ -121,7 +121,9 @@ class SessionRuns:
         self._logged.update(new)
         if new:
             reason = _NOT_ALIKE if fetches.shared else _NO_LOCKSTEP
-            log.warning("the session's fetch of %s is made of this worker's own examples: %s.", ", ".join(new), reason)
+            log.warning(
+                "the session's fetch of %s is computed from this worker's own examples: %s.", ", ".join(new), reason
+            )
 
     def _values_of(
         self,
@@ -188,8 +190,8 @@ class SessionRuns:
         if differing:
             names = ", ".join(f"{t.name} {t.shape}" for t in differing)
             raise CaptureError(
-                f"each worker feeds other values for what has a fixed shape: {names}. Is it one row an example, or the "
-                "same for all? Leave its first axis open (None) for the one, or set the batch axis, "
+                f"the workers feed different values for tensors of a fixed shape: {names}. Are they one row per "
+                "example, or the same for all? Leave the first axis open (None) for the one, or set the batch axis, "
                 f"create_distributed_session(batch_axis={{{differing[0].op.name!r}: 0}}); for the other feed the same "
                 f"on every worker, or set batch_axis={{{differing[0].op.name!r}: None}}, and each computes with its "
                 "own value."

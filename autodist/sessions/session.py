@@ -234,7 +234,7 @@ class DistributedSession(SessionInterface):
 
         def call(*values: Any, **options: Any) -> Any:
             if len(values) != len(keys):
-                raise TypeError(f"{len(keys)} values are fed in each run, and {len(values)} were given.")
+                raise TypeError(f"{len(keys)} values are fed in each run, and {len(values)} were passed.")
             if options and not accept_options:
                 raise TypeError(f"{', '.join(options)}: use make_callable(accept_options=True) to pass these.")
             return self.run(fetches, dict(zip(keys, values, strict=True)), **options)

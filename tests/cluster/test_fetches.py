@@ -82,4 +82,4 @@ def test_what_all_fetch_is_of_the_whole_batch_and_what_one_fetches_alone_is_name
         np.testing.assert_allclose(kept["gradient"], gradient, rtol=1e-12)
         np.testing.assert_allclose(kept["norm"], np.linalg.norm(gradient), rtol=1e-12)
         np.testing.assert_allclose(kept["rows"], errors[worker::2] + 1.0, rtol=1e-12)
-    assert run.stderr.count("is made of this worker's own examples") == 1
+    assert run.stderr.count("is computed from this worker's own examples") == 1

@@ -45,9 +45,9 @@ with tf.Graph().as_default(), ad.scope():
 @pytest.mark.parametrize(
     "script, told",
     [
-        (FIT, "the workers feed different data where every one has to feed the same global batch: x of localhost:1"),
+        (FIT, "the workers feed different data, but all must feed the same global batch: x of localhost:1"),
         (STEP, "localhost:0 and localhost:1 feed the same examples"),
-        (SESSION, "the workers pass different values where all have to pass the same"),
+        (SESSION, "the workers pass different values, but all must pass the same"),
     ],
     ids=["fit", "step", "session"],
 )

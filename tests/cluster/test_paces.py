@@ -181,7 +181,7 @@ def test_an_update_that_fails_beside_the_steps_ends_the_run(tmp_path: Path, owne
     with Training(tmp_path, FAILS, local(options)) as run:
         assert run.wait(START) != 0
         run.assert_gone()
-    assert "an update of what this worker owns failed: InvalidArgumentError" in run.stderr
+    assert "an update of variables owned by this worker failed: InvalidArgumentError" in run.stderr
     assert "the update is no number" in run.stderr
 
 

@@ -94,7 +94,5 @@ def test_a_batch_without_examples_is_refused_on_all_workers() -> None:
     "said", [b'{"loss": 1.0}', b"true", b"", b"\xff"], ids=["logs", "a decision", "nothing", "bytes"]
 )
 def test_a_step_that_the_chief_does_not_make_is_refused_by_name(said: bytes) -> None:
-    with pytest.raises(
-        ClusterError, match="the chief has come to another call: every worker has to make the same steps"
-    ):
+    with pytest.raises(ClusterError, match="the chief makes another call: every worker must make the same steps"):
         bring_together([GatheredInput("x", np.ones((2, 3)), 0)], 1, lambda content: [], lambda content: said)

@@ -58,7 +58,7 @@ def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(grap
     step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     step.require_fits(4, 0)
     step.run([np.ones(2, np.float32)], 4)
-    told = f"{among} replicas 6 examples in all, and not equally many.*loss:0.*Determinant.* multiple of {among}"
+    told = f"6 examples for {among} replicas, and not equally many.*loss:0.*Determinant.* multiple of {among}"
     with pytest.raises(UnevenBatchError, match=told):
         step.run([np.zeros(2, np.float32)], 4)
     with pytest.raises(UnevenBatchError, match=r"a batch of 3 examples .* among 2 replicas"):

@@ -259,7 +259,7 @@ def test_a_callable_runs_what_it_was_made_for(trained):
     traced(batch, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), run_metadata=metadata)
     assert metadata.step_stats.dev_stats
     assert session.make_callable(session.graph.get_operation_by_name("init"))() is None
-    with pytest.raises(TypeError, match="1 values are fed in each run, and 0 were given"):
+    with pytest.raises(TypeError, match="1 values are fed in each run, and 0 were passed"):
         step()
     with pytest.raises(TypeError, match="options.*accept_options=True"):
         step(batch, options=v1.RunOptions())
@@ -300,7 +300,7 @@ def test_hooks_of_a_monitored_session_ask_for_more_of_a_run(trained):
 def test_runs_in_pieces_are_refused(trained):
     session, loss, _, feeds = trained
     for call in (lambda: session.partial_run_setup([loss], list(feeds)), lambda: session.partial_run("handle", loss)):
-        with pytest.raises(CaptureError, match="partial_run goes on .* one session.run"):
+        with pytest.raises(CaptureError, match="partial_run continues .* one session.run"):
             call()
 
 
