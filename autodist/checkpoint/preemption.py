@@ -23,9 +23,9 @@ class Preemption:
     """On the chief, saves the run at the next common step after SIGTERM to the chief or another worker, and ends it.
 
     The run then ends as by an exception: other workers are stopped, `finally` blocks and exit handlers run, and the
-    signal ends the process. It ends at once between two steps without training since the last save, in a lost run,
-    where no step will come, and after a second SIGTERM to the chief. If SIGTERM came only to other workers and the run
-    may restart, it counts as lost by the first of them instead.
+    signal ends the process. It ends at once between two steps without training since the last save. It also ends
+    at once in a lost run, where no step will come, and after a second SIGTERM to the chief. If SIGTERM came only to
+    other workers and the run may restart, it counts as lost by the first of them instead.
 
     Args:
         run: the run to save.

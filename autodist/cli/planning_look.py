@@ -38,8 +38,8 @@ class EndOfLookError(BaseException):
 class PlanningLook:
     """Plans the training steps that a script reaches.
 
-    By default the script continues after a training step only while it has another function under `@ad.function` that
-    computes gradients and has not been called, and only until it calls a step again. Its steps return ones.
+    By default the script continues after a training step only while another of its `@ad.function`s that computes
+    gradients has not been called. It ends in any case when it calls a step again. Its steps return ones.
 
     Attributes:
         asked: machines that override the script's.

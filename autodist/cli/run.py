@@ -58,8 +58,8 @@ def run(
     input and terminal are as with `python SCRIPT`. Exit status 2: the script creates no AutoDist, or two, or ends
     before a step of it. An error of AutoDist is printed with the script's line, and the exit status is 1.
 
-    If a scheduler has started several of these processes (SLURM, Open MPI, PMI, an indexed Job of Kubernetes,
-    TF_CONFIG) and the options name no machines, the processes train together, with their indices from the environment.
+    A scheduler may start several of these processes (SLURM, Open MPI, PMI, an indexed Job of Kubernetes, TF_CONFIG). If
+    the options name no machines, the processes then train together, with their indices from the environment.
 
     Examples:
 

@@ -23,12 +23,12 @@ def trace(
     ] = None,
     traceback: Traceback = False,
 ) -> None:
-    """Merge the traces of all workers, and show how each worker spends a step: computing, sending, or waiting for
-    another worker.
+    """Merge the traces of all workers, and show how each worker spends a step.
 
-    A run with `AUTODIST_TRACE=FOLDER` in its environment traces the tenth run of each step. Each worker writes one file
-    into that folder on its own machine; copy these files into one folder first. The clocks of the machines are aligned
-    with the chief's. Open the merged file in https://ui.perfetto.dev or `chrome://tracing`.
+    A worker computes, sends or receives, reads data, or waits for another worker. A run with `AUTODIST_TRACE=FOLDER` in
+    its environment traces the tenth run of each step. Each worker writes one file into that folder on its own machine;
+    copy these files into one folder first. The clocks of the machines are aligned with the chief's. Open the merged
+    file in https://ui.perfetto.dev or `chrome://tracing`.
 
     Examples:
 

@@ -196,7 +196,7 @@ class KerasSettings:
         for library, policies in _LIBRARIES.items():
             if hasattr(sys.modules.get(library), "Model"):  # else it is being imported, or not in use
                 own = sys.modules[library].backend
-                serialized = policies.asked_for()
+                serialized = policies.current()
                 found.append(KerasSettings(own.floatx(), own.epsilon(), own.image_data_format(), serialized, library))
         return tuple(found)
 
@@ -207,14 +207,14 @@ class KerasSettings:
         own.set_epsilon(self.epsilon)
         own.set_image_data_format(self.image_data_format)
         if self.dtype_policy is not None:
-            _LIBRARIES[self.library].ask_for(self.dtype_policy)
+            _LIBRARIES[self.library].restore(self.dtype_policy)
 
 
 class _Policies:
     """The global dtype policy of Keras 3."""
 
     @staticmethod
-    def asked_for() -> Any:
+    def current() -> Any:
         """Returns the serialized policy; None if it is not set. Keras's own getter would set it."""
         import keras
         from keras.src.backend.common import global_state
@@ -223,7 +223,7 @@ class _Policies:
         return None if policy is None else keras.dtype_policies.serialize(policy)
 
     @staticmethod
-    def ask_for(serialized: Any) -> None:
+    def restore(serialized: Any) -> None:
         import keras
 
         keras.config.set_dtype_policy(keras.dtype_policies.deserialize(serialized))
@@ -233,13 +233,13 @@ class _LegacyPolicies:
     """The global dtype policy of tf_keras."""
 
     @staticmethod
-    def asked_for() -> Any:
+    def current() -> Any:
         from tf_keras.src.mixed_precision import policy
 
         return None if policy._global_policy is None else policy.serialize(policy._global_policy)
 
     @staticmethod
-    def ask_for(serialized: Any) -> None:
+    def restore(serialized: Any) -> None:
         from tf_keras.src.mixed_precision import policy
 
         policy.set_global_policy(policy.deserialize(serialized))

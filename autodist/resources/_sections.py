@@ -221,7 +221,7 @@ class Timeouts(Model):
     Attributes:
         connect_timeout: for reaching a machine over SSH. A machine that still boots or admits no more logins is tried
             again for this long. It also limits each step of a connection: the server's greeting, logging in.
-        reach_timeout: until every machine has reported its facts, counted from the end of `connect_timeout`.
+        reach_timeout: until every machine has reported its facts, from when it should have been reached.
         join_timeout: with `nodes: given`, until all processes that the scheduler starts have joined.
         start_timeout: in the chief's first step, until every other worker's script has reached it.
         silence_timeout: without data from the other end of an SSH connection before it counts as lost. TCP

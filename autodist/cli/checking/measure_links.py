@@ -1,7 +1,7 @@
 """`python -m autodist.cli.checking.measure_links`: measures the links between machines through TensorFlow's transport.
 
-The chief reads the order from standard input, starts this module on the other workers like any script, and writes a
-line for each pair as soon as it is measured.
+The chief reads the order from standard input, and starts this module on the other workers like any script. It writes
+a line for each pair as soon as it is measured.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_a_py_dataset_that_gives_parts_evaluates_nothing(steps: Steps, evaluate:
 
 
 def test_a_slice_of_no_examples_is_refused() -> None:
-    with pytest.raises(ValueError, match="from 4 to 4 has none"):
+    with pytest.raises(ValueError, match="from 4 to 4 is empty"):
         SLICES(4, 4)
 
 

@@ -61,7 +61,7 @@ def test_what_was_left_out_is_told_with_its_reason(monkeypatch: pytest.MonkeyPat
     (told,) = measure(THREE, [found(0), found(1), found(2)], 60).left_out
     assert told == (
         "2 of 3 pairs were not measured (10.0.0.1 and 10.0.0.3, 10.0.0.2 and 10.0.0.3): 60 s were over; `--seconds` "
-        "gives more"
+        "sets the limit"
     )
     measured_as(monkeypatch, 2, "10.0.0.3 was ended by SIGKILL")
     (told,) = measure(THREE, [found(0), found(1), found(2)], 60).left_out
