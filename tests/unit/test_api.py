@@ -25,7 +25,9 @@ class AnotherWorker:
     """The part of worker 1 in a run of two that a chief has started."""
 
     index = 1
-    payload = json.dumps({"spec": spec_of(2).to_payload(), "seed": 1, "draws": json.dumps(Draws.now().told())}).encode()
+    payload = json.dumps(
+        {"spec": spec_of(2).to_payload(), "seed": 1, "draws": json.dumps(Draws.now().told()), "early": {}}
+    ).encode()
 
     def let_chief_fail_first(self, limit: float) -> None:
         """There is no chief."""

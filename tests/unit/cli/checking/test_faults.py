@@ -29,7 +29,7 @@ def test_machines_alike_have_no_faults() -> None:
     ("differs", "words"),
     [
         ({"tensorflow": "2.20.0"}, ["TensorFlow is 2.20.0, on the chief 2.21.0", "pip install tensorflow==2.21.0"]),
-        ({"digest": "ffff"}, ["the script /train.py is another than", "copy that there"]),
+        ({"digest": "ffff"}, ["the script /train.py differs from", "copy that there"]),
         ({"problems": ("port 15000 is taken",)}, ["port 15000 is taken"]),
     ],
 )
