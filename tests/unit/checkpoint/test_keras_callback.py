@@ -268,7 +268,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path, asked):
 def test_an_epoch_of_files_that_are_dealt_out_otherwise_begins_anew(tmp_path, monkeypatch, caplog):
     """What it has been trained on is trained on again; epochs that were over are not, and the rest is as it was."""
     dealt = [0, 1]
-    monkeypatch.setattr(CheckpointCallback, "_dealt", lambda callback: list(dealt))
+    monkeypatch.setattr(CheckpointCallback, "_replica_workers", lambda callback: list(dealt))
     ad = autodist()
     steps: list[int] = []
     counting = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: steps.append(batch))
