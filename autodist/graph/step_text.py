@@ -107,7 +107,8 @@ def _variable(item: Step, variable: Variable) -> str:
 
 def _placement(item: Step, name: str) -> str:
     placement = item.placement(name)
-    return f"{name}: cut {placement.cut}, owners {placement.owners}, copies {placement.copies}"
+    cut = placement.cut and f"Cut(axis={placement.cut.axis}, sizes={placement.cut.sizes})"
+    return f"{name}: cut {cut}, owners {placement.owners}, copies {placement.copies}"
 
 
 _SHOWN_ELEMENTS = 8
