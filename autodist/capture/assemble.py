@@ -103,8 +103,8 @@ def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...
         unique = name if count == 1 else f"{name}_{count - 1}"
         if not source.shape.is_fully_defined():
             raise CaptureError(
-                f"variable {unique} has shape {source.shape}, which is not fully known; give it a shape when it is "
-                "made."
+                f"variable {unique} has shape {source.shape}, which is not fully known; create it with a fully known "
+                "shape."
             )
         described.append(
             Variable(

@@ -210,7 +210,7 @@ def require_no_rows_by_position(item: Step, dealt: Dealt) -> None:
     raise CaptureError(
         f"{node.name} ({node.op}{f', {line}' if line else ''}) takes rows of the batch by their position, as y[2:] "
         f"does, and a loss depends on them. Each of the {dealt.replicas} replicas has a part of the batch, whose rows "
-        f"at that position are others. Pass every replica the whole batch (batch_axis={{{axes}}}); or mark the "
+        f"at that position are different. Pass every replica the whole batch (batch_axis={{{axes}}}); or mark the "
         "rows by an input with a row for each example, such as a mask; or train with one replica."
     )
 

@@ -149,8 +149,8 @@ def _axis_of(value: tf.Tensor, axis: Any) -> int:
     static, rank = tf.get_static_value(axis), value.shape.rank
     if static is None or rank is None or not -rank <= int(static) < rank:
         raise CaptureError(
-            f"all_gather is to gather {value.name} of shape {value.shape} along axis {axis}, which it is not known to "
-            "have; pass a number below its rank (tf.ensure_shape sets the rank)."
+            f"all_gather cannot gather {value.name} of shape {value.shape} along axis {axis}: the axis does not exist "
+            "or is unknown. Pass a number below the rank (tf.ensure_shape sets the rank)."
         )
     return int(static) % rank
 

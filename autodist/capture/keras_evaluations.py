@@ -189,8 +189,8 @@ class Shared:
         if validates and not is_together and not self._has_logged:
             self._has_logged = True
             log.info(
-                "each worker validates %s on data of its own, or by other steps than the other workers, and computes "
-                "the whole alone; the chief's results count. Pass the same on all workers to share the work.",
+                "each worker validates %s alone, since their data or steps differ; the chief's "
+                "results count. Pass the same on all workers to share the work.",
                 self._model.name, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         return is_together

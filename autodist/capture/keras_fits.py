@@ -138,7 +138,7 @@ class Fits:
         if recorders and not self._has_logged:
             self._has_logged = True
             log.info(
-                "%s: on the chief alone, since records are needed once; ad.on_every_worker(callback) lets a "
+                "%s: on the chief alone, since one record is enough; ad.on_every_worker(callback) makes a "
                 "callback record on each worker.", ", ".join(recorders),
             )  # fmt: skip
         return acting_alone(given)

@@ -20,11 +20,11 @@ _LOOKS = 50
 
 
 class LocalTraining:
-    """Searches for training that is not distributed until `stop` is called.
+    """Searches for training that is not distributed, until `stop` is called.
 
-    Training is detected when an optimizer of Keras applies gradients, when a session runs an operation that applies
-    them, and when variables with gradients by `tf.GradientTape` or `tf.gradients` change their values later. Gradients
-    by inputs, and gradients that are only read, do not count.
+    An event counts as training in three cases: an optimizer of Keras applies gradients; a session runs an operation
+    that applies gradients; variables with gradients by `tf.GradientTape` or `tf.gradients` change their values later.
+    Gradients by inputs, and gradients that are only read, do not count.
 
     Args:
         on_step: called once with the step that is found; its error is raised in the script.

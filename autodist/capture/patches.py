@@ -107,7 +107,10 @@ TAPE_FUNCTION = Patch(
     "keeps conditionals and loops in the graph",
 )  # fmt: skip
 GRAPH_GRADIENTS = Patch(
-    f"{_OPS}.gradients_util", "_GradientsHelper", _TENSORFLOW, "records gradients: all graph-mode functions call it"
+    f"{_OPS}.gradients_util",
+    "_GradientsHelper",
+    _TENSORFLOW,
+    "records gradients of graphs: all functions for them call it",
 )
 VECTORIZED = Patch(
     f"{_OPS}.parallel_for.control_flow_ops", "_pfor_impl", _TENSORFLOW, "leaves gradients of one example out"

@@ -64,8 +64,8 @@ class _Graph:
 class SecondTraining:
     """Searches for local training of a scope's variables after a distributed step has trained.
 
-    Training is detected when a `tf.function` with gradients of such variables changes them, when an optimizer applies
-    such gradients eagerly, when variables change repeatedly after eager gradients, and when a plain session runs
+    An event counts as training in four cases: a `tf.function` with gradients of such variables changes them; an
+    optimizer applies such gradients eagerly; variables change repeatedly after eager gradients; a plain session runs
     operations that apply such gradients. Values that are assigned, restored or averaged without gradients do not count.
 
     Args:

@@ -217,7 +217,7 @@ def tell(made: Mapping[NodeInput, str | None]) -> None:
     if made:
         lines = dict.fromkeys(line or place.node for place, line in made.items())
         log.info(
-            "a loss reads again values that the step keeps of sums or means of the batch, or combines these with "
-            "single examples (%s): they are those of the whole batch, which replicas exchange while a step computes.",
+            "a loss combines sums or means of the batch with single examples, or reads values that the step keeps of "
+            "them (%s): they are those of the whole batch, which the replicas exchange during the step.",
             ", ".join(lines), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip

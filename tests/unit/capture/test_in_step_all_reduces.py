@@ -84,7 +84,7 @@ def test_an_axis_that_rows_do_not_have_is_refused() -> None:
     def step(x: tf.Tensor) -> tf.Tensor:
         return tf.distribute.get_replica_context().all_gather(x, axis=2)
 
-    with pytest.raises(CaptureError, match=r"all_gather is to gather x:0 of shape \(None, 3\) along axis 2"):
+    with pytest.raises(CaptureError, match=r"all_gather cannot gather x:0 of shape \(None, 3\) along axis 2"):
         capture_function(step, (tf.TensorSpec([None, 3], name="x"),), [0])
 
 

@@ -311,7 +311,7 @@ def test_each_evaluation_asks_once_whether_all_make_it_and_validation_says_so(is
     validated.append(model)
     model.evaluate(X, Y, batch_size=7, verbose=0)
     assert [certain for _, certain in asked] == [False, False, False, True]
-    assert ("data of its own" in caplog.text) is not is_together
+    assert ("since their data or steps differ" in caplog.text) is not is_together
     (what, data), *others = [call for call, _ in asked]
     assert others[0] == others[2] == (what, data)
     assert others[1][0] == what and others[1][1] != data
