@@ -1,4 +1,4 @@
-"""What unit tests share."""
+"""Common fixtures of the unit tests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def nobody_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_script_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests' `sys.exit`, Ctrl-C and failures tell of the end of a script is none of a test's."""
+    """Hides the `sys.exit`, Ctrl-C and failures of other tests from this test's view of the script's end."""
     end = watch_script_end()
     for name, value in (("_exit_argument", None), ("interrupted_at", None), ("uncaught", [])):
         monkeypatch.setattr(end, name, value)

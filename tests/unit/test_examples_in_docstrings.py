@@ -1,4 +1,4 @@
-"""What docstrings show as examples happens."""
+"""The examples in docstrings run with the shown results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only fits a batch of one length is refused by each front end before any process is started."""
+"""Steps that fit only one batch length are rejected by each front end before any process is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tests are dealt out to the processes that run them side by side."""
+"""The distribution of tests over parallel test processes."""
 
 import pytest
 

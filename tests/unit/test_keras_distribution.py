@@ -1,4 +1,4 @@
-"""`keras.distribution` in the scope, around it and before it: honoured where AutoDist does the same, else refused."""
+"""`keras.distribution` in the scope, around it and before it: honoured if AutoDist does the same, else rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fit` is given beside dense arrays, and how a model may be compiled: as on one device."""
+"""Inputs of `fit` besides dense arrays, and the options of `compile`: as on one device."""
 
 from __future__ import annotations
 

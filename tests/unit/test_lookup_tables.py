@@ -1,4 +1,4 @@
-"""Lookup tables and Keras's layers that look up, in steps, models and sessions: as on one device."""
+"""Lookup tables and Keras lookup layers, in steps, models and sessions: as on one device."""
 
 from __future__ import annotations
 

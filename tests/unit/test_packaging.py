@@ -1,4 +1,4 @@
-"""What is installed: every folder, the protos compiled by the right compiler, the versions that the files agree on."""
+"""The installed package: every folder, the protos compiled by the right compiler, consistent versions in all files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""word2vec as scripts for TensorFlow 1 have it, in a session of several replicas."""
+"""word2vec in the style of TensorFlow 1 scripts, in a session of several replicas."""
 
 from __future__ import annotations
 

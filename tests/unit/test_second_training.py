@@ -1,4 +1,4 @@
-"""Training of the scope's variables beside distributed steps is warned of, once; what trains nothing is not."""
+"""Local training of the scope's variables next to distributed steps causes one warning; other steps cause none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uneven batches of a loss of which it is not known how it depends on them are refused before anything is trained."""
+"""Uneven batches are rejected before training if the loss's dependence on them is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of versions that cannot work, and of those that are not tested."""
+"""The messages on unsupported versions, and on untested ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the script says of batch axes: counted as NumPy does, and refused where an input has no such axis."""
+"""Batch axes declared by the script: indexed as in NumPy, and rejected if an input has no such axis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def two_replicas() -> AutoDist:
 
 
 def stepped(batch_axis, argument=X):
-    """What a variable is after one step on columns' sums, the second axis being that of the examples."""
+    """Returns a variable after one step on the sums of columns, with the second axis as the batch axis."""
     ad = two_replicas()
     with ad.scope():
         weight = tf.Variable(tf.ones([4, 1], tf.float64))

@@ -1,4 +1,4 @@
-"""Batches: how many examples there are, and which of them are whose."""
+"""Batches: the number of examples, and each worker's share of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps to capture, and what is found in them."""
+"""Steps to capture, and queries on them."""
 
 from __future__ import annotations
 

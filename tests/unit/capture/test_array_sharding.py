@@ -1,4 +1,4 @@
-"""A worker's rows of the batches that Keras makes of arrays: of one device's batches, each worker reads its own."""
+"""A worker's rows of the batches that Keras makes of arrays: each worker reads its own rows of one device's batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch normalisation of Keras: when it is captured as one op, and that this trains what the arithmetic trains."""
+"""Keras batch normalisation: the conditions for its capture as one op, and equal training with and without it."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_in_the_body_of_a_condition_it_is_left_as_it_is():
 
 
 def test_renormalisation_keeps_the_moments_that_its_scale_is_made_of():
-    """What reads these stands before the op, which could not wait for itself."""
+    """The readers of these moments precede the op, which cannot wait for itself."""
     norm = layers.BatchNormalization(renorm=True, renorm_clipping={"rmax": 2.0, "rmin": 0.5, "dmax": 1.0})
     captured = assert_trains_the_same(training_step(norm), images(5, 3, 6, 4))
     assert "SquaredDifference" in ops(captured)

@@ -1,4 +1,4 @@
-"""Steps that fit one number of examples are told from those that fit any, and nothing is refused that would run."""
+"""Steps that fit one batch size are distinguished from those that fit any; no runnable step is rejected."""
 
 from __future__ import annotations
 

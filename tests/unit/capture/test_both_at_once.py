@@ -1,4 +1,4 @@
-"""State that a condition sets from a batch, and that a loss reads then, is set from the whole batch."""
+"""State that a conditional computes from a batch, and that the loss then reads, is computed from the whole batch."""
 
 from __future__ import annotations
 

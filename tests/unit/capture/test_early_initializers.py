@@ -1,4 +1,4 @@
-"""Early initializers: those without a seed draw alike in runs of one seed; all others draw as by themselves."""
+"""Early initializers: unseeded ones draw the same values in runs with one seed; all others draw as on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of sparse ids and masks of sparse tensors are paired with the entries that they are for."""
+"""Weights of sparse ids and masks of sparse tensors are paired with the matching entries."""
 
 from __future__ import annotations
 

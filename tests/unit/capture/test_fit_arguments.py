@@ -1,4 +1,4 @@
-"""Arguments of `fit` that differ by worker are named at once, with both values."""
+"""Arguments of `fit` that differ by worker are reported at once, with both values."""
 
 from __future__ import annotations
 

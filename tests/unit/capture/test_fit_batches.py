@@ -1,4 +1,4 @@
-"""What the step of a `fit` is given where a worker reads its own part of each batch, and where it reads all."""
+"""The inputs of a `fit` step if a worker reads its own part of each batch, and if it reads whole batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of which lengths the batches of `fit` will be."""
+"""The lengths of `fit`'s batches, predicted before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capturing TensorFlow 2 steps: what is found in them, and what is refused."""
+"""Capture of TensorFlow 2 steps: the captured parts, and the rejected steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorFlow keeps of the gradients of a graph, and what of it is let go."""
+"""The records of gradients that TensorFlow keeps for a graph, and their release."""
 
 from __future__ import annotations
 

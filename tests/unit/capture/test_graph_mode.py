@@ -1,4 +1,4 @@
-"""Graphs of TensorFlow 1: what a session is asked to run becomes a step."""
+"""TensorFlow 1 graphs: the targets of a session run become a step."""
 
 from __future__ import annotations
 

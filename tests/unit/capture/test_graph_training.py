@@ -1,4 +1,4 @@
-"""What a graph trains by: gradients of its own variables, of another network's, gathered or fed."""
+"""The gradients that a graph trains by: of its own variables, of another network's, gathered or fed."""
 
 from __future__ import annotations
 

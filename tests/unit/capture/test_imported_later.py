@@ -1,4 +1,4 @@
-"""What is to be done once a module is imported is done then, and not if it is not."""
+"""Actions registered for the import of a module run after that import, and not without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step adds up over all replicas is noted where it asks for it."""
+"""In-step all-reduces are recorded at the point of the step that requests them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that a step calls are part of its graph, and what they ask of XLA is known there."""
+"""Functions called by a step are inlined into its graph, and their XLA options are recorded there."""
 
 from __future__ import annotations
 

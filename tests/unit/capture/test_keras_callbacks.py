@@ -1,4 +1,4 @@
-"""Callbacks that record act on the chief alone, and what the others save and read back is there."""
+"""Callbacks that record run only on the chief, and files that other workers save and read back exist there."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ def test_the_numbers_that_one_keeps_on_the_chief_are_there_on_the_others_when_fi
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What is saved under a name with "chief" in it the chief has written; on a disk of its own if it has "away"."""
+    """Simulates files: the chief writes those with "chief" in the name; names with "away" are on another worker's own
+    disk.
+    """
     for owner, name, _ in [*writers(), (tf.compat.v1.train.Saver, "save", "")]:
         monkeypatch.setattr(owner, name, vars(owner)[name])
     joined = [True]

@@ -1,4 +1,4 @@
-"""Evaluations that two replicas share give what one device gives; what they would not is computed as ever."""
+"""Evaluations distributed over two replicas equal one device's; those that would differ run on one device."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def evaluated() -> tuple[keras.Model, keras.Model]:
 
 @pytest.fixture
 def count_shared(monkeypatch):
-    """How many steps of each kind all replicas have shared."""
+    """Counts the steps of each kind that all replicas have shared."""
     from autodist.functions.evaluation_step import EvaluationStep
 
     counts = {"test_step": 0, "predict_step": 0}

@@ -1,4 +1,4 @@
-"""On workers that are not the chief, `fit` decides what the chief decides, writes no file and shows no progress."""
+"""On workers other than the chief, `fit` follows the chief's decisions, writes no file and shows no progress."""
 
 from __future__ import annotations
 

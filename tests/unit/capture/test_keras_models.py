@@ -1,4 +1,4 @@
-"""Models that are adopted: they are saved, loaded and cloned as ever, and their steps are what is asked of them."""
+"""Adopted models are saved, loaded and cloned as without AutoDist, and their steps follow the options of `compile`."""
 
 import traceback
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def test_after_the_scope_keras_is_as_it_was() -> None:
 
 
 def asked_of(**settings):
-    """Whether the step of a model that is compiled so is to be compiled by XLA."""
+    """Returns True if XLA compiles the step of a model compiled with these settings."""
     asked = []
     models = KerasModels(lambda step, jit_compile, batch_axis: asked.append(jit_compile))
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

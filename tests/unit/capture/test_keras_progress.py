@@ -1,4 +1,4 @@
-"""What Keras's progress bar counts as an epoch's time."""
+"""The duration of an epoch in Keras's progress bar."""
 
 from __future__ import annotations
 

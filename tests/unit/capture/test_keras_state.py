@@ -1,4 +1,4 @@
-"""What Keras makes in the first step stands before it, as Keras would have made it."""
+"""Variables that Keras creates in the first step exist before it, with Keras's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of tf_keras that are adopted: their functions are traced for one batch, and other workers write nothing."""
+"""Adopted tf_keras models: their functions are traced for one batch, and other workers write nothing."""
 
 from __future__ import annotations
 

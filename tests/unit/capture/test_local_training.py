@@ -1,4 +1,4 @@
-"""Training that is not distributed is seen however it is written; what only looks at gradients is not training."""
+"""Undistributed training is detected in every form; steps that only read gradients are not training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def seen() -> Iterator[list[LocalStep]]:
 
 
 def look(script: Callable[[], object]) -> LocalStep | None:
-    """What is found of a script by its end."""
+    """Returns the local training detected by the end of a script."""
     looking = LocalTraining(lambda step: None)
     try:
         script()
@@ -148,7 +148,7 @@ def evaluation() -> None:
 
 
 def input_trained() -> None:
-    """What is no variable of a model may be moved along its gradient: an adversarial example."""
+    """Moves a tensor that is not a model's variable along its gradient: an adversarial example."""
     x = tf.constant(X)
     net = model()
     for _ in range(2):

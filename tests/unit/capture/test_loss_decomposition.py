@@ -1,4 +1,4 @@
-"""Seams: what is differentiated in the place of a loss has its gradients, and comes apart at what it is made of."""
+"""Loss decomposition: the tensor differentiated instead of the loss has its gradients, and splits into its terms."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_sums_longer_than_python_may_call_itself_are_taken_apart(few_calls_deep)
 
 @pytest.fixture
 def few_calls_deep():
-    """How many more calls than now Python may be deep: what TensorFlow needs, so that a short sum is a long one."""
+    """Lowers the recursion limit to a little more than TensorFlow needs, so that a short sum counts as a long one."""
     limit, more = sys.getrecursionlimit(), 200
     sys.setrecursionlimit(len(inspect.stack(0)) + more)
     yield more

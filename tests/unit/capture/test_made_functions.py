@@ -1,4 +1,4 @@
-"""Train functions that a model's class makes are the steps that `fit` distributes, in Keras 3 and in tf_keras."""
+"""Train functions created by a model's class are the steps that `fit` distributes, in Keras 3 and in tf_keras."""
 
 from __future__ import annotations
 

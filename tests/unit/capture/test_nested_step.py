@@ -1,4 +1,4 @@
-"""A step that is called within another one, or within a `tf.function`: part of it, or refused."""
+"""A step called within another step, or within a `tf.function`: inlined, or rejected."""
 
 from __future__ import annotations
 

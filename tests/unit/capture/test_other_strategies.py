@@ -1,4 +1,4 @@
-"""Strategies of `tf.distribute` are refused whenever they are first looked at."""
+"""`tf.distribute` strategies are rejected at their first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of patches: every target exists, wrappers act while the context is open, and old packages are refused."""
+"""The table of patches: every target exists, wrappers act while the context is open, and old packages are rejected."""
 
 from __future__ import annotations
 

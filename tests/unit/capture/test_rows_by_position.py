@@ -1,4 +1,4 @@
-"""Losses of rows that constants name by their position are refused by name, and no other use of them is."""
+"""Losses that index rows of the batch by constant positions are rejected by name; no other use of rows is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all workers save alike is handed to who decides that one writes it; what is saved within that is not."""
+"""Files that all workers save are written by one selected worker; saves nested in such a save are not redirected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ with contextlib.suppress(ImportError):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was to be written; on another worker than the chief where it begins with "other"."""
+    """Records the files to write; names that begin with "other" are written on a worker other than the chief."""
     for owner, name, _ in [*writers(), (tf.compat.v1.train.Saver, "save", "")]:
         monkeypatch.setattr(owner, name, vars(owner)[name])
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""`with ad.stage(k)`: what is made there says so, wherever it is called."""
+"""`with ad.stage(k)`: nodes created within it are marked with the stage, wherever their function is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks by which training outside of distributed steps is seen."""
+"""Hooks that detect training outside of distributed steps."""
 
 from __future__ import annotations
 

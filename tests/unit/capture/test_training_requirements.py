@@ -1,4 +1,4 @@
-"""Steps whose gradients are missing, or are not applied, are refused with the mend."""
+"""Steps whose gradients are missing, or not applied, are rejected with the fix."""
 
 from __future__ import annotations
 

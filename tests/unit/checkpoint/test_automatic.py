@@ -1,4 +1,4 @@
-"""`checkpoint` in the YAML: a script's own loop goes on where the last run was, with no line for it but its range."""
+"""`checkpoint` in the YAML: a script's own loop resumes from the last checkpoint; only its range changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving in the background: what is saved is what was there, training goes on, and no error is lost."""
+"""Background saves: they hold the values of their start, training continues, and no error is lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_training_goes_on_and_what_is_saved_is_what_was_there(tmp_path, held):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
 def test_a_step_has_the_cores_before_what_is_done_beside_it(tmp_path, monkeypatch):
-    """Where training waits for it, files are read by several threads; beside it by one, of the lowest priority."""
+    """If training waits for a save, several threads read the files; in the background one thread of the lowest priority
+    does.
+    """
     seen: list[tuple[int, int]] = []
     compute = checksums.checksum
 

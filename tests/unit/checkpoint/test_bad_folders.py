@@ -1,4 +1,4 @@
-"""A disk that fills, a folder that cannot be written: an error that says so, and what was saved before as it was."""
+"""A full disk or a read-only folder: the error names the cause, and earlier checkpoints stay unchanged."""
 
 from __future__ import annotations
 

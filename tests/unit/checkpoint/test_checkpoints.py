@@ -1,4 +1,4 @@
-"""`ad.checkpoint`: what one strategy trains, another and TensorFlow go on with; what does not fit is refused."""
+"""`ad.checkpoint`: another strategy and plain TensorFlow resume from it; checkpoints that do not fit are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trail: what follows the files that are written knows them under the names that they get later."""
+"""Checksums of files are recorded under their final names while the files are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is known again, and what is no longer that is not."""
+"""Written files match their checksums, and changed files do not."""
 
 from __future__ import annotations
 

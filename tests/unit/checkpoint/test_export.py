@@ -1,4 +1,4 @@
-"""What was trained is served by plain TensorFlow and Keras, in a process that cannot import AutoDist."""
+"""Trained models run in plain TensorFlow and Keras, in a process that cannot import AutoDist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Beside: generators, seeds and what kernels keep go on with the values, or it is told why they cannot."""
+"""Extra state: generators, seeds and kernels' persistent buffers are restored with the values, or a warning has the
+reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folder: a checkpoint is there whole or not at all, wherever its run is killed."""
+"""Folder: a checkpoint is complete or absent, at whatever point its run is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fit` with checkpoints: interrupted anywhere, it goes on as if it had not been."""
+"""`fit` with checkpoints: interrupted at any point, it resumes as if it had not been."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Wandering(keras.callbacks.Callback):
 
 
 class Augmented(keras.utils.PyDataset):
-    """What NumPy's generator draws: noise where a batch is read, and the order of the next epoch."""
+    """Data that NumPy's generator augments: noise when a batch is read, and the order of the next epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path, asked):
 
 
 def test_an_epoch_of_files_that_are_dealt_out_otherwise_begins_anew(tmp_path, monkeypatch, caplog):
-    """What it has been trained on is trained on again; epochs that were over are not, and the rest is as it was."""
+    """The interrupted epoch is trained again from its start; completed epochs are not, and the rest stays the same."""
     dealt = [0, 1]
     monkeypatch.setattr(CheckpointCallback, "_replica_workers", lambda callback: list(dealt))
     ad = autodist()

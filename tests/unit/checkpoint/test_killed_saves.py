@@ -1,4 +1,4 @@
-"""Whatever moment a process that saves is killed at, what it has saved before is restored."""
+"""Earlier checkpoints can be restored, at whatever moment a saving process is killed."""
 
 from __future__ import annotations
 

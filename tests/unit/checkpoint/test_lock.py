@@ -1,4 +1,4 @@
-"""FolderLock: who writes into a folder is one, and is named to who comes second."""
+"""FolderLock: one process writes into a folder, and the error of a second one names it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_file_that_is_not_whole_names_nobody(tmp_path, content):
 
 
 def test_a_file_that_was_removed_is_made_again(tmp_path):
-    """Who has the folder finds at its next save that it is nobody's."""
+    """The process that holds the folder notices at its next save that the lock file is gone."""
     FolderLock.take(tmp_path)
     (tmp_path / NAME).unlink()
     FolderLock.take(tmp_path)

@@ -1,4 +1,4 @@
-"""Where a script's own loop was: its data sets and what it draws by NumPy and Python go on there, bit for bit."""
+"""The position of a script's own loop: its data sets and its NumPy and Python generators resume there, bit for bit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def by_tensorflow() -> tf.data.Dataset:
 
 
 def drawing_ahead() -> tf.data.Dataset:
-    """Whose Python draws, in a thread of TensorFlow's, for batches that come later."""
+    """A data set whose Python code draws in a TensorFlow thread, ahead of the batches in use."""
 
     def augmented() -> Iterator[np.ndarray]:
         for at in range(0, len(ROWS), 4):
@@ -100,7 +100,7 @@ def test_a_loop_over_a_data_set_goes_on_to_the_bit(tmp_path, caplog, data, noise
 
 
 def test_a_loop_that_draws_its_batches_itself_goes_on_to_the_bit(tmp_path, caplog):
-    """What is drawn for the step before which is saved is drawn once more; what another run begins with is not."""
+    """Draws for the last step before the save are repeated; initial draws of the restarted script are not."""
 
     def train(folder: str, steps: int) -> np.ndarray:
         np.random.seed(2)

@@ -1,4 +1,4 @@
-"""`ad.checkpoint(folder, session=session)`: a session's variables by their names, as a Saver writes and reads them."""
+"""`ad.checkpoint(folder, session=session)`: a session's variables by their names, in the format of a Saver."""
 
 from __future__ import annotations
 

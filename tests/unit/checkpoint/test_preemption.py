@@ -1,4 +1,4 @@
-"""SIGTERM that comes to a chief whose run is to be saved then."""
+"""SIGTERM to a chief whose run then saves a checkpoint."""
 
 from __future__ import annotations
 

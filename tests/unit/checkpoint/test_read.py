@@ -1,4 +1,4 @@
-"""What a checkpoint has is compared with what is to be restored: all that differs is named, by both sides' shapes."""
+"""A checkpoint is compared with the variables to restore: the error lists all differences, with both shapes."""
 
 from __future__ import annotations
 

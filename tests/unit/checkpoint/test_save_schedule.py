@@ -1,4 +1,4 @@
-"""Schedule: all workers save at the same steps, though the clock is the chief's."""
+"""Schedule: all workers save at the same steps, although only the chief's clock counts."""
 
 from __future__ import annotations
 

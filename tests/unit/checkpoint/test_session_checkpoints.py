@@ -1,4 +1,4 @@
-"""`checkpoint` in the YAML and a TensorFlow 1 script, which has no line for it but the range of its loop."""
+"""`checkpoint` in the YAML with a TensorFlow 1 script, in which only the range of its loop changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values come back slice by slice, each to the worker that has it, whoever has written them and in which shards."""
+"""Values are restored slice by slice, each on the worker that holds it, for any writer and any shards."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_was_saved_in_some_shards_is_read_in_others(graph_runner, tmp_path,
 
 @pytest.mark.parametrize("before", PLACEMENTS)
 def test_variables_of_this_process_are_read_whole(graph_runner, tmp_path, monkeypatch, before):
-    """What is large once; of a part TensorFlow would read all that was saved with it, and each part so."""
+    """A large variable is read once: TensorFlow would read the complete variable for each of its slices."""
     monkeypatch.setattr(slices, "LARGE", 9)
     prefix = written(graph_runner, str(tmp_path), PLACEMENTS[before])
     variables = [tf.Variable(np.zeros_like(VALUE)) for _ in range(5)]

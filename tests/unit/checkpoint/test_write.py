@@ -1,4 +1,4 @@
-"""PartWriter: what lies in shards at several workers becomes one checkpoint, which TensorFlow reads."""
+"""PartWriter: shards on several workers become one checkpoint in TensorFlow's format."""
 
 from __future__ import annotations
 

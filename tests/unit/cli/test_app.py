@@ -1,4 +1,4 @@
-"""The command itself: version, help, wrong options, errors, and what it imports."""
+"""The command itself: version, help, wrong options, errors, and its imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autodist check`: what it refuses, and how it tells what was found."""
+"""`autodist check`: its errors, and its report."""
 
 from __future__ import annotations
 

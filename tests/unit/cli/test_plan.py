@@ -1,4 +1,4 @@
-"""`autodist plan`: what it captures, what it counts, what it shows and writes, and what it refuses."""
+"""`autodist plan`: its captured steps, counts, output, files and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autodist run`: a script on local workers, as Python would run it, and what it refuses."""
+"""`autodist run`: a script on local workers, run as by Python, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autodist trace`: one file of all workers, and words."""
+"""`autodist trace`: one file for all workers, and its summary."""
 
 from __future__ import annotations
 

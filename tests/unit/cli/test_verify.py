@@ -1,4 +1,4 @@
-"""`autodist verify`: whole runs that agree and that do not, and how what they record is compared."""
+"""`autodist verify`: runs that agree and runs that do not, and the comparison of their records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def forked_python() -> ForkedPython:
 
 @pytest.fixture
 def forks(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the command starts is forked, a worker on this machine too."""
+    """Forks the processes that the command starts, and the workers on this machine."""
 
     def run(command: list[str], *, env: dict[str, str], stdout: IO[bytes], **others: Any) -> Any:
         assert others == {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "check": False}

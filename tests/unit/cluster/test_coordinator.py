@@ -1,4 +1,4 @@
-"""What the coordinator checks on the chief's own machine, where nothing is started for it."""
+"""The coordinator's checks of the chief's own machine, where it starts no process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bringing a folder: only what changed, each file whole, and nothing removed that was not brought."""
+"""File sync of a folder: only changed files are sent, each atomically, and only synced files are removed."""
 
 from __future__ import annotations
 

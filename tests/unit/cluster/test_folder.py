@@ -1,4 +1,4 @@
-"""Which files of a folder are brought to other machines."""
+"""The files of a folder that are synced to other machines."""
 
 from __future__ import annotations
 

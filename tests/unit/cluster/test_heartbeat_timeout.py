@@ -15,7 +15,7 @@ class Clock:
 
 
 def looks_until_too_long(silence: HeartbeatTimeout, clock: Clock, most: int = 1000) -> int:
-    """How often `silence` is looked at, at its usual pace, before it is too long."""
+    """Returns the number of checks, at the usual interval, until `silence` times out."""
     for count in range(1, most):
         clock.now += silence.look_interval
         if silence.is_too_long():

@@ -1,4 +1,4 @@
-"""A process that runs its script once more, in the same process."""
+"""A process that re-executes its script."""
 
 from __future__ import annotations
 

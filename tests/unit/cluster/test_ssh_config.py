@@ -1,4 +1,4 @@
-"""The user's SSH configuration as OpenSSH reads it: nothing is connected to."""
+"""The user's SSH configuration, interpreted as by OpenSSH, without a connection."""
 
 from __future__ import annotations
 

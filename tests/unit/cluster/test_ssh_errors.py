@@ -62,7 +62,7 @@ OF_SILENCE = {
     "connection refused",
     "no route",
 }
-"""What is told of machines that do not answer; others refuse, or hang up."""
+"""The messages on machines that do not answer; others refuse, or hang up."""
 
 
 @pytest.mark.parametrize(("error", "words"), CASES, ids=lambda value: type(value).__name__)

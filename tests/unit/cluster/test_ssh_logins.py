@@ -1,4 +1,4 @@
-"""Which failures to reach a machine may pass, and for how long it is tried again."""
+"""The connection failures that may be temporary, and the duration of retries."""
 
 from __future__ import annotations
 

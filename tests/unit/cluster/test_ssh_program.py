@@ -1,4 +1,4 @@
-"""Command lines of the `ssh` program, which OpenSSH itself reads back (`ssh -G`): nothing is connected to."""
+"""Command lines of the `ssh` program, parsed by OpenSSH itself (`ssh -G`), without a connection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read_back(line: list[str], host: str) -> dict[str, str]:
-    """What OpenSSH makes of it; of options that may stand several times the last."""
+    """Returns OpenSSH's options for a command line; for repeated options the last value."""
     done = subprocess.run([line[0], "-G", *line[1:], "--", host], capture_output=True, text=True, check=True)
     return dict(said.split(" ", 1) for said in done.stdout.splitlines() if " " in said)
 

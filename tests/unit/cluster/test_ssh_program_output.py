@@ -1,4 +1,4 @@
-"""What the `ssh` program says, as the words that are told of it: nothing is connected to."""
+"""Output of the `ssh` program, converted to error messages, without a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay is there as long as the chief, and no longer."""
+"""The relay lives exactly as long as the chief."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is set right when AutoDist is imported."""
+"""Settings corrected by the import of AutoDist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools leave in `sys.orig_argv`, `sys.argv` and `__main__`, as their installed versions were seen to."""
+"""The values that tools leave in `sys.orig_argv`, `sys.argv` and `__main__` in their installed versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker hears from its chief before their first step."""
+"""The messages that a worker receives from its chief before their first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a link makes of what its worker's agent says."""
+"""A worker connection's reactions to the messages of its worker's agent."""
 
 from __future__ import annotations
 

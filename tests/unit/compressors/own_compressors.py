@@ -1,4 +1,4 @@
-"""Compressors as a script brings them."""
+"""Custom compressors, as defined by a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of AutoDist 2021 name compressors by the names that they had there."""
+"""Scripts of AutoDist 2021 use that version's names of compressors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compressor that a script brings is known, told, counted and carried out as ours are."""
+"""A script's custom compressor is accepted, logged, counted and run like a built-in one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and the blocks of code that they show."""
+"""The pages of the documentation, and their code blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blocks_of(page: str, kind: str) -> list[tuple[str, str]]:
 
 
 def is_patch(text: str) -> bool:
-    """Whether a diff is one of files, and not of a script that is shown."""
+    """Returns True if a diff applies to files, not to a script shown on the page."""
     return text.startswith("--- ")
 
 

@@ -1,4 +1,4 @@
-"""docs/extending.md: each diff of the page is taken by `git apply`, and the tests that it brings pass."""
+"""docs/extending.md: `git apply` accepts each diff of the page, and the added tests pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.unit.docs.pages import ROOT, patches
 
 NEW_CASE = "bits that are set"
-"""What the page adds to a file of tests whose other cases run elsewhere."""
+"""The case that the page adds to a file of tests whose other cases run elsewhere."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_each_diff_applies_and_its_tests_pass(tree: Path) -> None:
 
 
 def pytest_in(tree: Path, *arguments: str) -> str:
-    """What pytest says of tests in a tree, which come with the package of that tree."""
+    """Returns pytest's output for tests in a tree, run with the package of that tree."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment = kept | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""docs/one-step.md: what it shows of the step after each kernel is what the program of the page writes."""
+"""docs/one-step.md: its listings after each kernel equal the output of the page's program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README.md and docs/: what stands there as code runs, and what they quote is what the package says."""
+"""README.md and docs/: their code runs, and their quotations equal the package's output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def blocks(kind: str) -> list[Any]:
 
 
 def _with_a_model() -> dict[str, Any]:
-    """What a script has by the time of its training: data, a model in the scope, an optimizer, a loss."""
+    """Returns the names that a script has before training: data, a model in the scope, an optimizer, a loss."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((64, 64), dtype=np.float32), rng.standard_normal((64, 1), dtype=np.float32)
     ad = AutoDist("cluster.yml")
@@ -140,7 +140,7 @@ def texts_of(file: Path) -> Iterator[str]:
 
 
 def quotes() -> list[str]:
-    """What pages quote of messages, each as one line."""
+    """Returns the quoted messages of the pages, each as one line."""
     lines = re.findall(r"(?:^> .*\n)+", PAGES["troubleshooting.md"] + PAGES["faults.md"], re.MULTILINE)
     return [" ".join(line[2:] for line in quote.splitlines()) for quote in lines]
 

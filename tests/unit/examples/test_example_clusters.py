@@ -1,4 +1,4 @@
-"""The YAML files beside the examples say what their comments promise."""
+"""The YAML files of the examples match their comments."""
 
 from __future__ import annotations
 

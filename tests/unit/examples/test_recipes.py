@@ -1,4 +1,4 @@
-"""The recipes for schedulers: what they put into the environment is what AutoDist reads there."""
+"""The recipes for schedulers: AutoDist reads the environment that they set."""
 
 from __future__ import annotations
 

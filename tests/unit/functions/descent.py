@@ -1,4 +1,4 @@
-"""A step of gradient descent under `ad.function`, and what one device makes of it."""
+"""A step of gradient descent under `ad.function`, and its result on one device."""
 
 from __future__ import annotations
 

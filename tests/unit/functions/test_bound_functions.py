@@ -1,4 +1,4 @@
-"""`ad.function` where methods are steps: each instance has one of its own."""
+"""`ad.function` on methods: each instance has a step of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ad.function`: what it asks of the step that it captures."""
+"""`ad.function`: its requirements for the captured step."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_sparse_is_given_whole_where_that_is_said(value):
 
 @pytest.mark.feature("function", "evaluation: steps that only evaluate")
 def test_functions_that_train_and_evaluate_take_turns():
-    """What only evaluates reads what the steps before have trained, and shares the batch out among the replicas."""
+    """An evaluation reads the values trained by earlier steps, and splits its batch over the replicas."""
     ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2]}]}))
     x = np.random.default_rng(0).normal(size=(7, 2))
     expected = np.ones((2, 1))

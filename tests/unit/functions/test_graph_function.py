@@ -1,4 +1,4 @@
-"""`ad.function` where a graph is built: two replicas, beside the same step run eagerly on one device."""
+"""`ad.function` while a graph is built: two replicas, against the same step run eagerly on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls of a step are alike but for the values of their arrays."""
+"""Calls of a step that differ only in the values of their arrays."""
 
 from __future__ import annotations
 

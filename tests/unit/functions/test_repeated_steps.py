@@ -1,4 +1,4 @@
-"""With `steps_per_execution=k` in `compile`, k steps are one call of the session, and train what k calls do."""
+"""With `steps_per_execution=k` in `compile`, k steps are one call of the session, and train as k calls do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many steps each call of a program made."""
+    """Records the number of steps of each call of a program."""
     found: list[int] = []
     for name, count in (("run", lambda values: 1), ("repeat", len)):
         method = getattr(Program, name)

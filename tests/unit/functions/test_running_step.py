@@ -1,4 +1,4 @@
-"""A step's plan: what a kernel refuses is told before any other process is started."""
+"""A step's plan: kernels reject it before any other process is started."""
 
 from __future__ import annotations
 

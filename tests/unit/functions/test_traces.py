@@ -1,4 +1,4 @@
-"""What a step is traced for: the signature, the lengths and the options that are asked for."""
+"""The trace keys of a step: signature, lengths and requested options."""
 
 from __future__ import annotations
 

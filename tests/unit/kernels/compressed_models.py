@@ -1,4 +1,4 @@
-"""What compressors do, written a second time with NumPy, and a step whose gradient a test gives."""
+"""NumPy references of the compressors, and a step whose gradient is set by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that look at cotangents: by functions that are not linear in them, or by taking them for data."""
+"""Steps that use cotangents: in functions that are not linear in them, or as data."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def adversarial() -> Step:
 
 
 def gradient_penalty() -> Step:
-    """How steep a mean is, seen from the examples."""
+    """Returns a step with a gradient penalty: the norm of a mean's gradient by the examples."""
 
     def loss_of(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
         slope = tf.norm(_by_input(x, lambda i: tf.reduce_mean(tf.tanh(i @ w))), axis=1)

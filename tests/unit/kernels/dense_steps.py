@@ -1,4 +1,4 @@
-"""A step with dense gradients alone."""
+"""A step with dense gradients only."""
 
 from __future__ import annotations
 

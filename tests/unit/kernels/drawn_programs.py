@@ -1,4 +1,4 @@
-"""Drawn steps of arithmetic, writes and reads of variables, and ops that XLA cannot compile, in float64."""
+"""Random steps of arithmetic, writes and reads of variables, and ops that XLA cannot compile, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn training steps: small models with dense, sparse, tied, frozen and scalar variables, in float64."""
+"""Random training steps: small models with dense, sparse, tied, frozen and scalar variables, in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = 7
 
 @dataclass(frozen=True)
 class Choices:
-    """What a drawn step is made of."""
+    """The random choices that define a step."""
 
     loss: str
     optimizer: str

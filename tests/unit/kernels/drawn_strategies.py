@@ -1,4 +1,4 @@
-"""Drawn strategies: for each variable a way to keep and synchronise it, shard by shard where it is cut."""
+"""Random strategies: a placement and a synchronizer for each variable, or for each shard of a partitioned one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ AllReduce = strategy_pb2.AllReduce
 
 @dataclass(frozen=True)
 class Way:
-    """How one variable, or one shard, is synchronised.
+    """The synchronizer of one variable or shard.
 
     Attributes:
         owner: of a parameter server, taken modulo the number of workers; None: all-reduce.
         group: of an all-reduce.
-        has_proxy: whether a parameter server's variable has a copy on every worker.
+        has_proxy: True if a parameter server's variable has a cached copy on every worker.
     """
 
     owner: int | None = None
@@ -37,12 +37,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Kept:
-    """How one variable is kept.
+    """The placement of one variable.
 
     Attributes:
-        ways: one for a whole variable, else one for each shard, as far as the variable is long enough.
-        axis: of the cut, modulo the variable's.
-        weights: how long each shard is beside the others.
+        ways: one for an unpartitioned variable, else one for each shard, if the variable is long enough.
+        axis: of the partition, modulo the variable's rank.
+        weights: relative lengths of the shards.
     """
 
     ways: tuple[Way, ...]

@@ -1,4 +1,4 @@
-"""Graphs of TensorFlow 1: what a session runs, as every worker rewrites it, in one process."""
+"""TensorFlow 1 graphs: every worker's rewritten session run, in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True)
 class Run:
-    """What one worker runs."""
+    """The run of one worker."""
 
     outputs: list[str]
     targets: list[tf.Operation]
@@ -29,7 +29,7 @@ class Run:
 
 
 class Cluster:
-    """What all workers of a graph's session run, side by side in one session."""
+    """The rewritten steps of all workers of a graph's session, in one session."""
 
     def __init__(
         self, graph: tf.Graph, notes: Sequence, plan: Callable[[Step], strategy_pb2.Strategy], sums: Sequence = ()
@@ -46,7 +46,7 @@ class Cluster:
     def run(
         self, outputs: Sequence[str] = (), targets: Sequence[str] = (), fetches_alike: bool = False, **feeds: np.ndarray
     ) -> list[list]:
-        """What each worker gets; what only sets variables runs at the chief first."""
+        """Returns each worker's fetches; runs that only initialise variables run first on the chief."""
         fed = {f"{name}:0": value for name, value in feeds.items()}
         inputs = {name: self._axis(name) for name in fed}
         item = place_variables(self.captured.step(outputs, targets, inputs), self.placements)

@@ -1,8 +1,8 @@
-"""Many workers in one process: their rewritten graphs stand side by side in one session, without servers.
+"""Many workers in one process: their rewritten graphs share one session, without servers.
 
-A direct session has one device, so devices are cleared; what stands on different workers is kept apart by name. A
-variable or a queue is known to TensorFlow by its worker and its `shared_name`; here the worker becomes part of the
-`shared_name`. All workers' steps then run in one `session.run`, and queues carry what they carry between machines.
+A direct session has one device, so devices are cleared, and each worker's nodes have a name of their own. TensorFlow
+identifies a variable or a queue by its worker and its `shared_name`; here the worker becomes part of the `shared_name`.
+All workers' steps then run in one `session.run`, and queues carry the same tensors as between machines.
 """
 
 from __future__ import annotations
@@ -99,11 +99,10 @@ def plan(
 def rewritten(
     captured: CapturedFunction, strategy: strategy_pb2.Strategy, kernels: Sequence[Kernel] = KERNELS
 ) -> list[Step]:
-    """The step of every worker.
+    """Returns the step of every worker.
 
-    Whose step it is counts from Replicate on, and from PlaceStages on where it goes through stages, as what
-    `tests/replay` has recorded of each worker shows. What comes before is made once: a third of the time, and two
-    thirds.
+    The steps of workers differ only from Replicate on, or from PlaceStages on in a pipeline, as the records in
+    `tests/replay` show. The kernels before run once, which saves a third of the time, or two thirds.
     """
     first = Context(strategy, 0)
     apart = PlaceStages if first.goes_through_stages(captured.item) else Replicate
@@ -116,12 +115,12 @@ def rewritten(
 
 @dataclass(frozen=True)
 class Trained:
-    """What several steps left.
+    """The results of several steps.
 
     Attributes:
-        variables: by name, on each worker; a variable that one worker holds is there alone.
+        variables: by name, on each worker; a variable that one worker holds is only in that worker's.
         outputs: of each step, on each worker.
-        cuts: of variables that are in shards.
+        cuts: of partitioned variables.
     """
 
     variables: list[Values]
@@ -310,7 +309,7 @@ def in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
 
 
 def one_device(captured: CapturedFunction, step: Callable[..., object], batches: Sequence[Batch]) -> Trained:
-    """What the script itself does with the same batches, run eagerly; its variables are put back afterwards."""
+    """Returns the results of the script itself with the same batches, run eagerly; then restores its variables."""
     before = [source.numpy() for source in captured.sources]
     outputs = [[[np.asarray(t) for t in tf.nest.flatten(step(*map(tf.constant, batch)))]] for batch in batches]
     values = {v.name: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 CLOSE = {tf.float64: 1e-12, tf.float32: 2e-6, tf.float16: 4e-3, tf.bfloat16: 3e-2}
-"""How near many devices come to one, after few steps, by the type of a variable."""
+"""Tolerances for the difference of many devices from one, after few steps, by the type of a variable."""
 
 
 def make_odd_step(rate: float = 0.05) -> tuple[Callable[..., object], list[tf.Variable]]:

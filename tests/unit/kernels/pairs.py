@@ -1,4 +1,4 @@
-"""Pairs in place of products: each case once where it is hardest, and each layout with some of the cases."""
+"""Pairs instead of products: each case once with the hardest layout, and each other layout with some of the cases."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from _pytest.mark import ParameterSet
 
 
 def pairs(cases: Collection[object], layouts: Collection[object], each: int = 1) -> list[ParameterSet]:
-    """Values of two parameters, a case and a layout.
+    """Returns values of two parameters, a case and a layout.
 
-    The last of the layouts, in which all that the others ask for comes together, takes every case. What is left to be
-    shown of another one is its own and no case's, for which one case does, or `each`, that no layout before it has had.
+    The last layout combines the features of all others and takes every case. Each other layout takes `each` cases that
+    no earlier layout had, since its own features do not depend on the case.
 
-    >>> [pair.values for pair in pairs("abcd", ["1x2", "2x1", "2x2"])]
-    [('a', '1x2'), ('a', '2x2'), ('b', '2x1'), ('b', '2x2'), ('c', '2x2'), ('d', '2x2')]
+    >>> [pair.values for pair in pairs("abcd", ["1x2", "2x1", "2x2"])] [('a', '1x2'), ('a', '2x2'), ('b', '2x1'), ('b',
+    '2x2'), ('c', '2x2'), ('d', '2x2')]
     """
     *others, hardest = layouts
     return [

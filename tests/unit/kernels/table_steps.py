@@ -1,4 +1,4 @@
-"""Steps that train an embedding table in float64, for tests of what a table costs."""
+"""Steps that train an embedding table in float64, for tests of the costs of tables."""
 
 from __future__ import annotations
 

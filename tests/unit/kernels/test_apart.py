@@ -1,4 +1,4 @@
-"""Inputs with different numbers of rows: each is split by its own, and what is made of it counts by its own."""
+"""Inputs with different numbers of rows: each is split and weighted by its own number."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def one_loss() -> Step:
 
 
 def alike() -> Step:
-    """What all examples of the one input have in common is taken from each of the other."""
+    """Returns a step in which the mean of one input is subtracted from each example of the other."""
     w, v = variables()
 
     def step(x: tf.Tensor, z: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Functions that stay calls in a captured step: those of saved models, and what derivatives forwards are made by."""
+"""Functions that remain calls in a captured step: those of saved models, and those of forward-mode derivatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compressors send, counted from the rewritten graph, is what their formulas say."""
+"""The bytes that compressors send, counted from the rewritten graph, equal their formulas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N, M = 256, 192
 
 
 def bytes_with(compressor, workers, dtype="float32"):
-    """What each worker sends of an N × M gradient in a step, besides weights."""
+    """Returns the bytes that each worker sends for an N × M gradient in a step, besides weights."""
     variable = tf.Variable(np.zeros((N, M), dtype), name="v")
     captured = capture(given_gradient(variable), np.zeros((3, N, M), dtype))
     items = rewritten(captured, plan(captured.item, workers, compressor=compressor))

@@ -1,4 +1,6 @@
-"""What compressors add up within teams first is what they say, the same bits on all workers, in few messages."""
+"""Compressors that reduce within subgroups first follow their formulas, with the same bits on all workers, in few
+messages.
+"""
 
 from __future__ import annotations
 

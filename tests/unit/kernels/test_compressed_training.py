@@ -1,4 +1,4 @@
-"""Training under a compressor comes to the loss of the uncompressed run; without error feedback it would not."""
+"""Training under a compressor reaches the loss of the uncompressed run; without error feedback it would not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MARGIN = {
 RNG = np.random.default_rng(5)
 INPUTS = RNG.normal(size=(600, 16)).astype("float32")
 LABELS = np.argmax(np.tanh(INPUTS @ RNG.normal(size=(16, 24))) @ RNG.normal(size=(24, 5)), 1)
-"""What another network of one hidden layer says of random inputs."""
+"""Labels by a random network with one hidden layer, for random inputs."""
 
 BATCHES = [
     (INPUTS[chosen], LABELS[chosen]) for chosen in (RNG.choice(len(INPUTS), BATCH, replace=False) for _ in range(STEPS))

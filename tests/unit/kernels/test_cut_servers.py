@@ -1,4 +1,4 @@
-"""Tables that Parallax and PSLoadBalancing cut, from four workers on, train as on one device."""
+"""Tables that Parallax and PSLoadBalancing partition, from four workers on, train as on one device."""
 
 from __future__ import annotations
 

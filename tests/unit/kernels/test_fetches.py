@@ -1,4 +1,4 @@
-"""What sessions of several workers fetch beside a training step, under every kind of owner."""
+"""Fetches of several workers' sessions besides a training step, under every kind of owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses that are written in the ways of keras-io's examples: many replicas train what one does."""
+"""Losses in the style of keras-io's examples: many replicas train as one does."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def masked_patches(h, _):
 
 
 def mixup(h, _):
-    """What pairs give by arithmetic does not depend on the pairs."""
+    """The sum over pairs is independent of the pairing."""
     order = tf.random.shuffle(tf.range(tf.shape(h)[0]))
     return 0.3 * tf.square(h) + 0.7 * tf.square(tf.gather(h, order))
 

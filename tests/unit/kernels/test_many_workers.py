@@ -1,4 +1,4 @@
-"""Every optimizer under each way to synchronise trains as on one device; drawn ones are in test_mixing.py."""
+"""Every optimizer under each synchronizer trains as on one device; random ones are in test_mixing.py."""
 
 from __future__ import annotations
 

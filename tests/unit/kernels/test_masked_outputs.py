@@ -1,4 +1,4 @@
-"""Two outputs, one per token under a mask and one per example: each is a mean of its own, whatever the parts' masks."""
+"""Two outputs, one per token under a mask and one per example: each is a mean of its own, for any masks."""
 
 from __future__ import annotations
 

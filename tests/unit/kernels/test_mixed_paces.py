@@ -1,4 +1,4 @@
-"""Every variable, and every shard, at a pace of its own: what is trained does not change."""
+"""Every variable, and every shard, with a sync mode of its own: the trained values do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras's optimizers on an embedding: equal to one device, at the cost of rows wherever their maths allows it."""
+"""Keras optimizers on an embedding: equal to one device, at the cost of the rows wherever their maths allows it."""
 
 from __future__ import annotations
 

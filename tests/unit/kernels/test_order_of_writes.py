@@ -1,4 +1,4 @@
-"""An owner writes what it holds when every worker has read it, whether a gradient of it comes or not."""
+"""An owner writes a variable only after every worker has read it, with or without a gradient."""
 
 from __future__ import annotations
 

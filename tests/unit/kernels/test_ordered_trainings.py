@@ -1,4 +1,4 @@
-"""Parts of a step that control dependencies order one behind the other, though no data leads from one to the next."""
+"""Parts of a step that only control dependencies order, without a data dependency between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of Keras whose gradient, so called, is their new value: they become what one device leaves in them."""
+"""Keras variables whose "gradient" is their new value: they get one device's values."""
 
 from __future__ import annotations
 

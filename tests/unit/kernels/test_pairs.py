@@ -1,4 +1,4 @@
-"""Pairs in place of products lose no case and no layout."""
+"""Pairs instead of products include every case and every layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of the kernels, and what is dumped between them."""
+"""The order of the kernels, and the dumps between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of a script's own."""
+"""Custom kernels of a script."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def only_ours() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class HalfSteps(Kernel):
-    """What is taken from a variable is `factor` times as much."""
+    """A kernel that multiplies the amount subtracted from a variable by `factor`."""
 
     factor: float = 0.5
     name: ClassVar[str] = "half-steps"

@@ -1,6 +1,6 @@
-"""Replay: stored steps are rewritten to what was recorded, so that a change that should change nothing shows it.
+"""Replay: the rewritten text of stored steps equals the record, so that any unintended change is visible.
 
-`scripts/replay.py` shows a difference by eye and records anew.
+`scripts/replay.py` shows the differences and records them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes between workers: of an embedding, rows travel and never the table."""
+"""Bytes between workers: for an embedding, rows are sent and never the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas without examples touch no rows of a table, whatever they compute of the row that stands in for a batch."""
+"""Replicas without examples touch no rows of a table, despite the placeholder row that they compute with."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ BATCHES = [
 
 
 def rows_or_a_row_of_zeros(value, axis, share):
-    """What a worker is fed whose script feeds no examples of its own."""
+    """Returns the feed of a worker whose script feeds no examples: its rows, or one row of zeros."""
     return with_a_row(rows_of(value, axis, share), axis)
 
 

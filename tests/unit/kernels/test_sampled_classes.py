@@ -1,4 +1,4 @@
-"""Classes that are sampled for the whole batch: `nce_loss` and `sampled_softmax_loss` train what one device trains."""
+"""Classes sampled once for the whole batch: `nce_loss` and `sampled_softmax_loss` train as on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second derivatives: Hessians, their products with vectors, and jacobians of each example are those of one device."""
+"""Second derivatives: Hessians, their products with vectors, and per-example Jacobians equal one device's."""
 
 from __future__ import annotations
 

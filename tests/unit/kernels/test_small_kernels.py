@@ -1,4 +1,4 @@
-"""Prune and Place."""
+"""The kernels Prune and Place."""
 
 from __future__ import annotations
 

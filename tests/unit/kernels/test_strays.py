@@ -1,4 +1,4 @@
-"""Gradients of which another variable than their own is written: another network's, or one that gathers them."""
+"""Unapplied gradients: their updates write another variable, of another network, or one that accumulates them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ STEPS = {
     "sum": lambda: gathers(tf.reduce_sum),
 }
 OF = {"another network": "shared", "another network, taken over": "local", "mean": "net", "sum": "net"}
-"""Whose variables the gradients are taken to be of."""
+"""The owner of the variables that the gradients are attributed to."""
 
 LAYOUTS = {
     "2 replicas": ((1, 2), []),

@@ -1,4 +1,4 @@
-"""Sums that teams make first are those of one device and the same bits on all workers, in few messages."""
+"""Reductions in subgroups equal one device's, with the same bits on all workers, in few messages."""
 
 from __future__ import annotations
 

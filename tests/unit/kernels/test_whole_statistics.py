@@ -1,4 +1,4 @@
-"""Losses that set sums and means of the batch beside values of single examples train as on one device, unedited."""
+"""Losses that combine sums and means of the batch with single examples train as on one device, without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses in graphs that set sums and means of the batch beside single examples train as on one device, unedited."""
+"""Losses in graphs that combine sums and means of the batch with single examples train as on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluations: what a step without gradients returns is the whole batch's, on every worker, or it is refused."""
+"""Evaluations: the outputs of a step without gradients are the whole batch's on every worker, or it is rejected."""
 
 from __future__ import annotations
 

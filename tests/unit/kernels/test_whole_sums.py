@@ -1,4 +1,4 @@
-"""What a step adds up over all replicas while it computes is the whole batch's, and so are gradients through it."""
+"""In-step all-reduces equal the sums of the whole batch, and so do gradients through them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trained(
     rank: int = 2,
     **options: object,
 ) -> tuple[Trained, Trained]:
-    """What the replicas leave, and what one device leaves."""
+    """Returns the results of the replicas, and those of one device."""
     captured, expected = on_one_device(make, sizes, rank)
     found = train(captured, plan(captured.item, *shape, **options), batches(*sizes, rank=rank))
     if shape[0] > 1:  # rows that a step returns are each worker's own

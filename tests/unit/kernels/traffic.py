@@ -1,4 +1,4 @@
-"""What travels between the workers of a run, counted on their rewritten graphs while they run in one process."""
+"""The tensors sent between the workers of a run, counted on their rewritten graphs while they run in one process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Sent:
 
 
 def crossings(items: Sequence[Step]) -> list[Sent]:
-    """The tensors that TensorFlow moves between workers: each once, however many ops read it there.
+    """Returns the tensors that TensorFlow sends between workers: each once, regardless of its number of consumers
+    there.
 
-    Handles of variables and queues say where something is, and are left out. What goes through a queue is an input of
-    the op that puts it there, which stands where the queue is.
+    Handles of variables and queues are left out, because they only name a location. An element of a queue is an input
+    of its enqueue op, which runs on the queue's worker.
     """
     found: dict[Sent, None] = {}
     for worker, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""Steps that add up over all replicas while they compute."""
+"""Steps with all-reduces inside the computation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def renormalised() -> Step:
 
 
 def masked() -> Step:
-    """What a mask hides is in no moment; parts of the batch may be hidden altogether."""
+    """Returns a step whose moments exclude masked elements; parts of the batch may be masked completely."""
     layer, first, last = normalisation(), dense(4, 1), dense(2, 2)
     for made, width in ((first, 3), (layer, 4), (last, 4)):
         made.build([None, 5, width])
@@ -254,7 +254,7 @@ def attacked_through_sums() -> Step:
 
 
 def standardised() -> Step:
-    """What is gathered is not differentiated: advantages by the batch's mean and deviation."""
+    """Returns a step without gradients through the reduction: advantages by the batch's mean and deviation."""
     variables = (first,) = _weights((3, 2))
 
     def loss_of(x: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What a rewritten step sends to other workers, counted from its graph."""
+"""The tensors that a rewritten step sends to other workers, counted from its graph."""
 
 from __future__ import annotations
 

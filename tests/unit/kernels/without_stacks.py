@@ -1,6 +1,6 @@
-"""Operations that are made without a note of where: TensorFlow keeps a stack for each, down to where pytest begins.
+"""Creates operations without stack traces: TensorFlow keeps one for each, down to the frames of pytest.
 
-Kernels ask for no operation's stack; what captures a step does.
+Kernels need no operation's stack; only capture does.
 """
 
 from __future__ import annotations

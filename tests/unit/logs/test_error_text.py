@@ -1,4 +1,4 @@
-"""Words of errors, within messages of ours."""
+"""The text of errors within AutoDist's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches standard error while TensorFlow's own lines are left out."""
+"""The contents of standard error while TensorFlow's own lines are suppressed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FATAL = "F0000 00:00:1795321859.568474   23362 server.cc:3] Check failed: x"
 
 
 def _stderr(script: str, level: str = "INFO") -> tuple[str, int]:
-    """What a script writes to standard error, which may use `say`, past Python; and its exit status."""
+    """Runs a script, which may write past Python with `say`, and returns its standard error and its exit status."""
     begin = (
         "import os, sys\nfrom autodist.logs.quiet import quiet_tensorflow\nsay = lambda t: os.write(2, t.encode())\n"
     )

@@ -1,4 +1,4 @@
-"""Which lines are TensorFlow's own, and which of them tell nothing."""
+"""The detection of TensorFlow's own log lines, and of those without information."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AutoDist tells on the terminal, and on which worker."""
+"""AutoDist's messages on the terminal, and the workers that print them."""
 
 import logging
 

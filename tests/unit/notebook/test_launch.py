@@ -1,4 +1,4 @@
-"""What is refused before anything starts, and what comes of a process that has ended."""
+"""The errors before any process starts, and the result of a process that has ended."""
 
 from __future__ import annotations
 

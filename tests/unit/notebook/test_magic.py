@@ -1,4 +1,4 @@
-"""`%%autodist`, with a notebook in the form of a mapping of names."""
+"""`%%autodist`, with a notebook simulated by a mapping of names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autodist.notebook.magic import read_options
 
 
 class Notebook:
-    """What the extension asks of IPython."""
+    """The parts of IPython that the extension uses."""
 
     def __init__(self, **names: Any) -> None:
         self.user_ns = names

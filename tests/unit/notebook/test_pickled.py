@@ -1,4 +1,4 @@
-"""What goes between processes, put together again in another one that has never seen the notebook."""
+"""Values sent between processes, restored in a process that has never seen the notebook."""
 
 from __future__ import annotations
 

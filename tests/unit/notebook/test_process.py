@@ -1,4 +1,4 @@
-"""A process that shows what it prints here, and that ends with the call."""
+"""A process whose output appears here, and that ends with the call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ order = os.read(ordered, 1000)
 
 @pytest.fixture(autouse=True)
 def hears_interrupts() -> Iterator[None]:
-    """What a shell starts in the background is born deaf to Ctrl-C, these tests maybe."""
+    """Makes this process receive Ctrl-C: a shell's background jobs ignore it, and these tests may be one."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

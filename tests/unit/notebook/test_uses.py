@@ -1,4 +1,4 @@
-"""What goes with a function, and which of it does not."""
+"""The names that are sent with a function, and those that cannot be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of a `tf.data` pipeline each worker maps its own elements, and their batches are parts of those of one device."""
+"""Element sharding of a `tf.data` pipeline: each worker maps its own elements; batches are parts of one device's."""
 
 from __future__ import annotations
 

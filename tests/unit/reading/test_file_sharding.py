@@ -1,4 +1,4 @@
-"""Files of a data set are dealt out: all workers end together, and each record is used once in an epoch."""
+"""File sharding of a data set: all workers end together, and each record is used once in an epoch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Meeting:
         return Files(self.replicas, worker, names, agree, refused)
 
     def each(self, act: Callable[[Files], Any]) -> list[Any]:
-        """What `act` returns or raises on each worker."""
+        """Returns the result of `act` on each worker, or its exception."""
         found: list[Any] = [None] * self.workers
 
         def run(worker: int) -> None:

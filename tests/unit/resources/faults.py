@@ -1,4 +1,4 @@
-"""Faults in YAML files of machines, and what is told of each: file, line, key and what is allowed."""
+"""Faults in resource files, and the message for each: file, line, key and allowed values."""
 
 from __future__ import annotations
 

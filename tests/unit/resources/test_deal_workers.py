@@ -1,4 +1,4 @@
-"""Dealing out devices is an even partition in order."""
+"""The assignment of devices to workers is an even partition in order."""
 
 from __future__ import annotations
 

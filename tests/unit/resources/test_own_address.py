@@ -1,4 +1,4 @@
-"""Which nodes are this machine, and how the others are reached."""
+"""The nodes that are this machine, and the addresses of the others."""
 
 from __future__ import annotations
 

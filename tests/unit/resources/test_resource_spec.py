@@ -1,4 +1,4 @@
-"""The YAML of the documentation becomes the workers and replicas that the documentation promises."""
+"""The documentation's YAML gives the documented workers and replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each thing that can be wrong in the YAML is reported with file, line, key and what is allowed."""
+"""Every error in the YAML is reported with file, line, key and allowed values."""
 
 from __future__ import annotations
 

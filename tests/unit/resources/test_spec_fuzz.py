@@ -1,4 +1,4 @@
-"""Whatever is given, the answer is a spec or an error in our words; YAML and Python are read alike."""
+"""Any input gives a spec or one of AutoDist's own errors; YAML files and Python values are read alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What YAML itself offers is read as its writers expect."""
+"""YAML's own features are read as its users expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strategy section keeps what the user wrote, in order, with places."""
+"""The strategy section keeps the user's keys, in order, with their positions in the file."""
 
 from __future__ import annotations
 

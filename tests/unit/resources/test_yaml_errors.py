@@ -1,4 +1,4 @@
-"""What is no YAML, and what YAML offers that such a file does not need, is refused with file and line."""
+"""Invalid YAML, and YAML features that the file does not need, are rejected with file and line."""
 
 from __future__ import annotations
 

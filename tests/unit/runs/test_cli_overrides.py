@@ -1,4 +1,4 @@
-"""What a command asks, in place of what the script says."""
+"""Options of a command that override the script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of a script's Python in its step: two workers have the same, but for seeds and rounding."""
+"""Python constants in a step: equal on two workers, except for seeds and rounding."""
 
 from __future__ import annotations
 

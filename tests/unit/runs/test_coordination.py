@@ -1,4 +1,4 @@
-"""Talk: what one worker says goes by what all have said before, and what each call begins with is there."""
+"""Coordination: decisions depend on the control messages of all workers, and each call's first message arrives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autodist.runs.failed_step import FailedStepGuard
 
 
 class Mailbox:
-    """Where no worker writes."""
+    """A worker's mailbox to which no worker writes."""
 
     def open_box(self, receive: Callable[[bytes], None]) -> Callable[..., None]:
         return lambda workers, content: None

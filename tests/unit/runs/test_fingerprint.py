@@ -1,4 +1,4 @@
-"""Fingerprints: whether two workers captured the same step, and where they differ first."""
+"""Fingerprints: equal if two workers captured the same step, and otherwise the first difference."""
 
 from __future__ import annotations
 

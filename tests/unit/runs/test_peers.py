@@ -1,4 +1,4 @@
-"""Peers: who comes to another call than the chief, before all have joined, knows it, and waits for nothing."""
+"""Peers: a worker whose call differs from the chief's detects it before all have joined, and does not wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run that has lost a worker starts again, and what its next start is told."""
+"""The decision to restart a run after the loss of a worker, and the arguments of its next start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spec_of(workers: int, restarts: int = 3) -> ResourceSpec:
 
 @pytest.fixture(autouse=True)
 def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What the process would begin anew with, and nothing waits."""
+    """Records the arguments of a re-exec, and removes all waits."""
     found: list[Any] = []
     monkeypatch.setattr(restarts, "re_exec_at_the_end", lambda told: found.append(json.loads(told[VARIABLE])))
     monkeypatch.setattr(restarts, "_SHORTEST_WAIT", 0.0)

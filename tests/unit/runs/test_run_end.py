@@ -1,4 +1,4 @@
-"""RunEnd: in which order a run is taken leave of, and by what it was lost."""
+"""RunEnd: the order of a run's shutdown, and the cause of its loss."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC = ResourceSpec.from_dict(
 
 
 class Script:
-    """How the script ends, as far as it is asked."""
+    """A simulated script and its end, as far as RunEnd reads it."""
 
     def __init__(self) -> None:
         self.raised: BaseException | None = None
@@ -49,7 +49,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 @pytest.fixture
 def done() -> list[str]:
-    """What was done, in order."""
+    """Returns the recorded actions, in order."""
     return []
 
 

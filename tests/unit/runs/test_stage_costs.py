@@ -1,4 +1,4 @@
-"""What stages compute and hand on: counted by hand for models of matrices of 5 by 5 in float64."""
+"""Computation and communication of stages: counted by hand for models of 5-by-5 matrices in float64."""
 
 from __future__ import annotations
 

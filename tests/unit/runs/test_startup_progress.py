@@ -1,4 +1,4 @@
-"""What a terminal shows while a run starts."""
+"""The terminal output while a run starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ start = StartupProgress(is_chief=True)
 
 
 def _on_a_terminal(script: str, level: str = "INFO") -> tuple[str, str]:
-    """What a script shows on a terminal that is its standard error, and what it writes to standard output, a pipe."""
+    """Returns a script's standard error, which is a terminal, and its standard output, a pipe."""
     ours, theirs = pty.openpty()
     shown: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""StepPlans: what the kernels refuse of a strategy is told with its place in the file that asks for it."""
+"""StepPlans: if a kernel rejects a strategy, the error names its position in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that asks for several devices and trains on one is told so, once; others are told nothing."""
+"""A script that requests several devices and trains on one gets one warning; others get none."""
 
 from __future__ import annotations
 

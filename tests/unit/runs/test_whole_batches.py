@@ -1,4 +1,4 @@
-"""The parts that workers feed become one batch on the chief, and each worker gets back the rows of its own."""
+"""The workers' feeds become one batch on the chief, and each worker gets the rows of its own back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autodist.runs.whole_batches import GatheredInput, WholeFed, bring_together
 
 
 def on_workers(fed: Sequence[Sequence[GatheredInput]]) -> list[WholeFed | Exception]:
-    """What each of some workers gets, in threads of this process."""
+    """Returns the results of some workers, simulated by threads of this process."""
     barrier, said, told = Barrier(len(fed), timeout=20), {}, {}
 
     def gathers(worker: int) -> Callable[[bytes], list[bytes]]:

@@ -1,4 +1,4 @@
-"""The start of the other workers beside the chief's script, by a coordinator that only notes what it is told."""
+"""The launch of the other workers next to the chief's script, by a coordinator that only records its calls."""
 
 from __future__ import annotations
 

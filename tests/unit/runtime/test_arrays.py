@@ -1,4 +1,4 @@
-"""Reductions of values that workers have: the same result, or the same error, for all of them."""
+"""Reductions of the workers' values: the same result, or the same error, for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Shipments: every holder gets each byte once, by few messages, and no link carries what all get more than twice."""
+"""Batched transfers: every holder gets each byte once, in few messages, and no link carries shared bytes more than
+twice.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ MANY = [Kept(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(100)]
 
 
 def link_bytes(listing: Listing) -> collections.Counter[tuple[int, int]]:
-    """How many bytes go from worker to worker."""
+    """Returns the number of bytes from worker to worker."""
     found: collections.Counter[tuple[int, int]] = collections.Counter()
     for shipment in listing.shipments:
         sizes = [listing.parts[s.part].byte_size if s.stop < 0 else s.stop - s.start for s in shipment.slices]

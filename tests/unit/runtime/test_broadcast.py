@@ -1,4 +1,4 @@
-"""Spread: values reach every worker that holds them, by way of others, to the bit."""
+"""Broadcast: values reach every worker that holds them, forwarded by others, bit for bit."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def spread(
 
 
 def value(graph_runners: list[GraphRunner], worker: int, name: str, like: np.ndarray) -> np.ndarray:
-    """What a worker has under a name."""
+    """Returns a worker's value of a variable."""
     dtype = tf.as_dtype(np.asarray(like).dtype)
     with graph_runners[worker].graph.as_default(), tf.device(cpu_of(worker, WORKERS)):
         handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=np.shape(like), shared_name=name)

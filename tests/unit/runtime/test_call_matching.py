@@ -1,4 +1,4 @@
-"""CallMatching: a call that all workers make is made together, any other alone, whoever makes it; none hangs."""
+"""CallMatching: a call that all workers make is collective, any other is local; none blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Script = Callable[["Worker"], list[bool]]
 
 
 class Worker:
-    """What a script does on one worker; a step waits for all."""
+    """The calls of a script on one worker; a step waits for all."""
 
     def __init__(self, workers: Workers, index: int) -> None:
         self._workers, self.index = workers, index

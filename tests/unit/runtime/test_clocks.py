@@ -1,4 +1,4 @@
-"""Clocks that differ, and by how much at most that is misjudged."""
+"""Clocks that differ, and the largest error of the estimated difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DirectRun: what is fed and fetched, as `Session.run` takes and gives it."""
+"""DirectRun: feeds and fetches, in the formats of `Session.run`."""
 
 from __future__ import annotations
 

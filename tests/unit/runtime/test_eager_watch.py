@@ -1,7 +1,7 @@
-"""Every way that TensorFlow and Keras have of writing a variable is seen, and so is every way of reading one.
+"""All ways of writing and of reading a variable in TensorFlow and Keras are detected.
 
-A step has left other values in the session than the script's objects have: what is written has to start from those, and
-what is read has to be those.
+After a step, the session's values differ from those of the script's objects. A write has to start from the session's
+values, and a read has to return them.
 """
 
 from __future__ import annotations

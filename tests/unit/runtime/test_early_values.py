@@ -1,4 +1,4 @@
-"""Early values: variables that hold what they held then are known where another process held something else."""
+"""Early values: variables that still hold their early value are detected in a process where others hold another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions that TensorFlow fuses to what no server takes."""
+"""Convolutions that TensorFlow fuses to ops that its server does not accept."""
 
 from __future__ import annotations
 

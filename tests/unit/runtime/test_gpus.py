@@ -1,4 +1,4 @@
-"""Why there are no GPUs: told from what the machine has, which tests make up."""
+"""The reasons for missing GPUs, determined from a machine's state, which tests simulate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First batches: the chief is told who feeds other data than is meant, whatever the order in which messages come."""
+"""Input consistency check: the chief detects workers with other data than expected, for any order of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memories: what a kernel keeps begins anew or goes on with what a checkpoint has, whichever comes first."""
+"""Persistent buffers start at their initial values or at a checkpoint's, for either order of creation and restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program runs a step, and gives back the memory that the step's making took."""
+"""A program runs a step, and releases the memory used to create it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A global order of records: whatever the number of workers, batches are the same, and nobody reads another's."""
+"""A global order of records: batches do not depend on the number of workers, and no worker reads another's records."""
 
 from __future__ import annotations
 

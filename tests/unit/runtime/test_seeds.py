@@ -1,4 +1,4 @@
-"""What AutoDist's seed reaches, and what it leaves as the script has it."""
+"""The generators that AutoDist seeds, and those that it leaves to the script."""
 
 from __future__ import annotations
 

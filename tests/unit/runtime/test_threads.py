@@ -1,4 +1,4 @@
-"""How a worker's session shares its machine."""
+"""The threads of a worker's session on a shared machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: one run of a step, in a file that Chrome's viewer reads."""
+"""Traces: one run of a step, in the file format of Chrome's viewer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a step's making leaves behind is given back."""
+"""Memory used to create a step is returned to the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates run beside the steps, in their order; their failures reach the thread that trains."""
+"""Updates run concurrently with the steps, in their order; their failures reach the training thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces: a variable's value reaches the shards in which the session keeps it, and comes back whole."""
+"""Slices: a variable's value is written to the shards that the session holds, and read back whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Chief:
     pieces: VariableSlices
 
     def value(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """What the session has under a name."""
+        """Returns the session's value of a variable."""
         with self.graph_runner.graph.as_default():
             handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
             read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)

@@ -1,4 +1,4 @@
-"""VariableTracker: values that a step left behind are pulled when Python asks, and what it writes is marked."""
+"""VariableTracker: values left by a step are pulled when Python reads them, and Python's writes are marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accord: whoever wrote something between two steps, all workers make the next from the chief's values; none hangs."""
+"""Variable-write consensus: after a write by any worker between two steps, all start from the chief's values."""
 
 from __future__ import annotations
 

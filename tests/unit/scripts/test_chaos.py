@@ -1,4 +1,4 @@
-"""scripts/chaos.py: all schedules are played, and the sum is printed."""
+"""scripts/chaos.py: all schedules run, and the total is printed."""
 
 from __future__ import annotations
 

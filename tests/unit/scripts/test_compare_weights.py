@@ -1,4 +1,4 @@
-"""scripts/compare_weights.py: what it measures, and what it does not let pass."""
+"""scripts/compare_weights.py: its measurement, and its errors."""
 
 from __future__ import annotations
 

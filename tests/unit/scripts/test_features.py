@@ -1,4 +1,4 @@
-"""scripts/features.py: the page's table of features is that of the tests' marks, and what it refuses."""
+"""scripts/features.py: the page's table of features matches the tests' marks, and wrong marks are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/keras_tests: what it says of a test, and that its list of promises stays true."""
+"""scripts/keras_tests: its verdicts, and the consistency of its list of promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network on paper sends what rewritten graphs send."""
+"""The network model sends the same messages as rewritten graphs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_link_carries_what_the_model_says(name, whole, captured, monkeypatc
 
 
 def _sent(items):
-    """What crosses workers for the weight's gradient, whose bucket is the largest."""
+    """Returns the messages between workers for the weight's gradient, whose bucket is the largest."""
     sent: dict[str, list[tuple[tuple[int, int], int]]] = {}
     for item in items:
         nodes = {node.name: node for node in item.graph_def.node}

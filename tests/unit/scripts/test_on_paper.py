@@ -1,4 +1,4 @@
-"""bench.py --only paper: what is counted is what the rewritten graphs send, and times are the assumed ones."""
+"""bench.py --only paper: the counts equal those of the rewritten graphs, and times are the assumed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/plots.py: the pictures in docs/ are what it makes of the data in docs/, and so are the tables beside them."""
+"""scripts/plots.py: the pictures and tables in docs/ match the data in docs/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/record_run.py: what stands in a terminal at the end, and its picture."""
+"""scripts/record_run.py: the final text of a terminal, and its picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/replay.py: what it shows of a change, and what it records."""
+"""scripts/replay.py: its output for a change, and its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/setup: which Python it takes, when it installs, and what it says when it cannot go on."""
+"""scripts/setup: the Python that it chooses, the conditions for an installation, and its errors."""
 
 from __future__ import annotations
 

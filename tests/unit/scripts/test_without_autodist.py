@@ -1,4 +1,4 @@
-"""scripts/without_autodist.py: before and after, and what it refuses."""
+"""scripts/without_autodist.py: scripts before and after, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session whose graph takes its batches from iterators of its own."""
+"""A session whose graph reads its batches from iterators of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of what is fed are a worker's own."""
+"""The rows of a feed that belong to each worker."""
 
 from __future__ import annotations
 

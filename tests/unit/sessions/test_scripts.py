@@ -1,4 +1,4 @@
-"""What scripts of TensorFlow 1 write, in a session of two replicas: values, state and fetches are one device's."""
+"""Constructs of TensorFlow 1 scripts in a session of two replicas: values, state and fetches equal one device's."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def trained_with(layer: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], shape: Any 
 
 
 def layer_of_keras_2(hidden: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
-    """What tf.compat.v1.layers.batch_normalization is."""
+    """Returns the equivalent of tf.compat.v1.layers.batch_normalization."""
     return normalization.batch_normalization(hidden, training=training)
 
 
@@ -312,7 +312,7 @@ def version_1(first_control_flow):
 
 
 def of_version_1():
-    """What a script does with its graph beside the scope: in it the control flow is TensorFlow 2's."""
+    """Control flow that a script builds in its graph outside of the scope, with TensorFlow 2's control flow."""
     v1.disable_control_flow_v2()
 
 

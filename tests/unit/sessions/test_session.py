@@ -1,4 +1,4 @@
-"""A session of two replicas: what it takes beside fetches and feeds."""
+"""A session of two replicas: its arguments besides fetches and feeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums and means of the batch in losses of sessions are the whole batch's; a layer's own, and all others are named."""
+"""Sums and means in losses of sessions are the whole batch's; a layer's own stay local, and all others are reported."""
 
 from __future__ import annotations
 

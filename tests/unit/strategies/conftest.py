@@ -45,7 +45,7 @@ class PlannedGradient:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What strategies see of a Step."""
+    """The parts of a Step that strategies read."""
 
     variables: tuple[PlannedVariable, ...]
     gradients: tuple[PlannedGradient, ...]

@@ -1,4 +1,4 @@
-"""Whatever a user's builder does wrong is told as its fault, with its name and the place."""
+"""Errors in a user's builder are reported as its own, with its name and the position."""
 
 from __future__ import annotations
 

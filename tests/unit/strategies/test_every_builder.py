@@ -1,4 +1,4 @@
-"""Whatever the model and the machines: what our builders build passes the check, and equal input gives equal bytes."""
+"""For any model and machines, the strategies of built-in builders pass the check, and equal input gives equal bytes."""
 
 import pytest
 from hypothesis import given, settings

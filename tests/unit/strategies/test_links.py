@@ -1,4 +1,4 @@
-"""What goes on each link, against what each worker sends."""
+"""The bytes on each link, against those that each worker sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In how many shards variables are cut where the user does not say."""
+"""The default number of shards of variables."""
 
 from __future__ import annotations
 

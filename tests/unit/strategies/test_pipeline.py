@@ -1,4 +1,4 @@
-"""Pipeline: which variable lies in which stage, and what is refused."""
+"""Pipeline: the stage of each variable, and the rejected models."""
 
 from __future__ import annotations
 

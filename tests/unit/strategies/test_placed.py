@@ -1,4 +1,4 @@
-"""What a file asked for and cannot be done is told with file, line and key, before anything is started."""
+"""Impossible requests of a file are reported with file, line and key, before anything starts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What Parallax and PSLoadBalancing cut, and among whom the shards are dealt out."""
+"""The variables that Parallax and PSLoadBalancing partition, and the workers that own the shards."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Cuts into runs of which the largest work, and then the largest size, is as small as can be."""
+"""Partitions of a sequence into contiguous runs that minimise the largest work, and then the largest size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a step's sums is what AUTO chose by."""
+"""The logged cost of a step's reductions is the cost that AUTO compared."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""AutoGraph reads what the script has written, and nothing of what stands between that and TensorFlow."""
+"""AutoGraph converts the script's code, and none of the code between that and TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How TensorFlow is imported by this package, where nobody has done so yet."""
+"""TensorFlow's import by this package, if no other module has imported it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain nests are taken apart, and filled again, as `tf.nest` does it."""
+"""Plain nests are flattened, and packed again, as by `tf.nest`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths are numbers inside, and what the script has made of them outside."""
+"""Lengths are numbers inside, and have the script's setting outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches and loops are TensorFlow 2's inside, and what the script has made of them outside."""
+"""Branches and loops are TensorFlow 2's inside, and have the script's setting outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process records for `autodist verify`."""
+"""The records of a process for `autodist verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that are threads, for what `autodist check` asks of machines."""
+"""Machines simulated by threads, for the probes of `autodist check`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Answering = Callable[[Probe, bytes], bytes | None]
 
 
 def probing(probe: Probe, line: bytes) -> bytes:
-    """What a probe on this machine answers."""
+    """Returns the answer of a probe on this machine."""
     question = question_in(line)
     assert question is not None
     return line_of(probe.answer(question))

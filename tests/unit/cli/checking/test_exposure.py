@@ -1,4 +1,4 @@
-"""What is open to whom, and the lines that close it."""
+"""Open ports and files by audience, and the configuration lines that close them."""
 
 from __future__ import annotations
 

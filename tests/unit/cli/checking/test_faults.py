@@ -1,4 +1,4 @@
-"""What is wrong with a machine, and its mend."""
+"""The faults of a machine, and their fixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pairs are measured, and what is told of those that are not."""
+"""The pairs of machines that are measured, and the report on the others."""
 
 from __future__ import annotations
 

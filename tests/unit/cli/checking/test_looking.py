@@ -1,4 +1,4 @@
-"""Looking at all machines: each is told of, whatever the others do."""
+"""The probes of all machines: each is reported, regardless of the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.cli.checking.fakes import FakeTransport, probing
 
 
 def look(monkeypatch: pytest.MonkeyPatch, **machines: FakeTransport) -> dict[str, FoundMachine]:
-    """What is found of machines, by name; the first is the chief's."""
+    """Returns the probe results of machines, by name; the first is the chief's."""
     nodes = [{"address": name, "chief": name == next(iter(machines))} for name in machines]
     spec = ResourceSpec.from_dict({"nodes": nodes, "reach_timeout": 2, "connect_timeout": 1})
 

@@ -1,4 +1,4 @@
-"""Reading workers' traces: clocks, and what cannot be read."""
+"""Workers' traces: their clocks, and unreadable files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a step's time goes: every millisecond once, and waiting for whoever holds up."""
+"""The breakdown of a step's time: every millisecond counts once, and waits are attributed to the delaying worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces as workers write them, made up."""
+"""Synthetic traces in the format of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who knows the secret shows it, and nobody learns it or can say the same again."""
+"""The handshake proves knowledge of the secret; a listener can neither learn nor replay it."""
 
 from __future__ import annotations
 

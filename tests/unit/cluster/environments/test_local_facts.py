@@ -1,4 +1,4 @@
-"""Which GPUs CUDA shows to a process."""
+"""The GPUs that CUDA shows to a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines, and who is which worker, of what processes tell."""
+"""Machines, and the assignment of worker indices, from the facts that processes report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the secret is from, and who may read it."""
+"""The source of the secret, and the permissions of its file."""
 
 from __future__ import annotations
 

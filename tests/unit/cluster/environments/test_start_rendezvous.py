@@ -1,4 +1,4 @@
-"""Where a script makes its AutoDist in a given cluster."""
+"""The start of the rendezvous when a script creates its AutoDist in a scheduler's cluster."""
 
 from __future__ import annotations
 

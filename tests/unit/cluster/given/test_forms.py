@@ -1,4 +1,4 @@
-"""What each form of environment says, and which of its variables is named where it cannot be read."""
+"""The facts in each launcher's environment, and the variable that an error names if it is unreadable."""
 
 from __future__ import annotations
 

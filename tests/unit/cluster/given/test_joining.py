@@ -1,4 +1,4 @@
-"""Processes join a reception over real sockets, all within this one."""
+"""Clients join a rendezvous server over real sockets, all within this process."""
 
 from __future__ import annotations
 

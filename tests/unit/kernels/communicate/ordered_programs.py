@@ -1,7 +1,7 @@
-"""Programs that read, write and differentiate two owned variables, and what their rewritten steps order.
+"""Programs that read, write and differentiate two owned variables, and the order that their rewritten steps guarantee.
 
-The check looks at the graphs of all workers as one, with an edge from each message's sender to its receiver. An order
-that holds there holds in every run, and a cycle there is a deadlock.
+The check treats the graphs of all workers as one, with an edge from each message's sender to its receiver. An order in
+this graph holds in every run, and a cycle is a deadlock.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def programs(length: int) -> list[Program]:
 def make(
     program: Program, is_chained: bool, fetches: bool | None = None
 ) -> tuple[CapturedFunction, Callable[..., object]]:
-    """A step that runs the lines, and trains a third variable by all that they have read.
+    """Returns a step that runs the lines, and trains a third variable by all read values.
 
-    Where `fetches` is given, nothing but a fetch uses what they have read: it is returned, or left.
+    If `fetches` is set, only a fetch can use the read values: they are returned, or unused.
 
-    Where `is_chained`, each line waits for the one before, as a script of TensorFlow 1 orders them; otherwise those of
-    one variable do, as `tf.function` orders them.
+    If `is_chained`, each line waits for the one before, as in a TensorFlow 1 script. Otherwise only lines of the same
+    variable are ordered, as by `tf.function`.
     """
     owned = [tf.Variable(np.linspace(0.5 + k, 1.0, 3), name=name) for k, name in enumerate(NAMES)]
     other = tf.Variable(np.ones(3), name="other")
@@ -136,11 +136,12 @@ def rewritten_by_each(captured: Sequence[CapturedFunction], strategy: strategy_p
 def unordered(
     captured: CapturedFunction, strategy: strategy_pb2.Strategy, items: Sequence[Step] | None = None
 ) -> list[str]:
-    """What no order of the rewritten step ensures: reads that may see another version than the captured step's.
+    """Returns the unordered accesses of the rewritten step: reads that may see another version than in the captured
+    step.
 
     Args:
         captured: the step.
-        strategy: by which it is rewritten.
+        strategy: of the rewriting.
         items: each worker's; None: they all fetch the same.
     """
     items = rewritten(captured, strategy) if items is None else items

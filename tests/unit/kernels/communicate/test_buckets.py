@@ -1,4 +1,4 @@
-"""Buckets: which joins are packed together, and that what is packed comes out again."""
+"""Buckets: the fusion of reductions, and the equality of packed and unpacked values."""
 
 from __future__ import annotations
 

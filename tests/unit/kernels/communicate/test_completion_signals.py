@@ -1,4 +1,4 @@
-"""Tokens: the order in which owners tell that their writes are done."""
+"""Completion signals: the order in which owners signal the end of their writes."""
 
 from __future__ import annotations
 

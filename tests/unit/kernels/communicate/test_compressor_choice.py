@@ -1,4 +1,4 @@
-"""Which gradients are compressed, which are refused, and what is remembered by whom."""
+"""The gradients that are compressed, the rejected ones, and each worker's persistent buffers."""
 
 from __future__ import annotations
 

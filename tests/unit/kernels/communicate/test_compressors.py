@@ -1,4 +1,4 @@
-"""Compressors: each does what its formula says, with the same bits on all workers."""
+"""Compressors: each follows its formula, with the same bits on all workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ ALL = {
 }
 
 SIZES = (7, 5, 1, 2, 6)
-"""Examples a step: uneven parts, and fewer examples than workers. What the first steps do wrong stays in the sum."""
+"""Examples of each step: uneven parts, and fewer examples than workers. Errors of the first steps persist in the sum.
+"""
 
 
 def gradients(shape, sizes=SIZES, dtype="float64"):

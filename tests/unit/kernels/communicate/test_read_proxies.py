@@ -1,4 +1,4 @@
-"""Proxies change where replicas read, and nothing that is trained."""
+"""Cached copies change the source of replicas' reads, and no trained value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ReduceByCollective: under RING and NCCL all that crosses workers in a step crosses by TensorFlow's collectives."""
+"""ReduceByCollective: under RING and NCCL, all tensors between workers travel in TensorFlow's collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stale parameter servers: the gradients of one step are one update, made beside the steps."""
+"""Stale parameter servers: the gradients of one step are one update, applied in the background."""
 
 from __future__ import annotations
 

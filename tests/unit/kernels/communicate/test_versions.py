@@ -1,4 +1,4 @@
-"""Each read of an owned variable sees its version, and no write waits for ever, whatever the order of a program."""
+"""Each read of an owned variable sees its version, and no write waits forever, for any order of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What micro-batches of a pipeline have in common is a function that each of them calls."""
+"""The nodes common to a pipeline's micro-batches become a function that each of them calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What XLA can compile and may contain."""
+"""The nodes that XLA can compile, and the allowed contents of a cluster."""
 
 from __future__ import annotations
 

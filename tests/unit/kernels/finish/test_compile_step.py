@@ -1,4 +1,4 @@
-"""What a script asks XLA to compile: the same training, in a function for each replica and one for the update."""
+"""XLA compilation requested by a script: the same training, in a function for each replica and one for the update."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_an_update_that_unlike_machines_would_make_side_by_side_is_not_compiled(
 
 
 def test_gradients_in_two_buckets_are_updated_in_two_functions(keras_in_float64):
-    """What arrives first does not wait for what arrives later."""
+    """The bucket that arrives first does not wait for the later one."""
     captured = asking(dense_step(optimizers.Adam()), *batches(8)[0])
     strategy = plan(captured.item, 2, 1, one_machine=True)
     for k, node in enumerate(strategy.nodes):
@@ -381,7 +381,7 @@ def test_random_assignments_train_as_one_device_does_and_no_two_workers_wait_for
 
 
 def test_attributes_of_tensorflow_1s_jit_scope_are_kept_in_every_replica():
-    """What TensorFlow's own clustering goes by; a session with `global_jit_level` clusters the rewritten graph, too."""
+    """The attributes control TensorFlow's own clustering; `global_jit_level` also clusters the rewritten graph."""
     with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
         weight = tf.compat.v1.get_variable("weight", [4], tf.float64, use_resource=True)
         x = tf.compat.v1.placeholder(tf.float64, [None, 4], "x")

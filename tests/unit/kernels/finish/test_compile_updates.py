@@ -1,4 +1,4 @@
-"""Updates that XLA compiles: the same maths, in one call for each variable."""
+"""Updates compiled by XLA: the same maths, in one call for each variable."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_the_step_returns_stays_outside():
 
 
 def test_a_norm_between_two_writes_of_a_variable_keeps_them_apart():
-    """What is computed from the first write, and leads to the second, cannot stand in one call with both."""
+    """A value computed from the first write, and used by the second, cannot be in one call with both."""
     weight, slot = tf.Variable(np.linspace(-1.0, 1.0, 4)), tf.Variable(np.zeros(4))
 
     def step(x):

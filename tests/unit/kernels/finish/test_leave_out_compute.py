@@ -1,4 +1,4 @@
-"""Workers without replicas: they own variables and see what all see, and compute nothing."""
+"""Workers without replicas: they own variables, see the shared values, and compute nothing."""
 
 from __future__ import annotations
 

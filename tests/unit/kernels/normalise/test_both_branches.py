@@ -1,4 +1,4 @@
-"""Both branches: what stands for an `If`, and what keeps both branches from being computed."""
+"""Both branches: the replacement of an `If`, and the conditions that prevent the computation of both branches."""
 
 from __future__ import annotations
 

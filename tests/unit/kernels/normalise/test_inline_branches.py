@@ -1,4 +1,4 @@
-"""Inline branches: one condition holds variables of several workers, or state whose values differ between replicas."""
+"""Inlined branches: one conditional uses variables of several workers, or state that differs between replicas."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_an_update_that_prints_in_one_branch_is_refused_by_name():
 
 
 class State:
-    """What the steps below keep beside their weights."""
+    """The state that the steps below keep in addition to their weights."""
 
     def __init__(self) -> None:
         self.mean = tf.Variable(0.0, dtype=tf.float64, name="mean", trainable=False)

@@ -1,4 +1,4 @@
-"""SplitBundles: an op that only passes tensors on does not tie them together."""
+"""SplitBundles: an op that only forwards tensors does not make them depend on each other."""
 
 from __future__ import annotations
 

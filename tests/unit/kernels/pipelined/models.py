@@ -1,4 +1,4 @@
-"""Small models in float64 whose variables' names say in which of four parts they lie ("part_2_kernel")."""
+"""Small models in float64 whose variables' names contain one of four parts ("part_2_kernel")."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def mlp(parts: Parts) -> StepFunction:
 
 
 def skip(parts: Parts) -> StepFunction:
-    """What the first part makes is read by the last, and the input by all."""
+    """Returns a step in which the last part reads a tensor of the first, and all parts read the input."""
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
 
     def loss(x, y):

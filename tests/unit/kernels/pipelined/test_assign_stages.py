@@ -1,4 +1,4 @@
-"""Which pipeline stage computes what, and what is refused."""
+"""The assignment of nodes to pipeline stages, and the rejected steps."""
 
 from __future__ import annotations
 

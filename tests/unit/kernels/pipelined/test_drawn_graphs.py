@@ -1,4 +1,4 @@
-"""Drawn models: whatever reads what, over stages of a pipeline, a step ends, or it is refused before it begins."""
+"""Random models over pipeline stages: for any data flow, a step ends, or is rejected before it begins."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ def models(draw):
 
 @dataclass(frozen=True)
 class Laid:
-    """How a model lies in stages.
+    """The placement of a model in stages.
 
     Attributes:
-        stages: how many.
-        stage_of: each layer's stage, as far as its weight is its own.
+        stages: number of stages.
+        stage_of: each layer's stage, if its weight is not shared.
         micro_batches: of each pipeline.
-        pipelines: side by side.
-        schedule: in which order.
-        recompute: whether stages go forward anew.
+        pipelines: number of data-parallel pipelines.
+        schedule: the execution order.
+        recompute: True if stages recompute their activations.
     """
 
     stages: int
@@ -101,7 +101,7 @@ class Laid:
         return pipelined(captured, stage_of, *said)
 
     def fits(self, model: Drawn) -> bool:
-        """Whether nothing goes back, and no weight is another layer's too."""
+        """Returns True if no data flow backwards, and no layers share a weight."""
         return list(self.stage_of) == sorted(self.stage_of) and len(set(model.weights)) == len(model.weights)
 
 
@@ -159,10 +159,10 @@ def dealt_out(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> li
 
 
 def left_waiting(items: Sequence[Step]) -> list[tuple[int, str]]:
-    """What does not run where all workers make a step together, of all that they are to run.
+    """Returns the nodes that never run when all workers make a step together.
 
-    A node runs once all that it reads or waits for has run, and one that takes from a queue once somebody has put
-    something in. Whatever is put in and not taken would be in the way of the next step.
+    A node runs once all of its inputs and control inputs have run. A dequeue runs once an element was enqueued. An
+    element that is never dequeued would block the next step.
     """
     needed = [
         reach([*map(node_of, item.outputs), *item.targets], item.graph_index.sources.__getitem__) for item in items
@@ -191,7 +191,7 @@ def left_waiting(items: Sequence[Step]) -> list[tuple[int, str]]:
 
 
 def _at_queues(items: Sequence[Step], needed: Sequence[set[str]], op: str) -> Iterator[tuple[bytes, tuple[int, str]]]:
-    """What puts into queues or takes from them: the queue's name, and where."""
+    """Yields the ops that enqueue or dequeue: the name of the queue, and the node."""
     for worker, item in enumerate(items):
         for node in item.graph_index.of_op(op):
             if node.name in needed[worker]:
@@ -199,7 +199,7 @@ def _at_queues(items: Sequence[Step], needed: Sequence[set[str]], op: str) -> It
 
 
 def test_workers_that_wait_for_each_other_are_seen():
-    """What the test above looks for: two workers of which each first takes what the other puts in behind that."""
+    """The check above detects a deadlock: two workers that first dequeue the element that the other enqueues later."""
     model = Drawn((frozenset({0}), frozenset({1})), (0, 1), frozenset())
     captured = capture(model.made(), *batch(2), is_global=True)
     items = dealt_out(captured, Laid(2, (0, 1), 2, 1, "GPipe").strategy(captured))

@@ -1,4 +1,4 @@
-"""Pipelines side by side: each over its part of the batch, together they train what all micro-batches' replicas do."""
+"""Data-parallel pipelines: each runs a part of the batch; together they train as replicas of all micro-batches."""
 
 from __future__ import annotations
 

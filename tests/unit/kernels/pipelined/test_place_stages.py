@@ -1,4 +1,4 @@
-"""Pipeline stages: what they train is, bit for bit, what their micro-batches train as replicas of one worker."""
+"""Pipeline stages train, bit for bit, as their micro-batches do as replicas of one worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages that go forward anew before they go back: the same bits, and less that is kept."""
+"""Stages that recompute activations before the backward pass: the same bits, with less memory."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def session_of_averages():
 
 
 def told_by_session(recompute):
-    """What three steps return, and the kinds of the nodes that all of them added."""
+    """Returns the outputs of three steps, and the kinds of the nodes that all of them added."""
     with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
         session_of_averages()
         initializer = v1.global_variables_initializer()

@@ -1,4 +1,4 @@
-"""Ownership: what an update keeps beside a variable stands with it."""
+"""Ownership: the slots of a variable are placed with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the owners of variables cannot keep between them: one operation that writes variables of several owners."""
+"""Placements that variables cannot have: one op writes variables of several owners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps are made of, and the numbers that one device gives of them."""
+"""Parts of steps, and their values on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generators of TensorFlow: drawn apart by every replica, advanced alike on every worker."""
+"""TensorFlow generators: every replica draws different values, and all workers' generators advance equally."""
 
 from __future__ import annotations
 

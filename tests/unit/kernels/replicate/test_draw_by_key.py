@@ -1,4 +1,4 @@
-"""What is drawn for each example by a seed that all replicas share."""
+"""Draws for each example with a seed shared by all replicas."""
 
 from __future__ import annotations
 

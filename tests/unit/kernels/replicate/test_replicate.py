@@ -1,4 +1,4 @@
-"""Replicate and what follows it: the numbers of one device, from replicas that see a part of each batch."""
+"""Replicate and the following kernels: one device's values, from replicas that see a part of each batch."""
 
 from __future__ import annotations
 

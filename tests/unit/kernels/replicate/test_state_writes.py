@@ -1,4 +1,4 @@
-"""What the compute part writes several times in a step, with parts of the step between that run once."""
+"""Variables that the compute part writes several times in a step, with parts of the step between that run once."""
 
 from __future__ import annotations
 

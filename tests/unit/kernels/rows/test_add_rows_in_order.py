@@ -1,4 +1,4 @@
-"""AddRowsInOrder: rows that repeat add up to the same bits in every run."""
+"""AddRowsInOrder: repeated rows are added to the same bits in every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a sparse gradient that one device has summed before an optimizer squares or clips them."""
+"""Rows of a sparse gradient that one device sums before an optimizer squares or clips them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DivideRows: no search for zeros where the divisor is a root of sums of squares and more."""
+"""DivideRows: no search for zeros if the divisor is a root of sums of squares and the like."""
 
 from __future__ import annotations
 

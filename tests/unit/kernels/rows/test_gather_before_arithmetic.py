@@ -1,4 +1,4 @@
-"""GatherBeforeArithmetic: f(table) of which rows are gathered is f of the rows."""
+"""GatherBeforeArithmetic: gather(f(table)) → f(gather(table))."""
 
 from __future__ import annotations
 

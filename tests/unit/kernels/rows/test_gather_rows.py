@@ -1,4 +1,4 @@
-"""GatherRows: a gather of a read costs what its rows cost."""
+"""GatherRows: a gather from a read costs as much as its rows, not as the table."""
 
 from __future__ import annotations
 

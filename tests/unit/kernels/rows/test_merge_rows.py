@@ -1,4 +1,4 @@
-"""MergeRows: a worker sends a row once, where nothing between the gradient and the write depends on it."""
+"""MergeRows: a worker sends a row once if no node between the gradient and the write depends on repeated rows."""
 
 from __future__ import annotations
 

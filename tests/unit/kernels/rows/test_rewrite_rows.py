@@ -1,4 +1,4 @@
-"""RewriteRows: rules for rows, one after the other, until none of them changes anything."""
+"""RewriteRows: rules for rows, applied one after the other until none changes the step."""
 
 from __future__ import annotations
 

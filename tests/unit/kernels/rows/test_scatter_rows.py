@@ -1,4 +1,4 @@
-"""ScatterRows and SumRows: a table of zeros but for some rows is neither added to a variable nor summed."""
+"""ScatterRows and SumRows: a table with few nonzero rows is neither added to a variable nor summed."""
 
 from __future__ import annotations
 

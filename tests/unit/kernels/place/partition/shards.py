@@ -1,4 +1,4 @@
-"""Strategies that cut variables, and training with them beside one device."""
+"""Strategies that partition variables, and training with them against one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathers in a variable that is cut ask each shard for the rows that it holds."""
+"""Gathers from a partitioned variable read from each shard only the rows that it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of TensorFlow 1 whose variables are cut: what a session runs, as every worker rewrites it, in one process."""
+"""TensorFlow 1 graphs with partitioned variables: every worker's rewritten session run, in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras's optimizers on shards: equal to one device, and done shard by shard."""
+"""Keras optimizers on shards: equal to one device, and computed shard by shard."""
 
 from __future__ import annotations
 
@@ -56,10 +56,11 @@ IN_PART = {
     "loss scale": "If",
     "accumulation": "If",
 }
-"""What is not done in pieces alone, and the op for which the whole is put together."""
+"""Optimizers with a part that is not computed shard by shard, and the op that needs the whole variable."""
 
 PART_OF_ANOTHER = {"sgd", "momentum", "adam", "rmsprop", "weight decay"}
-"""Whose update is a part of another one's: of clipped by value, nesterov, amsgrad, rmsprop, centered and adamw."""
+"""Optimizers whose update is a part of another's: of clipped by value, nesterov, amsgrad, rmsprop, centered and adamw.
+"""
 
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
@@ -137,7 +138,7 @@ def test_so_they_do_without_a_table(name):
 
 
 def test_of_matrices_alone_nothing_is_put_together():
-    """What divides rows in a branch divides no matrix so."""
+    """The branch that divides rows divides no matrix."""
     captured = dense_step("rmsprop, centered").captured
     assert partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))[1] == ()
 

@@ -1,4 +1,4 @@
-"""Wherever the boundaries of shards lie, the same is trained as on one device."""
+"""Training equals one device for any boundaries of the shards."""
 
 from __future__ import annotations
 

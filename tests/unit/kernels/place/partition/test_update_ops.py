@@ -1,4 +1,4 @@
-"""Ops that update a variable and its slots at once, on shards: TensorFlow 1's optimizers, and ops called by name."""
+"""Ops that update a variable and its slots together, on shards: TensorFlow 1 optimizers, and raw ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes a handle itself, and what is not done shard by shard, works on the whole."""
+"""Ops that take a handle, and ops that cannot run shard by shard, work on the whole variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that a step writes beside its update, where nothing is declared: what one device would leave there."""
+"""State written outside of the update, without a declared aggregation: it equals one device's."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def likeness(x: tf.Tensor) -> tf.Tensor:
 
 
 def averaged_likeness(x: np.ndarray, replicas: int) -> float:
-    """What replicas make of it, averaged by their examples."""
+    """Returns the replicas' results, averaged by their examples."""
     parts = np.array_split(x, replicas)
     return float(sum(len(p) * np.maximum(1 - p @ p.T, 0).mean() for p in parts) / len(x))
 

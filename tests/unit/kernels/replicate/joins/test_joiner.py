@@ -1,4 +1,4 @@
-"""What is joined over all workers has a known shape."""
+"""Values joined over all workers have a known shape."""
 
 from __future__ import annotations
 

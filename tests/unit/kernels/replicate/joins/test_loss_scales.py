@@ -1,4 +1,4 @@
-"""Every cotangent is one device's: what clips it, reads it or takes it for data trains as on one device."""
+"""Every cotangent equals one device's: steps that clip it, read it or use it as data train as on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs: what a step returns of means and sums, and summaries of them, are those of the whole batch."""
+"""Outputs: the means and sums that a step returns, and their summaries, are those of the whole batch."""
 
 from __future__ import annotations
 

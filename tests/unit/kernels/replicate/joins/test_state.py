@@ -1,4 +1,4 @@
-"""State: what a step writes beside its update is combined as declared, or refused."""
+"""State: writes outside of the update are combined as declared, or rejected."""
 
 from __future__ import annotations
 

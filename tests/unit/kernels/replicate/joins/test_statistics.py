@@ -1,4 +1,4 @@
-"""What a step returns or keeps and is no mean: largest values, variances and the like are of the whole batch."""
+"""Statistics other than means that a step returns or keeps: maxima, variances and the like are of the whole batch."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_what_a_step_keeps_is_that_of_one_device(
 
 
 def fetched_by(worker: int, values: Values, shape: tuple[int, int], x: np.ndarray) -> list[np.ndarray]:
-    """What a worker's session fetches of its own part."""
+    """Returns a worker's fetches for its own part."""
     captured = capture(step_that(values), x)
     value = captured.sources[0].numpy()
     item = rewrite(captured.item, Context(plan(captured.item, *shape), worker, Fetching.BY_EACH))

@@ -1,4 +1,4 @@
-"""Losses of which no one weight of a replica suits all: each term has its own, and ratios are those of the batch."""
+"""Losses without a common loss scale per replica: each term has its own scale, and ratios are those of the batch."""
 
 from __future__ import annotations
 
