@@ -35,7 +35,7 @@ _SCRIPT = """
 import json, os, signal, subprocess, sys, threading, time
 from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.environments.start_rendezvous import meet
-from autodist.cluster.worker_client import Member
+from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
@@ -49,7 +49,7 @@ def failed(error):
     stop.set()
 
 stop = threading.Event()
-member = Member.from_environment()
+member = WorkerClient.from_environment()
 if member is None:
     spec = ResourceSpec.from_dict(json.loads({spec!r}))
     coordinator = Coordinator(meet(spec, None, lambda: 0) if spec.is_given else spec, failed)
