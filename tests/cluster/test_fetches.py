@@ -42,7 +42,7 @@ def test_who_fetches_it_alone_is_told_and_the_run_ends(tmp_path: Path) -> None:
     assert "1 [np.float64(2.2" in run.stdout
     assert "2 [" not in run.stdout.replace("[localhost:1] ", "")
     assert "FetchedElsewhereError: global_norm/global_norm:0 is fetched together with a training step" in run.stderr
-    assert "Fetch it on every worker alike" in run.stderr
+    assert "Fetch it on every worker, not only under" in run.stderr
 
 
 ALIKE = """
