@@ -103,9 +103,9 @@ def _fault(found: Any) -> str | None:
     if not dataclasses.is_dataclass(found) or inspect.isabstract(found):
         return f"a class that is {'no dataclass' if not inspect.isabstract(found) else 'without apply'}; {wanted}"
     if not isinstance(name := getattr(found, "name", None), str) or not _NAME.fullmatch(name):
-        return f"named {name!r}; give it a class variable name of small letters, digits and dashes between them."
+        return f"named {name!r}; set a class variable name of small letters, digits and dashes between them."
     needed = [f.name for f in dataclasses.fields(found) if f.init and not _has_default(f)]
-    return f"one that cannot be made without {listed(needed)}; give each field a default." if needed else None
+    return f"one that cannot be made without {listed(needed)}; set a default for each field." if needed else None
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:

@@ -198,8 +198,8 @@ def count_stages(given: int | None, mesh: PipelineMesh | None, workers: Sequence
 
 def assigned_stages(workers: Sequence[Worker], pipelines: int) -> list[strategy_pb2.PipelineStage]:
     """Assigns consecutive workers to each stage, since workers of one stage exchange most."""
-    seats = [strategy_pb2.PipelineStage(worker=worker.index, device=worker.devices[0]) for worker in workers]
-    stages = seats[::pipelines]
+    assigned = [strategy_pb2.PipelineStage(worker=worker.index, device=worker.devices[0]) for worker in workers]
+    stages = assigned[::pipelines]
     for position, stage in enumerate(stages):
-        stage.beside.extend(seats[position * pipelines + 1 : (position + 1) * pipelines])
+        stage.beside.extend(assigned[position * pipelines + 1 : (position + 1) * pipelines])
     return stages

@@ -82,7 +82,7 @@ def _matched(variables: Sequence[SyncedVariable], stages: Stages, marked: Mappin
     Raises:
         StrategyError: a pattern is invalid, matches nothing or contradicts a mark, or a variable is in no stage.
     """
-    patterns = [(stage, pattern, _compiled(pattern)) for stage, given in enumerate(stages) for pattern in given]
+    patterns = [(stage, pattern, _compiled(pattern)) for stage, texts in enumerate(stages) for pattern in texts]
     found: dict[str, int] = {}
     for variable in variables:
         mark = marked.get(variable.name)

@@ -46,14 +46,14 @@ class PlacedBuilder:
 
         return self.placed(checked)
 
-    def placed(self, ask: Callable[[], T]) -> T:
+    def placed(self, call: Callable[[], T]) -> T:
         """Returns the result of a call of the builder.
 
         Raises:
             StrategyError: the builder's own; the message has file and line.
         """
         try:
-            return ask()
+            return call()
         except StrategyError as error:
             if error.place is not None:
                 raise

@@ -130,8 +130,8 @@ def _checked(key: str, hint: Any, value: Any, about: str, place: PlaceOf) -> Any
     if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
         value = {nested.shorthand: value}
     if nested is not None and isinstance(value, Mapping):
-        own, options = own_class(f"{about}: {key}", nested, value, place(key))
-        return _make(own, f"{about}: {key}", options, functools.partial(place, key))
+        nested_class, options = own_class(f"{about}: {key}", nested, value, place(key))
+        return _make(nested_class, f"{about}: {key}", options, functools.partial(place, key))
     try:
         return option_from_yaml(key, hint, value)
     except StrategyError as error:

@@ -81,8 +81,8 @@ class _Function:
         self.arguments: dict[str, str] = {}
 
     def add(self, node: NodeDef) -> None:
-        own = self.short[node.name]
-        copy = self.definition.node_def.add(name=own, op=node.op)
+        short_name = self.short[node.name]
+        copy = self.definition.node_def.add(name=short_name, op=node.op)
         for key, value in node.attr.items():
             if not key.startswith("_"):
                 copy.attr[key].CopyFrom(value)
@@ -93,11 +93,11 @@ class _Function:
         copy.input.extend(dict.fromkeys(f"^{self.short[name]}" for name in waits if name in self.short))
         outputs = list(zip(spelled_outputs(node), types_of_outputs(node), strict=True))
         self.inside.update(
-            {as_input(f"{node.name}:{k}"): (f"{own}:{output}", kind) for k, (output, kind) in enumerate(outputs)}
+            {as_input(f"{node.name}:{k}"): (f"{short_name}:{output}", kind) for k, (output, kind) in enumerate(outputs)}
         )
         if not outputs and node.op != "NoOp":
-            self.definition.signature.control_output.append(own)
-            self.definition.control_ret[own] = own
+            self.definition.signature.control_output.append(short_name)
+            self.definition.control_ret[short_name] = short_name
 
     def _taken(self, spelling: str, kind: int) -> str:
         if spelling in self.inside:

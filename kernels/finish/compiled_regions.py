@@ -61,7 +61,7 @@ def _copied(item: Step) -> frozenset[str]:
     return frozenset([*constants, *(name for name in lists if (part_of(name) or ("",))[0] == SHARED)])
 
 
-def find_regions(item: Step, context: Context, asked: Callable[[str], bool]) -> Subgraphs:
+def find_regions(item: Step, context: Context, is_marked: Callable[[str], bool]) -> Subgraphs:
     """Finds the parts of a step that can be replaced by one node each, all at the same time.
 
     The nodes of a region are on one device of this worker, belong to the same runs, and wait for the same
@@ -70,17 +70,17 @@ def find_regions(item: Step, context: Context, asked: Callable[[str], bool]) -> 
     Args:
         item: the step, with devices.
         context: the worker that runs the graph.
-        asked: returns True if a node is marked for XLA.
+        is_marked: returns True if a node is marked for XLA.
     """
     # TensorFlow builds loops and their gradients for XLA only if the whole step is marked for XLA.
-    parts = _find_parts(item, context, asked, allows_loops=item.jit_compile)
+    parts = _find_parts(item, context, is_marked, allows_loops=item.jit_compile)
     if item.jit_compile and _parts_of_loops_leave(item.graph_index, parts):
-        return _find_parts(item, context, asked, allows_loops=False)
+        return _find_parts(item, context, is_marked, allows_loops=False)
     return parts
 
 
-def _find_parts(item: Step, context: Context, asked: Callable[[str], bool], allows_loops: bool) -> Subgraphs:
-    search = _Search(item, context, asked, PartOf(item), _copied(item), allows_loops)
+def _find_parts(item: Step, context: Context, is_marked: Callable[[str], bool], allows_loops: bool) -> Subgraphs:
+    search = _Search(item, context, is_marked, PartOf(item), _copied(item), allows_loops)
     return split(item, search.keys().get, copied=search.copied, cut_cycles=True)
 
 
@@ -97,7 +97,7 @@ def _parts_of_loops_leave(graph_index: GraphIndex, parts: Subgraphs) -> bool:
 class _Search:
     item: Step
     context: Context
-    asked: Callable[[str], bool]
+    is_marked: Callable[[str], bool]
     part_of: PartOf
     copied: frozenset[str]
     allows_loops: bool
@@ -141,7 +141,7 @@ class _Search:
 
     def _key_of(self, name: str) -> Key | None:
         part = self.part_of(name)
-        if part is None or not self.asked(name) or not self._is_free(name):
+        if part is None or not self.is_marked(name) or not self._is_free(name):
             return None
         return (*part, self.graph_index.nodes[name].device, self._waits[name], self._runs.get(name, 0))
 
@@ -163,11 +163,11 @@ class _Search:
         handles = [self.graph_index.nodes[source] for source, kind in sources if kind == RESOURCE]
         return all((h.op == "VarHandleOp" or h.op in having(Trait.LOOP)) and h.device == node.device for h in handles)
 
-    def _key_of_readers(self, name: str, own: Key, found: Mapping[str, Key]) -> Key | None:
+    def _key_of_readers(self, name: str, key: Key, found: Mapping[str, Key]) -> Key | None:
         """Returns the common key of a node's readers if it fits the node; None if there are several keys."""
         readers = {found.get(consumer) for consumer in self.graph_index.consumers[name]}
         reader = next(iter(readers)) if len(readers) == 1 else None
-        is_alike = reader is not None and (reader[-3], reader[-1]) == (own[-3], own[-1])
+        is_alike = reader is not None and (reader[-3], reader[-1]) == (key[-3], key[-1])
         return reader if is_alike and name not in self._returned else None
 
     def _find_waits(self) -> dict[str, int]:

@@ -59,13 +59,13 @@ class MergeRows(Kernel):
 def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:
     ids, rows = join.local
     with subgraph(editor, f"merge_rows/{join.name}") as f:
-        given_ids, given = f.input(ids, join.index_dtype, [None]), f.input(rows, join.dtype, join.shape)
-        unique, segment = tf.unique(given_ids, out_idx=tf.int32)
-        count, left = tf.size(given_ids), tf.size(unique)
+        all_ids, all_rows = f.input(ids, join.index_dtype, [None]), f.input(rows, join.dtype, join.shape)
+        unique, segment = tf.unique(all_ids, out_idx=tf.int32)
+        count, left = tf.size(all_ids), tf.size(unique)
         sent_ids, sent = tf.cond(
             count - left >= count // _WORTH_ONE_IN,
-            lambda: (unique, tf.math.unsorted_segment_sum(given, segment, left)),
-            lambda: (given_ids, given),
+            lambda: (unique, tf.math.unsorted_segment_sum(all_rows, segment, left)),
+            lambda: (all_ids, all_rows),
         )
     return f.name(sent_ids), f.name(sent)
 

@@ -156,7 +156,7 @@ class GlobalState:
         if node_of(name) not in self._depends_on_writes or not is_joined_or_same:
             return kind
         if isinstance(kind, Replicated) or node_of(name) in self._late or self._behind(name) is not None:
-            return Unknown(f"{name} is made of what the step has written to a variable")
+            return Unknown(f"{name} is computed from a value that the step has written to a variable")
         return kind
 
     # -- known values ----------------------------------------------------------------------------------------------

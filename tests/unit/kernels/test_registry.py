@@ -212,8 +212,8 @@ class Needs(Silent):
         (dict, "dict is not a kernel but a class that is none; a kernel"),
         (NoDataclass, "a class that is no dataclass"),
         (WithoutApply, "a class that is without apply"),
-        (Unnamed, "named None; give it a class variable"),
-        (Needs, "one that cannot be made without factor; give each field a default"),
+        (Unnamed, "named None; set a class variable"),
+        (Needs, "one that cannot be made without factor; set a default for each field"),
         (Silent(), "is not a kernel but a Silent"),
     ],
 )
