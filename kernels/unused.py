@@ -15,7 +15,7 @@ _FED = having(Trait.FED) - {"PlaceholderWithDefault"}
 def remove_unused(editor: GraphEditor, named: Set[str], names: Iterable[str]) -> None:
     """Removes those of the nodes `names` and their ancestors that have no reader and are not `named`.
 
-    If left in the graph, they would keep the variable reads they consume alive until pruning, and these reads would
-    delay the operations that wait for them even after it.
+    If left in the graph, they would keep the variable reads that they consume alive until pruning. Operations that wait
+    for such reads would be delayed even after it.
     """
     editor.remove_unread(names, lambda node: node.name in named or node.op in _FED or not is_stateless(node.op))

@@ -25,7 +25,7 @@ class PSLoadBalancing(ServerOptions, PartitionOptions, StrategyBuilder):
     Each variable has one owner, except sparse ones and those larger than b/W, which are partitioned from four workers
     on (see `cuts_where_one_owner_is_too_few`); PartitionedPS partitions all that are large enough.
 
-    Cost: with W equal workers and b bytes of dense gradients, each worker owns about b/W, so it sends about
+    Cost: with W equal workers and b bytes of dense gradients, each worker owns about b/W. It sends about
     2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many.
 
     Source: the greedy rule of R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math.

@@ -78,8 +78,8 @@ def take_state_writes(editor: GraphEditor, item: Step, stages: Stages, varying: 
 
         v.assign(f(v, x)); y = g(v)      becomes      v1 = f(v, x); y = g(v1); and once, at the end, v.assign(combined)
 
-    If a part of the step that runs once lies between two writes (a metric's result, an update that reads an average),
-    the writes before it are combined first, and those after it start from the combined value.
+    A part of the step that runs once may lie between two writes (a metric's result, an update that reads an average).
+    The writes before it are then combined first, and those after it start from the combined value.
 
     Replica-independent writes are replaced as well if they write a trained variable that one worker owns and that is
     used after them: the owner writes once all gradients have arrived, and the gradients cannot wait for that.

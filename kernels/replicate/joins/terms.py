@@ -30,8 +30,8 @@ class TermSeeds:
     """Seeds each term of a loss so that the replicas' gradients only need to be summed to equal one device's.
 
     A mean is seeded with the replica's share of the whole batch, a sum with 1, and a replica-independent term with an
-    equal share per replica. If the arithmetic that combines the terms reads their values (the denominator of a ratio),
-    it reads those of the whole batch, so that each replica computes with one device's numbers.
+    equal share per replica. The arithmetic that combines the terms may read their values (the denominator of a ratio).
+    It then reads those of the whole batch, so that each replica computes with one device's numbers.
 
     Args:
         joiner: of the replicated graph.
