@@ -50,7 +50,7 @@ class Pipeline(StrategyBuilder):
             belong to that stage, and patterns must agree.
         micro_batches: number of parts of a pipeline's batch.
         schedule: GPipe runs all forward passes before the backward passes. 1F1B runs each backward pass as early as
-            possible, so that a stage keeps the activations of as many micro-batches as stages from it on, not of all.
+            possible: a stage keeps the activations of as many micro-batches as there are stages from it to the last.
         recompute: True if a stage only keeps the inputs of each micro-batch in flight, and repeats its forward pass
             before the backward pass: less memory for another forward pass. A stage that never has two micro-batches
             in flight, such as the last by 1F1B, keeps everything.

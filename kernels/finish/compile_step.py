@@ -33,8 +33,8 @@ class CompileStep(Kernel):
     Each function holds the captured nodes that XLA can compile and that wait for the same communication. The rest stays
     between the functions: nodes that kernels created (reductions, sends, queues), rows of variables, data-dependent
     shapes, random draws from seeds that XLA ignores, assertions, and Python functions. So do the loops of nested
-    functions, which TensorFlow only builds for XLA if the whole step is compiled. `tf.function(jit_compile=True)` rejects such
-    ops; here they run without XLA and are logged once.
+    functions, which TensorFlow only builds for XLA if the whole step is compiled. `tf.function(jit_compile=True)`
+    rejects such ops; here they run without XLA and are logged once.
 
     A function starts once all its arguments are available and returns all results at once: gradients are sent after
     the whole backward pass, not during it.
