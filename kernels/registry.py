@@ -54,13 +54,13 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
     def register(kernel: KernelClass) -> KernelClass:
         name: Any = getattr(kernel, "name", None)
         names = _KERNELS.names()
-        if after not in names or (name in _own and name in _chain(after)):
+        if after not in names or (name in _registered and name in _chain(after)):
             raise StrategyError(
                 f"The kernel {name} is to run after {after}, but no kernel of that name is registered before it."
                 f"{did_you_mean(after, names)} There are {listed(names)}."
             )
         _KERNELS.register(kernel, name)
-        _own[kernel.name] = (after, kernel())
+        _registered[kernel.name] = (after, kernel())
         return kernel
 
     return register
@@ -70,30 +70,30 @@ def with_own(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Returns the kernels, each followed by its user-defined kernels; unchanged if they do not replicate the step."""
     if not any(kernel.name == "replicate" for kernel in kernels):
         return tuple(kernels)
-    return tuple(one for kernel in kernels for one in (kernel, *_behind(kernel.name)))
+    return tuple(one for kernel in kernels for one in (kernel, *_kernels_after(kernel.name)))
 
 
 def own_kernels() -> tuple[str, ...]:
     """Returns the user-defined kernels with their options and positions, for comparison between workers."""
-    return tuple(f"{name} after {after}: {kernel!r}" for name, (after, kernel) in _own.items())
+    return tuple(f"{name} after {after}: {kernel!r}" for name, (after, kernel) in _registered.items())
 
 
-_own: dict[str, tuple[str, Kernel]] = {}
+_registered: dict[str, tuple[str, Kernel]] = {}
 """By name, the kernel after which it runs, and the kernel; in order of registration."""
 
 
 def _chain(name: str) -> Iterator[str]:
     """Yields a kernel's name, and the names of those after which it directly or indirectly runs."""
     yield name
-    if name in _own:
-        yield from _chain(_own[name][0])
+    if name in _registered:
+        yield from _chain(_registered[name][0])
 
 
-def _behind(name: str) -> Iterator[Kernel]:
-    for after, kernel in _own.values():
+def _kernels_after(name: str) -> Iterator[Kernel]:
+    for after, kernel in _registered.values():
         if after == name:
             yield kernel
-            yield from _behind(kernel.name)
+            yield from _kernels_after(kernel.name)
 
 
 def _fault(found: Any) -> str | None:

@@ -35,7 +35,7 @@ def only_ours() -> Iterator[None]:
     registry._KERNELS.names()
     known = dict(registry._KERNELS._known)
     yield
-    registry._own.clear()
+    registry._registered.clear()
     registry._KERNELS._known.clear()
     registry._KERNELS._known.update(known)
 
