@@ -125,5 +125,5 @@ def test_a_callback_that_saves_fit_of_keras_3_is_refused(tmp_path: Path) -> None
     with ad.scope():
         model = build()
         model.compile("sgd", "mse")
-        with pytest.raises(CheckpointError, match="ad.checkpoint_callback does not know .* tf_keras.callbacks.Backup"):
+        with pytest.raises(CheckpointError, match="ad.checkpoint_callback cannot save .* tf_keras.callbacks.Backup"):
             model.fit(X, Y, verbose=0, callbacks=[ad.checkpoint_callback(tmp_path, every_steps=1)])

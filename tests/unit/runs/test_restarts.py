@@ -258,7 +258,7 @@ def test_a_machine_that_refuses_is_not_left_out_and_the_next_start_says_why(
 
 
 def test_min_nodes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ResourceSpecError, match="min_nodes: 4 is more than the 3 nodes"):
+    with pytest.raises(ResourceSpecError, match="min_nodes: 4 is more than the number of nodes, 3"):
         ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 4})
     with pytest.raises(ResourceSpecError, match="min_nodes is 2.*set `max_restarts`"):
         require_can_restart(ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "max_restarts": 0}))
