@@ -18,6 +18,7 @@ from autodist.graph.propagation.facts import (
     Form,
     ListOf,
     Positions,
+    Recovery,
     Rows,
     Shuffled,
     Statistic,
@@ -48,10 +49,9 @@ def select(ctx: OpContext) -> Fact:
         return _same_condition(ctx, branches)
     if isinstance(condition, Form) and condition.rows is not None and not condition.factors:
         return _rows_condition(ctx)
-    if isinstance(condition, UnknownFact) and condition.recovery.value and has_rows(operands_of(ctx, (1, 2))):
-        return _rows_condition(ctx)
     if isinstance(condition, UnknownFact):
-        return UnknownFact(condition.reason)
+        can_recover = condition.recovery is not Recovery.NEVER and has_rows(operands_of(ctx, (1, 2)))
+        return _rows_condition(ctx) if can_recover else UnknownFact(condition.reason)
     return ctx.opaque("its condition depends on the whole batch")
 
 
