@@ -19,7 +19,7 @@ from autodist.strategies import (
 
 @dataclass(frozen=True)
 class EmbeddingsAtOne(StrategyBuilder):
-    """Variables with sparse gradients are owned by one worker; the fields are the options that the YAML may give."""
+    """Assigns variables with sparse gradients to one worker; the fields are the options of the YAML."""
 
     owner: int | str = 0
 

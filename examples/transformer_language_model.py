@@ -31,7 +31,7 @@ unigram_entropy = -np.sum(frequency * np.log(frequency))  # the loss of one who 
 
 
 def block(x, name):
-    """Attention to what came before, and two dense layers, each added to what it was given."""
+    """Applies causal attention and two dense layers, each with a residual connection."""
     normed = keras.layers.LayerNormalization(name=f"{name}_norm_1")(x)
     attention = keras.layers.MultiHeadAttention(HEADS, WIDTH // HEADS, name=f"{name}_attention")
     x = keras.layers.add([x, attention(normed, normed, use_causal_mask=True)])

@@ -15,13 +15,13 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "repository"
-"""Of the site, for what is none of its pages."""
+"""Folder of the site for files that are not pages."""
 
 _LINK = re.compile(r"\]\(\.\./(?P<path>[\w./-]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds what any page links to; text that a browser would save or run is shown as text."""
+    """Adds the files that pages link to; text that a browser would save or run is shown as text."""
     pages = [Path(config.docs_dir, file.src_uri).read_text() for file in files.documentation_pages()]
     for path in sorted({link["path"] for page in pages for link in _LINK.finditer(page)}):
         if not (ROOT / path).is_file():
@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lets links of a page lead to what was added."""
+    """Points the links of a page to the added files."""
     return _LINK.sub(lambda link: f"]({_place(link['path'])})", markdown)
 
 

@@ -91,7 +91,7 @@ def all_marks() -> list[tuple[Mark, ast.stmt]]:
 
 
 def table_of(marks: Iterable[Mark]) -> str:
-    """The table in Markdown. Raises ValueError where two tests say different things of a front end."""
+    """Returns the table in Markdown. Raises ValueError if two tests contradict each other on a front end."""
     said: dict[tuple[str, str], dict[str, Mark]] = {}
     for mark in marks:
         earlier = said.setdefault((mark.group, mark.name), {}).setdefault(mark.front, mark)

@@ -27,7 +27,7 @@ import tensorflow as tf
 from autodist import AutoDist
 
 LONGEST = 2.0
-"""After so many times what its first save took a process is killed at the latest."""
+"""Latest moment of the kill, as a multiple of the first save's duration."""
 
 LIMIT = 120.0
 """Seconds that a process has to begin."""
@@ -69,11 +69,11 @@ def main() -> int:
 
 
 def _kill_one(folder: str, moment: float) -> Killed:
-    """Lets a process restore and save, and kills it.
+    """Starts a process that restores and saves, and kills it.
 
     Args:
         folder: of the checkpoints.
-        moment: after its first save, in terms of what that took.
+        moment: time after its first save, as a multiple of that save's duration.
     """
     ours, theirs = os.pipe()
     child = os.fork()

@@ -19,7 +19,7 @@ FOLDERS: tuple[str, ...] = runpy.run_path(str(ROOT / "setup.py"))["FOLDERS"]
 
 
 def make_mapped_package(target: pathlib.Path) -> None:
-    """Makes `target`/autodist, in place of what is there."""
+    """Makes `target`/autodist, and replaces an existing one."""
     package = target / "autodist"
     if package.exists():
         shutil.rmtree(package)  # removes links, not what they point to

@@ -51,11 +51,11 @@ OF_MANY_DEVICES = {"batch", "batch_axis"}
 
 
 class LeftOverError(ValueError):
-    """The script asks AutoDist for something that has no counterpart on one device.
+    """The script uses a part of AutoDist that has no counterpart on one device.
 
     Args:
-        line: where it stands, counted from 1.
-        text: what stands there.
+        line: line number, counted from 1.
+        text: text of the line.
     """
 
     def __init__(self, line: int, text: str) -> None:
@@ -76,7 +76,7 @@ class Edit:
 
 
 class Source:
-    """A parsed script that knows where each node's bytes are (`ast` counts columns in bytes of UTF-8)."""
+    """A parsed script with the byte position of each node (`ast` counts columns in bytes of UTF-8)."""
 
     def __init__(self, text: str) -> None:
         self.data = text.encode()
@@ -182,7 +182,7 @@ class AutoDistLines(ast.NodeVisitor):
         self.edits.append(Edit(self.source.start(node), self.source.stop(node), text))
 
     def _keep_only(self, argument: ast.expr, call: ast.Call) -> None:
-        """An argument in place of the call, in parentheses if an operator beside the call could tear it apart."""
+        """Replaces the call by an argument, in parentheses if a neighbouring operator could split it."""
         atom = isinstance(argument, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.Constant)
         left, right = (b"", b"") if atom else (b"(", b")")
         self.edits.append(Edit(self.source.start(call), self.source.start(argument), left))
@@ -190,7 +190,7 @@ class AutoDistLines(ast.NodeVisitor):
         self.visit(argument)
 
     def _plain_function(self, call: ast.Call) -> None:
-        """`tf.function` with what both take; without parentheses, where nothing is left in them."""
+        """Replaces the call by `tf.function` with the common arguments; without parentheses if none are left."""
         given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
         goes = [isinstance(one, ast.keyword) and one.arg in OF_MANY_DEVICES for one in given]
         if all(goes):
@@ -209,7 +209,7 @@ class AutoDistLines(ast.NodeVisitor):
         self.visit(call.func)
 
     def _without_scope(self, items: list[ast.withitem]) -> Edit:
-        """The scope, and one comma beside it, out of a `with` of several items."""
+        """Removes the scope, and one adjacent comma, from a `with` of several items."""
         at = next(i for i, item in enumerate(items) if self._method(item.context_expr) == "scope")
         if at == 0:
             return Edit(self.source.start(items[0].context_expr), self.source.start(items[1].context_expr))
@@ -232,11 +232,11 @@ def _makes_autodist(node: ast.expr) -> bool:
 
 
 def without_autodist(text: str) -> str:
-    """The script `text` as it would be written for one device.
+    """Returns the script `text` as it would be written for one device.
 
     Raises:
-        LeftOverError: it asks AutoDist for something that has no counterpart on one device.
-        SyntaxError: it, or what is left of it, is not Python.
+        LeftOverError: it uses a part of AutoDist that has no counterpart on one device.
+        SyntaxError: the script, or the result, is not valid Python.
     """
     source = Source(text)
     lines = AutoDistLines(source)

@@ -38,11 +38,11 @@ def pytest_collection_finish() -> None:
 # Begins before pytest-xdist's own, which reads the groups, and ends after pytest's own, which has left out by marks.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Tests that run side by side are dealt out in groups: a file's stay in one process, which keeps what it has made.
+    """Groups tests for parallel runs: the tests of a file run in one process, which caches their fixtures.
 
-    Of those that look at what was trained on the same machines all do, whichever their file. Those that start processes
-    and share nothing go one by one, since some take longer than other files: they come last, when all else is dealt,
-    and of them those that are not slow, so that at the end nobody is left to wait for a long one.
+    All tests that check a training run on the same machines form a group, across files. Tests that start processes and
+    share nothing are scheduled one by one, since some take longer than other files. They come last, and the fast ones
+    of them at the very end, so that no process waits for a long one.
     """
     for mark in ("processes", "busy"):
         _find_unsaid(mark, [item.path for item in items if item.get_closest_marker(mark)])
@@ -67,7 +67,7 @@ def _shares_what_its_file_has_made(item: pytest.Item) -> bool:
 
 
 def _find_unsaid(mark: str, paths: list[Path]) -> None:
-    """`scripts/test` knows by their text which files have tests of a mark. Raises UsageError for another."""
+    """Raises UsageError if `scripts/test`, which finds the files of a mark by their text, would miss one."""
     for path in dict.fromkeys(paths):
         if f"mark.{mark}" not in path.read_text(encoding="utf-8"):
             raise pytest.UsageError(f"{path} has no `mark.{mark}`, by which scripts/test finds what it marks.")
@@ -106,7 +106,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_runtest_logstart() -> None:
-    """The loops begin with the first test, since what all processes import for their collection shows nothing."""
+    """Starts the busy loops with the first test, since all processes import the same modules before, for their
+    collection.
+    """
     while _to_begin:
         _loops.append(subprocess.Popen(_to_begin.pop()))
 

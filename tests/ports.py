@@ -7,11 +7,11 @@ import secrets
 import socket
 
 _LOWEST, _COUNT = 20_000, 12_000
-"""Below those that the system deals to whoever connects somewhere, which would take one before it is listened at."""
+"""Below the system's ephemeral ports, which could be taken before the server listens."""
 
 
 def free_port(address: str) -> int:
-    """A port at which nobody listens, and that nobody is given without asking for it."""
+    """Returns an unused port that the system does not assign on its own."""
     while True:
         port = _LOWEST + secrets.randbelow(_COUNT)
         with contextlib.suppress(OSError), socket.create_server((address, port)):

@@ -9,7 +9,7 @@ from bench.jobs import output_of
 
 LIMIT = 600.0
 MOST = {("function", 1): 0.5, ("function", 2): 0.5, ("session", 1): 0.5, ("session", 2): 0.5, ("fit", 1): 1.0}
-"""By way and replicas, at most so much of what `tf.function`, `tf.compat.v1.Session` or Keras's own `fit` takes."""
+"""Limits by way and replicas, relative to `tf.function`, `tf.compat.v1.Session` or Keras's own `fit`."""
 
 TOLD = {"function": "@ad.function", "session": "session.run", "fit": "fit, steps_per_execution=10, a step"}
 

@@ -11,10 +11,10 @@ from bench.jobs import ANSWER, output_of
 
 LIMIT = 900.0
 OF_DISK = 2.0
-"""Times what the disk itself takes for as many bytes."""
+"""Limit relative to the raw disk's time for as many bytes."""
 
 BESIDE = 1.1
-"""Times a step without a save in the background."""
+"""Limit relative to a step without a background save."""
 
 _ACTS = {"save": "save", "restore": "restore", "restore before the first step": "first_restore"}
 """The measured actions, and the names that the process uses; before the first step the script's objects hold the
@@ -22,7 +22,7 @@ values.
 """
 
 SHARD_BYTES, MORE_BYTES = 128_000_000, 64 << 20
-"""Of the largest shard, and what may come on top of it."""
+"""Bytes of the largest shard, and the memory allowed on top of it."""
 
 
 def compare_checkpoints() -> list[Result]:

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from bench.jobs import Job, Length, Way, running
 
 GOAL = 1.25
-"""Of the limit: how much of the time for what cannot be spared a step of several replicas is to take."""
+"""Goal for a step of several replicas, as a multiple of the limit."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two ways of training a model, and what the ratio of their step times may be.
+    """Two ways of training a model, and the largest allowed ratio of their step times.
 
     Attributes:
-        group: under which the comparison is asked for.
-        ours: what is measured.
-        peer: what it is measured against.
-        floor: what the ratio was when it was set, on two cores; no change may fall behind it.
+        group: name of the group that selects the comparison.
+        ours: the measured way.
+        peer: the way that it is compared with.
+        floor: the ratio measured when it was set, on two cores; no change may fall behind it.
     """
 
     group: str
@@ -59,15 +59,15 @@ class Result:
 
     Attributes:
         group: of comparisons.
-        what: was measured.
+        what: description of the measurement.
         ours: as measured, with its unit.
         peer: as measured, with its unit.
         ratio: of the two.
-        floor: what it may be at most.
-        note: what else is to be said.
-        limit: what it takes at least, in words; "" where nothing is known of that.
+        floor: largest allowed ratio.
+        note: further remarks.
+        limit: the least possible time, as text; "" if unknown.
         of_limit: ours as a multiple of it.
-        numbers: what plots are made of.
+        numbers: data for plots.
     """
 
     group: str
@@ -102,10 +102,10 @@ def comparisons() -> Iterator[Comparison]:
 
 
 def compare(comparison: Comparison, length: Length) -> Result:
-    """Gives both ways turns in one run, the peer first, and AutoDist on one device beside them.
+    """Runs both ways in turns in one run, the peer first, together with AutoDist on one device.
 
-    The ratio is the median over the turns of the ratio of the two medians, so that what keeps the machine busy for
-    longer than a turn falls on both.
+    The ratio is the median over the turns of the ratio of the two medians, so that load lasting longer than a turn
+    affects both.
 
     Raises:
         JobError: one of them did not run.

@@ -35,7 +35,7 @@ from bench.on_paper import Assumed, Counts
 
 _TASK = re.compile(r"/task:(\d+)")
 LOOKED_AT = 2
-"""The chief and one other: all others do what that one does, but for what they own."""
+"""The chief and one other worker: all others differ from that one only in the variables that they own."""
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def _crossing(item: Step, worker: int) -> tuple[int, int]:
 
 
 def _inputs(node: tf.compat.v1.NodeDef) -> Iterator[tuple[str, str]]:
-    """Tensors that a node takes, each with the node that makes it; what only orders is none."""
+    """Yields the data inputs of a node, each with the node that produces it; control inputs are left out."""
     for name in node.input:
         if not name.startswith("^"):
             yield name, name.partition(":")[0]

@@ -34,7 +34,7 @@ def _begin(workers: int) -> tuple[AbstractContextManager[object], bool]:
 
 
 class _Says(keras.callbacks.Callback):
-    """Says when the first step has ended, by the clock that all processes of the machine share."""
+    """Prints the end of the first step, by the clock that all processes of the machine share."""
 
     def __init__(self, is_chief: bool) -> None:
         super().__init__()

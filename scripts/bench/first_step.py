@@ -31,7 +31,7 @@ class Started:
 
 
 def compare_first_step(repeat: int) -> Result:
-    """Both scripts in turns, one after the other: what the machine does besides falls on both.
+    """Runs both scripts alternately, so that other load on the machine affects both.
 
     Args:
         repeat: turns of each.

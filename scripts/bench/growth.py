@@ -13,14 +13,15 @@ LIMIT = 3600.0
 WORKERS, VARIABLES = 1024, 10_000
 MOST_PLANNING, MOST_TABLE, MOST_BYTES = 5.0, 1.0, 1e9
 REWRITTEN = {64: 1.5, 256: 2.5}
-"""For one of so many workers, at most so many times the time for one of two."""
+"""Number of workers → limit for one worker's time, relative to a cluster of two."""
 GIVING, MOST_TIMES = {4: 1.5, 8: 2.0}, 2.0
-"""For so many workers, at most so many times the processor time that the chief takes for two, and on no link more than
-two times the values."""
+"""Number of workers → limit for the chief's processor time, relative to two workers; and the limit for the bytes on any
+link, relative to the values.
+"""
 SERVED, MOST_STEP = 16, 8.0
-"""So many workers, and at most so many milliseconds of the processor for one's step."""
+"""Number of workers, and the limit for one worker's processor time per step, in milliseconds."""
 READING = {2: 1.5, 8: 1.5}
-"""For one of so many workers, at most so many times the time that an example of its own takes on one device."""
+"""Number of workers → limit for the time per example of a worker, relative to one device."""
 
 
 def compare_planning() -> list[Result]:

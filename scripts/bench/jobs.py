@@ -20,13 +20,13 @@ SCRIPTS = pathlib.Path(__file__).resolve().parent.parent
 """Working directory of the processes, so that they find this package."""
 ANSWER = b"BENCH "
 _OF_WORKERS = ("multi-worker", "transfer")
-"""Ways whose processes are workers and nothing else."""
+"""Ways whose processes are all workers."""
 GRACE = 10.0
-"""Seconds that a process has to end by itself once it has been told to."""
+"""Seconds that a process has to end after the request."""
 
 
 class JobError(Exception):
-    """A training that was to be timed did not run; holds the last lines that it said."""
+    """A timed training did not run; holds its last lines of output."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Way:
     Attributes:
         name: alone, autodist, mirrored, multi-worker, parameter-server, evaluation (of AutoDist), evaluation-alone, or
             transfer: processes that only send.
-        model: which model.
+        model: name of the model.
         workers: processes that compute.
         replicas: of each worker.
         builder: of AutoDist's strategy.
-        sent_bytes: what the processes of a transfer send in a step.
-        of_cores: into how many parts the cores are divided, of which its one process has one; 1: it has all.
+        sent_bytes: bytes that the processes of a transfer send in a step.
+        of_cores: the process uses one of this many parts of the cores; 1: all of them.
     """
 
     name: str
@@ -62,7 +62,9 @@ class Way:
 
     @property
     def inter_threads(self) -> int:
-        """TensorFlow's guide asks for one more than there are workers under parameter servers on small machines."""
+        """Number of inter-op threads; TensorFlow's guide recommends workers + 1 for parameter servers on small
+        machines.
+        """
         return self.workers + 1 if self.name == "parameter-server" else 2
 
     def __str__(self) -> str:
@@ -99,8 +101,8 @@ class Job:
     Attributes:
         way: of training.
         seconds: times of the steps so far, a list for each turn.
-        sent_bytes: what went over this machine's loopback device in a step, for each turn: what the processes sent one
-            another, if nothing else here sends.
+        sent_bytes: bytes per step over this machine's loopback device, for each turn: the traffic between the
+            processes, if nothing else on the machine sends.
     """
 
     def __init__(self, way: Way, length: Length, folder: pathlib.Path) -> None:
@@ -159,7 +161,7 @@ class Job:
         return [json.loads(path.read_text())["peak_bytes"] for path in sorted(self._folder.glob("*.json"))]
 
     def stop(self) -> None:
-        """Ends what still runs."""
+        """Ends all processes that still run."""
         for process in self._processes:
             for stream in (process.stdin, process.stdout):
                 if stream:
@@ -221,7 +223,7 @@ class Job:
 
 @contextmanager
 def running(ways: Sequence[Way], length: Length) -> Iterator[list[Job]]:
-    """The jobs of several ways, all started and warm; what still runs is ended at the end."""
+    """Yields the jobs of several ways, all started and warm; ends those that still run afterwards."""
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         jobs: list[Job] = []
         try:
@@ -237,17 +239,17 @@ def running(ways: Sequence[Way], length: Length) -> Iterator[list[Job]]:
 
 
 def output_of(what: str, module: str, *arguments: str, limit: float, threads: int | None = 1) -> list[bytes]:
-    """The lines that a module of the bench prints, which runs in a process of its own.
+    """Runs a module of the bench in a separate process, and returns the lines that it prints.
 
     Args:
-        what: it is, for the error.
-        module: that runs.
+        what: description for the error.
+        module: to run.
         arguments: of it.
         limit: seconds for it.
         threads: within an operation; None: as many as a user's process has.
 
     Raises:
-        JobError: it failed, or took longer; with the last that it said.
+        JobError: it failed, or took longer; with its last output.
     """
     told = environment(threads or 1)
     if threads is None:
@@ -265,7 +267,7 @@ def output_of(what: str, module: str, *arguments: str, limit: float, threads: in
 
 
 def environment(intra: int) -> dict[str, str]:
-    """The environment of a process with so many threads."""
+    """Returns the environment of a process with `intra` threads."""
     kept = {k: v for k, v in os.environ.items() if k.lower() not in ("http_proxy", "https_proxy", "tf_config")}
     return {
         **kept, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": str(intra),

@@ -8,7 +8,7 @@ from bench.comparisons import Result
 from bench.jobs import Length, Way, running
 
 GRADIENT_BYTES = {"mlp": 3_962_890 * 4, "mobilenet": 2_236_682 * 4, "embedding": 256 * 20 * (64 + 1) * 4}
-"""One copy of the gradients of a worker; the embedding's are the rows that a global batch asks for, with their ids."""
+"""Bytes of one copy of a worker's gradients; the embedding's are the rows used by a global batch, with their ids."""
 
 MODELS = tuple(GRADIENT_BYTES)
 TARGET = 1.15

@@ -23,15 +23,15 @@ Data = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Task:
-    """A model with what it is trained on.
+    """A model and its training data.
 
     Attributes:
         batch: examples in a global batch.
-        batches: how many different batches there are; training goes round them.
+        batches: number of different batches; training cycles through them.
         build: makes the model.
         optimizer: makes the optimizer.
-        data: makes inputs and labels of so many examples from a generator.
-        is_binary: whether the loss is that of one logit, or the cross-entropy of classes.
+        data: makes inputs and labels of a number of examples from a generator.
+        is_binary: True if the loss is that of one logit, False if it is the cross-entropy of classes.
     """
 
     batch: int

@@ -19,7 +19,7 @@ RESNET50 = 102_228_128
 """Bytes of its gradients."""
 
 ON_PAPER = {16: 1.0, 64: 0.7, 256: 0.5}
-"""On so many workers teams take at most so much of the time that SHUFFLE takes."""
+"""Number of workers → limit for the time of subgroups, relative to SHUFFLE."""
 
 WorkerConnection = tuple[int, int]
 """The worker that sends and the one that receives."""

@@ -30,7 +30,7 @@ _FUSED = 64 << 20
 
 
 FARTHER = 1024
-"""Workers for which the gradients of ResNet50 are counted besides, added up by AllReduce and in rings."""
+"""A further number of workers for ResNet50's gradients, reduced by AllReduce and in rings."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Assumed:
     latency: float = 50e-6
 
     def seconds(self, counts: Counts) -> float:
-        """Of communication, none of which overlaps with computing or with another part of itself."""
+        """Returns the seconds of communication, without overlap with computation or with other communication."""
         hops = 2 * self.latency if counts.peers else 0.0
         wire = counts.bytes * 8 / (self.gigabits * 1e9)
         return hops + wire + counts.messages * self.message / self.threads + counts.peers * self.peer
@@ -115,7 +115,7 @@ class Ring:
 
     @staticmethod
     def buffers(size: int) -> int:
-        """In how many buffers so many bytes are."""
+        """Returns the number of buffers for `size` bytes."""
         return math.ceil(size / _FUSED)
 
 

@@ -28,7 +28,9 @@ from autodist.strategies import (
 T = TypeVar("T")
 DEVICES = 8
 LARGE = 50
-"""Of so many variables one is large enough to be cut; every second such one is a table with a sparse gradient."""
+"""One in this many variables is large enough to be partitioned; every second of these is a table with a sparse
+gradient.
+"""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import Kept, Tracked
 
 VARIABLES, SIZE = 200, 4096
-"""As many as ResNet50 has with Adam, and smaller: what grows with their bytes is told by the links."""
+"""As many variables as ResNet50 has with Adam, but smaller: the links show the costs that grow with their bytes."""
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _seconds(workers: int) -> float:
-    """Processor time of the thread that gives values; the others have threads of their own."""
+    """Returns the processor time of the broadcasting thread; the other workers have threads of their own."""
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
     cluster = tf.train.ClusterSpec({"worker": addresses})
     servers = [tf.distribute.Server(cluster, "worker", k) for k in range(workers)]

@@ -81,7 +81,7 @@ def _ways() -> dict[str, Read]:
 
 
 class _Records:
-    """Decodes what a sampler names."""
+    """Decodes the records that a sampler selects."""
 
     def __init__(self, sampler: Sampler, encoded: Sequence[bytes]) -> None:
         self._sampler, self._encoded = sampler, encoded

@@ -83,9 +83,10 @@ def _machines(workers: int, replicas: int) -> ResourceSpec:
 
 
 def _rewriting(item: Step, spec: ResourceSpec, builder: BuildsStrategy) -> tuple[float, Step]:
-    """Seconds of the processor that a worker needs for the rewriting, strategy and import left out; and what it made.
+    """Returns a worker's seconds of processor time for the rewriting, without strategy and import; and the rewritten
+    step.
 
-    The worker is the second one, which is like all others but for the chief.
+    The worker is the second one, which is like all others except the chief.
     """
     strategy = builder.build(item, spec)
     check_strategy(strategy, item, spec)

@@ -160,7 +160,7 @@ def _write_raw(path: pathlib.Path) -> float:
 
 
 def _read_raw(path: pathlib.Path) -> float:
-    """Seconds in which the disk gives them, when nothing remembers them."""
+    """Returns the seconds for reading a file from the disk, without the page cache."""
     _forget(path.parent)
     chunk = bytearray(CHUNK)
 
@@ -178,7 +178,7 @@ def _chunks() -> Iterator[int]:
 
 
 def _forget(folder: pathlib.Path) -> None:
-    """Lets the system forget what it has read and written of a folder's files."""
+    """Drops a folder's files from the system's page cache."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -84,7 +84,7 @@ def _config() -> tf.compat.v1.ConfigProto:
 def _prepared(
     server: tf.distribute.Server, item: Step, captured: CapturedFunction, workers: int
 ) -> Callable[[], object]:
-    """A step of one worker, whose variables have their first values."""
+    """Returns a step of one worker, with initialised variables."""
     graph_runner = GraphRunner(server.target, _config())
     present = {node.name for node in item.graph_def.node}
     values = {v.handle: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
@@ -104,7 +104,7 @@ def _prepared(
 
 
 def _run(steps: Sequence[Callable[[], object]], count: int) -> None:
-    """So many steps of all workers side by side."""
+    """Runs `count` steps of all workers concurrently."""
 
     def repeat(step: Callable[[], object]) -> None:
         for _ in range(count):

@@ -29,7 +29,7 @@ class Training:
 
     Attributes:
         step: makes one step and returns the loss.
-        leads: whether this process is the one whose steps are timed.
+        leads: True if the steps of this process are timed.
     """
 
     step: Step

@@ -43,7 +43,7 @@ FOLDERS = (
     "saving",
 )
 NOT_MODELS = ("trainers/data_adapters",)
-"""Folders in these whose tests use no model, and so do in the scope what they do outside; not run unless named."""
+"""Folders of these whose tests use no model, and so do not depend on the scope; not run unless named."""
 SHOWN = 300
 """Characters of an error that are shown."""
 
@@ -88,22 +88,22 @@ def _arguments() -> argparse.Namespace:
 
 
 def keras_sources() -> pathlib.Path:
-    """The folder of Keras's own modules, beside which its tests stand."""
+    """Returns the folder of Keras's own modules, which contains its tests."""
     spec = importlib.util.find_spec("keras")
     assert spec is not None and spec.origin is not None, "AutoDist depends on Keras"
     return pathlib.Path(spec.origin).parent / "src"
 
 
 def find_files(root: pathlib.Path, asked: Iterable[str], without: Iterable[str] = ()) -> Iterator[str]:
-    """The files of tests that are asked for, as paths in `root`, each once, those of a folder in a row.
+    """Yields the requested test files, as paths in `root`, each once, those of a folder in sequence.
 
     Args:
         root: the folder keras/src.
         asked: files and folders in it.
-        without: folders in it whose files are none of those.
+        without: folders in it whose files are left out.
 
     Raises:
-        FileNotFoundError: there are none of what is asked for.
+        FileNotFoundError: a requested path has no test files.
     """
     found: dict[pathlib.PurePath, dict[str, None]] = {}
     left_out = [root / folder for folder in without]

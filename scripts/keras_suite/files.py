@@ -153,7 +153,7 @@ class Run:
                 process.wait()
 
     def wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Until it ends, or has told nothing for as long as a test may take: then that test has failed."""
+        """Waits until the process ends, or reports nothing for the time limit of a test: then that test has failed."""
         told = time.time()
         while True:
             try:

@@ -29,7 +29,7 @@ def values_file(test: str) -> str:
 
 @contextmanager
 def recording(path: pathlib.Path) -> Iterator[None]:
-    """Writes what the models' METHODS return, and the weights that they leave, in order; nothing if none is called."""
+    """Writes the results of the models' METHODS, and the weights after each, in order; nothing if none is called."""
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
     found: dict[str, NDArray[Any]] = {}

@@ -42,13 +42,13 @@ class Outcome:
 
 
 def tell(path: pathlib.Path, test: str, outcome: str, why: str = "", steps: int = 0) -> None:
-    """Adds what became of a test to a file that `read_outcomes` reads."""
+    """Adds the outcome of a test to a file for `read_outcomes`."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"test": test, "outcome": outcome, "why": why, "steps": steps}) + "\n")
 
 
 def read_outcomes(path: pathlib.Path) -> dict[str, Outcome]:
-    """By test; of what is told of one test, a failure counts before all else, and then what was told last."""
+    """Returns the outcomes by test; of several of one test a failure takes precedence, and then the last."""
     found: dict[str, Outcome] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         told = Outcome(**json.loads(line))
@@ -59,7 +59,7 @@ def read_outcomes(path: pathlib.Path) -> dict[str, Outcome]:
 
 @dataclass(frozen=True)
 class Listed:
-    """Why a test does not do what it does on one device, and the error with which it is refused."""
+    """The reason for a test's difference from one device, and the error with which it is refused."""
 
     why: str
     error: str = ""
@@ -67,7 +67,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Promises:
-    """By test, those that are refused, and those whose numbers are others than one device's."""
+    """The refused tests, and those whose numbers differ from one device's."""
 
     refused: Mapping[str, Listed]
     different: Mapping[str, Listed]
@@ -126,20 +126,20 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Said:
-    """The verdict on a test, and what there is to add."""
+    """The verdict on a test, and further remarks."""
 
     verdict: Verdict
     text: str = ""
 
 
 def judge(scoped: Outcome, alone: Outcome | None, difference: Difference | None, promises: Promises) -> Said:
-    """The verdict on a test.
+    """Returns the verdict on a test.
 
     Args:
-        scoped: what became of it in the scope.
-        alone: what became of it without AutoDist; None: it was not run so.
+        scoped: its outcome in the scope.
+        alone: its outcome without AutoDist; None: it was not run so.
         difference: of its numbers from those without AutoDist; None: not compared.
-        promises: what is listed.
+        promises: the listed tests.
     """
     if scoped.test in promises.refused:
         return _judge_refused(scoped, promises.refused[scoped.test])

@@ -16,8 +16,8 @@ class Bar:
     """One bar.
 
     Attributes:
-        group: under whose head it stands; bars of a group follow one another.
-        name: beside it.
+        group: its heading; bars of a group are adjacent.
+        name: its label.
         value: its length, not below 0.
     """
 

@@ -17,12 +17,12 @@ text { font: 13px system-ui, sans-serif; fill: #333; }
 
 
 class Page:
-    """An SVG file that is being drawn; positions are in pixels of its own.
+    """An SVG file under construction; positions are in its own pixels.
 
     Args:
         width: of the page.
         height: of the page.
-        title: what it shows, also for who hears it read.
+        title: description of the picture, also for screen readers.
     """
 
     def __init__(self, width: int, height: int, title: str) -> None:

@@ -107,13 +107,13 @@ keep(values=variable.numpy(), expected=beside.numpy())
 
 
 def play(schedule: Schedule, directory: Path) -> None:
-    """Lets a run have the faults of a schedule; an assertion fails where it does not end as it has to.
+    """Runs a training under a schedule of faults; raises AssertionError if it does not end as required.
 
-    It has to name each fault's own cause, to leave nothing behind, and to come to the values of a run without a fault,
-    bit for bit; or, where it cannot, to leave its last checkpoint whole.
+    The run has to report each fault's own cause, to leave nothing behind, and to reach the values of a run without a
+    fault, bit for bit. If it cannot recover, its last checkpoint has to be complete.
 
     Args:
-        schedule: what happens.
+        schedule: the faults.
         directory: empty.
     """
     (directory / "hosts").mkdir(parents=True)
@@ -146,7 +146,7 @@ def play(schedule: Schedule, directory: Path) -> None:
 
 
 def _act(run: Training, hosts: LoopbackHosts, start: int, fault: Fault) -> None:
-    """Does what is done to a machine, and not by the script itself."""
+    """Applies a fault of a machine, as opposed to one of the script itself."""
     if fault.kind not in ("cut", SHORT_CUT):
         return
     (host,) = hosts.hosts
@@ -161,7 +161,7 @@ def _act(run: Training, hosts: LoopbackHosts, start: int, fault: Fault) -> None:
 
 
 def _require_causes(schedule: Schedule, host: Host, told: str) -> None:
-    """Passes where each start again tells its own fault, and the end of a run that failed tells that."""
+    """Checks that each restart reports its own fault, and that the end of a failed run reports it."""
     said = re.findall(rf"restart (\d) of {MOST_RESTARTS}, in \d+ s\), since (.*)", told)
     assert [int(count) for count, _ in said] == list(range(1, schedule.restarts + 1)), told
     for fault, (_, cause) in zip(schedule.faults, said, strict=False):

@@ -9,7 +9,7 @@ import numpy as np
 MOST_RESTARTS = 3
 
 BAND = 3
-"""Steps of which each start has its own for its fault: none is in the same step as the one before."""
+"""Number of steps reserved for the fault of each start: no two faults are in the same step."""
 
 STEPS = BAND * (MOST_RESTARTS + 1)
 

@@ -33,7 +33,7 @@ class Host:
 
     Attributes:
         number: from 1; the chief's machine is 0 and needs no SSH.
-        address: where the others reach it.
+        address: its address for the others.
         port: of its SSH server.
         group: the name of its SSH group in the YAML.
     """
@@ -49,8 +49,8 @@ class Hosts(ABC):
 
     Args:
         directory: empty, for keys, configuration and logs.
-        count: of hosts beside the chief's machine.
-        environment: variables which workers on the hosts get (`shared_envs`).
+        count: of hosts in addition to the chief's machine.
+        environment: variables of workers on the hosts (`shared_envs`).
         options: of the SSH servers, as lines of sshd_config.
 
     Attributes:
@@ -74,7 +74,7 @@ class Hosts(ABC):
 
     @abstractmethod
     def cut(self, host: Host) -> None:
-        """Nothing passes between `host` and the other machines from now on, and nobody is told."""
+        """Drops all packets between `host` and the other machines from now on, without notice."""
 
     @abstractmethod
     def mend(self, host: Host) -> None:

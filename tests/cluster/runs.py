@@ -76,23 +76,23 @@ class Chief(Protocol):
 
 
 class Run:
-    """One run, from `__enter__` to `__exit__`, which ends whatever is left.
+    """One run, from `__enter__` to `__exit__`, which ends all processes that are left.
 
     Args:
         directory: empty, for the script, its output and its notes.
-        chief: what the chief does after `coordinator.start`.
-        worker: what each other worker does.
+        chief: code that the chief runs after `coordinator.start`.
+        worker: code that each other worker runs.
         spec: the cluster; by default three workers on this machine.
-        via: makes the command that starts the chief of the command that would start it here.
+        via: converts the command that would start the chief here to the one that does.
         mark: value of `MARK`, if it is already in use.
-        is_forked: whether the chief, unless it is started by another command, and workers of this machine are forked
+        is_forked: True if the chief, unless it is started by another command, and workers of this machine are forked
             from a process that has imported AutoDist.
 
     Attributes:
         environment: of the chief.
-        forked_workers: where the chief is forked from a process that has imported TensorFlow, how many workers that it
-            starts on this machine are, too; None: it is started as usual.
-        forked_so: how each of these is started: a key of `becoming.CHAINS`.
+        forked_workers: if the chief is forked from a process that has imported TensorFlow, the number of its workers on
+            this machine that are, too; None: it is started as usual.
+        forked_so: start of each of these: a key of `becoming.CHAINS`.
     """
 
     environment: dict[str, str]
@@ -164,7 +164,7 @@ class Run:
         return [line.removeprefix("FAILED ") for line in self.stdout.splitlines() if line.startswith("FAILED ")]
 
     def wait_for_note(self, what: str, limit: float = 20) -> int:
-        """Waits until the script has noted something, and gives the process that did."""
+        """Waits until the script has written a note, and returns the process id in it."""
         path = self._notes / what
         assert within(limit, path.exists), f"no note {what!r}:\n{self.stdout}\n{self.stderr}"
         return int(path.read_text())

@@ -88,7 +88,7 @@ def finished(directory: Path, script: str, folder: Path, **said) -> list[dict]:
 
 @pytest.mark.parametrize(("script", "stops"), [(LOOP, [9]), (FIT, [9, 18])], ids=["loop", "fit"])
 def test_a_run_whose_chief_is_killed_goes_on(tmp_path: Path, script: str, stops: list[int]):
-    """`fit` twice: in its second epoch over arrays, and in that over elements, of both of which workers read parts."""
+    """Interrupts `fit` twice: in an epoch over arrays, and in one over elements; workers read parts of both."""
     expected = finished(tmp_path / "whole", script, tmp_path / "whole_saved")
     for stop in stops:
         with started(tmp_path / f"killed{stop}", script, tmp_path / "saved", stop=stop) as run:

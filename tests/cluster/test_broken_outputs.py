@@ -15,7 +15,7 @@ from tests.cluster.trainings import Training
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 UNFLUSHED = 120
-"""Python's own exit status for what it cannot write at its end."""
+"""Python's own exit status if it cannot flush its output at its end."""
 
 SPEC = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
 
@@ -44,11 +44,11 @@ with ad.scope():
 
 
 class BrokenOutput(Training):
-    """A training whose chief has no standard output worth the name.
+    """A training whose chief has an unusable standard output.
 
     Args:
         directory: empty.
-        script: what every worker runs.
+        script: of every worker.
         output: "head", as in `python train.py | head -1` when that has ended, or a device.
         error: a device for standard error, in place of a file.
         is_forked: as of others.

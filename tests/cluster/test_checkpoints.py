@@ -1,4 +1,4 @@
-"""`ad.checkpoint` on several workers: other workers resume from them; a worker that restores alone is warned."""
+"""`ad.checkpoint` on several workers: other workers resume from them; a worker that restores alone gets an error."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ keep(done=done, told=told, found=found, expected=[table.numpy(), momentum.numpy(
 
 
 def test_what_three_workers_have_saved_in_shards_two_go_on_with(tmp_path: Path):
-    """The chief that restores alone is told so, and nothing is changed, since the other workers were not asked."""
+    """A chief that restores alone gets an error, and nothing changes, since the other workers did not take part."""
     both = BOTH.replace("FOLDER", repr(str(tmp_path / "saved")))
     nodes = [{"address": "localhost", "cpus": [0, 1, 2], "workers": 3}]
     strategy = {"builder": "PartitionedPS", "max_shards": 3, "min_partition_bytes": 1}
@@ -129,7 +129,7 @@ with tf.Graph().as_default(), ad.scope():
 
 
 def test_a_session_s_shards_are_saved_and_another_strategy_goes_on_with_them(tmp_path: Path):
-    """The first run is killed; the second ends with what a Saver writes that all workers call."""
+    """The first run is killed; the second ends with a Saver's file that all workers write."""
     script = SESSION.replace("FOLDER", repr(str(tmp_path / "saved"))).replace("SAVERS", repr(str(tmp_path / "all")))
     script = f"GRAPH = {GRAPH!r}\n{script}"
     nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]

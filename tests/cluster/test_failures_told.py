@@ -106,7 +106,7 @@ for number in range(100):
 
 @pytest.mark.parametrize("survives", [False, True])
 def test_a_record_that_one_worker_alone_cannot_read_ends_the_run(tmp_path: Path, survives: bool) -> None:
-    """Also where its script puts something else in its place, while the others train on their parts of the batch."""
+    """Also if the worker's script substitutes another value, while the others train on their parts of the batch."""
     with Training(tmp_path, READS.replace("SURVIVES", str(survives)), SPEC) as run:
         assert run.wait(120) == 1
         run.assert_gone(0)

@@ -69,7 +69,7 @@ with tf.Graph().as_default(), ad.scope():
 
 @pytest.mark.parametrize("builder", ["AllReduce", "PS"])
 def test_what_all_fetch_is_of_the_whole_batch_and_what_one_fetches_alone_is_named(tmp_path: Path, builder: str) -> None:
-    """All belongs to the chief under PS, so that it can fetch the norm by itself, and the other worker cannot."""
+    """Under PS the chief owns all variables, so that it can fetch the norm alone, and the other worker cannot."""
     nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
     with Training(tmp_path, ALIKE, {"nodes": nodes, "strategy": {"builder": builder}}) as run:
         assert run.wait(START) == 0, run.stderr

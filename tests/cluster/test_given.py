@@ -35,15 +35,15 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 class GivenRun(Run):
-    """A run each of whose processes was started by itself, on a host of its own.
+    """A run whose processes are started separately, each on a host of its own.
 
     Args:
-        hosts: where they run.
+        hosts: of the processes.
         directory: empty.
         environments: of the processes; the chief's is the first.
         chief: as of `Run`.
         worker: as of `Run`.
-        spec: likewise.
+        spec: as of `Run`.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
 
 Form = Callable[[Hosts, int], dict[str, str]]
 FORMS: list[Form] = [tf_config, kubernetes]
-"""By hand and by SLURM other runs below are started; what is read of each form is in tests/unit/cluster/given."""
+"""Other runs below are started manually and by SLURM; tests/unit/cluster/given tests the parsing of each form."""
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

@@ -157,7 +157,7 @@ if {CONTROL_VARIABLE!r} in os.environ:
 
 @contextlib.contextmanager
 def machine_that_says_nothing() -> Iterator[tuple[dict[str, object], socket.socket]]:
-    """A cluster whose second machine takes a connection and says no more, and the socket that takes it."""
+    """Yields a cluster whose second machine accepts a connection and never answers, and the accepting socket."""
     with socket.create_server(("127.0.0.2", 0)) as listens:
         listens.settimeout(START)
         silent = {"address": "127.0.0.2", "ssh_config": "silent"}
@@ -188,7 +188,7 @@ def test_while_workers_join(tmp_path: Path, command: list[str], times: int) -> N
 
 
 def interrupt(run: Training, times: int) -> None:
-    """Ctrl-C, and again as soon as the first was heard: the run ends by it, at once, and nothing of it is left."""
+    """Sends Ctrl-C, and again after the first was handled: the run ends at once, without leftovers."""
     for _ in range(times):
         if run.chief.poll() is None:  # else the first has ended it before it said anything
             os.killpg(run.chief.pid, signal.SIGINT)

@@ -23,12 +23,12 @@ LIMIT = 280.0
 
 
 class Launches(Run):
-    """A script that launches functions; it and what it launches on this machine have TensorFlow already.
+    """A script that launches functions; its processes on this machine start with TensorFlow imported.
 
     Args:
         directory: for the script and its outputs.
         script: its text.
-        launches: how many of them there are, of up to two workers here each.
+        launches: number of launches, each of up to two workers here.
         arguments: of the script.
         mark: value of `MARK`, if it is already in use.
     """

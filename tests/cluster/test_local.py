@@ -403,7 +403,7 @@ def test_preflight_names_all_faults_at_once(tmp_path: Path) -> None:
 
 
 def _hold_two_neighbours(held: ExitStack) -> int:
-    """Holds two ports that follow one another, and gives the first."""
+    """Holds two consecutive ports, and returns the first."""
     while True:
         first = hold_port(None)
         try:

@@ -47,13 +47,13 @@ of_one_kind = pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, id
 
 
 def run_on(hosts: Hosts, directory: Path, chief: str, worker: str, spec: dict[str, Any] | None = None) -> Run:
-    """A run whose chief is on the chief's machine of `hosts`, marked as the processes on the hosts are."""
+    """Returns a run whose chief is on the chief's machine of `hosts`, with the mark of the hosts' processes."""
     mark = hosts.ssh["host1"]["shared_envs"][MARK]
     return Run(directory / "run", chief, worker, spec or impatient(hosts), hosts.chief_command, mark)
 
 
 def impatient(hosts: Hosts) -> dict[str, Any]:
-    """A cluster whose links count as lost after a few seconds."""
+    """Returns a cluster whose connections count as lost after a few seconds."""
     return hosts.spec() | {"silence_timeout": SILENCE_LIMIT}
 
 

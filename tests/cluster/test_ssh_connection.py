@@ -45,7 +45,7 @@ Configure = Callable[[str], None]
 
 @pytest.fixture(params=["OpenSSH", "paramiko"])
 def configure(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
-    """Writes ~/.ssh/config, which OpenSSH reads or, as where it is not installed, paramiko."""
+    """Writes ~/.ssh/config, which OpenSSH reads or, if it is not installed, paramiko."""
     monkeypatch.setattr(ssh_config, "has_openssh", lambda: request.param == "OpenSSH")
     return lambda text: (home / "config").write_text(text) and None
 

@@ -34,7 +34,7 @@ def one_host(directory: Path, *options: str, kind: type[Hosts] = HOST_KINDS[0]) 
 
 
 def run_on(hosts: Hosts, directory: Path, chief: str, worker: str, workers: int, connect_timeout: float = 60) -> Run:
-    """A run of so many workers on the host, beside the chief."""
+    """Returns a run of `workers` workers on the host, in addition to the chief."""
     spec = hosts.spec() | {"connect_timeout": connect_timeout}
     spec["nodes"][1] |= {"cpus": list(range(workers)), "workers": workers}
     mark = hosts.ssh["host1"]["shared_envs"][MARK]

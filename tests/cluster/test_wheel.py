@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def run_backend(tree: pathlib.Path, backend: pathlib.Path, call: str, target: pathlib.Path) -> pathlib.Path:
-    """Calls a hook of the build backend in a source tree; returns what it built."""
+    """Calls a hook of the build backend in a source tree; returns the built file."""
     code = f"import sys; sys.path.insert(0, sys.argv[1]); from setuptools import build_meta as b; b.{call}(sys.argv[2])"
     command = [sys.executable, "-c", code, str(backend), str(target)]
     target.mkdir()
@@ -85,9 +85,10 @@ def wheel(packed: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pat
 
 @pytest.fixture(scope="module")
 def installed(packed: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of the commands of an environment that has the wheel, and sees what it depends on where we see it.
+    """Returns the folder of commands of an environment that has the wheel installed, and this environment's
+    dependencies.
 
-    Of a folder that a file leads to, files are not followed: an editable AutoDist is not found there.
+    Editable installs are not followed through .pth files, so that an editable AutoDist is not found there.
     """
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, with_pip=False)

@@ -61,16 +61,16 @@ def training(variable):
 
 
 class Training(Run):
-    """One run of a script, from `__enter__` to `__exit__`, which ends whatever is left.
+    """One run of a script, from `__enter__` to `__exit__`, which ends all processes that are left.
 
     Args:
         directory: empty, for the script, its output and its notes.
-        script: what every worker runs; it may `note`, `wait_for` notes (of the test, too) and `keep` arrays.
-        spec: what stands in the YAML.
-        before: what it does before it imports AutoDist; it may `note` and `wait_for` notes.
-        command: what starts it with Python: options of that, before the script.
+        script: of every worker; it may `note`, `wait_for` notes (of the test, too) and `keep` arrays.
+        spec: content of the YAML.
+        before: code before the import of AutoDist; it may `note` and `wait_for` notes.
+        command: options of Python before the script.
         mark: value of `MARK`, if it is already in use.
-        is_forked: whether the processes on this machine are forked from one that has imported TensorFlow, where the
+        is_forked: True if the processes on this machine are forked from one that has imported TensorFlow, if the
             script runs as `python train.py` and in the environment of the tests.
     """
 

@@ -16,7 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def trainings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    """Knows beforehand what the selected tests will ask for: their markers `trains(cluster, program, …)` say it."""
+    """Collects the trainings of the selected tests beforehand, from their markers `trains(cluster, program, …)`."""
     wanted = [
         (mark.args[0], program)
         for item in request.session.items

@@ -27,7 +27,7 @@ from tests.forked_python.start import ON_CPU, forked_python
 ROOT = Path(__file__).parents[2]
 
 START_LIMIT, PROGRAM_LIMIT = 60.0, 5.0
-"""Seconds for the start of a run's processes, and for each of its programs, on a machine that does much besides."""
+"""Seconds for the start of a run's processes, and for each of its programs, on a busy machine."""
 
 MOST_PROGRAMS = 16
 """In one run: a test that needs two runs, one of them on one device, ends before pytest takes it for hanging."""
@@ -37,14 +37,14 @@ Values = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Machines:
-    """Workers of this machine, as they are started for many programs.
+    """Workers of this machine, started once for many programs.
 
     Attributes:
-        workers: how many.
+        workers: number of workers.
         replicas: of each worker.
         options: of `tests.equivalence.train`.
-        run: tells apart runs that are otherwise alike.
-        batch: whether batches are global, as in the YAML; None: the front end's own rule.
+        run: distinguishes runs that are otherwise equal.
+        batch: True if batches are global, as in the YAML; None: the front end's own rule.
     """
 
     workers: int
@@ -96,7 +96,7 @@ class Cluster:
 
 
 def many_threads(strategy: str) -> tuple[Cluster, Cluster]:
-    """Two runs alike, each of whose two workers has four threads."""
+    """Returns two equal runs, each with two workers of four threads."""
     first, second = (Cluster(strategy, options=("--cores", "8"), run=run) for run in (0, 1))
     return first, second
 
@@ -119,7 +119,7 @@ class Task:
 
     @property
     def word(self) -> str:
-        """By which `tests.equivalence.train` is told of it, and names the files that it leaves."""
+        """Its name on the command line of `tests.equivalence.train`, and in the names of its files."""
         return self.program if self.cluster is None else f"{self.cluster.strategy}:{self.program}"
 
     def __str__(self) -> str:
@@ -163,11 +163,11 @@ class Trained:
 
 
 class Trainings:
-    """Runs what a session's tests need, all that is trained on the same machines in as few runs as can be.
+    """Runs the trainings of a session's tests, with as few runs as possible for each set of machines.
 
     Args:
-        directory: what is trained is left there, for other processes that run tests of the same session too.
-        wanted: every program that is going to be asked for, with its cluster; None: one device without AutoDist.
+        directory: folder of the results, also for other processes that run tests of the same session.
+        wanted: every program that the tests need, with its cluster; None: one device without AutoDist.
     """
 
     def __init__(self, directory: Path, wanted: Iterable[tuple[Cluster | None, str]]) -> None:
@@ -221,7 +221,7 @@ class Trainings:
             self._train(task.machines, [task, *missing][:MOST_PROGRAMS])
 
     def _train(self, machines: Machines | None, tasks: Sequence[Task]) -> None:
-        """One run; where a program fails, those after it are left for another."""
+        """Runs the programs; if one fails, those after it remain for another run."""
         failure = self._run(machines, tasks)
         for task in tasks:
             trained = self._load(task)
@@ -231,7 +231,7 @@ class Trainings:
             self._made[task] = trained
 
     def _run(self, machines: Machines | None, tasks: Sequence[Task]) -> str | None:
-        """One run; returns what went wrong."""
+        """Runs the programs once; returns the failure, or None."""
         where = ["--alone"]
         if machines is not None:
             file = self._place(machines) / "cluster.yml"
@@ -282,16 +282,16 @@ def run_to_its_end(
     is_forked: bool = False,
     forked_workers: int = 0,
 ) -> Ended:
-    """Runs a command in a session of its own; nothing of it is left afterwards.
+    """Runs a command in a session of its own, and ends all of its processes afterwards.
 
     Args:
-        command: what to run.
-        directory: where.
+        command: to run.
+        directory: its working directory.
         limit: seconds of a `Stopwatch` after which it is ended.
-        via: makes the command that starts it elsewhere.
+        via: converts it to a command that starts it elsewhere.
         mark: value of `MARK`, if its processes on other hosts already have one.
-        is_forked: whether the process is forked from one that has imported TensorFlow.
-        forked_workers: how many workers that it starts on this machine are, too.
+        is_forked: True if the process is forked from one that has imported TensorFlow.
+        forked_workers: number of its workers on this machine that are, too.
     """
     mark = mark or secrets.token_hex(8)
     environment = os.environ | ON_CPU | {MARK: mark}

@@ -75,7 +75,8 @@ BY_STRATEGY = {
     "ring": RING,
     "parallax": MIXED,
 }
-"""Each program once: what is of a step is compared in one process, under the other builders and in other layouts."""
+"""Each program once; single-process tests cover the parts of a step under the other builders and in other layouts.
+"""
 
 FEATURES: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "fit_dataset": (pytest.mark.feature("fit", "data: data sets of `tf.data`"),),
@@ -138,7 +139,7 @@ FEATURES: dict[str, tuple[pytest.MarkDecorator, ...]] = {
 """The features that programs show, for the table of features."""
 
 AT_SERVERS = {"ps_load_balancing": 2, "partitioned_ps": 2}
-"""Trained in runs of their own, beside those of the others."""
+"""Trained in runs of their own, next to those of the others."""
 
 GLOBAL = Cluster("ps_load_balancing", workers=2, replicas=1, batch="global")
 

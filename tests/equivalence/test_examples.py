@@ -29,13 +29,13 @@ AS_A_USER = "digits_keras"
 
 @dataclass(frozen=True)
 class Example:
-    """An example, cut short.
+    """A shortened example.
 
     Attributes:
         script: its file's name, without the ending.
         arguments: that make it short.
-        result: a pattern whose group is the number that it ends with.
-        tolerance: how far that number may lie from the one on one device: little more than rounding, but in graph mode,
+        result: a pattern whose group is its final number.
+        tolerance: largest difference of that number from one device: little more than rounding, except in graph mode,
             where the chief prints the loss of its own examples.
     """
 
@@ -139,7 +139,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 @pytest.mark.ssh
 def test_an_example_trains_on_two_hosts_over_ssh_as_it_does_alone(hosts: Hosts, alone: Alone, tmp_path: Path) -> None:
-    """By all-reduce of what is dense and by servers of what is sparse."""
+    """All-reduce for dense variables and parameter servers for sparse ones."""
     cluster, example = tmp_path / "hosts.yml", EXAMPLES["skip_gram"]
     cluster.write_text(json.dumps({**hosts.spec(cpus=[0, 1]), "strategy": {"builder": "Parallax"}}))
     many = example.run("--cluster", str(cluster), hosts=hosts)

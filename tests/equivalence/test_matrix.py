@@ -15,7 +15,7 @@ from tests.equivalence.matrix import Combination, choose
 log = logging.getLogger(__name__)
 
 MOST = 1e-9
-"""In float64, where a wrong scale or a lost row cannot hide behind rounding."""
+"""In float64, so that rounding cannot hide a wrong scale or a lost row."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _trainer(cluster: Path | None, builder: InTurn) -> Any:
 
 
 def _pretend_cores(cores: int) -> None:
-    """Sessions get as many threads as there are cores, and order goes wrong first where there are many."""
+    """Simulates a number of cores: sessions get one thread per core, since ordering errors need many threads."""
     os.sched_getaffinity = lambda _: set(range(cores))  # type: ignore[assignment]
 
 

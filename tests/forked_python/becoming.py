@@ -33,7 +33,7 @@ _ABOVE_ALL = 1000
 
 _MOST = 1 << 18
 _SEEN_BY_NO_START = {signal.SIGPIPE, signal.SIGXFSZ}
-"""Ignored by Python itself; `subprocess` gives whom it starts their defaults back."""
+"""Signals that Python itself ignores; `subprocess` restores their defaults in new processes."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,9 @@ class Waiting:
 
 
 def forked_chain(levels: Sequence[Fits]) -> Waiting | CodeType:
-    """Forks a child that waits; returns it, and in the child, when it has become another process, what to run."""
+    """Forks a child that waits, and returns it; in the child, once it has become another process, returns the code to
+    run.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # what comes now is for others
     pid = os.fork()
@@ -253,12 +255,12 @@ def forked_chain(levels: Sequence[Fits]) -> Waiting | CodeType:
 
 
 def fork_chains(count: int, of: str, above: int = 0) -> CodeType | None:
-    """Forks what this process is going to start, so often; in those, returns what to run.
+    """Forks the processes that this one is going to start; in those, returns the code to run.
 
     Args:
-        count: how often.
+        count: number of starts.
         of: a key of `CHAINS`.
-        above: how many of that chain this process stands below.
+        above: depth of this process in that chain.
     """
     waiting, levels = [], CHAINS[of][above:]
     for _ in range(count):
@@ -277,9 +279,9 @@ _ANEW = "import sys; sys.path[0] = {folder!r}; from serve import begin_anew; exe
 
 
 def _stay_so_anew(count: int, levels: Sequence[Fits]) -> None:
-    """Has what this process starts be forked also after it has begun anew, by `exec`, and so has imported TensorFlow.
+    """Keeps forking the processes that this one starts after its re-exec, although an `exec` would lose the imports.
 
-    The product takes for its environment then what the system shows, which is that of whom it was forked from.
+    The product then reads its environment from the system, which shows that of the forking process.
     """
     if not count:
         return
@@ -303,7 +305,7 @@ _SHELL = ("/bin/sh", "-c", 'exec "$0" "$@"')
 
 
 def _start_by(waiting: list[Waiting], levels: Sequence[Fits]) -> None:
-    """Has what this process starts be done by those who wait, as long as there are any and it is what they wait for."""
+    """Starts processes by the waiting forks, as long as there are any and the start matches theirs."""
     if not waiting:
         return
     fork_exec = subprocess._fork_exec

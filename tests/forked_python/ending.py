@@ -21,12 +21,12 @@ _left: dict[str, ModuleType] = {}
 
 
 def leave_what_is_imported() -> None:
-    """Notes what has been imported by now: a process forked from this one leaves it there."""
+    """Records the modules imported so far: a process forked from this one does not destroy them."""
     _left.update({name: sys.modules[name] for name in sys.modules.keys() - _PYTHONS_OWN - _ACTS_WHEN_IT_GOES})
 
 
 def _leave() -> None:
-    """Takes modules from where Python looks for what it takes apart, and has them stay for ever."""
+    """Removes modules from Python's list for destruction, and keeps them alive forever."""
     for name, module in _left.items():
         if sys.modules.get(name) is module:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))

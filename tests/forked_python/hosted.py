@@ -45,8 +45,8 @@ class HostedPython:
     """A folder with `bin/python`, from `__enter__` to `__exit__`.
 
     Args:
-        folder: it is made.
-        of: what it starts, in its turn, that is forked too: a key of `becoming.CHAINS`.
+        folder: to be made.
+        of: the processes that it starts in turn, which are forked, too: a key of `becoming.CHAINS`.
     """
 
     def __init__(self, folder: Path, of: str = "agent") -> None:
@@ -71,7 +71,7 @@ class HostedPython:
         self._listens.close()
 
     def _serve(self) -> None:
-        """Until nobody can ask any more."""
+        """Serves until no client is left."""
         while True:
             try:
                 asked, _ = self._listens.accept()

@@ -20,7 +20,9 @@ from typing import Any
 
 PACKAGE = "autodist"
 _ANEW = "autodist.api"
-"""Watches the end of the script, takes what stands in the environment, and more. Imports all that a script needs."""
+"""Reads the environment and watches the end of the script, so it is not kept. It imports all modules that a script
+needs.
+"""
 
 
 class Kept:
@@ -31,7 +33,7 @@ class Kept:
         self._imports: dict[str, list[str]] = {}
 
     def take(self) -> None:
-        """Imports what a script imports by its `from autodist import AutoDist`, but that module itself."""
+        """Imports all modules of a script's `from autodist import AutoDist`, except that module itself."""
         with self._noting_imports():
             for module in _imports_of(_ANEW):
                 importlib.import_module(module)
@@ -49,7 +51,7 @@ class Kept:
             del sys.modules[name]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Asked by `import`, before others are."""
+        """Called by `import`, before other finders."""
         module = self._modules.get(name)
         if module is None:
             return None
@@ -65,7 +67,7 @@ class Kept:
         return spec
 
     def _found_elsewhere(self, before: ModuleSpec) -> ModuleSpec | None:
-        """The package, if the script finds another one, of which no modules are here."""
+        """Returns the package if the script finds another one, whose modules are not imported here."""
         sys.meta_path.remove(self)
         now = importlib.util.find_spec(PACKAGE)
         if now is not None and now.origin != before.origin:

@@ -17,11 +17,11 @@ from imported import Kept
 
 
 def serve(descriptor: int) -> CodeType:
-    """Returns in each process that is forked, with what it is to run; the one that serves ends with who asks it.
+    """Returns the code to run in each forked process; the serving process ends with its client.
 
     Args:
-        descriptor: of the socket on which starts come, the streams and a pipe beside each, on which the process's
-            number and its exit status are told.
+        descriptor: of the socket that receives starts, each with its streams and a pipe for the process's number and
+            exit status.
     """
     asked = socket.socket(fileno=descriptor)
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -17,11 +17,11 @@ from tests.forked_python import becoming
 from tests.forked_python.becoming import MARK
 
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-"""With what, beside the environment of the tests, TensorFlow is imported, and a script has to be started."""
+"""Variables, in addition to the environment of the tests, for the import of TensorFlow and the start of a script."""
 
 _NO_MARK = "0" * 16
 _READ_BY_NO_IMPORT = ("AUTODIST_", "IPYTHONDIR", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "SSH_", "TPU_ML_PLATFORM")
-"""With what begins what may be another one in the environment than where TensorFlow was imported."""
+"""Prefixes of the variables that may differ from the environment in which TensorFlow was imported."""
 
 _SET_BY_IMPORTS = {("TF2_BEHAVIOR", "1"), ("ENABLE_RUNTIME_UPTIME_TELEMETRY", "1"), ("HDF5_PLUGIN_PATH", "disable")}
 """By TensorFlow's, which a test may come to in the process of the tests itself."""
@@ -87,15 +87,15 @@ class ForkedPython:
         chains: int,
         of: str = "worker",
     ) -> ForkedProcess | None:
-        """Starts `python line`, in a session of its own; None if it has to be done by others.
+        """Starts `python line`, in a session of its own; returns None if it cannot be forked.
 
         Args:
-            line: a script, or `-m` and a module, with its arguments; `-P` may stand before that.
+            line: a script, or `-m` and a module, with its arguments; `-P` may precede it.
             streams: standard input, output and error.
             environment: of the process.
-            directory: where it starts.
-            chains: how often it starts those of `of` on this machine: these are forked, too.
-            of: a key of `becoming.CHAINS`: what a chief starts for a worker, or what `autodist.launch` does for a run.
+            directory: its working directory.
+            chains: number of times that it starts those of `of` on this machine, which are forked, too.
+            of: a key of `becoming.CHAINS`: processes that a chief starts for a worker, or `autodist.launch` for a run.
         """
         if (line[0].startswith("-") and line[0] not in ("-m", "-P")) or len(environment[MARK]) != len(_NO_MARK):
             return None

@@ -178,7 +178,7 @@ def _evaluation() -> Step:
 
 
 def _joined_rows() -> Step:
-    """Tables of which every example asks for the same rows, for rows once each, and for both."""
+    """A step with tables whose rows are the same for every example, distinct, or both."""
     rng = np.random.default_rng(0)
     tables = [keras.Variable(rng.normal(size=(9, 3)), dtype="float64", name=f"table_{k}") for k in range(3)]
     optimizer = keras.optimizers.Adagrad(0.1)
@@ -199,12 +199,12 @@ def _joined_rows() -> Step:
 
 
 def _clipped_rows() -> Step:
-    """A table whose rows are clipped with all others by their norm."""
+    """A step with a table whose rows are clipped with all others by their norm."""
     return table_step(keras.optimizers.SGD(0.1, global_clipnorm=0.01))[0].item
 
 
 def _descending(variables: Sequence[tf.Variable], loss_of: Callable[..., Any], *examples: Any) -> Step:
-    """A step of gradient descent on a mean of what `loss_of` makes of the examples."""
+    """Returns a step of gradient descent on the mean of `loss_of(examples)`."""
 
     def step(*batch: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
@@ -224,7 +224,7 @@ def _of_layers(inputs: Sequence[int], *made: keras.layers.Layer) -> Step:
 
 
 def _attention() -> Step:
-    """Sequences whose positions see one another."""
+    """A step on sequences whose positions attend to one another."""
     layers = keras.layers
     sequence = keras.Input([6, 4])
     seen = layers.LayerNormalization()(layers.MultiHeadAttention(2, 3)(sequence, sequence))
@@ -289,7 +289,7 @@ def _many_ops() -> Step:
 
 
 def _aggregations() -> Step:
-    """State that the script writes itself, of which it says how it is joined."""
+    """A step that writes state with declared aggregations."""
     weight = tf.Variable(np.linspace(-0.5, 1.0, 6).reshape(3, 2), name="weight")
     kinds = tf.VariableAggregation
     states = [

@@ -65,7 +65,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
         "variables": {".*bias.*": {"synchronizer": "PS", "owner": 1, "staleness": 2}},
     },
 }
-"""As a YAML's section `strategy` says them."""
+"""The strategies, as in the YAML's section `strategy`."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ _PAIRS: Mapping[str, str] = {
     "sums_in_masked_loss": "ps 2+1",
     "update_by_loss": "shuffle 2x1",
 }
-"""For each step, what rewrites it for which machines: where most is asked of it."""
+"""For each step, the strategy and machines that rewrite it: the most demanding ones."""
 
 
 CASES: Mapping[str, Case] = {
@@ -166,4 +166,4 @@ CASES: Mapping[str, Case] = {
 
 
 LOOKED_AT = frozenset({case.strategy: case for case in reversed(CASES.values())}.values())
-"""For each strategy the first of its cases: what each kernel leaves is verified, which takes longer than rewriting."""
+"""For each strategy, its first case: the result of each kernel is verified, which takes longer than the rewriting."""

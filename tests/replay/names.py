@@ -42,7 +42,7 @@ def _nameless(text: str) -> Counter[str]:
 
 
 def _nodes(lines: list[str]) -> Iterator[tuple[str, _Node]]:
-    """Of the graph and of its functions, whose nodes have names of their own."""
+    """Yields the nodes of the graph and of its functions, whose nodes have names of their own."""
     section = ""
     for line in lines:
         if not line.startswith(" "):
@@ -78,7 +78,7 @@ def _refined(nodes: Mapping[str, _Node]) -> dict[str, str]:
 def _around(
     name: str, nodes: Mapping[str, _Node], readers: Mapping[str, list[tuple[str, str]]], labels: Mapping[str, str]
 ) -> Iterator[str]:
-    """Labels of what a node reads in their order, of what it waits for and of what reads it in any."""
+    """Yields labels of a node's inputs in order, and of its control inputs and consumers in any order."""
     waits = []
     for spelling in nodes[name].inputs:
         source, port = _split(spelling, nodes)

@@ -22,7 +22,7 @@ def recorded_names() -> list[str]:
 
 
 def recorded(name: str, revision: str | None = None) -> str:
-    """Returns the text of that name, as this tree or as a git revision has it; empty where there is none."""
+    """Returns the text of that name, from this tree or from a git revision; empty if there is none."""
     path = FOLDER / f"{name}{_SUFFIX}"
     if revision is None:
         return lzma.decompress(path.read_bytes()).decode() if path.exists() else ""
@@ -46,7 +46,7 @@ def forget(name: str) -> None:
 
 
 def tensorflow_version() -> str:
-    """Without the patch: what TensorFlow's API makes of a fragment is the same for all patches of a version."""
+    """Without the patch level: TensorFlow's API makes the same nodes in all patches of a version."""
     return ".".join(tf.__version__.split(".")[:2])
 
 

@@ -29,11 +29,11 @@ class Replayed:
     """A rewritten case.
 
     Attributes:
-        text: of the strategy and of what each worker runs.
-        strategy: that was built.
+        text: of the strategy and of each worker's step.
+        strategy: the built strategy.
         changed_by: the kernels, and the rules for rows, that changed the step of a worker.
-        joins: that kernels have noted, and given away.
-        fault: what is wrong with the last worker's step after a kernel; None: nothing, or nobody has looked.
+        joins: recorded by kernels.
+        fault: the fault in the last worker's step after a kernel; None: there is none, or it was not verified.
     """
 
     text: str
@@ -67,7 +67,7 @@ def replay(case: Case) -> Replayed:
 
 
 def _planned(case: Case) -> tuple[StoredStep, Step, strategy_pb2.Strategy]:
-    """A case's step, what is rewritten of it, and by which strategy."""
+    """Returns a case's step, its part to rewrite, and the strategy."""
     step, spec = load(case.step), machines(case.cluster)
     planned = load(step.planned_by).item if step.planned_by else step.item
     strategy = build(planned, case.strategy, spec)
@@ -78,7 +78,7 @@ def _planned(case: Case) -> tuple[StoredStep, Step, strategy_pb2.Strategy]:
 
 @cache
 def machines(cluster: str) -> ResourceSpec:
-    """Nodes that nothing is asked of."""
+    """Returns nodes that are never contacted."""
     nodes = [{"address": f"10.0.0.{k + 1}", "chief": not k, **said} for k, said in enumerate(CLUSTERS[cluster])]
     return ResourceSpec.from_dict({"nodes": nodes})
 
@@ -93,7 +93,7 @@ def build(item: Step, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strateg
 
 
 def _placed_as(planned: Step, item: Step, strategy: strategy_pb2.Strategy) -> Step:
-    """The item with its variables where they lie by the plan for another one, which knows them by other names."""
+    """Returns the item with the placements of another plan, which has other names for the variables."""
     shared = {name: planned.by_name[name].handle for name in planned.by_name}
     placements = find_placements(planned, strategy)
     known = {_shared_name(planned, handle): placements[name] for name, handle in shared.items()}
@@ -105,7 +105,7 @@ def _shared_name(item: Step, handle: str) -> bytes:
 
 
 def _rewrite(step: StoredStep, captured: Step, context: Context, watch: _Watch) -> Step:
-    """As a session does it: what is fetched of others' is sent only where all fetch it."""
+    """Rewrites a step as a session does: another worker's fetch is sent only if all workers fetch it."""
     kernels = PIPELINES[step.pipeline]
     try:
         return run_pipeline(kernels, captured, context, watch)

@@ -32,14 +32,14 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class StoredStep:
-    """A captured step, and how it was to be run.
+    """A captured step, and the options of its run.
 
     Attributes:
-        item: the step; nothing is decided yet of where its variables lie.
-        planned_by: name of the stored step that the strategy is built for and that places the variables, where that is
-            another one: what a session runs is a part of its whole graph.
+        item: the step; its variables are not placed yet.
+        planned_by: name of the stored step that the strategy is built for and that places the variables, if that is
+            another one: a session runs a part of its whole graph.
         pipeline: a key of PIPELINES.
-        joins_outputs: whether it was rewritten with `Fetching.BY_ALL`, or else `BY_EACH`.
+        joins_outputs: True if it was rewritten with `Fetching.BY_ALL`, else `BY_EACH`.
     """
 
     item: Step
@@ -140,4 +140,4 @@ _PARTS: Mapping[str, Callable[..., Any]] = {
     "gradient_calls": _call,
     "whole_sums": InStepAllReduce,
 }
-"""Fields of a Step that hold parts of a kind, and what makes such a part."""
+"""Fields of a Step that hold parts of a kind, and the constructor of such a part."""

@@ -18,7 +18,7 @@ from autodist.runtime import program
 
 @pytest.fixture(autouse=True)
 def keras_as_it_was() -> Iterator[None]:
-    """A test leaves to the next one of its process what Keras makes everything in."""
+    """Restores Keras's global state after a test, for the next one in the process."""
     before, policy = keras.config.floatx(), global_state.get_global_attribute("dtype_policy")
     if policy is not None and policy.name == before:  # not asked for: Keras keeps what it made of the other
         policy = None
@@ -38,7 +38,7 @@ def first_control_flow() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nobody_looks_for_training() -> Iterator[None]:
-    """An AutoDist that a test has made, and trained nothing with, says nothing of what other tests train."""
+    """Silences an AutoDist of another test that has trained nothing: it must not report this test's training."""
     before = list(training_hooks.listeners)
     yield
     for one in [one for one in training_hooks.listeners if one not in before]:
@@ -47,10 +47,10 @@ def nobody_looks_for_training() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_given_back() -> Iterator[None]:
-    """Before its first run a program gives back what its making has left in memory; here that goes on being used.
+    """Turns off the release of memory before a program's first run; here it is reused.
 
-    It would go through what all tests before have left, a tenth of the time of those that train. `test_memory.py` calls
-    what it calls, and `test_program.py` sees that it does.
+    The release would visit everything that earlier tests have left, a tenth of the time of those that train.
+    `test_memory.py` calls the same functions, and `test_program.py` checks the release.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "collect_and_trim", lambda: None)

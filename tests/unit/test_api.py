@@ -57,7 +57,7 @@ def test_several_workers_are_refused_in_a_notebook_and_one_is_not(monkeypatch: p
 def test_a_script_whose_steps_are_compared_neither_saves_nor_waits_for_sigterm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Workers passed over the first SIGTERM where nobody would have saved."""
+    """Workers ignored the first SIGTERM although no worker would have saved."""
     saved = {"checkpoint": {"folder": str(tmp_path), "on_preempt": True}}
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0]}]} | saved)
     monkeypatch.setattr(resolve_config, "recorder", lambda: SimpleNamespace(is_reference=False))

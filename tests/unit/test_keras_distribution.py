@@ -39,7 +39,7 @@ def model_parallel() -> Any:
 
 
 class Own(DataParallel):
-    """A script's own, which may say anything."""
+    """A script's own subclass, with any settings."""
 
 
 def autodist(replicas: int = 2) -> AutoDist:

@@ -81,7 +81,9 @@ def test_a_generator_may_leave_out_an_optional_input(with_second):
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_data_whose_length_is_not_known_are_a_step_for_each_batch():
-    """Keras alone begins one more in each epoch, and writes what does not wait for its data: the count of steps."""
+    """Keras alone begins one more step in each epoch, and runs its writes that do not depend on data: the count of
+    steps.
+    """
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
     keras.utils.set_random_seed(1)
     alone = dense()

@@ -71,7 +71,7 @@ ENCODED = {
 
 
 def model_of(encoding):
-    """A model of what it encodes, its input and a number for each example."""
+    """Returns a model of the encoded values, its input and a number for each example."""
     data, *making = ENCODED[encoding]
     x = data if data.ndim == 2 else data[:, None]
     keras.utils.set_random_seed(1)

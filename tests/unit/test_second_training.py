@@ -34,7 +34,7 @@ def warnings(said: pytest.LogCaptureFixture) -> list[str]:
 
 
 class Pair:
-    """Two models of a scope, the first of which a distributed step trains."""
+    """Two models of a scope; a distributed step trains the first."""
 
     def __init__(self, ad: AutoDist) -> None:
         with ad.scope():
@@ -55,7 +55,7 @@ class Pair:
 
 
 ExtraState = Callable[[Pair], Callable[[], Any]]
-"""Makes what a script calls after each distributed step."""
+"""Returns the function that a script calls after each distributed step."""
 
 
 def play(pair: Pair, beside: Callable[[], Any]) -> None:
@@ -227,7 +227,7 @@ def test_a_step_of_a_library_is_told_with_its_name_and_the_page(
 
 
 class Session:
-    """A graph whose optimizer trains one variable, and whose loss a plain session may run."""
+    """A graph whose optimizer trains one variable; a plain session may run its loss."""
 
     def __init__(self) -> None:
         self.x = tf.compat.v1.placeholder(tf.float32, [None, 3])

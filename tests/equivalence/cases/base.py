@@ -44,7 +44,7 @@ class Trainer(Protocol):
 
 
 class Alone:
-    """Stands where AutoDist stands, in a program that trains on one device: every line becomes TensorFlow's own."""
+    """Replaces AutoDist in a program that trains on one device: every method becomes TensorFlow's own."""
 
     is_chief = True
     worker_index = 0
@@ -98,7 +98,7 @@ def in_float32(train: Program, ad: Trainer) -> Results:
 
 
 def own(ad: Trainer, batch: Array) -> Array:
-    """This worker's part of a global batch, where a program feeds each worker its own."""
+    """Returns this worker's part of a global batch, if the program feeds each worker its own."""
     return np.array_split(batch, ad.num_workers)[ad.worker_index]
 
 
@@ -108,7 +108,7 @@ def values_of(variables: Iterable[Any]) -> Results:
 
 
 def values_after_fit(model: keras.Model, history: keras.callbacks.History) -> Results:
-    """All that `fit` has changed, and what it reported of each epoch."""
+    """Returns all variables changed by `fit`, and its metrics of each epoch."""
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     logs = {f"history {name}": np.array(values) for name, values in history.history.items()}
     return values_of(variables) | logs

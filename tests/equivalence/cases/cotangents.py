@@ -21,7 +21,7 @@ def _batches(size: int = 30) -> Array:
 
 
 def _step(make: Callable[[], Any], ad: Trainer) -> Results:
-    """Each worker feeds its own part of batches of which no part is like another."""
+    """Trains a step; each worker feeds its own part of batches whose parts differ."""
     with ad.scope():
         made = make()
         step = ad.function(made)
@@ -42,7 +42,7 @@ for _make in (
 
 
 class _Clipped(keras.layers.Layer):
-    """Lets pass what each example's gradient has up to a length."""
+    """A layer that clips the norm of each example's gradient."""
 
     def call(self, x: Any) -> Any:
         return cotangent_steps.clipped(x)

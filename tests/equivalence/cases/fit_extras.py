@@ -32,7 +32,7 @@ def _fit(
     one_hot: bool = False,
     **fitted: Any,
 ) -> Results:
-    """Two epochs in batches of 20, unless told otherwise. Models and optimizers are made by functions, in the scope."""
+    """Runs two epochs in batches of 20 by default. Models and optimizers are made by functions, in the scope."""
     x, y = _examples(count)
     y = np.eye(3)[y] if one_hot else y
     settings: dict[str, Any] = {"batch_size": 20, "epochs": 2, "shuffle": False, "verbose": 0} | fitted
@@ -90,7 +90,7 @@ def fit_many_options(ad: Trainer) -> Results:
 
 @program
 def fit_metrics_of_weighted_examples(ad: Trainer) -> Results:
-    """Some results are no means over examples, so that only the joined counts can give them; a part validates."""
+    """Some results are not means over examples and need the joined counts; a part of the data validates."""
 
     def make() -> keras.Model:
         return keras.Sequential([keras.Input((8,)), layers.Dense(3, activation="softmax")])
@@ -103,9 +103,9 @@ def fit_metrics_of_weighted_examples(ad: Trainer) -> Results:
 
 @program
 def fit_masked_kernel(ad: Trainer) -> Results:
-    """The kernel is masked where it is used, as in keras-io's PixelCNN.
+    """The kernel is masked at its use, as in keras-io's PixelCNN.
 
-    Each worker has made another number of layers before, and Keras counts names on from there.
+    Each worker has made another number of layers before, and Keras's counter of names continues from there.
     """
 
     class Masked(layers.Dense):
@@ -152,7 +152,7 @@ def fit_masked_lstm(ad: Trainer) -> Results:
 
 @program
 def fit_outputs_reduced_in_two_ways(ad: Trainer) -> Results:
-    """A sum beside a mean by weights of examples, and penalties on activities and weights, scaled by a loss scale."""
+    """A sum and a mean by weights of examples, and penalties on activities and weights, scaled by a loss scale."""
     x, y = _examples(90)
     weights = np.random.default_rng(4).uniform(0, 2, 90)
     losses = {
@@ -198,10 +198,10 @@ def fit_ema(ad: Trainer) -> Results:
 
 @program
 def fit_several_steps_a_call(ad: Trainer) -> Results:
-    """Calls of three steps each, before some of which the chief's script alone writes a variable.
+    """Calls of three steps each; before some of them only the chief's script writes a variable.
 
-    The last two batches, of four and of three examples, are as many for all replicas but one: there a call is of one
-    step on every worker.
+    The last two batches, of four and of three examples, are of equal size for all replicas but one: such a call makes
+    one step on every worker.
     """
     several: list[int] = []
     repeat = Program.repeat

@@ -34,7 +34,7 @@ def _run(
 
 @program
 def graph_few_examples(ad: Trainer) -> Results:
-    """Three examples for four replicas, and one, of which a worker feeds none; with a time limit, and traced."""
+    """Three examples for four replicas, and one, for which one worker feeds none; with a time limit, and traced."""
     batches = make_batches("embedding")
     with tf.Graph().as_default(), ad.scope():
         net = build("embedding")
@@ -70,7 +70,7 @@ def graph_decay_and_averages(ad: Trainer) -> Results:
 
 @program
 def graph_fixed_lengths(ad: Trainer) -> Results:
-    """As char-rnn was written: for one number of examples, by which sums are divided, and whose state is fed again."""
+    """In the style of char-rnn: a fixed number of examples divides sums, and the state is fed back."""
     size, draws = 12 // ad.num_workers, np.random.default_rng(8)
     with tf.Graph().as_default(), ad.scope():
         words, classes = (v1.placeholder(tf.int32, [size, 3], name) for name in ("words", "classes"))
@@ -112,7 +112,9 @@ def graph_alternating_optimizers(ad: Trainer) -> Results:
 
 @program
 def graph_terms_of_several_weights(ad: Trainer) -> Results:
-    """A scaled mean beside a sum and a masked mean with an epsilon below, and two losses in one call of `gradients`."""
+    """A scaled mean, a sum and a masked mean with an epsilon in its denominator, and two losses in one call of
+    `gradients`.
+    """
     with tf.Graph().as_default(), ad.scope():
         net = build("mlp")
         mask = tf.cast(net.x[:, 0] > 0.2, tf.float64)
@@ -151,7 +153,7 @@ def graph_loop(ad: Trainer) -> Results:
 
 @program
 def graph_saved_and_loaded(ad: Trainer) -> Results:
-    """A Saver of TensorFlow's own writes what the training has made so far, and a later step goes on from there.
+    """TensorFlow's own Saver writes the trained values, and a later step resumes from them.
 
     Then values come from Python: by `load`, and by placeholders of fixed and of open shape.
     """
@@ -201,7 +203,7 @@ def graph_fetches(ad: Trainer) -> Results:
 
 @program
 def graph_without_initialiser(ad: Trainer) -> Results:
-    """A script that leaves it to its session to initialise, and fetches a variable beside the train operation."""
+    """A script whose session initialises the variables, and that fetches a variable with the train operation."""
     with tf.Graph().as_default(), ad.scope():
         net = build("mlp")
         train = v1.train.AdamOptimizer(0.01).minimize(net.loss)
@@ -215,7 +217,7 @@ def graph_without_initialiser(ad: Trainer) -> Results:
 
 @program
 def graph_global_norm(ad: Trainer) -> Results:
-    """The norm of all gradients, by which they are clipped, fetched beside the train operation in every other step."""
+    """The norm of all gradients, which clips them, fetched with the train operation in every other step."""
     with tf.Graph().as_default(), ad.scope():
         net = build("mlp")
         optimizer = v1.train.MomentumOptimizer(0.05, 0.9)
@@ -236,7 +238,7 @@ def graph_global_norm(ad: Trainer) -> Results:
 
 
 class _Stepping:
-    """A model whose training step is a method, which returns what one reads of it."""
+    """A model whose training step is a method, which returns the values to read."""
 
     def __init__(self) -> None:
         draws = np.random.default_rng(5)

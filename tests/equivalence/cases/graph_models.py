@@ -34,7 +34,7 @@ class GraphModel:
 
 
 def build(model: str) -> GraphModel:
-    """A model whose first weights are the same in every graph."""
+    """Returns a model whose initial weights are the same in every graph."""
     weights = Weights()
     y = v1.placeholder(tf.int32, [None], "y")
     changes: list[tf.Operation] = []
@@ -59,7 +59,7 @@ def build(model: str) -> GraphModel:
 
 
 class Weights:
-    """Makes variables whose first values do not depend on the graph."""
+    """Makes variables whose initial values do not depend on the graph."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(3)

@@ -23,12 +23,12 @@ Partitioning = Callable[[Array], list[Array]]
 
 
 def cut_for_feeds(batch: Array, workers: int, replicas: int) -> list[Array]:
-    """The parts of all replicas where each worker cuts off its own part and AutoDist cuts that again."""
+    """Returns the parts of all replicas if each worker splits off its own part and AutoDist splits that again."""
     return [part for mine in np.array_split(batch, workers) for part in np.array_split(mine, replicas)]
 
 
 def cut_for_fit(batch: Array, workers: int, replicas: int) -> list[Array]:
-    """The parts of all replicas where AutoDist is given the global batch."""
+    """Returns the parts of all replicas if AutoDist splits the global batch."""
     return np.array_split(batch, workers * replicas)
 
 

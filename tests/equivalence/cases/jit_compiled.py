@@ -55,7 +55,7 @@ def step(ad: Trainer, jit_compile: bool) -> Results:
 
 
 def nested(ad: Trainer, jit_compile: bool) -> Results:
-    """A step of one's own, of which the forward pass and the loss are compiled."""
+    """A custom step whose forward pass and loss are compiled."""
     return _step(ad, of_step=False, of_loss=jit_compile)
 
 
@@ -84,7 +84,7 @@ def _step(ad: Trainer, of_step: bool, of_loss: bool) -> Results:
 TWINS: Mapping[str, str] = {
     f"jit_{make.__name__}": f"plain_{make.__name__}" for make in (fit, fit_recurrent, step, nested)
 }
-"""For each program that asks for XLA, the one that does not."""
+"""For each program that requests XLA, its twin that does not."""
 
 for _make in (fit, fit_recurrent, step, nested):
     register(f"jit_{_make.__name__}", functools.partial(_make, jit_compile=True))

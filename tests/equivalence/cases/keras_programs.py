@@ -45,7 +45,7 @@ def train_function(
 def train_fit(
     ad: Trainer, model: str, optimizer: str, clip_norm: float | None = None, permutation: int | None = None
 ) -> Results:
-    """Every worker is given the whole data."""
+    """Trains with `fit` on every worker, with the whole data."""
     x, y = _batches(model, permutation).examples
     with ad.scope():
         net = make_model(model)

@@ -27,9 +27,9 @@ def _values(losses: Any, **variables: tf.Variable) -> Results:
 
 @program
 def step_two_functions(ad: Trainer) -> Results:
-    """The first step reads what only the second one trains, which is thus planned when the first has run already.
+    """The first step reads variables that only the second one trains, which is thus planned after the first has run.
 
-    Between them Python reads and assigns what they train.
+    Between them Python reads and assigns the trained variables.
     """
     with ad.scope():
         first, second = _pair()
@@ -60,9 +60,9 @@ def step_two_functions(ad: Trainer) -> Results:
 
 @program
 def step_target_network(ad: Trainer) -> Results:
-    """Every replica reads weights that follow the trained ones, and that no gradient reaches.
+    """Every replica reads weights that follow the trained ones and have no gradient.
 
-    Two variables are trained of which both terms of a sum have one gradient.
+    Both terms of a sum have the same gradient by two of the trained variables.
     """
     with ad.scope():
         trained, added = _pair()

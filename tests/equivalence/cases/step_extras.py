@@ -237,7 +237,7 @@ register("step_few_examples", functools.partial(_penalised_step, sizes=(30, 3, 1
 
 @program
 def step_dropout(ad: Trainer) -> Results:
-    """Equal examples; what comes out of them shows which were dropped by which replica."""
+    """Equal examples; the outputs show the elements that each replica dropped."""
     with ad.scope():
         dropout = layers.Dropout(0.5, seed=11)
         kernel = tf.Variable(np.ones((40, 1)), dtype=tf.float64)
@@ -282,7 +282,7 @@ def step_repeated_ids(ad: Trainer) -> Results:
 
 @program
 def step_on_records_of_its_own(ad: Trainer) -> Results:
-    """Each worker reads its part alone: by numbers of records, then what it maps of a shuffled data set."""
+    """Each worker reads only its part: by record numbers, then by a map over a shuffled data set."""
     x, y = (np.concatenate(list(arrays)) for arrays in _data(7))
     with ad.scope():
         net, optimizer, loss_of = make_model("mlp"), keras.optimizers.Adam(0.01), make_loss()

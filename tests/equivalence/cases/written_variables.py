@@ -29,7 +29,7 @@ def _data() -> tuple[Array, Array]:
 
 @program
 def step_checkpoint_guide(ad: Trainer) -> Results:
-    """TensorFlow's guide to checkpoints: trains and saves, loads in part into what was trained further, trains on."""
+    """TensorFlow's guide to checkpoints: trains and saves, restores partly into trained variables, and trains on."""
     with ad.scope(), tempfile.TemporaryDirectory() as folder:
         net, optimizer, loss_of = make_model("mlp"), keras.optimizers.Adam(0.1), make_loss()
         optimizer.build(net.trainable_variables)

@@ -16,7 +16,7 @@ from tests.unit.kernels.in_one_process import assert_same, capture, one_device, 
 
 FUSED = {"FusedBatchNormV3", "FusedBatchNormGradV3"}
 ARITHMETIC = {"SquaredDifference", "Rsqrt"}
-"""Ops of moments and of what is made with them, which these steps have nowhere else."""
+"""Ops of moments and of their use, which occur nowhere else in these steps."""
 
 ROUNDING = 5e-6
 """In float32, over the few steps that are trained here."""
@@ -147,7 +147,7 @@ def test_a_step_with_second_derivatives_is_left_as_it_is(loss_of):
 
 
 def test_first_derivatives_on_their_own_stay_one_op():
-    """The outer tape sees how the inner gradient is made, and is not asked for the gradient of that."""
+    """The outer tape records the computation of the inner gradient, and does not differentiate it."""
     kernel = tf.Variable(np.random.default_rng(0).normal(size=(2, 2)), dtype="float32", name="kernel")
     norm = layers.BatchNormalization()
     norm.build((None, 4, 4, 2))

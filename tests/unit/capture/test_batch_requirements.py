@@ -20,7 +20,7 @@ SPECS = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 3]))
 
 @cache  # for all ways to deal the examples out
 def item_of(change=lambda x: x, after=lambda y: y, loss_of=lambda e: tf.reduce_mean(tf.square(e)), axes=(0, 0)):
-    """A step that multiplies `change(x)` by a weight and compares `after` of that with what is wanted."""
+    """Returns a step that multiplies `change(x)` by a weight and compares `after` of that with the labels."""
 
     def step(x, y):
         with tf.GradientTape() as tape:

@@ -24,7 +24,7 @@ SLICES = Slices(lambda examples: (1, examples))
 
 
 class Steps:
-    """Makes steps that note what they are given: how many rows, and of how many examples."""
+    """Makes steps that record their arguments: the numbers of rows and of examples."""
 
     def __init__(self) -> None:
         self.given: list[tuple[int, int | None]] = []

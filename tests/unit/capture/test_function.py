@@ -329,7 +329,7 @@ def test_names_do_not_depend_on_what_the_process_did_before():
 
 
 def test_optimizers_of_version_1_leave_no_device_of_this_process():
-    """They ask for the device that a variable has where the step is traced, which is none of several workers'."""
+    """They read a variable's device when the step is traced, which is none of several workers'."""
     weight, optimizer = tf.Variable([1.0, 2.0]), tf.compat.v1.train.AdamOptimizer(0.1)
 
     def step(x):

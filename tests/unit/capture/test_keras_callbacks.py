@@ -42,7 +42,7 @@ class OwnOfTracker(OfTracker):
 
 
 class Upload(keras.callbacks.ModelCheckpoint):
-    """Reads what it has saved."""
+    """Reads the files that it has saved."""
 
     sizes: tuple[int, ...] = ()
 

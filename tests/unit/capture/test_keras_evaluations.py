@@ -88,7 +88,7 @@ TRUTH_OF: dict[str, Any] = {"evaluate": {"y": Y}, "predict": {}}
 
 @functools.cache
 def evaluated() -> tuple[keras.Model, keras.Model]:
-    """For tests that only evaluate: what one has traced is the next one's, and weights stay as they are."""
+    """Models for tests that only evaluate: the traces are shared by the tests, and weights do not change."""
     return on_two_replicas(two_outputs)
 
 
@@ -273,7 +273,7 @@ def test_a_class_that_makes_its_own_functions_keeps_them():
 
 
 class Step:
-    """One that counts, and refuses where it is told to."""
+    """A step that counts its calls, and raises on request."""
 
     traces = 0
 
@@ -394,7 +394,7 @@ def test_who_leaves_one_that_all_make_is_noted(name, is_together):
 
 
 def test_the_parts_loss_of_an_evaluation_alone_weighs_batches_as_ever():
-    """Keras weighs the batches of an output's loss by their length where it is known when the step is traced."""
+    """Keras weighs the batches of an output's loss by their length if it is known when the step is traced."""
     evaluations = Evaluations(lambda own, *_: Step(own), lambda describe, is_certain: False, str)  # type: ignore[arg-type]
     with KerasModels(lambda own, jit_compile: Step(own), None, evaluations).adopting():  # type: ignore[arg-type]
         model = two_outputs()

@@ -29,7 +29,7 @@ def as_ever(train_step: Callable[..., Any], *_: Any) -> Any:
 
 
 class Chief:
-    """Plays back to another worker what the chief said; `changes` by the number of the word, -1 for the arguments."""
+    """Replays the chief's messages to another worker; `changes` by the number of the message, -1 for the arguments."""
 
     def __init__(self, changes: dict[int, Any] | None = None) -> None:
         self._changes = changes or {}
@@ -56,7 +56,7 @@ def adopted(keras_models: KerasModels, net: keras.Model | None = None) -> keras.
 
 
 class Board(keras.callbacks.TensorBoard):
-    """A script's own subclass, which needs what its base class sets up."""
+    """A script's own subclass, which needs the setup of its base class."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)

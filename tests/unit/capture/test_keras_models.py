@@ -14,7 +14,7 @@ from autodist.capture.keras_models import KerasModels
 
 
 class _Steps:
-    """Makes steps that are Keras's own, and counts for how many models it was asked."""
+    """Makes Keras's own steps, and counts the models."""
 
     def __init__(self) -> None:
         self.made = 0

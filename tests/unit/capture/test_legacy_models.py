@@ -102,7 +102,7 @@ def test_a_model_that_is_built_for_a_session_stays_as_it_is() -> None:
 
 
 class _TakesTwo(tf_keras.Sequential):  # type: ignore[misc]
-    """Adds up what two batches give, in a train function of its own."""
+    """Adds up the results of two batches, in a custom train function."""
 
     def make_train_function(self) -> Any:
         def train(batches: Any) -> Any:

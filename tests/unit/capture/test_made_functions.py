@@ -57,7 +57,7 @@ def of_an_optional(model: Any, iterator: Any) -> Any:
 
 
 def build(library: Any, function: Train) -> Any:
-    """A model of Keras 3 or of tf_keras whose class makes that function."""
+    """Returns a model of Keras 3 or of tf_keras whose class makes that function."""
 
     class Own(library.Sequential):  # type: ignore[misc,name-defined]
         train_function: Any
@@ -106,7 +106,7 @@ def test_fit_distributes_what_the_class_makes(library: Any, function: Train, ste
 
 
 def doubled(library: Any, when: str, calls: str) -> list[Any]:
-    """The weights after a `fit` of a model on which a maker was set that doubles what is logged."""
+    """Returns the weights after a `fit` of a model with a custom train function that doubles its logs."""
     initial = library.initializers.GlorotUniform(seed=1)
     model = library.Sequential([library.Input((3,)), library.layers.Dense(1, kernel_initializer=initial)])
     if when == "before fit":

@@ -23,7 +23,7 @@ Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 @cache
 def item_of(loss_of: Loss) -> Step:
-    """A step on `y = x @ weight`, whose loss is the mean of what `loss_of` makes of y and x."""
+    """Returns a step on `y = x @ weight`, whose loss is the mean of `loss_of(y, x)`."""
 
     def step(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:

@@ -95,7 +95,7 @@ def test_a_loop_that_counts_by_itself_is_told(tmp_path, caplog):
 
 
 class Two:
-    """Two networks of a loop, with variables called alike, and something that no training step knows."""
+    """Two networks of a loop, with variables of equal names, and an object that no training step uses."""
 
     def __init__(self, ad: AutoDist) -> None:
         with ad.scope():

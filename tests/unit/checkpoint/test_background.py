@@ -129,7 +129,7 @@ def test_the_end_of_a_run_waits(tmp_path, held):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_what_is_saved_by_a_script_that_ends_is_there(tmp_path):
-    """By its last line, and by what runs when it has ended, when Python starts no threads any more."""
+    """By its last line, and by exit handlers, when Python starts no threads any more."""
     script = f"""
 import atexit
 import tensorflow as tf

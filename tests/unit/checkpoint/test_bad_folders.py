@@ -20,7 +20,7 @@ from tests.unit.checkpoint.test_checkpoints import IDS, SHARDS, Model, X, autodi
 
 @contextmanager
 def files_of_at_most(size: int):
-    """As on a disk that has no more room: the system refuses what a file is written beyond that."""
+    """Simulates a full disk: the system refuses writes to a file beyond that size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -32,7 +32,7 @@ def files_of_at_most(size: int):
 @pytest.mark.parametrize("is_in_session", [False, True], ids=["here", "in shards"])
 @pytest.mark.parametrize("background", [False, True])
 def test_a_disk_that_fills_while_it_saves_leaves_the_last_one(tmp_path, is_in_session, background):
-    """The last one is also the one that is restored, and the next is saved where there is room again."""
+    """The last checkpoint can be restored, and the next is saved once there is room again."""
     ad = autodist(PartitionedPS(max_shards=3, **SHARDS))
     model, step = distributed(ad)
     large = tf.Variable(np.zeros(50_000))

@@ -34,7 +34,7 @@ IDS = np.random.default_rng(1).integers(0, 7, size=12)
 
 
 class Model(tf.Module):
-    """A table and a matrix, trained with momentum, and what counts the steps."""
+    """A table and a matrix, trained with momentum, and a counter of steps."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ CHAIN = [
     (RandomAxisPartitionAR(max_shards=3, seed=1, **SHARDS), 2),
     (PartitionedPS(max_shards=2, **SHARDS), 3),
 ]
-"""Each goes on with what the one before has saved: with other shards, on another number of replicas."""
+"""Each run resumes from the one before: with other shards, on another number of replicas."""
 
 
 @pytest.mark.slow

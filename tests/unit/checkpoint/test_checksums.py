@@ -57,7 +57,7 @@ def test_what_was_sealed_is_json_and_comes_back():
 
 
 def test_whatever_byte_is_another_it_is_refused_or_means_the_same():
-    """A space for another, say, means the same."""
+    """Some changed bytes, for example another kind of space, have the same meaning."""
     text, refused = sealed(CONTENT), 0
     for k in range(len(text)):
         for other in '7 "a,}':

@@ -82,7 +82,7 @@ def test_what_draws_from_tensorflow_s_own_state_is_told(tmp_path, caplog, draw):
 
 
 def test_what_compressors_kept_on_other_workers_is_told(tmp_path, caplog):
-    """The files are those of two workers, one of which had a residual; here one goes on."""
+    """The files are those of two workers, one with a residual; here one worker resumes."""
     checkpoint, step = stepping(tmp_path, draw=False)
     step(X.astype(np.float64))
     path = checkpoint.save()

@@ -40,7 +40,7 @@ def saved_in(path: str | None) -> float:
 
 
 def killing_at(count: int) -> types.SimpleNamespace:
-    """`os`, of which no function that changes files does anything from its so manyth call on."""
+    """Returns `os` with functions that have no effect on files from call number `count` on."""
     left = [count]
 
     def wrapped(plain: Callable) -> Callable:

@@ -167,7 +167,7 @@ def test_an_infinite_data_set_goes_on_where_it_was(tmp_path):
 
 @pytest.mark.slow
 def test_shuffled_batches_come_in_the_order_that_they_had_to_variables_in_shards(tmp_path):
-    """Also where an epoch has more orders than one, of which each was drawn."""
+    """Also if several orders are drawn in an epoch."""
 
     def data():
         return tf.data.Dataset.from_tensor_slices((X, Y)).take(16).shuffle(16, seed=7).repeat(2).batch(8)
@@ -196,8 +196,8 @@ def test_a_fit_that_was_over_is_not_made_again(tmp_path):
 
 @pytest.mark.slow
 def test_the_yaml_saves_two_fits_and_what_is_drawn_between_them_with_no_line_of_the_script(tmp_path):
-    """As where the second one trains all layers. The first was over when the run was killed: nothing of it is drawn
-    now; the second shuffles what was drawn between them.
+    """For example, the second one trains all layers. The first had ended when the run was killed: nothing of it is
+    drawn now; the second shuffles the data drawn between them.
     """
 
     def script(killed=None):

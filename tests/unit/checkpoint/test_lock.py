@@ -86,7 +86,7 @@ def test_a_process_has_its_folder_once_by_whatever_path(tmp_path):
 
 
 def test_a_forked_process_does_not_keep_it(tmp_path):
-    """A loader of data, say, that outlives the run."""
+    """For example, a data loader that outlives the run."""
     FolderLock.take(tmp_path)
     theirs, ours = os.pipe()
     heard, said = os.pipe()

@@ -57,7 +57,7 @@ def drawing_ahead() -> tf.data.Dataset:
 
 
 def by_itself() -> Iterator[np.ndarray]:
-    """A generator that is not begun anew."""
+    """A generator that is not restarted."""
     return (ROWS[at % 20 : at % 20 + 4] for at in range(0, 400, 4))
 
 
@@ -82,7 +82,7 @@ def train(ad: AutoDist, data: Any, steps: int, noise: bool) -> np.ndarray:
     [(Shuffled, True, 3), (by_tensorflow, True, 4), (drawing_ahead, False, 6), (by_itself, True, 6)],
 )
 def test_a_loop_over_a_data_set_goes_on_to_the_bit(tmp_path, caplog, data, noise, saved):
-    """In the middle of an epoch, at its end, and in the second one, of which some have another order."""
+    """In the middle of an epoch, at its end, and in the second one, which may have another order."""
 
     def begin(folder: str) -> AutoDist:
         random.seed(1), np.random.seed(2), tf.random.set_seed(3)

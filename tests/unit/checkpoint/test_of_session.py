@@ -116,7 +116,7 @@ def test_a_session_is_saved_without_objects(tmp_path):
 
 
 def test_generators_beside_a_graph_go_on_though_it_is_being_built(tmp_path):
-    """Their states were given to nodes of the graph, which nobody ran."""
+    """Their states were turned into nodes of the graph, which no session ran."""
     tf.random.set_global_generator(tf.random.Generator.from_seed(5))
     first = Script(AllReduce())
     path = first.ad.checkpoint(tmp_path, session=first.session).save()

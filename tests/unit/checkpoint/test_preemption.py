@@ -20,7 +20,7 @@ from autodist.resources import ResourceSpec
 
 
 class Run:
-    """As far as it is asked."""
+    """The parts of a RunEnd that are read."""
 
     def __init__(self, max_restarts: int = 0) -> None:
         self.step, self.is_in_step, self.end = 0, False, RunEnd()

@@ -15,7 +15,7 @@ class Clock:
 
 
 class Two:
-    """The chief's schedule and another worker's, whose clock says nothing."""
+    """The chief's schedule and another worker's, whose clock does not count."""
 
     def __init__(self, every_steps: int | None, every_minutes: float | None, step: int = 0) -> None:
         self.clock, self.said = Clock(), []
@@ -28,7 +28,7 @@ class Two:
         self.other = Schedule(False, lambda _: self.heard.pop(0), every_steps, every_minutes, step, Clock())
 
     def run(self, steps: range, seconds: float) -> list[int]:
-        """Those steps after which both save, where each takes so long."""
+        """Returns the steps after which both save, if each step takes `seconds`."""
         found = []
         for step in steps:
             self.clock.now += seconds

@@ -18,7 +18,7 @@ v1 = tf.compat.v1
 
 
 def script(ad, steps: int, ends: bool = True, width: int = 3) -> dict[str, np.ndarray]:
-    """Trains with momentum; the loop's own batches are told by the number of the step."""
+    """Trains with momentum; the loop's own batches depend on the number of the step."""
     with tf.Graph().as_default(), ad.scope():
         x = v1.placeholder(tf.float64, [None, 4])
         weight = v1.get_variable("net/weight", [4, width], tf.float64, v1.constant_initializer(0.5))
@@ -70,7 +70,7 @@ def test_another_graph_is_refused(tmp_path):
 
 
 def of_iterators(ad, steps: int, skips: bool) -> np.ndarray:
-    """A script whose graph has its data, as one-shot iterators and as initialised ones."""
+    """A script whose graph contains its data, as one-shot iterators and as initialised ones."""
     with tf.Graph().as_default(), ad.scope():
         rows = tf.data.Dataset.from_tensor_slices(np.random.default_rng(0).normal(size=(48, 4))).batch(6)
         rows = rows.skip(ad.steps_done) if skips else rows

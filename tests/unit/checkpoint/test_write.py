@@ -35,7 +35,7 @@ def graph_runner() -> Iterator[GraphRunner]:
 
 
 def push(graph_runner: GraphRunner) -> tuple[VariableSlices, dict[str, Tracked]]:
-    """The chief's pieces, of two workers whose variables stand in one process, and one variable of each placement."""
+    """Returns the slices of two workers in one process, and one variable of each placement."""
     pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
     variables = {
         name: Tracked(tf.Variable(VALUE * k), f"v{k}", placement)
@@ -114,7 +114,9 @@ def test_values_of_this_process_are_read_in_a_script_of_sessions_too(tmp_path):
 
 
 def test_rows_that_are_written_are_saved_without_a_copy_while_all_wait(graph_runner, tmp_path):
-    """TensorFlow copies such a variable for each read: a table of 2 GB, a shard at a time, took all its memory anew."""
+    """TensorFlow copies such a variable for each read: a table of 2 GB, saved a shard at a time, took all its memory
+    again.
+    """
     pieces, variables = push(graph_runner)
     (_, _, handle), *_ = pieces.holders(variables["whole"].kept)
     with graph_runner.graph.as_default():

@@ -63,7 +63,7 @@ def test_an_error_is_one_line_without_a_traceback_unless_that_is_asked_for(tmp_p
 
 
 def started(words: list[str], redirected: str) -> subprocess.CompletedProcess[str]:
-    """The command as a shell starts it whose line ends with `redirected`."""
+    """Starts the command in a shell line that ends with `redirected`."""
     line = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-m", "autodist", *words]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
 

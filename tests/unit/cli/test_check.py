@@ -26,7 +26,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def everywhere(monkeypatch: pytest.MonkeyPatch, *machines: FoundMachine, measured: Measured | None = None) -> None:
-    """That is what is found."""
+    """Simulates these machines as the result of the probes."""
     monkeypatch.setattr(looking, "look_at_all", lambda *about: list(machines))
     monkeypatch.setattr(links, "measure", lambda *about: measured or Measured())
 

@@ -356,7 +356,7 @@ assert found["rows"].shape == (len(ids), 2) and found["rows"].dtype == tf.float6
 
 
 def tables_of_gan(*words: str) -> tuple[list[tuple[str, str, str | None]], str]:
-    """Of each step its name, the table that it trains and its owner; and the note on what is planned."""
+    """Returns the name, the trained table and its owner for each step; and the note on the planned step."""
     result = plan("--json", "--workers", "2", "--strategy", "PSLoadBalancing", *words)
     assert result.exit_code == 0, result.stderr
     found = Plans.model_validate_json(result.stdout)

@@ -63,7 +63,7 @@ def run(*words: str, folder: Path, given: str = "") -> subprocess.CompletedProce
 
 
 def run_forked(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """As `run`; what the command becomes is forked from a process that has imported TensorFlow."""
+    """Like `run`, but forks the command from a process that has imported TensorFlow."""
     became: list[tuple[list[str], dict[str, str]]] = []
 
     def execve(path: str, command: list[str], environment: dict[str, str]) -> None:

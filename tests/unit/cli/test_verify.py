@@ -68,7 +68,7 @@ with tf.Graph().as_default(), ad.scope():
 
 @pytest.fixture(scope="module")
 def forked_python() -> ForkedPython:
-    """With the seed that the command gives what it starts."""
+    """A forked Python with the seed that the command sets for its processes."""
     return ForkedPython({"PYTHONHASHSEED": "0"})
 
 

@@ -6,7 +6,7 @@ LIMIT = 25.0
 
 
 class Clock:
-    """Tells the time that it was set to."""
+    """A clock that shows a settable time."""
 
     now = 1000.0
 

@@ -11,7 +11,7 @@ from autodist.cluster.load_adjusted_clock import LOOK_INTERVAL, Stopwatch, proce
 
 
 class Clock:
-    """Tells the time that it was set to."""
+    """A clock that shows a settable time."""
 
     now = 1000.0
 

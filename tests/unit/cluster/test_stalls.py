@@ -101,7 +101,7 @@ def test_what_may_go_on(workers: list[Seen]) -> None:
 
 
 class Coordinator:
-    """Answers from a list; the run ends where the list does."""
+    """Answers from a list; the run ends with the list."""
 
     def __init__(self, *answers: Progress | None, heard: frozenset[str] = frozenset("b")) -> None:
         self._answers, self._heard = list(answers), heard

@@ -13,7 +13,7 @@ from autodist.compressors import Compressor, Dense, Reduction, register_compress
 @register_compressor("FIXED_POINT")
 @dataclass(frozen=True)
 class FixedPoint(Compressor):
-    """Whole numbers of 16 bits, so many of which are 1: exact where gradients are such numbers."""
+    """Fixed-point numbers of 16 bits: exact if gradients are multiples of the unit."""
 
     steps: int = 64
     error_feedback: bool = False

@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^(?P<indent> *)```(?P<kind>\w+)(?P<more> [^\n]*)?\n(?P<text
 
 
 def blocks_of(page: str, kind: str) -> list[tuple[str, str]]:
-    """The blocks of a kind of a page: what stands behind the kind, and the text."""
+    """Returns the code blocks of one kind on a page: the words after the kind, and the text."""
     found = BLOCK.finditer(PAGES[page])
     return [((b["more"] or "").strip(), textwrap.dedent(b["text"])) for b in found if b["kind"] == kind]
 

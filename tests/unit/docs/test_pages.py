@@ -131,7 +131,7 @@ def test_a_command_has_these_options(line: str, tmp_path: Path, monkeypatch: pyt
 
 
 def texts_of(file: Path) -> Iterator[str]:
-    """The texts of a file of the package, whole as they are made; what is put into them is `…`."""
+    """Yields the complete texts of a file of the package, with `…` for the inserted values."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

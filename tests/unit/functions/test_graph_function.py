@@ -41,7 +41,7 @@ class Model:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_what_a_step_writes_is_written_in_its_order(optimizer):
-    """Keras 3's optimizers order nothing by themselves: they leave it to `tf.function`."""
+    """Keras 3's optimizers do not order their writes: they rely on `tf.function`."""
     ad, batches = autodist(), [slice(0, 7), slice(1, 6), slice(0, 7)]
     with tf.Graph().as_default(), ad.scope():
         model = Model(optimizer)
@@ -85,7 +85,7 @@ def test_control_flow_on_tensors_is_converted_as_elsewhere():
 
 @pytest.fixture
 def linear():
-    """Two variables in a graph, and what trains them by an optimizer that gives a train operation."""
+    """Returns two variables in a graph, and the train operation of an optimizer."""
     ad = autodist()
     with tf.Graph().as_default(), ad.scope():
         w, b = tf.Variable(5.0, name="w", dtype=tf.float64), tf.Variable(0.0, name="b", dtype=tf.float64)
@@ -99,7 +99,7 @@ def linear():
 
 
 def after(steps: int, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """The loss before each step's update, and b, which is fetched beside it."""
+    """Returns the loss before each step's update, and b, fetched with it."""
     w, b = 5.0, 0.0
     for _ in range(steps):
         error = w * x + b - y

@@ -37,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Seen(keras.callbacks.Callback):
-    """Notes what callbacks see."""
+    """Records the arguments of callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,9 @@ def drawing() -> keras.Model:
 
 
 def trained(build: Callable[[], keras.Model], cpus: int, **options: Any) -> tuple[keras.Model, keras.Model, Any, Any]:
-    """A model on so many replicas of one worker, and on one device, and what callbacks have seen of each."""
+    """Returns a model trained on `cpus` replicas of one worker, one trained on one device, and the callbacks' records
+    of both.
+    """
     nodes = [{"address": "localhost", "cpus": list(range(cpus))}]
     ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes}))
     with ad.scope():

@@ -48,7 +48,7 @@ def test_what_is_drawn_in_a_map_by_an_examples_own_seed_belongs_to_it(case):
 
 
 def test_what_is_made_of_noise_and_of_what_all_replicas_share_is_noise(case):
-    """As for a filter whose width is drawn for the batch, or a random choice between two layers."""
+    """For example, a filter whose width is drawn for the batch, or a random choice between two layers."""
     x = tensor(case, "x")
     noise = tf.random.uniform([3], dtype=tf.float64)
     shares = tf.exp(-noise) / tf.reduce_sum(tf.exp(-noise))

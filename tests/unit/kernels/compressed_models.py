@@ -14,7 +14,7 @@ from autodist.kernels.communicate.buckets import ALIGNMENT
 
 Array = NDArray[np.floating]
 Model = Callable[[list[Array]], Array]
-"""The sum that all workers get, of each worker's share of a gradient; it remembers what its workers remember."""
+"""Returns the sum received by all workers, for each worker's share of a gradient; holds all workers' residuals."""
 
 
 def given_gradient(variable: tf.Variable) -> Callable[..., object]:
@@ -41,7 +41,7 @@ def expected(model: Model, initial: Array, batches: Sequence[Array], workers: in
 
 
 def rounding(dtype: tf.DType, error_feedback: bool, workers: int) -> Model:
-    """Vectors whose length is a multiple of the alignment: piece by piece, each added up by its owner."""
+    """For vectors whose length is a multiple of the alignment: each piece is reduced by its owner."""
     residuals: list[Array] = []
 
     def add_up(shares: list[Array]) -> Array:
@@ -90,7 +90,7 @@ def largest_elements(fraction: float) -> Model:
 
 
 def power_iteration(right: Array) -> Model:
-    """Of the sum of all shares: the approximation is linear in what the workers have, up to the choice of a basis."""
+    """Applied to the sum of all shares: the approximation is linear in the shares, up to the choice of a basis."""
     residual = np.zeros(())
     columns = right.shape[1]
 

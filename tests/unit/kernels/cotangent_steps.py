@@ -104,7 +104,7 @@ def gradient_penalty() -> Step:
 
 
 def virtual_adversarial() -> Step:
-    """The direction in which a divergence of the batch grows, of each example by itself (Miyato et al., 2018)."""
+    """The direction in which a divergence of the batch grows, for each example separately (Miyato et al., 2018)."""
 
     def loss_of(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
         clean = tf.stop_gradient(tf.nn.softmax(x @ w))
@@ -119,7 +119,7 @@ def virtual_adversarial() -> Step:
 
 
 def in_two_calls() -> Step:
-    """The backward pass cut in two: what the first call gives is given to the second."""
+    """The backward pass in two calls: the second takes the cotangents of the first."""
     w, u = _weights(), tf.Variable(np.ones((2, 2)), name="u")
 
     def step(x: tf.Tensor) -> tf.Tensor:
@@ -135,7 +135,7 @@ def in_two_calls() -> Step:
 
 
 def through_a_mean() -> Step:
-    """The second call starts at a mean, with what the first gives for it."""
+    """The second call starts at a mean, with the first call's cotangent of it."""
     w = _weights()
 
     def step(x: tf.Tensor) -> tf.Tensor:
@@ -149,7 +149,7 @@ def through_a_mean() -> Step:
 
 
 def two_groups() -> Step:
-    """A second group of gradients that reads the gradient of a masked mean by what the first has trained."""
+    """A second group of gradients, scaled by the gradient of a masked mean of the first group's trained values."""
     w, u = _weights(), tf.Variable(np.ones((2, 2)), name="u")
 
     def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -171,7 +171,7 @@ def two_groups() -> Step:
 
 
 def looked_at() -> Step:
-    """Returns a number that is made of the gradient by the examples, beside an update."""
+    """Returns a number computed from the gradient by the examples, in addition to an update."""
     w = _weights()
 
     def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -186,7 +186,7 @@ def looked_at() -> Step:
 
 
 def by_vectorized_map() -> Step:
-    """Gradients of single examples, each by itself."""
+    """Gradients of single examples, computed separately."""
     w = _weights()
 
     def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -30,7 +30,7 @@ class Line:
 
 
 def _chosen(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """A sum of those elements that are large, found by an op whose shape depends on data."""
+    """Returns the sum of the large elements, selected by an op whose shape depends on data."""
     return a + tf.reduce_sum(tf.boolean_mask(b, tf.abs(b) > 0.1), keepdims=True)[None] * 0.0 + tf.tanh(b)
 
 

@@ -104,7 +104,7 @@ def make_batches(seed: int, sizes: Sequence[int]) -> list[tuple[np.ndarray, np.n
 
 @lru_cache(maxsize=1)  # for all strategies
 def on_one_device(choices: Choices, seed: int, sizes: tuple[int, ...]) -> tuple[CapturedFunction, list[Batch], Trained]:
-    """A captured step, batches, and what one device trains on them."""
+    """Returns a captured step, batches, and one device's results on them."""
     step, batches = make_step(choices), make_batches(seed, sizes)
     captured = capture(step, *batches[0])
     return captured, batches, one_device(captured, step, batches)

@@ -44,7 +44,7 @@ def capture(
     is_whole: bool = False,
     is_split: bool = False,
 ) -> CapturedFunction:
-    """A step whose arguments of rank 1 and more are split along their first axis."""
+    """Captures a step whose arguments of rank 1 and more are split along their first axis."""
     specs, axes = [], []
     for example in examples:
         shape = list(example.shape)
@@ -56,7 +56,7 @@ def capture(
 
 
 def capture_one_weight() -> CapturedFunction:
-    """A step that trains one variable, "weight", for tests to which it does not matter what is trained."""
+    """Captures a step that trains one variable, "weight", for tests that do not depend on the model."""
     weight = tf.Variable(np.ones(2), name="weight")
 
     def step(x):
@@ -128,7 +128,7 @@ class Trained:
     cuts: Mapping[str, Partitioning] = field(default_factory=dict)
 
     def variable(self, name: str) -> np.ndarray:
-        """The value of a variable, which is the same bits wherever it is."""
+        """Returns the value of a variable; all workers that hold it have the same bits."""
         if name in self.cuts:
             cut = self.cuts[name]
             return np.concatenate([self.variable(shard_name(name, k)) for k in range(len(cut.sizes))], cut.axis)

@@ -26,7 +26,7 @@ def pairs(cases: Collection[object], layouts: Collection[object], each: int = 1)
 
 
 def _in_turn(position: int, count: int, layouts: list[object], each: int) -> Iterator[object]:
-    """The layouts whose turn it is at a case."""
+    """Yields the layouts assigned to a case."""
     for number, layout in enumerate(layouts):
         if position in {(number + count * k // each) % count for k in range(each)}:
             yield layout

@@ -18,7 +18,7 @@ def batches(*sizes):
 
 @SHAPES
 def test_a_table_that_a_called_function_looks_up_may_be_trained_as_a_whole(shape):
-    """The function that gives its gradient gives how many rows it has beside the rows of the batch."""
+    """Its gradient function returns the number of the table's rows in addition to the batch's rows."""
     weight, table = (tf.Variable(np.linspace(-1, 1, 3 * n).reshape(n, 3), name=f"of_{n}") for n in (3, 5))
     model = tf.function(lambda x, ids: tf.tanh(x @ weight) * tf.gather(table, ids)).get_concrete_function(
         tf.TensorSpec([None, 3], tf.float64), tf.TensorSpec([None], tf.int64)

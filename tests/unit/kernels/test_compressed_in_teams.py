@@ -53,7 +53,7 @@ def trained(compressor, batches, teams, servers=0):
 
 
 def rounding_in_teams(compressor, teams):
-    """Sixteen bits: each hop rounds, and whoever rounds adds to its next part what that took."""
+    """Sixteen bits: each hop rounds, and the rounding worker adds the error to its next part."""
     residuals = []
 
     def add_up(shares):

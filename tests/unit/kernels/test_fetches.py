@@ -27,7 +27,7 @@ OWNERS = {
 
 
 def build() -> None:
-    """A graph whose updates read no variable but the one that they write."""
+    """A graph whose updates read only the variable that they write."""
     x, ids = v1.placeholder(tf.float64, [None, 3], "x"), v1.placeholder(tf.int32, [None, 2], "ids")
     weight = v1.get_variable("weight", initializer=np.linspace(-1.0, 1.0, 3), use_resource=True)
     bias = v1.get_variable("bias", initializer=np.float64(0.5), use_resource=True)

@@ -22,7 +22,7 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s
 
 
 def batches(*sizes):
-    """Tokens' vectors, and classes of which some are 0, unlike in all parts."""
+    """Vectors of tokens, and classes, some of them 0, in different numbers in each part."""
     rng = np.random.default_rng(0)
     found = []
     for n in sizes:
@@ -34,7 +34,7 @@ def batches(*sizes):
 
 
 def step_of(loss):
-    """Trains a matrix by a loss of what it makes of each token, and of the classes."""
+    """Returns a step that trains a matrix by a loss of each token's output, and of the classes."""
     matrix = tf.Variable(np.random.default_rng(1).normal(size=(WIDTH, CLASSES)), name="matrix")
 
     def step(x, classes):
@@ -71,7 +71,7 @@ def ctc_batch_cost(h, classes):
 
 
 def masked_patches(h, _):
-    """Each half of the patches, as they are drawn: both together are all, whatever was drawn."""
+    """Both halves of the patches, each by its random mask: together they are all patches for any mask."""
     order = drawn(h)
     seen, hidden = (tf.gather(h, part, axis=1, batch_dims=1) for part in (order[:, :2], order[:, 2:]))
     return tf.reduce_sum(tf.square(seen), [1, 2]) + tf.reduce_sum(tf.square(hidden), [1, 2])

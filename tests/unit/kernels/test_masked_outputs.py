@@ -21,14 +21,14 @@ pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 
 def batch(*lengths):
-    """Words, as many in each example as said and zeros behind them; what to make of each word, and of each example."""
+    """Returns words, padded with zeros to equal lengths; a target for each word, and one for each example."""
     rng = np.random.default_rng(len(lengths))
     words = rng.integers(1, WORDS, (len(lengths), TOKENS)) * (np.arange(TOKENS) < np.asarray(lengths)[:, np.newaxis])
     return words, rng.normal(size=(len(lengths), TOKENS, WIDTH)), rng.normal(size=(len(lengths), WIDTH))
 
 
 BATCHES = [batch(1, 1, 5, 4), batch(5, 2, 1), batch(0, 0, 3, 5), batch(2, 5, 5, 1, 3), batch(4)]
-"""Parts whose masks are alike and not, one of which a mask leaves nothing, uneven ones, one that is empty."""
+"""Parts with equal and different masks, one that is masked completely, uneven ones, and an empty one."""
 
 
 class FirstWords(keras.layers.Layer):

@@ -68,7 +68,7 @@ LAYOUTS = {
 
 @cache
 def captured_with(name):
-    """The step that every test of an optimizer rewrites, and what one device trains by it."""
+    """Captures the step that every test of an optimizer rewrites, and returns it with one device's results."""
     captured, step = table_step(EVERY[name]())
     return captured, one_device(captured, step, repeated_ids(3, 4))
 

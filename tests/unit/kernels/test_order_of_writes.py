@@ -61,7 +61,7 @@ def test_the_write_comes_after_all_reads(name: str):
 
 
 def _sent_after_reads(item: Step, handle: str, to: int) -> set[str]:
-    """The queues by which a worker tells another something once it has read a variable."""
+    """Returns the queues by which a worker signals another after a read of the variable."""
     editor, effects = GraphEditor(item.graph_def), Effects(item.graph_def)
     reads = {node.name for node in editor if handle in effects.of(node).reads}
     sends = [node for node in editor if node.op == "QueueEnqueueV2" and f"task:{to}" in node.device]

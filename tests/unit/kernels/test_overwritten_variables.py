@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 
 class Watched(keras.layers.Layer):
-    """Passes on what it is given, and keeps something of it by way of a gradient."""
+    """Forwards its input, and stores a statistic of it through a gradient."""
 
     def __init__(self, look):
         super().__init__()

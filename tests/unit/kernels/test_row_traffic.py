@@ -46,7 +46,7 @@ def test_bytes_are_in_proportion_to_the_ids(owners, optimizer):
 
 @pytest.mark.parametrize("owners", PLANS.values(), ids=PLANS)
 def test_how_many_examples_each_fed_costs_no_message_of_its_own(owners):
-    """Of a global batch all workers know it; what each feeds by itself is counted beside the loss."""
+    """All workers know the length of a global batch; the lengths of separate feeds are reduced with the loss."""
     known = sent(different_ids(8), owners)
     counted = sent(different_ids(8), owners, is_global=False)
     assert len(counted) == len(known)
@@ -99,7 +99,7 @@ def test_a_table_that_is_cast_before_rows_are_gathered_stays_where_it_is():
 
 
 def test_a_dense_variable_travels_whole():
-    """The count sees what is sent, or the tests above would prove nothing."""
+    """Checks that the count includes all sent bytes; otherwise the tests above would prove nothing."""
     kernel = tf.Variable(np.ones((100, 7)), name="kernel")
 
     def step(x):

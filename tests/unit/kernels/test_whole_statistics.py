@@ -16,7 +16,7 @@ from tests.unit.kernels.in_one_process import assert_same, capture, one_device, 
 from tests.unit.kernels.pairs import pairs
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""Of what a model makes of the examples, and of the examples themselves."""
+"""A function of the model's outputs for the examples, and of the examples themselves."""
 
 
 def stepping(loss: Loss) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -47,7 +47,7 @@ def those_above_the_mean(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def far_from_the_mean_of_some(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """The mean's weight is the number of those that a mask leaves, of which a replica may have none."""
+    """The mean's weight is the number of unmasked examples, of which a replica may have none."""
     each, counts = tf.reduce_sum(made, 1), tf.cast(x[:, 1] > 3.0, made.dtype)
     mean = tf.math.divide_no_nan(tf.reduce_sum(each * counts), tf.reduce_sum(counts))
     return tf.reduce_mean(tf.abs(each - mean))
@@ -72,7 +72,7 @@ def covariances(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def correlations(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """As Barlow Twins compares features: examples stand beside a root of a mean."""
+    """A feature comparison as in Barlow Twins: examples are combined with a root of a mean."""
 
     def standard(z: tf.Tensor) -> tf.Tensor:
         return (z - tf.reduce_mean(z, 0)) / tf.math.reduce_std(z, 0)
@@ -83,7 +83,7 @@ def correlations(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def behind_a_step_of_descent(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """As a meta-gradient goes through what the whole batch has taught, twice."""
+    """A meta-gradient through an update computed from the whole batch, twice."""
     taught = tf.constant([[0.5], [-0.3]], made.dtype)
     for _ in range(2):
         with tf.GradientTape() as tape:
@@ -152,7 +152,7 @@ def test_weights_of_losses_that_lengths_of_gradients_teach(shape: tuple[int, int
 
 
 def keeping(written: Callable[[tf.Tensor, tf.Variable], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A step whose loss reads what the step has written before."""
+    """Returns a step whose loss reads a value that the step has written before."""
     kept = tf.Variable(tf.ones(2, tf.float64), name="kept", trainable=False)
     weights = tf.Variable(np.random.default_rng(1).normal(size=(3, 2)), name="weights")
 

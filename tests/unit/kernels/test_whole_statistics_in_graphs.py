@@ -25,7 +25,7 @@ Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Values = dict[str, np.ndarray]
 
 BATCHES = [np.random.default_rng(n).normal(3.0, 2.0, size=(n, 3)) for n in (8, 7, 4)]
-"""Of which four replicas get uneven parts, and in the end one row each."""
+"""Batches that are uneven for four replicas; the last has one row for each."""
 
 
 def deviation(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

@@ -79,7 +79,7 @@ def spectrally_normalised() -> Step:
 
 
 def twice() -> Step:
-    """Written twice before its use, once by what is added, and read by the optimizer's decay."""
+    """Written twice before its use, once by an addition, and read by the optimizer's decay."""
     w = variable("w", 3, 2)
 
     def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -194,7 +194,7 @@ def test_steps_that_wait_for_nobody_are_refused(options: dict[str, object]) -> N
 
 
 def test_what_only_the_update_reads_stays_the_owners() -> None:
-    """A decay of weights that is written before the update: no other worker needs the value once more."""
+    """A decay of weights that is written before the update: no other worker needs the value again."""
     w = variable("w", 3, 2)
 
     def step(x: tf.Tensor) -> None:

@@ -18,10 +18,10 @@ class Sent:
     """A tensor that one worker's step sends to another worker.
 
     Attributes:
-        worker: whose step it is.
+        worker: of the step.
         tensor: its name there.
-        source: the worker on which it is made.
-        to: the worker on which it is read.
+        source: the worker that produces it.
+        to: the worker that reads it.
     """
 
     worker: int

@@ -20,7 +20,7 @@ def dense(units: int, seed: int) -> keras.layers.Dense:
 
 
 def trained(layers: list[keras.layers.Layer], width: int, rank: int = 2) -> Step:
-    """A step of gradient descent on layers one after the other; the loss is a mean over all that they give."""
+    """A step of gradient descent on a sequence of layers; the loss is a mean over all of their outputs."""
     model = keras.Sequential([keras.Input([*[5] * (rank - 2), width], dtype="float64"), *layers])
 
     def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -92,7 +92,7 @@ def penalised() -> Step:
 
 
 def adversaries() -> Step:
-    """Two networks, each trained on what the other has become, with such layers in both."""
+    """Two networks, each trained on the other's updated outputs, with such layers in both."""
     maker = keras.Sequential([keras.Input([3], dtype="float64"), dense(4, 1), normalisation(), dense(3, 2)])
     judge = keras.Sequential([keras.Input([3], dtype="float64"), dense(4, 3), normalisation(), dense(1, 4)])
 
@@ -118,7 +118,7 @@ def adversaries() -> Step:
 
 
 def masked_loss() -> Step:
-    """The mask of the loss comes of one network's normalisation, and what it masks of another's, which is shallower."""
+    """One network's normalisation gives the mask of the loss, which masks the output of another, shallower network."""
     sees = keras.Sequential([keras.Input([3], dtype="float64"), normalisation(), dense(3, 5), normalisation()])
     model = keras.Sequential([keras.Input([3], dtype="float64"), dense(4, 1), normalisation(), dense(1, 2)])
 
@@ -173,7 +173,7 @@ def gathered(rows: tf.Tensor, axis: int = 0) -> tf.Tensor:
 
 
 def contrasted() -> Step:
-    """Each example is told apart from all others of the batch (SimCLR), at a temperature that is trained."""
+    """Contrasts each example with all others of the batch (SimCLR), at a trained temperature."""
     variables = first, second, heat = _weights((3, 4), (4, 2), ())
 
     def loss_of(x: tf.Tensor) -> tf.Tensor:
@@ -188,7 +188,7 @@ def contrasted() -> Step:
 
 
 def contrasted_by_row() -> Step:
-    """Each replica compares its own examples with those of all, and beside that each example has a loss of its own."""
+    """Each replica compares its own examples with those of all replicas, and each example has a further loss."""
     variables = first, second = _weights((3, 4), (4, 2))
 
     def loss_of(x: tf.Tensor) -> tf.Tensor:
@@ -214,7 +214,7 @@ def decorrelated() -> Step:
 
 
 def hardest() -> Step:
-    """The examples of which the loss is largest alone, of those that a mask leaves."""
+    """Uses only the unmasked examples with the largest losses."""
     variables = (first,) = _weights((3, 1))
 
     def loss_of(x: tf.Tensor) -> tf.Tensor:
@@ -226,7 +226,7 @@ def hardest() -> Step:
 
 
 def attacked() -> Step:
-    """The gradient by the examples of what all of them make together is part of the loss."""
+    """The loss contains the gradient of a function of all examples, by the examples."""
     variables = (first,) = _weights((3, 2))
 
     def loss_of(x: tf.Tensor) -> tf.Tensor:

@@ -12,10 +12,10 @@ from autodist.graph.step import Step
 
 
 def sent_bytes(item: Step) -> Mapping[str, int]:
-    """Bytes that a worker puts into other workers' queues in one step, by what they are for.
+    """Returns the bytes that a worker enqueues at other workers in one step, by purpose.
 
     Args:
-        item: whose queues all have tensors of fixed shapes.
+        item: its queues all have tensors of fixed shapes.
     """
     queues = {n.name: n for n in item.graph_def.node if n.op == "FIFOQueueV2"}
     sent: Counter[str] = Counter()

@@ -52,7 +52,7 @@ def trains_bit_by_bit(ad: object) -> Iterator[int]:
 
 
 class Orders:
-    """In place of processes: notes what they are to do, and ends as it is told."""
+    """Replaces processes: records their orders, and ends on request."""
 
     def __init__(self) -> None:
         self.calls: list[LaunchedCall] = []

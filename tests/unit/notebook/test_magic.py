@@ -26,7 +26,7 @@ class Notebook:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    """One whose cells run here, where the AutoDist is a text."""
+    """A notebook whose cells run here, with a text in place of the AutoDist."""
 
     def launch(function: Callable[..., Any], *args: Any, **where: Any) -> Any:
         notebook.where = where

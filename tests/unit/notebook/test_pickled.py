@@ -107,7 +107,7 @@ def test_keras_model_comes_back_with_its_weights_its_optimizer_and_classes_of_th
 
 
 class Unmade(keras.Model):
-    """Keras saves it, and cannot make it again: its `__init__` takes nothing of what its configuration has."""
+    """Keras saves it, and cannot create it again: its `__init__` takes no argument of its configuration."""
 
     def __init__(self) -> None:
         super().__init__()

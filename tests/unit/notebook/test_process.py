@@ -40,7 +40,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Shows(io.StringIO):
-    """Interrupts whoever shows something in it, when that is complete."""
+    """Interrupts the writer of a text once it is complete."""
 
     def flush(self) -> None:
         if self.getvalue().endswith("ready"):

@@ -13,7 +13,7 @@ HEAD = "nodes:\n  - {address: 10.0.0.1, chief: true}\n"
 NODE = "nodes:\n  - address: 10.0.0.1\n    "
 
 Fault = tuple[str, int, str, str]
-"""A text, the line and the key of what is wrong in it, and how what is told of that begins."""
+"""A text, the line and the key of its fault, and the beginning of the message."""
 
 
 def read(tmp_path: pathlib.Path, content: str | bytes) -> tuple[str, ResourceSpecError]:

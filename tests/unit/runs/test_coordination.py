@@ -26,7 +26,7 @@ class Mailbox:
 
 
 class Peers:
-    """Others that have said something, and those calls that waited for them."""
+    """Other workers that have sent messages, and the calls that waited for them."""
 
     def __init__(self, said: str | None = None, apart: tuple[str, str] | None = None) -> None:
         self.said, self.apart, self.heard = said, apart, []
@@ -47,7 +47,7 @@ class Peers:
 
 
 def talk_of(index: int, peers: Peers, *parts: Any) -> Coordination:
-    """Of one of two workers, whose chief gathers `parts` besides its own when they join."""
+    """Returns the coordination of one of two workers, whose chief gathers `parts` with its own when they join."""
 
     def exchange(said: bytes) -> bytes:
         return said
@@ -83,7 +83,7 @@ def test_workers_that_have_come_to_different_calls_are_told_so_as_they_join(what
 
 
 def test_all_that_is_said_waits_under_guard() -> None:
-    """So that who waits for a worker that has gone away is told of that one."""
+    """So that the error names the worker that has gone away."""
     peers = Peers()
     coordination = talk_of(0, peers, None)
     assert coordination.agree("mine", ",".join) == "mine,null"

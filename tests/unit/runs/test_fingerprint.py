@@ -42,7 +42,7 @@ def test_the_same_step_passes():
 
 
 def constant(value):
-    """A step whose gradient is multiplied by a constant."""
+    """Returns a step whose gradient is multiplied by a constant."""
     graph_def = from_text(f"{READ}\nc = Const()\nm = Mul(r, c)\ng = Neg(m)")
     node = next(n for n in graph_def.node if n.name == "c")
     node.attr["dtype"].type = tf.as_dtype(np.asarray(value).dtype).as_datatype_enum

@@ -15,7 +15,7 @@ SPEC = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]
 
 
 def worker(*said: tuple[str, str]) -> Peers:
-    """Another worker than the chief, which has said this and then come to its first step."""
+    """A worker other than the chief that has sent these messages and then reached its first step."""
     left = [json.dumps(one) for one in said]
     member = SimpleNamespace(let_chief_fail_first=lambda limit: None, hear=lambda: left.pop(0) if left else None)
     return Peers(SPEC, member, b"", 0, StartupProgress(is_chief=False))

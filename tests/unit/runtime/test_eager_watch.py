@@ -72,7 +72,7 @@ def trained(tmp_path: Path):
 
 
 def keras_layer(trained: Trained) -> keras.layers.Layer:
-    """A built layer whose one variable the step has written."""
+    """A built layer with one variable, which the step has written."""
     layer = keras.layers.Dense(3, use_bias=False)
     layer.build((None, 1))
     trained.variable = layer.kernel.value

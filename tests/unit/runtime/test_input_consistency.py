@@ -93,7 +93,7 @@ def test_a_message_is_read_as_it_was_sent():
 
 
 class Wire:
-    """Stands for the messages: what is posted waits until the chief looks."""
+    """Simulates the messages: each waits until the chief reads it."""
 
     def __init__(self) -> None:
         self.waiting: list[bytes] = []

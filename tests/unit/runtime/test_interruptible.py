@@ -11,7 +11,7 @@ from autodist.runtime.interruptible import InterruptibleExecutor
 
 
 def in_threads(*works: Callable[[], object]) -> tuple[list[threading.Thread], list[BaseException]]:
-    """Starts each in a thread; gives these, and a list into which goes what they raise."""
+    """Starts each function in a thread; returns the threads, and a list that collects their exceptions."""
     raised: list[BaseException] = []
 
     def work_and_note(work: Callable[[], object]) -> None:

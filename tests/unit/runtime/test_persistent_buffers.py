@@ -30,7 +30,7 @@ def saved(tmp_path) -> Saved:
 
 
 def begin(graph_runners: GraphRunners, name: str, shape: list[int]) -> tf.Tensor:
-    """A step that keeps something; returns what reads it."""
+    """Starts a step with a persistent buffer; returns the tensor that reads it."""
     with graph_runners.beside.graph.as_default():
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
         first = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros(shape, tf.float64))

@@ -29,7 +29,7 @@ PLACEMENTS = {
 
 @dataclass(frozen=True)
 class Chief:
-    """The chief of two workers whose variables stand in one process."""
+    """The chief of two workers whose variables are in one process."""
 
     graph_runner: GraphRunner
     pieces: VariableSlices

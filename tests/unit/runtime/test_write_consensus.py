@@ -103,7 +103,7 @@ class Workers:
         return turn
 
     def run(self, steps: int, written: Callable[[int, int], int | None], holds: Callable[[int, int], None]) -> None:
-        """Each worker makes its steps; `written` and `holds` are asked before each, of worker and step."""
+        """Each worker makes its steps; `written` and `holds` are called before each, with worker and step."""
 
         def script(worker: int) -> None:
             for number in range(steps):
@@ -167,7 +167,7 @@ def test_what_another_worker_alone_writes_is_dropped(workers: Workers):
 @pytest.mark.parametrize("late", range(WORKERS))
 @pytest.mark.parametrize("writers", [s for n in (1, 2, 3) for s in itertools.combinations(range(WORKERS), n)])
 def test_whoever_is_late(workers: Workers, writers: tuple[int, ...], late: int):
-    """The late one comes when all others have waited for so long that they have asked."""
+    """The late worker comes after all others have waited long enough to send a request."""
 
     def hold(worker: int, number: int) -> None:
         if worker == late and number == 2:
@@ -186,7 +186,7 @@ def test_where_nobody_waits_for_another_the_others_come_when_their_step_has_ende
 
 
 def asynchronously(workers: Workers) -> Callable[[int, int], None]:
-    """Nobody makes its last step before it was asked to come."""
+    """No worker makes its last step before it was requested to come."""
 
     def hold(worker: int, number: int) -> None:
         if worker and number == 5:
@@ -220,7 +220,7 @@ def test_where_nobody_waits_for_another_nobody_waits_for_a_chief_that_has_left(w
 
 
 def test_a_worker_that_is_beyond_the_step_is_told_of(workers: Workers):
-    """An evaluation for which nobody waits, say: what it gave cannot be taken back."""
+    """For example, an evaluation for which no worker waits: its result cannot be taken back."""
     for one in workers.accords[1:]:
         assert one.begins(False) and not one.ended()
     assert not workers.accords[0].begins(True)

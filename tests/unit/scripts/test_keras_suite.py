@@ -79,7 +79,7 @@ def test_only_what_is_to_be_mended_is_wrong() -> None:
 
 
 def test_a_failure_is_not_forgotten_for_what_is_told_later(tmp_path: pathlib.Path) -> None:
-    """A failed subtest is told before the test, which passes; what its process does not survive has only started."""
+    """A failed subtest is reported before its test, which passes; a test that ends its process has only started."""
     told = [("a", "started"), ("a", "failed"), ("a", "passed"), ("b", "started"), ("b", "passed"), ("c", "started")]
     for test, what in told:
         tell(tmp_path / "told", test, what)
@@ -183,7 +183,7 @@ TINY = """
 def test_files_are_run_in_the_scope_and_compared_with_one_device(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of layers, what trains; what a test that ends the process has kept from its turn runs in another.
+    """Of the layers' tests, only those that train run. After a test that ends the process, the rest run in another.
 
     The processes, which are four, are forked from one that has imported TensorFlow.
     """

@@ -21,7 +21,7 @@ from bench.network import Vector, by_link, messages
 
 TEAMS = {"all": [], "4": [0, 0, 1, 1], "7": [0, 0, 0, 1, 1, 2, 2]}
 ELEMENTS, STEP = 608, 8
-"""Of float64: a multiple of what pieces are multiples of."""
+"""Elements of float64: a multiple of the alignment of pieces."""
 
 
 @pytest.fixture(scope="module")

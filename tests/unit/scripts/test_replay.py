@@ -23,7 +23,7 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Calls the script, which records in a folder of the test; returns its exit status and what it says."""
+    """Calls the script, which records in a folder of the test; returns its exit status and its output."""
     monkeypatch.setattr(recorded, "FOLDER", tmp_path)
 
     def call(*arguments: str, change: Callable[[str], str] = str) -> tuple[int, str]:

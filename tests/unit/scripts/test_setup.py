@@ -32,7 +32,7 @@ def command(tree: pathlib.Path, name: str, text: str) -> pathlib.Path:
 
 
 def fake_environment(tree: pathlib.Path) -> None:
-    """A virtual environment whose Python can do all that is asked of it, and notes each installation."""
+    """A virtual environment whose Python has all required features, and that records each installation."""
     (tree / "venv" / "bin").mkdir(parents=True)
     made = command(tree, "any", 'case "$*" in *"pip install"*) echo "$@" >>installations ;; esac')
     made.rename(tree / "venv" / "bin" / "python")

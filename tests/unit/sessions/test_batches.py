@@ -24,7 +24,7 @@ def autodist(replicas=2, workers=1):
 
 @contextmanager
 def session_of(ad):
-    """A graph, and what makes its session: AutoDist's, or TensorFlow's own without one."""
+    """Returns a graph, and a function that makes its session: AutoDist's, or TensorFlow's own without one."""
     with tf.Graph().as_default():
         if ad is None:
             yield v1.Session
@@ -167,7 +167,7 @@ def test_a_queue_is_refused(shape):
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize("shape", [(2, 1), (1, 2), (1, 1)])
 def test_a_queue_that_threads_are_to_fill_is_refused_before_they_start(no_start, shape):
-    """A thread would wait for room in the queue of its run, and the training for what is in the queue of its own."""
+    """A thread would wait for room in its own run's queue, and the training for elements in another."""
     with session_of(autodist(*shape)) as make_session:
         model(*v1.train.batch([tf.constant([1.0, 2.0], tf.float64), tf.constant(1.0, tf.float64)], 2))
         with pytest.raises(CaptureError, match="runs do not share queues"):

@@ -29,7 +29,7 @@ def feeds(worker, batch=None, cpus=((0, 1), (0,))):
 
 @pytest.fixture
 def tensors():
-    """A placeholder of a batch, one of a number, and a batch that an iterator gives."""
+    """Returns a placeholder of a batch, one of a number, and a batch from an iterator."""
     with tf.Graph().as_default():
         dataset = tf.data.Dataset.from_tensor_slices(ROWS).batch(10)
         got = v1.data.make_one_shot_iterator(dataset).get_next()

@@ -20,7 +20,7 @@ v1 = tf.compat.v1
 BATCHES = 4
 _HALF = np.random.default_rng(0).normal(size=(BATCHES, 5, 8))
 X = np.concatenate([_HALF, _HALF[:, ::-1]], 1)
-"""Both replicas' parts have the same moments, so that batch normalisation gives what it gives of the whole."""
+"""Both replicas' parts have the same moments, so that batch normalisation gives the same result as for the whole."""
 Y = np.random.default_rng(1).normal(size=(BATCHES, 10, 1))
 
 Found = dict[str, Any]
@@ -143,7 +143,7 @@ def averages_in_a_branch(hidden: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
 
 
 def rows_of_a_branch(hidden: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
-    """The branch gives a row for each example, whose number is open."""
+    """The branch returns a row for each example, with an unknown number of examples."""
     average = v1.get_variable("average", initializer=np.zeros(4), trainable=False)
 
     def update() -> tf.Tensor:
@@ -186,7 +186,7 @@ def of_another_network(ad):
 
 
 def fed_back(ad):
-    """Policy gradients: a run gives gradients, which the script adds up and feeds to another that applies them."""
+    """Policy gradients: a run returns gradients, which the script adds up and feeds to another that applies them."""
     with tf.Graph().as_default(), ad.scope():
         x, y = placeholders()
         found = tf.gradients(squared_error(network(x), y), of("net"))
@@ -201,7 +201,7 @@ def fed_back(ad):
 
 
 def of_actions(ad):
-    """An actor whose gradients are weighed by what a critic's gradients by its actions are, which are fed."""
+    """An actor whose gradients are weighted by fed values: a critic's gradients by the actor's actions."""
     with tf.Graph().as_default(), ad.scope():
         x, y = placeholders()
         acted, action = network(x, "actor", 0, 2), v1.placeholder(tf.float64, [None, 2], "action")
@@ -240,7 +240,7 @@ def gathered(ad):
 
 
 def by_hand(ad):
-    """Adam, written with assignments, whose ratio to the weights' length is LARS's."""
+    """Adam, written with assignments, with the trust ratio of LARS."""
     with tf.Graph().as_default(), ad.scope():
         x, y = placeholders()
         loss = squared_error(network(x), y)
@@ -260,7 +260,7 @@ def by_hand(ad):
 
 
 def by_keras_2(ad):
-    """tf_keras's Adam, called in a function, as its writes ask for."""
+    """tf_keras's Adam, called in a function, as its writes require."""
     with tf.Graph().as_default(), ad.scope():
         x, y = placeholders()
         loss = squared_error(network(x), y)
@@ -305,7 +305,7 @@ def test_scopes_may_have_the_names_that_kernels_give():
 
 @pytest.fixture
 def version_1(first_control_flow):
-    """As `tf.compat.v1.disable_v2_behavior()`, but for what cannot be taken back."""
+    """Like `tf.compat.v1.disable_v2_behavior()`, except for its irreversible parts."""
     v1.disable_v2_tensorshape()
     yield
     v1.enable_v2_tensorshape()
@@ -317,7 +317,7 @@ def of_version_1():
 
 
 def looping(build: Callable[[], None]) -> Callable[[Any], Found]:
-    """A script whose loop reads a variable, keeps what its turns give in arrays, and reads rows of a table."""
+    """A script whose loop reads a variable, stores its iterations' results in arrays, and reads rows of a table."""
 
     def script(ad):
         with tf.Graph().as_default(), ad.scope():
@@ -372,7 +372,7 @@ def test_averages_that_a_branch_of_version_1_reads_are_refused_where_their_write
 
 
 def test_counts_of_clusters_are_added_up():
-    """k-means by assignments: what is added to a variable is a sum of segments, which are clusters and no examples."""
+    """k-means by assignments: a segment sum is added to a variable; the segments are clusters, not examples."""
 
     def script(ad):
         with tf.Graph().as_default(), ad.scope():

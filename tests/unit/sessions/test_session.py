@@ -101,7 +101,7 @@ def test_what_are_no_options_is_refused(trained):
 
 @pytest.fixture
 def setting():
-    """A session, three of its variables, and what sets them."""
+    """Returns a session, three of its variables, and the op that sets them."""
     ad = autodist()
     with tf.Graph().as_default(), ad.scope():
         x = v1.placeholder(tf.float32, [None, 3], "x")
@@ -211,7 +211,7 @@ def test_what_is_sparse_is_neither_fed_nor_fetched():
 
 @pytest.fixture
 def sparse():
-    """A session of an embedding, its gradients beside the train operation, and one device that runs the same."""
+    """Returns a session of an embedding, its gradients with the train operation, and one device that runs the same."""
     ad = autodist()
     with tf.Graph().as_default() as graph, ad.scope():
         ids = v1.placeholder(tf.int32, [None, 2], "ids")
@@ -271,7 +271,7 @@ def test_a_callable_runs_what_it_was_made_for(trained):
 
 @pytest.mark.feature("session", "fetches: those of hooks in `MonitoredSession`")
 def test_hooks_of_a_monitored_session_ask_for_more_of_a_run(trained):
-    """They are the keys of what is fetched for them, beside a string."""
+    """Hooks request further fetches, here as keys in addition to a string."""
     session, loss, train, batch = trained
     seen = []
 

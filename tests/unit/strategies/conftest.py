@@ -73,7 +73,7 @@ def make_cluster(
     bandwidths: Sequence[float] | None = None,
     servers: int = 0,
 ) -> ResourceSpec:
-    """One node a worker, each with so many devices, the last `servers` of them with none; bandwidths in Gbit/s."""
+    """One node for each worker with `devices` devices, the last `servers` of them with none; bandwidths in Gbit/s."""
     nodes: list[dict[str, Any]] = [
         {"address": f"10.0.0.{index + 1}", kind: list(range(devices)), "chief": index == 0} for index in range(workers)
     ]

@@ -17,7 +17,7 @@ NODES = "nodes: [{address: localhost}]\n"
 
 
 class Builder:
-    """A user's builder that does what it is made with."""
+    """A user's builder that runs a given function."""
 
     def __init__(self, act):
         self.act = act
@@ -80,7 +80,7 @@ def test_a_builder_behind_patterns_is_named(language_model, cluster):
 
 @pytest.fixture
 def section(tmp_path, monkeypatch):
-    """Builds what a YAML asks for, whose builder stands in a module of this text."""
+    """Builds the strategy of a YAML whose builder is in a module of this text."""
 
     def read(module, options=""):
         monkeypatch.syspath_prepend(tmp_path)

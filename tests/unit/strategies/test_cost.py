@@ -25,7 +25,7 @@ WITH_PROXY = ServerOptions(local_proxy_variable=True)
 
 
 def machines(computing, servers=0):
-    """So many workers of two replicas, and then so many without."""
+    """Returns `computing` workers of two replicas, and `servers` workers without."""
     replicas = [strategy_pb2.Replica(worker=index // 2, device=f"cpu:{index % 2}") for index in range(2 * computing)]
     return strategy_pb2.GraphConfig(replicas=replicas, workers=computing + servers if servers else 0)
 

@@ -11,7 +11,7 @@ NODES = "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
 
 @pytest.fixture
 def build(tmp_path, language_model):
-    """Builds what a YAML asks for, whose strategy section begins on line 2."""
+    """Builds the strategy of a YAML whose strategy section begins on line 2."""
 
     def build_section(section):
         path = tmp_path / "cluster.yml"

@@ -46,7 +46,7 @@ def test_the_preset_of_overrides_overrides(tmp_path):
 
 
 def read(name, folder):
-    """Reads a preset as a user does who copies it below the nodes."""
+    """Reads a preset like a user who copies it below the nodes."""
     path = folder / "cluster.yml"
     path.write_text(NODES + preset_of(name).read_text())
     spec = ResourceSpec.from_file(path)

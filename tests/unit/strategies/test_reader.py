@@ -29,7 +29,7 @@ NODES = "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads the builder of a YAML whose strategy section is given; the section begins on line 2."""
+    """Reads the builder of a YAML with this strategy section, which begins on line 2."""
 
     def read_section(section):
         path = tmp_path / "cluster.yml"

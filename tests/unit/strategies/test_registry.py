@@ -13,7 +13,7 @@ def _restore_registry(monkeypatch):
 
 @pytest.fixture
 def user_module(tmp_path, monkeypatch):
-    """Writes a module of the user's where Python finds it."""
+    """Writes a user's module on Python's search path."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(name, text):

@@ -8,7 +8,7 @@ from autodist.synchronizers import Subgroups
 
 
 def machines(*workers, bandwidth=25):
-    """Nodes with so many workers each; 0: one that has no replica."""
+    """Returns nodes with the given numbers of workers; 0: one without replicas."""
     nodes = [
         {"address": f"10.0.{k // 256}.{k % 256}", "network_bandwidth": bandwidth}
         | ({"cpus": list(range(count)), "workers": count} if count else {"cpus": []})

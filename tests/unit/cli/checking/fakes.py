@@ -36,7 +36,7 @@ def found(
     unreachable: Mapping[str, str] | None = None,
     **facts: object,
 ) -> FoundMachine:
-    """A machine without a fault, but for what is said."""
+    """Returns a machine without faults, except for the arguments."""
     node = spec.nodes[index]
     workers = tuple(worker for worker in spec.workers if worker.node == node)
     ports = tuple(15000 + position for position, _ in enumerate(workers))
@@ -51,7 +51,7 @@ def lost(index: int, problem: str) -> FoundMachine:
 
 
 Answering = Callable[[Probe, bytes], bytes | None]
-"""Gives the line for a line; None: nothing more comes."""
+"""Returns the answer to a line; None: the connection ends."""
 
 
 def probing(probe: Probe, line: bytes) -> bytes:
@@ -82,9 +82,9 @@ class FakeTransport:
     """Starts a thread in place of a probe.
 
     Attributes:
-        answering: what it says.
-        greeting: what it says before.
-        complaint: what it says on standard error.
+        answering: its answers.
+        greeting: its first output.
+        complaint: its output on standard error.
     """
 
     answering: Answering = probing

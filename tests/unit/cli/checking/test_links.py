@@ -11,7 +11,7 @@ from tests.unit.cli.checking.fakes import THREE, found
 
 
 def measured_as(monkeypatch: pytest.MonkeyPatch, count: int, problem: str | None = None) -> list[MeasureOrder]:
-    """The orders that are given from now on, of each of which `count` pairs are measured."""
+    """Records the measuring orders from now on, and simulates `count` measured pairs for each."""
     orders: list[MeasureOrder] = []
 
     def run(order: MeasureOrder, limit: float) -> tuple[list[MeasuredLink], str | None]:

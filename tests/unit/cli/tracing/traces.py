@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 MS = 1000.0
-"""In microseconds, in which traces tell times."""
+"""One millisecond in microseconds, the unit of traces."""
 
 
 def place(task: int) -> str:
@@ -33,7 +33,7 @@ def moved(tensor: str, source: int, target: int, start: float, length: float, si
 
 
 def write(folder: Path, worker: int, *events: dict[str, Any], step: str = "step_1", **about: Any) -> Path:
-    """One worker's trace; its clock is the chief's unless `about` says otherwise."""
+    """Writes one worker's trace; its clock is the chief's unless `about` overrides it."""
     devices = [
         {"ph": "M", "name": "process_name", "pid": task, "args": {"name": place(task)}}
         for task in sorted({event["pid"] for event in events})

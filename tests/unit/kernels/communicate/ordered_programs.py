@@ -32,7 +32,7 @@ BATCH = np.linspace(-1.0, 1.0, 18).reshape(6, 3)
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a program: what it does to which variable."""
+    """One line of a program: its access, and the variable."""
 
     kind: str
     variable: int
@@ -54,7 +54,7 @@ class Layout:
 
 
 def programs(length: int) -> list[Program]:
-    """All programs of so many lines in which the first variable comes first, and one is written."""
+    """Returns all programs of `length` lines that access the first variable first, and write at least one."""
     lines = [Line(kind, variable) for kind in KINDS for variable in range(len(NAMES))]
     found = itertools.product(lines, repeat=length)
     return [p for p in found if p[0].variable == 0 and any(line.kind == "write" for line in p)]
@@ -124,7 +124,7 @@ def strategy_of(captured: CapturedFunction, layout: Layout) -> strategy_pb2.Stra
 
 
 def rewritten_by_each(captured: Sequence[CapturedFunction], strategy: strategy_pb2.Strategy) -> list[Step]:
-    """The step of every worker, which fetches what it likes: worker k makes the k-th of these steps, counted around."""
+    """Returns the step of every worker with fetches of its own: worker k makes the k-th of these steps, cyclically."""
     workers = range(Context(strategy, 0).workers)
     with without_stacks():
         return [
@@ -222,7 +222,7 @@ class _Union:
 
 
 def _used(item: Step) -> set[str]:
-    """The nodes that write, send or return something, and what these are made of."""
+    """Returns the nodes that write, send or return values, and their ancestors."""
     sent = {node.name for node in item.graph_index.of_op("QueueEnqueueV2")}
     written = {name for name, effect in item.graph_index.effects.items() if effect.writes}
     return reach([*sent, *written, *map(node_of, item.outputs)], item.graph_index.data.__getitem__)

@@ -115,7 +115,7 @@ def test_compressors_never_share_a_bucket():
 
 
 def test_two_steps_of_one_variable_share_what_they_remember():
-    """A second batch size is captured as another step; what the first step still owes must not be lost."""
+    """A second batch size is captured as another step; the residual of the first step must not be lost."""
     variable = tf.Variable(np.zeros((12, 10)), name="v")
     first, second = (
         rewritten(captured, plan(captured.item, 2, compressor=POWER_SGD))[0].initializers
@@ -125,7 +125,7 @@ def test_two_steps_of_one_variable_share_what_they_remember():
 
 
 def test_variables_of_equal_names_remember_apart():
-    """Two models of one script: the session knows their variables by other names than the strategy does."""
+    """Two models of one script: their names in the session differ from those in the strategy."""
     found = []
     for shared_name in (b"model_1/v", b"model_2/v"):
         captured = capture(given_gradient(tf.Variable(np.zeros((12, 10)), name="v")), np.zeros((3, 12, 10)))

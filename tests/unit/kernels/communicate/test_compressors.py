@@ -100,7 +100,7 @@ def test_all_workers_have_the_same_bits(name):
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("float16", "bfloat16")])
 def test_what_a_step_loses_comes_in_later_steps(name):
-    """The same gradient again and again: without feedback, the mean of what arrives never comes nearer to it."""
+    """The same gradient repeated: without error feedback, the mean of the received values never approaches it."""
     steps = 120
     gradient = np.random.default_rng(0).normal(size=(12, 10))
     batches = [gradient[np.newaxis].repeat(3, 0)] * steps
@@ -164,7 +164,7 @@ def test_gradients_of_sixteen_bits(asked, dtype):
 
 @pytest.mark.parametrize("name", ALL)
 def test_workers_without_replicas_learn_the_same_sums(name):
-    """They remember nothing and send nothing, and what the others find does not depend on them."""
+    """They have no residuals and send nothing, and the others' results do not depend on them."""
     batches = gradients((16, 12))
     captured = capture(given_gradient(tf.Variable(np.zeros((16, 12)), name="v")), batches[0])
     beside = plan(captured.item, 2, compressor=ALL[name], servers=2)

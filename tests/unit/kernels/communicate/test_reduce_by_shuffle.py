@@ -22,7 +22,7 @@ PLAIN = Choices("mean", "adam", is_tied=False, is_frozen=False, counts_steps=Tru
 
 
 def queues_of(item, worker):
-    """For each queue of a worker's graph: its dtypes, shapes, device, and what the worker does with it."""
+    """Returns for each queue of a worker's graph its dtypes, shapes, device, and the worker's use of it."""
     nodes = {n.name: n for n in item.graph_def.node}
     found = {}
     for node in nodes.values():

@@ -27,7 +27,7 @@ OWNERS = {
 
 
 def linear_step(optimizer: keras.optimizers.Optimizer):
-    """A loss whose gradients do not depend on the variables, so that it does not matter how old these are."""
+    """A loss whose gradients do not depend on the variables, so that their staleness does not matter."""
     rng = np.random.default_rng(1)
     table = keras.Variable(rng.normal(size=(7, 2)), dtype="float64", name="table")
     kernel = keras.Variable(rng.normal(size=2), dtype="float64", name="kernel")

@@ -81,7 +81,7 @@ def test_few_micro_batches_have_copies(layers, micro_batches):
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 def test_what_forward_calls_give_waits_for_as_many_backward_calls_as_the_schedule_says(layers, schedule):
-    """Counted in a trace: for how many micro-batches at once there is what a gradient has still to read."""
+    """Counted in a trace: the number of micro-batches whose activations are still needed by a gradient."""
     stages, micro_batches = 2, 6
     captured, given = layers
     session = Session(captured, strategy_of(captured, stages, micro_batches, schedule))

@@ -9,7 +9,7 @@ from autodist.kernels.finish.compilable import Compilable
 
 
 def nodes_of(build):
-    """The nodes that `build` makes, and what tells whether they can be compiled."""
+    """Returns the nodes that `build` creates, and the predicate for compilable nodes."""
     with tf.Graph().as_default() as graph:
         build()
     definition = graph.as_graph_def()

@@ -42,7 +42,7 @@ def batches(*sizes):
 
 
 def called(item):
-    """The function of each call, and what the others have."""
+    """Returns the function of each call, and the nodes outside of calls."""
     return [n.attr["f"].func.name for n in item.graph_def.node if n.op == "StatefulPartitionedCall"]
 
 
@@ -91,7 +91,7 @@ def test_replicas_share_a_function_and_the_update_is_another(keras_in_float64):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_xla_alone_can_do_is_compiled_however_small(keras_in_float64, replicas):
-    """Keras asks to compile nothing but the convolution where it is in groups, which no kernel for a CPU does."""
+    """Keras requests compilation only of the grouped convolution, which no CPU kernel supports."""
     model = keras.Sequential([keras.layers.Conv3D(4, 2, strides=2, groups=2), keras.layers.Flatten()])
     model.build((None, 4, 4, 4, 2))
     optimizer = optimizers.SGD(0.1)
@@ -270,7 +270,7 @@ def test_a_nested_function_is_compiled_with_its_gradient_and_nothing_else():
 
 @pytest.fixture
 def recurrent(keras_in_float64):
-    """Makes steps of an LSTM whose forward pass stands in a function that asks for XLA, or does not; and batches."""
+    """Makes steps of an LSTM whose forward pass is in a function with or without XLA compilation; and batches."""
     net = keras.Sequential([keras.Input((5, 4)), keras.layers.LSTM(3), keras.layers.Dense(2)])
     optimizer = optimizers.Adam(0.01)
     optimizer.build(net.trainable_variables)

@@ -58,11 +58,12 @@ OWNERS = {
 
 LAYOUTS = [("several owners", 1), ("servers", 1), ("one owner and every worker", 1), ("servers", 2),
            ("several owners", 2), ("one owner and every worker", 2)]  # fmt: skip
-"""Owners, and how many replicas a worker has; last where owners hold some variables and each worker the others."""
+"""Owners, and the number of replicas of a worker; in the last, owners hold some variables and each worker the others.
+"""
 
 
 def make_step(optimizer: keras.optimizers.Optimizer) -> Callable[..., tf.Tensor]:
-    """Looks rows up and applies a dense layer; the loss is scaled as the optimizer asks."""
+    """Looks rows up and applies a dense layer; the loss is scaled as the optimizer requires."""
     rng = np.random.default_rng(0)
     table = keras.Variable(rng.normal(size=(12, 4)), name="table")
     kernel = keras.Variable(rng.normal(size=(4, 3)), name="kernel")
@@ -345,7 +346,7 @@ def test_state_that_all_replicas_write_alike_stays_under_its_condition():
 
 
 def build_graph() -> None:
-    """A session's graph: who updates an average reads what the condition gave, and nobody waits for the condition."""
+    """A session's graph: the update of an average reads the conditional's output without a control dependency."""
     x, trains = v1.placeholder(tf.float64, [None, 4], "x"), v1.placeholder_with_default(True, [], "trains")
     kernel = v1.get_variable("kernel", initializer=np.linspace(-1.0, 1.0, 12).reshape(4, 3), use_resource=True)
     average = v1.get_variable("average", initializer=np.zeros(3), use_resource=True, trainable=False)
@@ -362,7 +363,7 @@ def build_graph() -> None:
 
 @pytest.mark.parametrize("cuts", [{}, {"kernel": Partitioning(0, (1, 3))}])
 def test_what_a_condition_writes_is_written_though_nobody_waits_for_it(cuts):
-    """And who came after it, by way of a value, to what it wrote comes after that still."""
+    """Nodes that depended on the conditional by a value still follow its write."""
     with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
         build_graph()
         cluster = Cluster(graph, notes.calls, lambda item: sharded_plan(item, cuts, 2) if cuts else plan(item, 2, 1))

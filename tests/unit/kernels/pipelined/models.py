@@ -19,7 +19,7 @@ from tests.unit.kernels.in_one_process import CapturedFunction, Trained, capture
 WORDS = 11
 
 IN_COPIES = tuple(kernel for kernel in KERNELS if not isinstance(kernel, CallUnits))
-"""All kernels, but that what a pipeline stage computes for a micro-batch stays a copy of nodes."""
+"""All kernels except CallUnits, so that each micro-batch of a stage keeps its own copy of the nodes."""
 
 StepFunction = Callable[..., object]
 Apply = Callable[[Sequence[tf.Variable], Sequence[tf.Tensor]], None]
@@ -75,7 +75,7 @@ def skip(parts: Parts) -> StepFunction:
 
 
 def tied(parts: Parts) -> StepFunction:
-    """The first part's table gives the last part's logits."""
+    """The last part computes logits with the first part's table."""
     table = parts.weight(0, "table", WORDS, 5)
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(1, 4)]
 
@@ -91,7 +91,7 @@ def tied(parts: Parts) -> StepFunction:
 
 
 def dropout(parts: Parts) -> StepFunction:
-    """Each part draws from a generator whose state is every worker's."""
+    """Each part draws from a generator whose state every worker holds."""
     layers = [keras.layers.Dropout(0.4, seed=k, dtype="float64") for k in range(4)]
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
 
@@ -104,7 +104,7 @@ def dropout(parts: Parts) -> StepFunction:
 
 
 def recurrent(parts: Parts) -> StepFunction:
-    """Loops of the later parts read lists that are made of what the first part gives, and of the batch."""
+    """Loops of the later parts read lists computed from the first part's output, and from the batch."""
     first = parts.weight(0, "kernel", 5, 5)
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(1, 4)]
 
@@ -123,7 +123,7 @@ def recurrent(parts: Parts) -> StepFunction:
 
 
 def normalised(parts: Parts) -> StepFunction:
-    """Kernels are written before they are used, with what the step makes of them and of a state that all have."""
+    """Kernels are normalised and written before their use, with a state that all workers hold."""
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
     state = tf.Variable(np.linspace(1.0, 2.0, 5)[:, None], name="direction")
 
@@ -140,7 +140,7 @@ def normalised(parts: Parts) -> StepFunction:
 
 
 def running(parts: Parts) -> StepFunction:
-    """Each part reads what the ones before it have written of their micro-batch into a state that all have."""
+    """Each part reads a state that all workers hold, after the earlier parts' writes for the same micro-batch."""
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
     state = tf.Variable(np.linspace(1.0, 2.0, 5), name="mean")
 
@@ -166,7 +166,7 @@ def draws(parts: Parts) -> StepFunction:
 
 
 def norms(parts: Parts) -> StepFunction:
-    """Batch normalisation in each part, whose averages every worker has."""
+    """Batch normalisation in each part, whose averages every worker holds."""
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
     layers = [keras.layers.BatchNormalization(name=f"part_{k}_norm", dtype="float64") for k in range(4)]
     for layer in layers:
@@ -186,7 +186,7 @@ MODELS = {
     "running": running, "draws": draws, "norms": norms,
 }  # fmt: skip
 SEEN_APART = {"dropout", "running", "draws", "norms"}
-"""Of which a micro-batch sees its own examples alone, or draws for them."""
+"""Models in which a micro-batch sees only its own examples, or draws for them."""
 
 
 def batches(model: str, counts: Sequence[int], seed: int = 0) -> list[list[np.ndarray]]:
@@ -224,7 +224,7 @@ def of_two_kernels(kernels: Sequence[tf.Variable]) -> Callable[[tf.Tensor], tf.T
 
 
 def stage_of(captured: CapturedFunction, stages: int) -> dict[str, int]:
-    """For each trained variable its pipeline stage, where the four parts are dealt out evenly."""
+    """Returns the pipeline stage of each trained variable, with the four parts evenly distributed."""
     names = dict.fromkeys(g.variable for g in captured.item.gradients)
     return {name: int(name.removeprefix("part_")[0]) * stages // 4 for name in names}
 
@@ -251,9 +251,9 @@ def pipelined_item(
     pipelines: int = 1,
     recompute: bool = False,
 ) -> strategy_pb2.Strategy:
-    """A strategy that lays variables into pipeline stages, of which stage s has the workers from s * pipelines on.
+    """A strategy that assigns variables to pipeline stages; stage s has the workers from s * pipelines on.
 
-    Each of the pipelines has as many micro-batches.
+    Each pipeline has the same number of micro-batches.
     """
     owners = {name: stage * pipelines for name, stage in stage_of.items()}
     servers = stages * pipelines - 1

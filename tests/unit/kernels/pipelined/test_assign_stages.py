@@ -41,7 +41,7 @@ def trained(loss_of, kernels):
 
 
 def test_a_weight_that_is_normalised_before_its_use_holds_back_no_micro_batch():
-    """A factor of its gradient is made of the weight alone, and waits for what a micro-batch makes to multiply it."""
+    """A factor of its gradient depends only on the weight; it is multiplied by each micro-batch's result."""
     a, b = variables(2)
     step = trained(lambda x: tf.reduce_mean(tf.tanh(x @ tf.math.l2_normalize(a, 0)) @ tf.square(b)), [a, b])
     captured = capture(step, np.ones((5, 3)))

@@ -31,11 +31,11 @@ BEFORE = tuple(takewhile(lambda kernel: not isinstance(kernel, PlaceStages), KER
 
 @dataclass(frozen=True)
 class Drawn:
-    """Layers.
+    """A model of layers.
 
     Attributes:
-        reads: of each layer what it adds up: earlier layers' outputs, 0 and -1 being the inputs.
-        weights: of each layer the one that it uses, by its number; few are those of two layers.
+        reads: for each layer its summed inputs: earlier layers' outputs; 0 and -1 are the model's inputs.
+        weights: for each layer the number of its weight; few weights are shared by two layers.
         returned: the layers whose outputs the step returns.
     """
 
@@ -44,7 +44,7 @@ class Drawn:
     returned: frozenset[int]
 
     def made(self) -> Callable[..., object]:
-        """The step, whose weights' names are "v" and their numbers."""
+        """Returns the step, whose weights are named "v" and their number."""
         draw = np.random.default_rng(0)
         kernels = {k: tf.Variable(draw.normal(size=(WIDTH, WIDTH)) / 2, name=f"v{k}") for k in self.weights}
 

@@ -40,7 +40,7 @@ DRAWS = {"RandomUniform"}
 
 
 def plans(captured, stages, micro_batches, schedule, pipelines=1):
-    """Without and with computing anew."""
+    """Returns the plans without and with recomputation."""
     lies = models.stage_of(captured, stages)
     return [
         models.pipelined(captured, lies, stages, micro_batches, schedule, pipelines, recompute)

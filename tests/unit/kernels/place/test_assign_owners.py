@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 @pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 0.1}])
 def test_a_slot_that_is_read_before_it_is_written_stands_with_its_variable(clip):
-    """Lion's momentum is written from all gradients, where these are clipped together, and serves one variable."""
+    """Lion's momentum is written from all gradients if these are clipped together, and belongs to one variable."""
     captured = capture(dense_step(keras.optimizers.Lion(0.01, **clip)), np.ones((4, 4)))
     placements = find_placements(captured.item, plan(captured.item, 2, 1, {"weight_4": 0, "weight_5": 1}))
     owners = {name.rpartition("/")[2]: placement.owners for name, placement in placements.items()}

@@ -135,7 +135,7 @@ def batches(*sizes):
 
 @pytest.mark.parametrize("noisy", STEPS)
 def test_replicas_have_the_numbers_of_one_device(noisy):
-    """Also where they have different numbers of examples, or none."""
+    """Also for replicas with different numbers of examples, or none."""
     captured, step = model(noisy, is_global=True)
     fed = batches(6, 5, 2)
     assert_same(train(captured, plan(captured.item, 2, 2), fed), one_device(captured, step, fed))

@@ -19,8 +19,8 @@ def sharpness_aware(between: str) -> Made:
     """Two gradients, the second at weights moved by the first (SAM), a running average, and a metric.
 
     Args:
-        between: what stands between the two writes of the average or the metric and runs once: "result" of the metric,
-            "average" that the first update reads, "stale" for a write that starts from what was read at the beginning.
+        between: the node between the two writes that runs once: "result" of the metric, "average" that the first update
+            reads, "stale" for a write that starts from the value read at the beginning.
     """
     weight = tf.Variable(numbers(0, 3, 2), name="weight")
     average = tf.Variable(np.zeros(2), trainable=False, name="average")

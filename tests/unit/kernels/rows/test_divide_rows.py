@@ -68,7 +68,7 @@ def test_other_conditions_stay():
 
 
 def sign(build):
-    """The sign of what `build(v)` makes of the value of a variable to which squares are added in the same step."""
+    """Returns the sign of `build(v)`, for a variable to which squares are added in the same step."""
     with tf.Graph().as_default() as graph:
         v = tf.Variable(tf.zeros((2,)), name="v", use_resource=True)
         value = tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype)

@@ -20,7 +20,7 @@ ROWS = 7
 
 
 def item_of(build, ids_shape=(None,)):
-    """A step that returns what `build(table, other, ids)` makes of the values of two variables and ids."""
+    """Returns a step that returns `build(table, other, ids)`, for the values of two variables and ids."""
     with tf.Graph().as_default() as graph:
         rng = np.random.default_rng(0)
         table, other = (
@@ -51,7 +51,7 @@ def run(item, ids):
 
 
 def needed(item):
-    """The step without what nothing needs."""
+    """Returns the step without unused nodes."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(item.graph_def, name="")
     kept = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), [item.outputs[0].partition(":")[0]])

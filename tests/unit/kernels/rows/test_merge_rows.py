@@ -28,7 +28,7 @@ def joined(optimizer, workers=2, replicas=1):
 
 
 def merged(item, context):
-    """The names of the joins whose rows the kernel merged."""
+    """Returns the names of the joins whose rows the kernel merged."""
     found = MergeRows().apply(item, context)
     assert_imports(found.graph_def)
     return [

@@ -19,7 +19,7 @@ IDS, VALUES = np.array([3, 0, 3, 5], np.int32), np.random.default_rng(0).normal(
 
 
 def item_of(build, write="assign_sub"):
-    """A step that writes what `build(table, squares)` makes of a sum of segments and an accumulator's value."""
+    """Returns a step that writes `build(table, squares)`, for a segment sum and an accumulator's value."""
     with tf.Graph().as_default() as graph:
         v = tf.Variable(tf.ones((ROWS, 2), tf.float64), name="v", use_resource=True)
         squares = tf.Variable(tf.ones((ROWS, 2), tf.float64), name="squares", use_resource=True)

@@ -66,7 +66,7 @@ def every_cut(item: Step, axis: int = 0) -> dict[str, Partitioning]:
 
 
 def partitioned(item: Step, strategy: strategy_pb2.Strategy) -> tuple[Step, tuple[str, ...]]:
-    """The step in shards, before anything else, and what was told of what is not done in pieces."""
+    """Returns the partitioned step, before any other kernel, and the logged parts that are not computed by shard."""
     before = itertools.takewhile(lambda kernel: kernel != PartitionVariables(), KERNELS)
     made = partition(run_pipeline(tuple(before), item, Context(strategy, 0)))
     return made.item, made.told
@@ -79,7 +79,7 @@ def assert_trains_alike(
     batches: Sequence[Batch],
     rtol: float = 1e-12,
 ) -> Trained:
-    """Shards train what one device does."""
+    """Checks that shards train as one device does."""
     found = train(captured, strategy, batches)
     assert_same(found, one_device(captured, step, batches), rtol)
     return found

@@ -96,7 +96,7 @@ def test_initialisers_set_the_shards_and_a_fetch_gives_the_whole():
 
 
 def test_what_a_branch_reads_is_read_after_the_question_whether_there_is_a_value():
-    """Otherwise an initialiser that runs beside them could come between, and the branch would get what was before."""
+    """Otherwise an initialiser that runs concurrently could come between, and the branch would read the old value."""
     with built() as (cluster, _):
         item = place_variables(cluster.captured.step((), ["init"], {}), cluster.placements)
         questions = {n.name for n in item.graph_def.node if n.op == "VarIsInitializedOp" and n.input[0] == "v"}

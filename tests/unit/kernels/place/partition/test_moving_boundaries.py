@@ -21,7 +21,7 @@ FEW = settings(derandomize=True, max_examples=14, deadline=None, suppress_health
 
 @dataclass(frozen=True)
 class DrawnCut:
-    """A variable's shape, how it is cut, and who owns each shard."""
+    """A variable's shape, its partition, and the owner of each shard."""
 
     shape: tuple[int, ...]
     cut: Partitioning
@@ -75,7 +75,7 @@ UPDATES = {"by hand": by_hand, "plain": plain, "by rows": by_rows}
 
 
 def step_of(shape: tuple[int, ...], update: Callable[..., None], uses: str) -> Callable[..., object]:
-    """A step of ids (int32, n × 2) whose loss depends on a variable as a whole, by rows, or both."""
+    """A step of ids (int32, n × 2) whose loss depends on a whole variable, on its rows, or on both."""
     v = tf.Variable(numbers(0, *shape), name="v")
     slot = tf.Variable(np.zeros(shape), trainable=False, name="slot")
 

@@ -50,7 +50,7 @@ def on_one_device(make: Callable[[], Write]) -> tuple[CapturedFunction, list[tup
 
 
 def trained(make: Callable[[], Write], shape: tuple[int, int]) -> tuple[Trained, Trained]:
-    """After three steps whose batches do not divide: by replicas, and on one device."""
+    """Returns the results of three steps with uneven batches: of replicas, and of one device."""
     captured, data, alone = on_one_device(make)
     return train(captured, plan(captured.item, *shape), data), alone
 
@@ -236,7 +236,7 @@ def test_a_metric_that_is_not_a_sum_is_told_of(shape: tuple[int, int], caplog: p
 
 
 def likeness(x: tf.Tensor) -> tf.Tensor:
-    """A scalar that compares examples with each other: of a part, it says nothing of the whole."""
+    """A scalar that compares examples with each other: a part's value does not determine the whole batch's."""
     return tf.reduce_mean(tf.nn.relu(1 - tf.matmul(x, x, transpose_b=True)))
 
 

@@ -15,7 +15,7 @@ X, WHOLE = np.random.default_rng(0).normal(size=(6, 3)), np.arange(1.0, 6.0)
 
 
 def step_that_returns_a_norm(is_sized: bool):
-    """A step that returns the norm of a mean over the batch, with an element for each of what is passed whole."""
+    """A step that returns the norm of a mean over the batch, with an element for each unsplit input."""
     weight = tf.Variable(np.ones((3, 1)), name="weight")
 
     def step(x, whole):

@@ -25,7 +25,7 @@ from tests.unit.kernels.pairs import pairs
 
 every_shape = pytest.mark.parametrize("shape", [(1, 2), (2, 1), (2, 2)], ids=lambda s: f"{s[0]}x{s[1]}")
 LAYOUTS = {"1x2": ((1, 2), False), "2x1-own": ((2, 1), False), "2x2-global": ((2, 2), True)}
-"""Workers and replicas, and whether what each worker is fed is the global batch."""
+"""Workers and replicas, and True if each worker's feed is the global batch."""
 
 
 def batches():
@@ -173,7 +173,7 @@ def test_one_replica_is_left_as_it_is():
 
 
 def test_sessions_that_fetch_a_cotangent_send_what_others_send():
-    """One worker fetches the gradient by the examples, another does not; what travels between them has one name."""
+    """One worker fetches the gradient by the examples, another does not; the message between them has one name."""
     captured = capture(steps.looked_at(), *batches()[0])
     strategy = plan(captured.item, 2, 1)
     alone = replace(captured.item, outputs=captured.item.outputs[:1])

@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 
 
 def summarised(values):
-    """A step that returns its summaries, merged, and their text once more; `values` makes what they show."""
+    """A step that returns its merged summaries, and their text again; `values` returns the summarised values."""
     weight = tf.Variable(np.ones((4, 2)), name="weight")
 
     def step(x):
@@ -179,7 +179,7 @@ def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, f
 
 @pytest.mark.parametrize("cluster", [(1, 2), (2, 1)])
 def test_a_scalar_weights_gradient_is_that_of_the_whole_batch_where_a_loop_makes_it(cluster, caplog):
-    """Of what a loop's gradient makes it is not known how it joins; a variable's gradient adds up all the same."""
+    """The join of a loop's gradient outputs is unknown; a variable's gradient is still a sum."""
     weight = tf.Variable(1.0, dtype=tf.float64, name="weight")
 
     def step(x):

@@ -109,7 +109,7 @@ OUTPUTS: dict[str, Values] = {
 
 
 ALONE = ("max", "any", "product", "variance", "skewness", "not a number")
-"""Of each kind one, which no other output gives anything to."""
+"""One statistic of each kind that no other output contributes to."""
 
 
 @pytest.mark.parametrize("name, shape", pairs(ALONE, SHAPES))
@@ -279,6 +279,6 @@ def test_it_is_told_whether_any_worker_has_examples_beside_what_is_joined_anyway
 
 
 def bucketed(item: Step) -> list[int]:
-    """For each bucket of what is no gradient, how many joins share it."""
+    """Returns for each bucket of values other than gradients the number of its joins."""
     own = [join for join in item.replication.joins if join.kind is PendingReductionKind.STATE]
     return [len(bucket.joins) // len(own) for bucket in make_buckets(own, lambda join: None)]
