@@ -118,5 +118,5 @@ def test_what_a_tape_has_recorded_before_is_named_with_its_line(caplog: pytest.L
 
 def test_a_batch_along_another_axis_than_the_first_open_one_is_refused() -> None:
     build = minimized(lambda made, x: deviation(tf.reduce_mean(made, 2), x))
-    with pytest.raises(RewriteError, match="taken to lie along the first axis that its placeholder leaves open"):
+    with pytest.raises(RewriteError, match="assumed to lie along the first axis that its placeholder leaves open"):
         train(autodist(), build, np.stack([ROWS] * 2), shape=(None, None, 3), batch_axis={"x": 1})
