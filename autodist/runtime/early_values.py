@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # base class of every eager variable
 
 _ELEMENTS = 1 << 10
@@ -32,13 +33,8 @@ class EarlyValues:
     @classmethod
     def now(cls) -> Self:
         """Returns the variables that this process has now, in the order of their creation."""
-        variables = [o for o in gc.get_objects() if issubclass(type(o), BaseResourceVariable) and _is_value(o)]
-        times: Counter[str] = Counter()
-        held = {}
-        for variable in sorted(variables, key=_number):
-            times[variable.name] += 1
-            held[f"{variable.name}#{times[variable.name]}"] = (weakref.ref(variable), _digest(variable))
-        return cls(held)
+        with context.eager_mode():  # the script may be building a graph
+            return cls(_digests())
 
     def told(self) -> dict[str, str]:
         """Returns the digests, by name, as a JSON value."""
@@ -55,11 +51,22 @@ class EarlyValues:
         names = []
         for name, (known, digest) in self.held.items():
             variable = known()
-            if variable is None or id(variable) not in ids:
+            if variable is None or id(variable) not in ids or others.get(name, digest) == digest:
                 continue
-            if others.get(name, digest) != digest and _digest(variable) == digest:
-                names.append(variable.name.removesuffix(":0"))
+            with context.eager_mode():
+                if _digest(variable) == digest:
+                    names.append(variable.name.removesuffix(":0"))
         return names
+
+
+def _digests() -> dict[str, tuple[weakref.ref[Any], str]]:
+    variables = [o for o in gc.get_objects() if issubclass(type(o), BaseResourceVariable) and _is_value(o)]
+    times: Counter[str] = Counter()
+    held = {}
+    for variable in sorted(variables, key=_number):
+        times[variable.name] += 1
+        held[f"{variable.name}#{times[variable.name]}"] = (weakref.ref(variable), _digest(variable))
+    return held
 
 
 def _is_value(variable: Any) -> bool:

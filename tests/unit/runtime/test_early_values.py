@@ -48,3 +48,11 @@ def test_what_a_graph_has_and_what_is_gone_are_passed_over(made: list[tf.Variabl
     others = [*made[1:]]
     made.clear()
     assert early.differing(told, others) == []
+
+
+def test_a_script_that_builds_a_graph_has_the_values_of_its_eager_variables(made: list[tf.Variable]) -> None:
+    before = EarlyValues.now()
+    with tf.Graph().as_default():
+        early = EarlyValues.now()
+        assert early.told() == before.told()
+        assert early.differing(chiefs(early, "early/kernel:0#1"), made) == ["early/kernel"]
