@@ -11,7 +11,7 @@ import argparse
 import pathlib
 from pydoc_data.topics import topics
 
-from autodist import AutoDist  # before TensorFlow, whose messages at its start are left out then
+from autodist import AutoDist  # before TensorFlow, to suppress its startup messages
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ LENGTH, BATCH = 40, 64
 text = "\n".join(topics.values())
 characters, codes = np.unique(list(text), return_inverse=True)
 frequency = np.bincount(codes) / len(codes)
-unigram_entropy = -np.sum(frequency * np.log(frequency))  # the loss of one who knows the characters' frequencies alone
+unigram_entropy = -np.sum(frequency * np.log(frequency))  # the loss of a model of the characters' frequencies alone
 
 keras.utils.set_random_seed(1)
 ad = AutoDist(arguments.cluster)
@@ -51,7 +51,7 @@ with ad.scope():
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return loss
 
-    rng = np.random.default_rng(1)  # alike on all workers, so that all draw the same global batches
+    rng = np.random.default_rng(1)  # the same seed on all workers, so that all draw the same batches
     losses = []
     for step in range(1, arguments.steps + 1):
         starts = rng.integers(len(codes) - LENGTH, size=BATCH)

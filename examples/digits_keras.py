@@ -9,7 +9,7 @@ The data are 1797 images of 8 × 8 pixels in `digits.npz`, one fifth of them hel
 import argparse
 import pathlib
 
-from autodist import AutoDist  # before TensorFlow, whose messages at its start are left out then
+from autodist import AutoDist  # before TensorFlow, to suppress its startup messages
 
 import keras
 import numpy as np

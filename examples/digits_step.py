@@ -9,7 +9,7 @@ The data are 1797 images of 8 × 8 pixels in `digits.npz`, one fifth of them hel
 import argparse
 import pathlib
 
-from autodist import AutoDist  # before TensorFlow, whose messages at its start are left out then
+from autodist import AutoDist  # before TensorFlow, to suppress its startup messages
 
 import keras
 import numpy as np
@@ -49,7 +49,7 @@ with ad.scope():
         right = tf.equal(tf.argmax(logits, axis=1), tf.cast(y, tf.int64))
         return loss, tf.reduce_mean(tf.cast(right, tf.float32))
 
-    rng = np.random.default_rng(1)  # alike on all workers, so that all draw the same global batches
+    rng = np.random.default_rng(1)  # the same seed on all workers, so that all draw the same batches
     for step in range(1, arguments.steps + 1):
         batch = rng.choice(len(train_x), size=64, replace=False)
         batch = np.array_split(batch, ad.num_workers)[ad.worker_index]  # each worker feeds its own part

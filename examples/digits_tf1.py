@@ -9,7 +9,7 @@ The data are 1797 images of 8 × 8 pixels in `digits.npz`, one fifth of them hel
 import argparse
 import pathlib
 
-from autodist import AutoDist  # before TensorFlow, whose messages at its start are left out then
+from autodist import AutoDist  # before TensorFlow, to suppress its startup messages
 
 import numpy as np
 import tensorflow as tf
@@ -51,7 +51,7 @@ with tf.Graph().as_default(), ad.scope():
 
     sess = ad.create_distributed_session()
     sess.run(tf.compat.v1.global_variables_initializer())
-    rng = np.random.default_rng(1)  # alike on all workers, so that all draw the same global batches
+    rng = np.random.default_rng(1)  # the same seed on all workers, so that all draw the same batches
     for epoch in range(1, arguments.epochs + 1):
         losses = []
         order = rng.permutation(len(train_x))

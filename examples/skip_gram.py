@@ -14,7 +14,7 @@ import pathlib
 import re
 from pydoc_data.topics import topics
 
-from autodist import AutoDist  # before TensorFlow, whose messages at its start are left out then
+from autodist import AutoDist  # before TensorFlow, to suppress its startup messages
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +31,7 @@ counts = collections.Counter(words).most_common(VOCABULARY)
 vocabulary = [word for word, _ in counts]
 number = {word: i for i, word in enumerate(vocabulary)}
 
-# Words that stand everywhere say little about their neighbours: the more frequent, the more of them are left out.
+# Frequent words predict little about their neighbours: the more frequent a word, the more of its uses are left out.
 rng = np.random.default_rng(1)
 frequency = np.array([count for _, count in counts]) / len(words)
 keep = np.minimum(1, np.sqrt(1e-3 / frequency))

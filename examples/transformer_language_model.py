@@ -9,7 +9,7 @@ import argparse
 import pathlib
 from pydoc_data.topics import topics
 
-from autodist import AutoDist  # before TensorFlow, whose messages at its start are left out then
+from autodist import AutoDist  # before TensorFlow, to suppress its startup messages
 
 import keras
 import numpy as np
@@ -22,12 +22,12 @@ parser.add_argument("--steps", type=int, default=250)
 arguments = parser.parse_args()
 
 LENGTH, BATCH, WIDTH, HEADS, BLOCKS = 48, 32, 64, 4, 2
-TOLD = 50  # steps between two lines of what is printed
+TOLD = 50  # steps between two printed lines
 
 text = "\n".join(topics.values())
 characters, codes = np.unique(list(text), return_inverse=True)
 frequency = np.bincount(codes) / len(codes)
-unigram_entropy = -np.sum(frequency * np.log(frequency))  # the loss of one who knows the characters' frequencies alone
+unigram_entropy = -np.sum(frequency * np.log(frequency))  # the loss of a model of the characters' frequencies alone
 
 
 def block(x, name):
@@ -57,7 +57,7 @@ with ad.scope():
     model = keras.Model([before, position], after)
     model.compile(keras.optimizers.Adam(0.002), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
-    rng = np.random.default_rng(1)  # alike on all workers: what `fit` is given is the global data
+    rng = np.random.default_rng(1)  # the same seed on all workers: `fit` takes the global data
     for done in range(0, arguments.steps, TOLD):
         count = min(TOLD, arguments.steps - done)
         starts = rng.integers(len(codes) - LENGTH, size=count * BATCH)

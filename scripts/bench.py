@@ -70,7 +70,7 @@ class Measurement:
 
 def main() -> int:
     told = _arguments()
-    # Told to end, it still ends what it has started.
+    # On SIGTERM, it still ends the processes that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     console = rich.console.Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     results: list[Result] = []

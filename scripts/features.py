@@ -72,7 +72,7 @@ def marks_in(text: str, file: str) -> Iterator[tuple[Mark, ast.stmt]]:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
-                and node.func.attr == "feature"  # before the rest, which takes long
+                and node.func.attr == "feature"  # first, since the other checks are slow
                 and ast.unparse(node.func) == "pytest.mark.feature"
             ):
                 given = [ast.literal_eval(value) for value in node.args]

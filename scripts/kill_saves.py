@@ -89,7 +89,7 @@ def _kill_one(folder: str, moment: float) -> Killed:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    said += _lines(ours, LIMIT)  # to the end, which was just made
+    said += _lines(ours, LIMIT)  # up to the end, after the kill
     os.close(ours)
     text = said.decode()
     if "error" in text or text.count("\n") < 2:

@@ -14,7 +14,7 @@ import runpy
 import shutil
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# The file that says which folders are mapped is the one that installs them.
+# The installation's own file lists the mapped folders.
 FOLDERS: tuple[str, ...] = runpy.run_path(str(ROOT / "setup.py"))["FOLDERS"]
 
 
@@ -22,7 +22,7 @@ def make_mapped_package(target: pathlib.Path) -> None:
     """Makes `target`/autodist, and replaces an existing one."""
     package = target / "autodist"
     if package.exists():
-        shutil.rmtree(package)  # removes links, not what they point to
+        shutil.rmtree(package)  # removes links, not their targets
     package.mkdir(parents=True)
     inside = [path for path in (ROOT / "autodist").iterdir() if path.name != "__pycache__"]
     for source in [*inside, *(ROOT / folder for folder in FOLDERS)]:

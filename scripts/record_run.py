@@ -25,7 +25,7 @@ from rich.text import Text
 
 COLUMNS, ROWS = 110, 50
 
-# What moves the cursor or clears, without colours: only the last state of a line is to be seen.
+# Escape sequences that move the cursor or clear, except colours: only the last state of a line is shown.
 _UP = re.compile(r"\x1b\[(\d*)A")
 _CLEARS = re.compile(r"\x1b\[[\d;?]*[JKhlG]|\x1b\][^\x07]*\x07")
 
@@ -54,7 +54,7 @@ def record(command: list[str]) -> tuple[str, int]:
             while part := screen.read(65536):
                 parts.append(part)
         except OSError:
-            pass  # so a terminal tells that nobody writes any more
+            pass  # a terminal's signal that no writer is left
     return b"".join(parts).decode(errors="replace"), process.wait()
 
 
@@ -81,7 +81,7 @@ def draw(picture: Path, command: list[str], lines: list[str]) -> None:
             console.print(Text.from_ansi(line), no_wrap=True, crop=True)
     picture.parent.mkdir(parents=True, exist_ok=True)
     drawn = console.export_svg(title="AutoDist", unique_id="run")
-    picture.write_text(re.sub(r"@font-face {.*?}\s*", "", drawn, flags=re.DOTALL))  # it would be fetched from elsewhere
+    picture.write_text(re.sub(r"@font-face {.*?}\s*", "", drawn, flags=re.DOTALL))  # a viewer would download it
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class AutoDistLines(ast.NodeVisitor):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.edits: list[Edit] = []
-        # What AutoDist objects are called. Found first: a function may use one above the line that makes it.
+        # The names of AutoDist objects, collected first: a function may use one above the line that makes it.
         made = [node for node in ast.walk(source.tree) if isinstance(node, ast.Assign) and _makes_autodist(node.value)]
         self.names = {target.id for node in made for target in node.targets if isinstance(target, ast.Name)}
 
@@ -134,7 +134,7 @@ class AutoDistLines(ast.NodeVisitor):
             self.generic_visit(node)
         elif all(isinstance(target, ast.Name) for target in node.targets):
             self.edits.append(self.source.nothing(node))
-        else:  # an attribute, say, whose uses are not known as AutoDist's
+        else:  # for example an attribute, whose uses cannot be attributed to AutoDist
             raise LeftOverError(node.lineno, ast.unparse(node))
 
     def visit_With(self, node: ast.With) -> None:

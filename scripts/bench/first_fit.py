@@ -26,7 +26,7 @@ def _begin(workers: int) -> tuple[AbstractContextManager[object], bool]:
     """Returns the scope in which the model is built and trained, and True if this process reports."""
     if not workers:
         return nullcontext(), True
-    from autodist import AutoDist, ResourceSpec  # here: the script alone has none of it
+    from autodist import AutoDist, ResourceSpec  # here, since the script alone does not use it
 
     nodes = [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]
     ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes}))

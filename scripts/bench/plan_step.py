@@ -72,7 +72,7 @@ def main() -> None:
     idle = _peak()
     found = {}
     for name in registered_names():
-        if name == "Pipeline":  # wants one device a worker, and of these no more than variables
+        if name == "Pipeline":  # needs one device per worker, and at most one worker per variable
             continue
         strategy, planning = _timed(lambda name=name: _plan(name, step, spec))
         _, table = _timed(lambda strategy=strategy: _show(strategy, step, names))

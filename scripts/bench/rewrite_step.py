@@ -61,7 +61,7 @@ def _by_builder(item: Step, clusters: Mapping[str, Sequence[int]], repeat: int) 
     seconds: dict[str, dict[str, list[float]]] = {}
     queues: dict[str, dict[str, int]] = {}
     for builder in registered_names():
-        if builder == "Pipeline":  # wants one device a worker
+        if builder == "Pipeline":  # needs one device per worker
             continue
         for name, (workers, replicas) in clusters.items():
             for _ in range(repeat):

@@ -43,7 +43,7 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     ad = AutoDist()
     with ad.scope():
-        # A disk may do less for zeros than for what is drawn, as the raw file is.
+        # A disk may write zeros faster than the random bytes of the raw file.
         values = (tf.random.stateless_uniform([ROWS, WIDTH], [3, k]) for k in range(VARIABLES))
         variables = [tf.Variable(value, name=f"table_{k}") for k, value in enumerate(values)]
         weight = tf.Variable(tf.random.stateless_uniform([WIDTH, WIDTH], [1, 2], -0.04, 0.04), name="weight")
@@ -135,7 +135,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 def _timed(act: Callable[[], object]) -> tuple[float, int]:
     """Seconds, and by how many bytes of memory the process has grown meanwhile at most."""
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _memory("VmRSS")
     seconds = _seconds(act)
     return seconds, _memory("VmHWM") - before

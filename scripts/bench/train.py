@@ -34,7 +34,7 @@ ANSWER = "BENCH "
 
 def main() -> None:
     told = _arguments()
-    # Nothing outlives the time that it has, whatever it waits for.
+    # A hard time limit for any wait.
     faulthandler.dump_traceback_later(told.limit, exit=True)
     if told.of_cores > 1:
         cores = sorted(os.sched_getaffinity(0))

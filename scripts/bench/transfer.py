@@ -53,7 +53,7 @@ def _through(source: int, to: int, mine: int, elements: int) -> tf.Operation:
         with tf.device(f"/job:worker/task:{mine}/cpu:0"):
             return queue.dequeue().op
     with tf.device(f"/job:worker/task:{mine}/cpu:0"):
-        # Made anew in each step, as gradients are: a constant would be folded, and copied from there.
+        # Computed in each step, like gradients: a constant would be folded, and only copied.
         content = tf.random.stateless_uniform([1], [0, 1]) + tf.zeros([elements])
     with tf.device(f"/job:worker/task:{to}/cpu:0"):
         return queue.enqueue(content)

@@ -149,7 +149,7 @@ def parameter_server(task: Task, workers: int) -> Training:
         losses = strategy.run(replica_step, args=next(batches))
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
-    # Every worker goes through all parts of the batches; it makes no difference to the time.
+    # Every worker iterates over all parts of the batches, which does not affect the time.
     batches = iter(coordinator.create_per_worker_dataset(lambda _=None: _pipeline(task, workers, range(workers))))
 
     def one() -> float:

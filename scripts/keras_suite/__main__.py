@@ -50,7 +50,7 @@ SHOWN = 300
 
 def main() -> int:
     asked = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # told to end, it still ends what it has started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # on SIGTERM, it still ends its processes
     root = keras_sources()
     try:
         files = list(find_files(root, asked.files or FOLDERS, () if asked.files else NOT_MODELS))

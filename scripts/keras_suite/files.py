@@ -132,7 +132,7 @@ class Run:
             left = waiting if waiting != left else []
 
     def _run(self, tests: Sequence[str], replicas: int) -> None:
-        # Not in keras/src, whose modules would be taken for those of the standard library.
+        # Not in keras/src, whose modules would shadow the standard library's.
         here = self.made / "here"
         environment = self._environment()
         with self._log(tests[0], replicas).open("a") as log:
@@ -149,7 +149,7 @@ class Run:
                 self.wait(process)
             finally:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # it, and what it has left behind
+                    os.killpg(process.pid, signal.SIGKILL)  # it, and its remaining children
                 process.wait()
 
     def wait(self, process: subprocess.Popen[bytes]) -> None:

@@ -71,7 +71,7 @@ class _InScope:
         """Keras's `setUp` and `tearDown` are part of the call, and so stand in the scope."""
         keras.utils.set_random_seed(SEED)
         scope = _scope(self.replicas) if self.replicas else nullcontext()
-        steps: list[RunningStep] = []  # that train or evaluate
+        steps: list[RunningStep] = []  # steps that train or evaluate
         try:
             with recording(self.values / values_file(item.nodeid)), _counting(steps), _seeding_alike(), scope:
                 return (yield)
@@ -95,7 +95,7 @@ class _InScope:
             self._tell(report.nodeid, "failed", str(report.longrepr).strip().splitlines()[-1])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._tell(nodeid, "started")  # stays the last word of a test that takes the process with it
+        self._tell(nodeid, "started")  # remains the last record of a test that ends the process
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
@@ -136,7 +136,7 @@ def _scope(replicas: int) -> Iterator[None]:
     try:
         with ad.scope():
             yield
-    finally:  # what an AutoDist does at the end of a script, less the warning that nothing was distributed
+    finally:  # AutoDist's shutdown at a script's end, without the warning that nothing was distributed
         atexit.unregister(ad._end)
         ad._alone.stop()
         ad._run.end.finish()

@@ -45,7 +45,7 @@ def recording(path: pathlib.Path) -> Iterator[None]:
                 returned = plain(model, *args, **kwargs)
             finally:
                 under_way.pop()
-            if not under_way:  # what the script itself has called, not what `fit` calls
+            if not under_way:  # called by the script itself, not by `fit`
                 _add(found, f"{len(found):04} {name} ", getattr(returned, "history", returned))
                 _add(found, f"{len(found):04} weights ", getattr(model, "weights", []))
             return returned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-# Seen at either brightness; told apart without colour by their names, which stand beside them.
+# Visible in light and dark; labels distinguish them without colour.
 COLOURS = ("#3b76c4", "#d1701c", "#2f9661", "#b0489a", "#8a7a10", "#7a6bd0")
 
 _STYLE = """

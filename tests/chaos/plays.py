@@ -153,7 +153,7 @@ def _act(run: Training, hosts: LoopbackHosts, start: int, fault: Fault) -> None:
     run.wait_for_note(f"{fault.kind}.{start}", _LIMIT * (start + 1))
     hosts.cut(host)
     if fault.kind == SHORT_CUT:
-        time.sleep(_SHORT_CUT)  # the fault's own length, which is no shorter on a busy machine
+        time.sleep(_SHORT_CUT)  # the duration of the fault, which does not depend on the load
     else:
         assert within(_LIMIT, lambda: f"restart {start + 1} of" in run.stderr), run.stderr
     hosts.mend(host)

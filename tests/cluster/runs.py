@@ -20,7 +20,7 @@ from tests.forked_python.start import ON_CPU, forked_python
 MARK = "AUTODIST_TEST_RUN"
 """Environment variable that every process of a run has, with the run's own value."""
 
-# A script's function `note`, which a test waits for.
+# The function `note` of scripts; a test waits for the notes.
 NOTE = '''
 def note(what):
     """Leaves a file whose name says what has happened, and whose text is the process."""
@@ -30,7 +30,7 @@ def note(what):
     os.rename(path + "~", path)
 '''
 
-# What the chief does stands in CHIEF, what the others do in WORKER; both see these names.
+# CHIEF contains the chief's code, and WORKER the others' code; both use these names.
 _SCRIPT = """
 import json, os, signal, subprocess, sys, threading, time
 from autodist.cluster.coordinator import Coordinator
@@ -40,7 +40,7 @@ from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
 directory = os.getcwd()
-os.chdir("/")  # the others are started where this one was, wherever it goes
+os.chdir("/")  # the others start in this one's initial directory
 
 {note}
 def failed(error):
@@ -188,7 +188,7 @@ def workers_here(spec: dict[str, Any]) -> int:
     """Workers that are started as processes of this machine, the chief among them."""
     nodes = spec["nodes"]
     if isinstance(nodes, str):
-        return 1  # they are given by a scheduler, which starts them
+        return 1  # the scheduler starts them
     mine = [node for node in nodes if "ssh" not in spec or node.get("chief")]
     return sum(int(node.get("workers", 1)) for node in mine)
 

@@ -19,7 +19,7 @@ UNFLUSHED = 120
 
 SPEC = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
 
-# What the chief prints stays in Python's buffer, and is pending when the strategy's table is made.
+# The chief's output stays in Python's buffer, and is pending when the strategy's table is made.
 TRAINS = """
 print("pending")
 variable = tf.Variable([1.0, 2.0, 3.0])

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
 
-# Each worker names its files by its index, so that it shows who writes.
+# Each worker names its files by its index, which shows the writer.
 MODEL = """
 import keras
 folder = {folder!r}
@@ -30,7 +30,7 @@ def weights_of(name, model):
 """
 
 FIT = """
-class Saves(keras.callbacks.Callback):  # alone where its name is the worker's, and together
+class Saves(keras.callbacks.Callback):  # local if the name contains the worker's index, else collective
     def on_epoch_end(self, epoch, logs=None):
         for name in (f"saved{me}", "together"):
             self.model.save(f"{folder}/{name}.keras")
@@ -70,7 +70,7 @@ def compiled():
 
 both = compiled()
 tracks = [Saves(), Upload(f"{folder}/upload{me}.keras"), Tracker()]
-with ad.scope():  # what the other worker validates by differs, and gets better all the time
+with ad.scope():  # the other worker's validation data differ, and its loss always improves
     given = callbacks(me)
     history = fit(both, [*given, *tracks], shift=me * 1e4)
 both.load_weights(f"{folder}/best0.weights.h5")  # the chief has written it by now
@@ -123,7 +123,7 @@ with ad.scope():
     model.compile(keras.optimizers.Adam(0.1), "mse")
 backup = keras.callbacks.BackupAndRestore(f"{folder}/backup{me}", delete_checkpoint=False)
 epochs = []
-for last in (4, 5):  # the second goes on in this process, where the other worker has values of its own by then
+for last in (4, 5):  # the second resumes in this process; the other worker then has different values
     history = model.fit(X, Y, batch_size=8, epochs=last, shuffle=False, verbose=0, callbacks=[backup])
     epochs += history.epoch
 alone = build()

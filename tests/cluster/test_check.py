@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 LIMIT = 180.0
 
-# Wherever the tests were started.
+# For any working directory of the tests.
 HEARS_CTRL_C = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

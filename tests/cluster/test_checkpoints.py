@@ -18,7 +18,7 @@ BOTH = """
 from autodist.checkpoint import slices
 from autodist.errors import CheckpointError
 
-slices.LARGE = 1  # whose old value goes before the new one comes, also on another worker
+slices.LARGE = 1  # its old value is released before the new one arrives, also on another worker
 draw = np.random.default_rng(0)
 with ad.scope():
     table, momentum = tf.Variable(draw.normal(size=(6, 4))), tf.Variable(np.zeros((6, 4)))
@@ -48,7 +48,7 @@ for _ in range(2):
     for batch in batches[done:7]:
         train(batch)
     again = table.numpy()
-    assert checkpoint.restore() == 5  # now to where the shards lie
+    assert checkpoint.restore() == 5  # into the shards
 for batch in batches[done:7]:
     train(batch)
 assert (table.numpy() == again).all()

@@ -25,7 +25,7 @@ with ad.scope():
 step(np.ones([2, 3]))
 """
 
-# What is registered first runs last. `me` is not there yet.
+# The handler registered first runs last. `me` is not defined yet.
 LINGERS = """
 atexit.register(lambda: note(f"left{me}"))
 
@@ -143,7 +143,7 @@ if {catches}:
     assert run.stdout == ("caught WorkerFailedError\n" if catches else "")
 
 
-# Python aborts a process to which a thread comes back from TensorFlow while it ends.
+# Python aborts a process if a thread returns from TensorFlow while it ends.
 LEAVES_NONE_IN_TENSORFLOW = """
 import sys, threading
 

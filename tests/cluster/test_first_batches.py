@@ -14,7 +14,7 @@ SPEC = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
 
 FIT = """
 import keras
-x = np.random.default_rng().normal(size=(12, 3))  # which nobody has seeded
+x = np.random.default_rng().normal(size=(12, 3))  # unseeded
 with ad.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

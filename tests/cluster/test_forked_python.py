@@ -19,7 +19,7 @@ from tests.forked_python.start import ON_CPU, forked_python
 
 pytestmark = pytest.mark.processes
 
-# Not of the environment: what tells of the run itself, numbers of descriptors, and what a shell sets.
+# Variables left out: those of the run itself, numbers of descriptors, and those set by a shell.
 FACTS = """
 def tell_facts(name):
     import gc, resource, stat

@@ -16,7 +16,7 @@ from tests.cluster.trainings import Training
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-# Pools made before the worker knows of its run, before its server listens, and while it trains.
+# Pools created before the worker joins its run, before its server listens, and while it trains.
 POOLS = """
 import multiprocessing, subprocess, sys
 
@@ -48,7 +48,7 @@ with ad.scope():
     step(np.ones((4, 3), np.float32))
     child = os.fork()
     if child == 0:
-        sys.exit(0)  # runs exit handlers, which must not take the child for the worker
+        sys.exit(0)  # runs exit handlers, which must not treat the child as the worker
     assert os.waitpid(child, 0)[1] == 0
     if me == 0 and os.fork() == 0:
         note("child")

@@ -59,7 +59,7 @@ def test_what_did_not_run_has_its_time_to_end_afterwards(is_suspended: str, tmp_
         assert guard.stdin is not None
         guard.stdin.close()
         assert within(30, (tmp_path / "asked").exists)
-        if is_suspended == "the guard":  # as where the whole machine was: its clock went on
+        if is_suspended == "the guard":  # as if the whole machine was suspended: its clock continued
             os.kill(guard.pid, signal.SIGSTOP)
             time.sleep(SUSPENDED)
             os.kill(guard.pid, signal.SIGCONT)

@@ -46,7 +46,7 @@ else:
     wait_for("never", 600)
 """
 
-# It comes between two steps of a fit, or of an evaluation that all make, which the other worker goes on with.
+# It comes between two steps of a fit or a collective evaluation, which the other worker continues.
 IN_A_CALL = """
 import keras
 
@@ -75,7 +75,7 @@ except Exception as error:
     print(type(error).__name__)
 """
 
-# What is registered last is called first: the run learns of it when Python has ignored the exception.
+# The handler registered last runs first: the run sees the exception after Python has ignored it.
 IN_AN_EXIT_HANDLER = """
 if me == 0:
     atexit.register(lambda: note("ready") or time.sleep(600))
@@ -106,7 +106,7 @@ def test_the_run_ends_at_once(tmp_path: Path, script: str, status: int, printed:
     assert run.stdout.strip() == printed
 
 
-# The chief of a pipeline waits for what the other worker feeds, which feeds nothing.
+# The chief of a pipeline waits for the other worker's feed, which never comes.
 GATHERS = """
 with ad.scope():
     kernels = [tf.Variable(np.ones(shape), name=f"kernel_{k}") for k, shape in enumerate(((4, 3), (3, 2)))]
@@ -190,12 +190,12 @@ def test_while_workers_join(tmp_path: Path, command: list[str], times: int) -> N
 def interrupt(run: Training, times: int) -> None:
     """Sends Ctrl-C, and again after the first was handled: the run ends at once, without leftovers."""
     for _ in range(times):
-        if run.chief.poll() is None:  # else the first has ended it before it said anything
+        if run.chief.poll() is None:  # else the first has ended it before any output
             os.killpg(run.chief.pid, signal.SIGINT)
         assert within(10, lambda: "Traceback" in run.stderr or run.chief.poll() is not None), run.stderr
     assert run.wait(10) == -signal.SIGINT, run.stderr
-    run.assert_gone(10)  # what passes standard error on while TensorFlow starts, too
+    run.assert_gone(10)  # including the relay of standard error during TensorFlow's start
     assert "KeyboardInterrupt" in run.stderr, run.stderr
-    # TensorFlow looks for attributes by asking for them, and what Ctrl-C came upon there is told before it.
+    # TensorFlow tests attributes by access; an exception handled there at Ctrl-C is printed before it.
     told = run.stderr.rpartition("During handling of the above exception, another exception occurred:")[2]
     assert "KeyboardInterrupt" in told and "Error" not in told, run.stderr

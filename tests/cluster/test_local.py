@@ -271,7 +271,7 @@ def test_chief_that_raises_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_interrupted_chief_ends_the_run(tmp_path: Path) -> None:
-    # What is started in the background of a shell is born deaf to Ctrl-C.
+    # A shell's background jobs ignore Ctrl-C.
     chief = "signal.signal(signal.SIGINT, signal.default_int_handler)\n" + TRAIN_UNTIL_STOPPED
     with Run(tmp_path, chief, SLEEP) as run:
         run.wait_for_note("asleep1")

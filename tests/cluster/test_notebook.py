@@ -130,7 +130,7 @@ class Kernel:
         raise AssertionError(f"the cell still runs:\n{shown}")
 
     def begin(self, cell: str) -> str:
-        # A kernel leaves out what comes soon after a cell that failed, unless it is told not to.
+        # A kernel skips cells queued after a failed one, unless configured otherwise.
         return self._client.execute(cell, stop_on_error=False)
 
     def interrupt(self) -> None:
@@ -192,7 +192,7 @@ def test_what_several_workers_cannot_do_in_a_kernel_is_refused_at_once(kernel: K
 
 MODEL = """
 import keras
-keras.config.set_floatx("float64")  # which the workers have to know as well
+keras.config.set_floatx("float64")  # required on the workers, too
 x = np.random.default_rng(0).normal(size=(32, 3))
 y = x.sum(1, keepdims=True)
 layers = [keras.layers.Dense(n, "tanh", kernel_initializer=keras.initializers.GlorotUniform(n)) for n in (2, 1)]
@@ -231,7 +231,7 @@ def test_a_cell_is_a_script_that_takes_and_leaves_names(kernel: Kernel) -> None:
     _, error = kernel.run("%%autodist\nif ad.is_chief:\n    print(other)")
     assert "NameError" in error
     assert "--in other brings it" in error
-    assert "print(other)" in error  # where it stands in the cell
+    assert "print(other)" in error  # the line of the cell
 
 
 def test_the_example_trains_and_trains_on(kernel: Kernel) -> None:

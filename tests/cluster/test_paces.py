@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 START, STEPS, STALENESS = 60.0, 5, 2
 
-# The last worker goes on only as the test lets it. The loss is linear, so that gradients do not depend on who is ahead.
+# The test holds the last worker. The loss is linear, so that gradients do not depend on the workers' progress.
 TRAIN = f"""
 STEPS = {STEPS}
 slow = ad.num_workers - 1
@@ -31,7 +31,7 @@ def train(name, staleness):
             wait_for(f"{{name}}: may {{number}}")
             note(f"{{name}}: slow starts {{number}}")
         step(np.full([2 + me, 3], number * (me + 1.0)))
-        if me != slow and staleness is not None and number > staleness:  # a note is left before the step it tells of
+        if me != slow and staleness is not None and number > staleness:  # a note precedes its step
             assert has_note(f"{{name}}: slow starts {{number - staleness}}"), f"{{name}}: {{number}} is too far ahead"
         note(f"{{name}}: worker {{me}} ended {{number}}")
     return kernel

@@ -114,7 +114,7 @@ keras.utils.set_random_seed(1)
 """
     + DATA
     + """
-def mine(rows):  # my part of each batch of 8, of which the last one has 7
+def mine(rows):  # my part of each batch of 8; the last one has 7
     return np.concatenate([(batch := rows[start : start + 8])[len(batch) * me // n : len(batch) * (me + 1) // n]
                            for start in range(0, 23, 8)])
 

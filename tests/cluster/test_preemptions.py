@@ -34,7 +34,7 @@ while True:
     note(f"made{me}")
 """
 
-# What a script does at its end is waited for longer than by default: that it is done is asserted.
+# A longer limit than the default for the end of a script, since its completion is asserted.
 TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "stop_timeout": 30}
 
 

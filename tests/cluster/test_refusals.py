@@ -104,7 +104,7 @@ with ad.scope():
         wait_for("the others have ended", 600)
 """
 
-# What one worker alone refuses: while it captures the step, before that, once all have captured it, and in `fit`.
+# Rejections by one worker: before, during and after the capture of the step, and in `fit`.
 CALLS = {
     "in a step": ("refused(np.ones((2, 3))) if me == {worker} else step(np.ones((2, 3)))", "this step is refused"),
     "by its arguments": ("step(*[np.ones((2, 3))] * (2 if me == {worker} else 1))", "too many positional arguments"),

@@ -123,7 +123,7 @@ for number in range(7):
     step(batch(number))
 keep(values=variable.numpy(), expected=beside.numpy(), replicas=ad.num_replicas)
 """
-    # The worker lets its machine's sshd be killed, and waits for what comes of it.
+    # The worker kills its machine's sshd, and waits for the result.
     dies = "if me == 1 and number == 5: note('at'); wait_for('never', 600)\n    step(batch(number))\n    if"
     train = GLOBAL + TRAIN.replace("step(batch(number))\n    if", dies)
     (tmp_path / "hosts").mkdir()

@@ -196,7 +196,7 @@ LATE = """
 import ctypes, json, sys
 import autodist.cluster.script_end as module
 module.watch_script_end()
-for kept in (module, json):  # like what C code holds: Python sets their globals to None, and json's are the last
+for kept in (module, json):  # like references in C code: Python sets their globals to None, and json's are the last
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 class Late:
     def __del__(self, error=ValueError):

@@ -42,7 +42,7 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hosts]:
         yield made
 
 
-# Of what happens within a connection, however it was made and whatever can cut it.
+# Events within a connection, independent of its transport and of the kind of disconnection.
 of_one_kind = pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)
 
 
@@ -165,7 +165,7 @@ member.wait_for_end()
                 hosts.cut(hosts.hosts[1])
             (run.directory / "notes" / f"go{number}").touch()
             if number == 1:
-                time.sleep(10)  # what is claimed
+                time.sleep(10)  # as claimed
                 hosts.mend(hosts.hosts[1])
         assert run.wait(60) == 0, run.stderr
         run.assert_gone(0)

@@ -70,7 +70,7 @@ def test_bad_lines_of_known_hosts_are_skipped_and_its_patterns_count(
     connect(SSHSettings(second.address, port=second.port)).close()
     with pytest.raises(ClusterError, match="its host key is not known.*Lines that cannot be read: .*known_hosts:1, "):
         connect(SSHSettings(first.address, port=first.port))
-    (home / "known_hosts").write_text(f"{first.address} {key_of(hosts)}\n")  # without the port, which counts for any
+    (home / "known_hosts").write_text(f"{first.address} {key_of(hosts)}\n")  # without a port: valid for any
     connect(SSHSettings(first.address, port=first.port)).close()
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", home / "known_hosts"], check=True, capture_output=True)
     connect(SSHSettings(first.address, port=first.port)).close()

@@ -66,7 +66,7 @@ def test_a_node_is_logged_in_to_once_or_as_often_as_its_server_wants(
 
 
 def test_a_login_is_tried_again_while_the_server_admits_no_more(tmp_path: Path) -> None:
-    # On an address of this machine's, which the test itself reaches.
+    # On an address of this machine that the test itself reaches.
     with one_host(tmp_path, "MaxStartups 1", kind=LoopbackHosts) as hosts:
         stranger = socket.create_connection((hosts.hosts[0].address, hosts.hosts[0].port))
         assert stranger.recv(4) == b"SSH-"  # from here on it is one that may still log in

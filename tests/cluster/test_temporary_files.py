@@ -12,7 +12,7 @@ from tests.cluster.trainings import Training
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-# AutoGraph converts the step and the function, each with what they call.
+# AutoGraph converts the step and the function, with their callees.
 CONVERTED = """
 def halved(x):
     while tf.reduce_max(x) > 1.0:
@@ -37,7 +37,7 @@ with ad.scope():
 """
 
 
-# In a forked process, for which others have imported TensorFlow.
+# In a fork of a process that has imported TensorFlow.
 AS_STARTED_SO = """
 import sys, tempfile
 os.environ["TMPDIR"], tempfile.tempdir, sys.dont_write_bytecode = {temporary!r}, None, False

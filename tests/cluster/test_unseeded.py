@@ -65,7 +65,7 @@ def test_all_workers_draw_and_initialise_alike_before_they_train(tmp_path: Path,
 
 BUILT = """
 import gc
-gc.freeze = lambda: None  # of the tests' own, which would hide what is made before it
+gc.freeze = lambda: None  # the tests' own, which would hide earlier objects
 import keras
 {seed}
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])

@@ -29,7 +29,7 @@ except ClusterError as error:
 ONE_LINE = f"exec({SCRIPT!r})"
 AT_A_PROMPT = SCRIPT + "\n"
 
-# By way: the command, "SCRIPT" for the one that is there; what the other workers are to be started with.
+# By way: the command, with "SCRIPT" for the script; the start of the other workers.
 REPEATED = {
     "a file": (["train.py", "x"], ["{here}/train.py", "x"]),
     "a module": (["-m", "train", "x"], ["-m", "train", "x"]),
@@ -48,7 +48,7 @@ REPEATED = {
     "IPython": (["-m", "IPython", "train.py", "x"], ["{here}/train.py", "x"]),
 }
 
-# By way: the command, what is typed, and what is told.
+# By way: the command, its input, and the message.
 REFUSED = {
     "-": (["-", "x"], SCRIPT, "runs no script"),
     "typed": (["-i"], AT_A_PROMPT, "runs no script"),

@@ -62,7 +62,7 @@ def sdist(backend: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
     (directory / "tree" / "proto" / "removed_pb2.py").write_text("# compiled from a proto that is gone")
     built = run_backend(directory / "tree", backend, "build_sdist", directory / "built")
     (directory / "unpacked").mkdir()
-    # Not tarfile: of Python 3.11 to 3.13 some have no extraction filter, and some warn where none is given.
+    # Not tarfile: some versions from 3.11 to 3.13 have no extraction filter, and some warn without one.
     subprocess.run(["tar", "xf", built, "-C", directory / "unpacked"], check=True, timeout=60)
     (unpacked,) = (directory / "unpacked").iterdir()
     return unpacked

@@ -15,7 +15,7 @@ import numpy as np
 from tests.cluster.runs import MARK, NOTE, Run, workers_here
 from tests.forked_python.start import ON_CPU
 
-# What every script begins with; `me` is the worker's index.
+# The beginning of every script; `me` is the worker's index.
 _SCRIPT = '''
 import atexit, os, signal, time
 {note}
@@ -29,9 +29,9 @@ def wait_for(what, limit=60):
         time.sleep(0.01)
 
 {before}
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background is born deaf to Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
 import gc
-gc.disable()  # a fifth of the import's time goes to looking for what could be freed of what stays
+gc.disable()  # the collector takes a fifth of the import's time and frees nothing
 import numpy as np
 import tensorflow as tf
 from autodist import AutoDist

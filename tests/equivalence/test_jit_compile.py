@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 MOST = 1e-9
 
-# Pairs in which each program and each way of combining gradients comes once at least.
+# Pairs that contain each program and each way of combining gradients at least once.
 PAIRS = (
     (Cluster("shuffle", 2, 1), "jit_fit"),
     (Cluster("shuffle", 2, 1), "jit_nested"),

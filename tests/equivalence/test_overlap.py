@@ -59,7 +59,7 @@ def test_overlap_of_communication_and_backward_pass(tmp_path: Path, monkeypatch:
         assert max(early) >= 2
     for traces in read_traces(tmp_path / "traces").values():
         assert [(trace.worker, trace.workers) for trace in traces] == [(0, 2), (1, 2)]
-        assert traces[1].uncertainty is not None  # it has asked the chief
+        assert traces[1].uncertainty is not None  # it has measured the offset to the chief
         for spent in time_spent(traces):
             assert spent.computing > 0
             assert spent.computing + spent.sending + spent.reading + spent.waited <= spent.took * (1 + 1e-9)

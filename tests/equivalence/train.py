@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # what is imported stays
+    gc.disable()  # imported objects are never freed
 
 import argparse
 import os

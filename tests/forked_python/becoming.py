@@ -116,7 +116,7 @@ def become(start: Start, descriptors: Sequence[int], waiting: Sequence[Waiting] 
     os.environb.update(start.environment)
     _make_streams(is_unbuffered=bool(start.environment.get(b"PYTHONUNBUFFERED")))
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # Python's own is seeded anew by a fork
+        sys.modules["numpy"].random.seed()  # a fork reseeds Python's own
     code = prepare_main(start.line)
     _take_signals(start)
     return code
@@ -133,7 +133,7 @@ def _take_descriptors(numbers: Sequence[int], descriptors: Sequence[int], kept: 
 def _close_all_but(kept: Sequence[int]) -> None:
     """Leaves of this process's descriptors its streams and some more."""
     for number in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
-        with contextlib.suppress(OSError):  # by which the folder was read
+        with contextlib.suppress(OSError):  # the descriptor that listed the folder
             os.close(number)
 
 
@@ -150,7 +150,7 @@ def _make_streams(is_unbuffered: bool) -> None:
 
 def _take_signals(start: Start) -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_IGN)  # forgets what has come before the process was started
+        signal.signal(number, signal.SIG_IGN)  # discards signals from before the start
         if number in start.ignored or number in _SEEN_BY_NO_START:
             handler: Any = signal.SIG_IGN
         else:
@@ -226,7 +226,7 @@ def forked_chain(levels: Sequence[Fits]) -> Waiting | CodeType:
     run.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # what comes now is for others
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # signals from now on are for others
     pid = os.fork()
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -33,4 +33,4 @@ def _leave() -> None:
             del sys.modules[name]
 
 
-atexit.register(_leave)  # before all others, which Python calls first
+atexit.register(_leave)  # before all other handlers, which Python calls earlier

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.forked_python.start import ForkedProcess, ForkedPython, of_all
 
-# Its streams are the forked one's alone: who reads them sees their end when that ends.
+# Only the fork holds the streams: their reader sees the end of file when it ends.
 _PROGRAM = """#!{python} -IS
 import json, os, signal, socket, sys
 asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -87,7 +87,7 @@ class HostedPython:
             finally:
                 for stream in streams:
                     os.close(stream)
-            with contextlib.suppress(OSError):  # who asked has been killed
+            with contextlib.suppress(OSError):  # the client has been killed
                 asked.send(b"%d" % process.wait())
 
     def _start(self, streams: list[int], line: list[str], environment: dict[str, str], directory: str) -> ForkedProcess:

@@ -28,7 +28,7 @@ def serve(descriptor: int) -> CodeType:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     _import_what_scripts_import()
-    del sys.path[0]  # where this file is
+    del sys.path[0]  # the folder of this file
     tell: dict[int, int] = {}
     while True:
         _wait(asked, woken)
@@ -106,6 +106,6 @@ def _tell_of_ended(tell: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with contextlib.suppress(OSError):  # nobody wants to know
+        with contextlib.suppress(OSError):  # no client is left
             os.write(tell[pid], b"%d\n" % os.waitstatus_to_exitcode(status))
         os.close(tell.pop(pid))

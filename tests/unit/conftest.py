@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import keras
 import pytest
 import tensorflow as tf
-from keras.src.backend.common import global_state  # holds the policy, and tells that there is none yet
+from keras.src.backend.common import global_state  # holds the policy, if there is one
 
 from autodist.capture import training_hooks
 from autodist.cluster.script_end import watch_script_end
@@ -20,7 +20,7 @@ from autodist.runtime import program
 def keras_as_it_was() -> Iterator[None]:
     """Restores Keras's global state after a test, for the next one in the process."""
     before, policy = keras.config.floatx(), global_state.get_global_attribute("dtype_policy")
-    if policy is not None and policy.name == before:  # not asked for: Keras keeps what it made of the other
+    if policy is not None and policy.name == before:  # unchanged: Keras caches objects of the other
         policy = None
         global_state.set_global_attribute("dtype_policy", policy)
     yield
@@ -78,5 +78,5 @@ def no_script_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def keras_in_float64(keras_as_it_was: None) -> None:
     """Keras's layers and optimizers are made in float64, from one seed."""
     keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")  # Keras fixes it where it is first asked for
+    keras.config.set_dtype_policy("float64")  # Keras fixes it at its first use
     keras.utils.set_random_seed(1)

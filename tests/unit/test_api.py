@@ -65,7 +65,7 @@ def test_a_script_whose_steps_are_compared_neither_saves_nor_waits_for_sigterm(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         ad = AutoDist(resource_spec=spec)
-        assert ad._run.spec.checkpoint is None  # of which the coordinator tells the workers
+        assert ad._run.spec.checkpoint is None  # the coordinator sends it to the workers
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)

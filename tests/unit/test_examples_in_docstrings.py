@@ -12,7 +12,7 @@ import autodist
 import autodist.kernels
 import autodist.strategies
 
-_PACKAGES = (autodist, autodist.kernels, autodist.strategies)  # the latter two stand beside it in an editable install
+_PACKAGES = (autodist, autodist.kernels, autodist.strategies)  # separate folders in an editable install
 
 
 def _modules_with_examples() -> set[str]:

@@ -17,7 +17,7 @@ def step_odd_types(ad: Trainer) -> Results:
         step = ad.function(function)
         for (batch,) in odd_batches():
             step(own(ad, batch))
-    # NumPy's files know no bfloat16, every value of which is one of float32.
+    # NumPy's files have no bfloat16; every bfloat16 value is also a float32 value.
     return {
         v.name: (tf.cast(v, tf.float32) if v.dtype == tf.bfloat16 else tf.convert_to_tensor(v)).numpy()
         for v in variables

@@ -16,7 +16,7 @@ from autodist.resources import ResourceSpec
 v1 = tf.compat.v1
 
 X = np.arange(24.0).reshape(4, 6)
-RATE = 2**-7  # the same in float32, in which TF1 keeps it
+RATE = 2**-7  # exact in float32, the type of TF1's rate
 
 
 def two_replicas() -> AutoDist:

@@ -17,7 +17,7 @@ def early(monkeypatch):
     made = [keras.initializers.GlorotUniform(), keras.initializers.RandomNormal(seed=3), keras.initializers.HeNormal()]
     for one in made:
         vars(one).pop("_autodist_is_later", None)  # of a run that another test has made in this process
-    monkeypatch.setattr(RandomInitializer, "seed", None, raising=False)  # which it takes away again
+    monkeypatch.setattr(RandomInitializer, "seed", None, raising=False)  # removed again by monkeypatch
     seed_early_initializers(5)
     return made
 

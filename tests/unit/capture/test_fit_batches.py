@@ -93,7 +93,7 @@ def with_files(steps: Steps, **scope: Any) -> keras.Model:
     return model
 
 
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # whose length no reader of files knows
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # readers of files do not know their length
 def test_files_that_are_dealt_out_go_to_a_step_of_parts(steps: Steps, tmp_path: Path) -> None:
     names = [str(tmp_path / str(k)) for k in range(2)]
     for name, count in zip(names, (5, 7), strict=True):

@@ -114,7 +114,7 @@ def test_the_numbers_that_one_keeps_on_the_chief_are_there_on_the_others_when_fi
     assert (first.best, second.best, second._last_batch_seen) == (0.25, 0.5, 3)
 
 
-# -- what others save ------------------------------------------------------------------------------------------------
+# -- saves of other workers ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

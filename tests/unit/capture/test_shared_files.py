@@ -13,10 +13,10 @@ import tensorflow as tf
 from autodist.capture import shared_files
 from autodist.capture.shared_files import saving_alone, saving_with_chief, share_files, writers
 
-# A module of its own that takes the place of tf.saved_model; imported later, it would keep what a test leaves.
+# A separate module that replaces tf.saved_model; imported later, it would keep a test's patches.
 AGAIN = importlib.import_module("tensorflow.saved_model")
 with contextlib.suppress(ImportError):
-    importlib.import_module("tf_keras")  # what it saves by is shared where it has been imported
+    importlib.import_module("tf_keras")  # its save functions are redirected once it is imported
 
 
 @pytest.fixture

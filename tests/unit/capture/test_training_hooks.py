@@ -56,6 +56,6 @@ def test_gradients_may_be_applied_by_keyword(listener: Listener) -> None:
     keras.optimizers.SGD(1.0).apply(grads=[tf.ones(2)], trainable_variables=[w])
     np.testing.assert_allclose(w.numpy(), 0.0)
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=2.0)
-    tf.function(lambda: scaled.apply([tf.fill([2], 2.0)], [w]))()  # which applies the inner optimizer's by keyword
+    tf.function(lambda: scaled.apply([tf.fill([2], 2.0)], [w]))()  # calls the inner optimizer's apply by keyword
     np.testing.assert_allclose(w.numpy(), -1.0)
     assert listener.applied

@@ -46,7 +46,7 @@ def test_a_disk_that_fills_while_it_saves_leaves_the_last_one(tmp_path, is_in_se
         checkpoint.save(step=step, background=background)
         checkpoint.wait()
 
-    limit = 100 if is_in_session else 9_000  # what is in the session is written first, in small files
+    limit = 100 if is_in_session else 9_000  # the session's values are written first, in small files
     with (
         pytest.raises(CheckpointError, match=r"could not be written in .*: .*Free some space"),
         files_of_at_most(limit),

@@ -53,7 +53,7 @@ def test_what_was_sealed_is_json_and_comes_back():
     text = sealed(CONTENT)
     assert json.loads(text)["step"] == 3
     assert unsealed(text) == json.loads(json.dumps(CONTENT))
-    assert unsealed(json.dumps(json.loads(text))) == unsealed(text)  # written anew, in one line
+    assert unsealed(json.dumps(json.loads(text))) == unsealed(text)  # rewritten, in one line
 
 
 def test_whatever_byte_is_another_it_is_refused_or_means_the_same():

@@ -206,7 +206,7 @@ def test_the_yaml_saves_two_fits_and_what_is_drawn_between_them_with_no_line_of_
         stopping, counting = keras.callbacks.EarlyStopping("loss", restore_best_weights=True), Counting()
         callbacks = [stopping, counting, Wandering()]
         first = fit(ad, model, None, callbacks, epochs=2, every_steps=None, data=Augmented())
-        kept = stopping.best, stopping.best_epoch, counting.batches  # of what is not made again, too
+        kept = stopping.best, stopping.best_epoch, counting.batches  # also of objects that are not recreated
         x = X + np.random.normal(size=X.shape).astype(np.float32)
         with ad.scope():
             model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
@@ -218,7 +218,7 @@ def test_the_yaml_saves_two_fits_and_what_is_drawn_between_them_with_no_line_of_
     expected = script()
     said = "parts"
     script(killed=(1, 3))
-    for _ in range(2):  # and once more when all of it is over
+    for _ in range(2):  # the second time after its end
         found = script()
         assert found[1:] == expected[1:]
         for one, other in zip(found[0], expected[0], strict=True):

@@ -117,7 +117,7 @@ def test_where_there_are_no_locks_what_the_file_says_counts(tmp_path, monkeypatc
     note(tmp_path, pid=1, began="0 or so")  # another process has that number now
     FolderLock.take(tmp_path).release()
     note(tmp_path)
-    FolderLock.take(tmp_path).release()  # this process's, before it began anew
+    FolderLock.take(tmp_path).release()  # this process's, before its re-exec
     note(tmp_path, host="elsewhere")
     with pytest.raises(CheckpointError, match="on elsewhere since .*remove .*checkpoint.lock"):
         FolderLock.take(tmp_path)

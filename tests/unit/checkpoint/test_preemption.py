@@ -73,7 +73,7 @@ def test_the_run_is_saved_before_it_ends_by_the_signal(ended_by: list[Any], capl
     assert caplog.messages == [
         "SIGTERM: the run is saved after this step, and then ends; another SIGTERM ends it at once."
     ]
-    preempted.watch(of_fit)  # which begins later, and is the one that saves
+    preempted.watch(of_fit)  # begins later, and saves
     run.step = 5
     assert of_fit.is_due(5)
     with pytest.raises(SystemExit) as raised:

@@ -54,7 +54,7 @@ def test_variables_wherever_they_lie_are_read_whole_by_tensorflow(graph_runner, 
     pieces, variables = push(graph_runner)
     writer = PartWriter(graph_runner, pieces, lambda worker: "")
     kept = {name: tracked.kept for name, tracked in variables.items()}
-    for step in (1, 2):  # the second time by what was made for the first
+    for step in (1, 2):  # the second time with the nodes of the first
         folder = tmp_path / str(step)
         folder.mkdir()
         parts = [*writer.write(kept, str(folder)), *write_here([("here", lambda: tf.constant([1.5]))], str(folder))]

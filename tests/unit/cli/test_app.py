@@ -131,7 +131,7 @@ def test_completion_of_a_shell_is_offered() -> None:
         ("autodist v", ["verify"]),
         ("autodist check --no", ["--no-links"]),
         ("autodist plan --strategy Pa", ["Parallax", "PartitionedAR", "PartitionedPS"]),
-        ("autodist run trai", []),  # files, which the shell itself knows
+        ("autodist run trai", []),  # files, which the shell completes
     ],
 )
 def test_a_shell_completes_commands_options_and_builders(words: str, completed: list[str]) -> None:

@@ -201,7 +201,7 @@ def test_of_a_pipeline_it_is_planned_what_each_stage_holds_computes_and_hands_on
     assert (last.workers, last.variables, last.bytes) == (("localhost:1",), 1, 4 * kernels[3])
     for stage in (first, last):  # Adam keeps two numbers more for each
         assert 3 * stage.bytes <= (stage.held or 0) <= 3 * stage.bytes + 64
-    # A product forward, and two back, but for the first layer's input, which needs no gradient.
+    # One product forward and two backward, except for the first layer's input, which needs no gradient.
     assert first.forward.known == 2 * 3 * sum(kernels[:3])
     assert first.backward.known == 2 * 3 * (kernels[0] + 2 * kernels[1] + 2 * kernels[2])
     for found_flops, products in ((last.forward, kernels[3]), (last.backward, 2 * kernels[3])):

@@ -145,7 +145,7 @@ def test_errors_of_autodist_s_are_words_with_the_script_s_line_unless_all_is_ask
 
 @pytest.mark.processes
 def test_an_interrupted_script_ends_as_under_python(tmp_path: Path) -> None:
-    # What a shell starts in the background is born deaf to Ctrl-C.
+    # A shell's background jobs ignore Ctrl-C.
     hears = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     script = write(tmp_path, hears + "import time\nprint('ready', flush=True)\ntime.sleep(200)\n")
     command = [sys.executable, "-m", "autodist", "run", script]

@@ -27,7 +27,7 @@ def test_copy_of_a_held_port_keeps_no_server_from_it_after_the_release() -> None
     held = hold_port(None)
     with socket.socket(fileno=os.dup(held.fileno())):  # as in a process that was forked before
         held.release()
-        with socket.create_server(("", held.port)) as server:  # asks for the address to be reused, as TensorFlow does
+        with socket.create_server(("", held.port)) as server:  # sets SO_REUSEADDR, as TensorFlow does
             socket.create_connection(("127.0.0.1", held.port)).close()
             server.accept()[0].close()
 

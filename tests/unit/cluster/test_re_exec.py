@@ -48,7 +48,7 @@ def test_the_script_runs_again_with_all_that_it_had_after_its_exit_handlers(tmp_
 
 TOLD_TO_END = """
 import atexit, os, signal, sys
-atexit.register(lambda: os.kill(os.getpid(), int(sys.argv[1])))  # before the import: it comes after what that registers
+atexit.register(lambda: os.kill(os.getpid(), int(sys.argv[1])))  # runs after the handlers of the import
 import autodist
 from autodist.cluster.re_exec import re_exec_at_the_end
 from autodist.cluster.script_end import watch_script_end

@@ -21,7 +21,7 @@ RESET = "kex_exchange_identification: read: Connection reset by peer\n"
 GONE = "banner exchange: Connection to 10.9.9.9 port 2222: Broken pipe\n"
 REFUSED = "ssh: connect to host 10.9.9.9 port 2222: Connection refused\n"
 
-# What it says, the words for it, and whether it may pass while a machine boots.
+# The output, the message, and True if it may be temporary while a machine boots.
 CASES: list[tuple[str, list[str], bool]] = [
     ("ssh: Could not resolve hostname lab: Name or service not known\n", ["cannot be resolved (Name or serv"], False),
     (f"debug1: connect to address 10.9.9.9 port 2222: Connection refused\n{REFUSED}", ["connection refused"], True),

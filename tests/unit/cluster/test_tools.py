@@ -23,7 +23,7 @@ def here(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-# By tool: its command, `__main__.__file__`, the name in `__main__.__spec__`, `sys.argv[0]`; what is to be run.
+# By tool: its command, `__main__.__file__`, the name in `__main__.__spec__`, `sys.argv[0]`; the code to run.
 # Relative paths of files are below the folder of the test.
 SCRIPT, MODULE = "{here}/train.py", "{here}/package/train.py"
 FORMS = {
@@ -143,7 +143,7 @@ def test_tool_without_a_script_is_known_as_one(form: str, here: str) -> None:
     [
         (["train.py", "coverage"], "train.py", None),
         (["trace.py"], "trace.py", None),  # the user's own
-        (["profile", "x"], "profile/__main__.py", "__main__"),  # likewise
+        (["profile", "x"], "profile/__main__.py", "__main__"),  # the same
         (["-m", "code.train"], "code/train.py", "code.train"),
         (["-m", "pytest", "x"], f"{SITE}/pytest/__main__.py", "pytest.__main__"),
         ([f"{BIN}/pytest", "x"], f"{BIN}/pytest", None),

@@ -52,7 +52,7 @@ class Chief:
         self._control.close()
 
     def end(self) -> None:
-        self.say(Release())  # or the member ends this process
+        self.say(Release())  # otherwise the client ends this process
         assert self.member._ended.wait(10)
         self.leave()
 
@@ -117,7 +117,7 @@ def test_the_first_sigterm_is_told_to_a_chief_that_saves_then(saving_chief: Chie
 def test_the_agent_s_own_sigterm_ends_the_script(saving_chief: Chief, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr("autodist.cluster.worker_client._end_own_group", lambda limit: ended.set())
-    saving_chief.say(Ask())  # which the member may not have read by then
+    saving_chief.say(Ask())  # the client may not have read it by then
     saving_chief.end_the_script()
     assert not watch_script_end().heeds_termination()
     assert not ended.wait(0.1)  # its guard does that

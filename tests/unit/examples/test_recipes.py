@@ -46,7 +46,7 @@ def test_compose_starts_each_by_hand(
     assert (program, command) == ("autodist", "run")
     options = dict(zip(words[:-1:2], words[1:-1:2], strict=True))
     for name in OF_ONE_PROCESS:
-        monkeypatch.setenv(name, "")  # so that what is set below is put back
+        monkeypatch.setenv(name, "")  # restores later changes
         monkeypatch.delenv(name)
     workers = int(options["--workers"]) if "--workers" in options else None
     found = find_given(None, options["--join"], int(options["--index"]), workers)

@@ -45,7 +45,7 @@ def test_what_is_taken_apart_is_put_together_again(value: Any) -> None:
     made = rows.tensor(*map(tf.constant, arrays))
     assert type(made) is type(value) and made.dtype == value.dtype
     assert examples(made) == examples(value)
-    last = rows.tensor(*(tf.constant(a[1:]) for a in arrays))  # what another replica gets
+    last = rows.tensor(*(tf.constant(a[1:]) for a in arrays))  # another replica's part
     assert examples(last) == examples(value)[1:]
 
 

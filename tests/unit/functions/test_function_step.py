@@ -142,7 +142,7 @@ def test_a_call_like_an_earlier_one_is_not_looked_at_again_and_computes_with_its
         given = step(**named) if passing == "named" else step({"x": tf.constant(x)}, scale, np.float64(shift))
         np.testing.assert_allclose(float(given), value, rtol=1e-13)
     np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-12)
-    # Three forms; after the second trace two of them are looked at once more.
+    # Three forms; after the second trace two of them are checked again.
     assert len(looked) == 5 and step.traces == 2
 
 

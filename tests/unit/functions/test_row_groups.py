@@ -46,7 +46,7 @@ def test_a_step_trains_as_on_one_device(caplog):
         found = [float(step(*call)) for call in calls]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     np.testing.assert_allclose(w.numpy(), alone.numpy(), rtol=1e-12)
-    assert step.traces == 1  # where the numbers agree by chance, too
+    assert step.traces == 1  # also if the numbers happen to agree
     told = [r.getMessage() for r in caplog.records if "different numbers of rows" in r.getMessage()]
     assert told == [
         "step: its inputs have different numbers of rows (x has 24, z has 8, y has 8), and each is split by its own. "

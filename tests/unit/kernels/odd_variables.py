@@ -33,7 +33,7 @@ def make_odd_step(rate: float = 0.05) -> tuple[Callable[..., object], list[tf.Va
             gain = tf.cast(half, tf.float64) + tf.cast(tf.reduce_mean(brain, 0), tf.float64)
             hidden = hidden * gain * scalar + tf.cast(half_scalar, tf.float64) + tf.cast(untouched, tf.float64)
             nothing = tf.cast(tf.reduce_sum(empty), tf.float64) + tf.reduce_sum(empty_matrix)
-            # By itself, since a product in float32 over examples is rounded as the processor adds them up.
+            # Separately, since the rounding of a float32 product over examples depends on the processor's order.
             apart = tf.reduce_mean(tf.square(tf.cast(x, tf.float32) @ single - 1.0))
             loss = tf.reduce_mean(tf.square(hidden - 1.0)) + tf.cast(apart, tf.float64) + nothing
         for v, gradient in zip(trained, tape.gradient(loss, trained), strict=True):

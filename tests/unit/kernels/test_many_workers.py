@@ -19,5 +19,5 @@ def test_every_optimizer_trains_under_every_way_to_synchronise(optimizer, owners
     choices = Choices("mean", optimizer, is_tied=False, is_frozen=True, counts_steps=True)
     captured, batches, alone = on_one_device(choices, 3, (5, 1))
     strategy = plan(captured.item, 2, 1, OWNERS[owners])
-    # Adam and its kin divide small gradients by their own size, which makes more of a rounding than 1e-12.
+    # Adam-like optimizers divide small gradients by their own size, which amplifies rounding beyond 1e-12.
     assert_same(train(captured, strategy, batches), alone, rtol=1e-9)

@@ -25,5 +25,5 @@ def test_random_assignments_train_as_one_device_does(choices, shape, servers, ke
     step, batches = make_step(choices), make_batches(seed, sizes)
     captured = capture(step, *batches[0])
     strategy = strategy_of(captured.item, *shape, kept_by_name=kept_by_name, servers=servers if shape[0] > 1 else 0)
-    # Adam and its kin divide small gradients by their own size, which makes more of a rounding than 1e-12.
+    # Adam-like optimizers divide small gradients by their own size, which amplifies rounding beyond 1e-12.
     assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)

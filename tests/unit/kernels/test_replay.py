@@ -91,7 +91,7 @@ def test_every_synchronizer_and_compressor_is_carried_out(replayed):
     specs = strategy_pb2.AllReduce.Spec
     assert {one.spec for one in reduced} == set(specs.values()) - {specs.Value("AUTO")}
     kinds = strategy_pb2.Compressor.Kind
-    own = {"NAMED"}  # what scripts bring: tests/unit/compressors
+    own = {"NAMED"}  # scripts' own compressors: tests/unit/compressors
     assert {kinds.Name(one.compressor.kind) for one in reduced} == set(kinds.keys()) - own
     assert {one.compressor.error_feedback for one in reduced} == {True, False}
     paces = {(one.asynchronous, one.staleness > 0, one.local_proxy) for one in served}

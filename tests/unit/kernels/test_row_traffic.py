@@ -40,7 +40,7 @@ def total(*arguments, **named):
 def test_bytes_are_in_proportion_to_the_ids(owners, optimizer):
     few, many = (total(different_ids(n), owners, OPTIMIZERS[optimizer]) for n in (8, 80))
     assert many < TABLE / 10
-    constant = many - 10 * few  # what does not depend on the ids: losses, learning rates, tokens
+    constant = many - 10 * few  # bytes independent of the ids: losses, learning rates, completion signals
     assert abs(constant) < 10 * 200
 
 

@@ -88,7 +88,7 @@ def behind_a_step_of_descent(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     for _ in range(2):
         with tf.GradientTape() as tape:
             tape.watch(taught)
-            read = tf.cond(tf.size(taught) > 1, lambda: made, lambda: -made)  # beside two tapes a function of its own
+            read = tf.cond(tf.size(taught) > 1, lambda: made, lambda: -made)  # two tapes and a function
             value = tf.reduce_mean((read @ taught - x[:, :1]) ** 2)
         taught -= 0.1 * tape.gradient(value, taught)
     return tf.reduce_mean((made @ taught - x[:, 1:2]) ** 2)

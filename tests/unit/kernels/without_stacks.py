@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from tensorflow.python.util import tf_stack  # no public name: where TensorFlow looks for what takes a stack
+from tensorflow.python.util import tf_stack  # not public: TensorFlow looks up the stack function here
 
 from autodist.capture.patches import replaced
 
@@ -26,5 +26,5 @@ def without_stacks() -> Iterator[None]:
 
 @functools.cache
 def _one_stack() -> Any:
-    with ThreadPoolExecutor(1) as pool:  # in a thread of its own the stack begins anew
+    with ThreadPoolExecutor(1) as pool:  # a new thread has a new stack
         return pool.submit(tf_stack.extract_stack).result()

@@ -64,7 +64,7 @@ def test_what_a_function_reads_is_known_by_name(cell: dict[str, Any]) -> None:
         "helper": "function", "x": "int", "train": "function", "more": "ndarray",
     }  # fmt: skip
     assert uses(cell["train"], (5,))["more"] == 5
-    assert uses(cell["make"]()) == {"x": 1}  # and `later`, which has no value
+    assert uses(cell["make"]()) == {"x": 1}  # `later` has no value
     assert uses(np.linalg.norm, (3,)).keys() <= {"ord", "argument 1", "axis", "keepdims"}
     assert uses(dict, (3,)) == {"argument 1": 3}  # it has no signature
 

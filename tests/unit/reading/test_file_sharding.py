@@ -327,7 +327,7 @@ def test_an_epoch_of_files_that_were_dealt_to_others_begins_anew_and_that_is_tol
     assert all("read from its beginning" in m for m in told_by(caplog)) and len(told_by(caplog)) == 2
 
 
-# -- what is asked for -----------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------------------------
 
 
 def test_files_fit_neither_a_comparison_nor_a_pipeline():

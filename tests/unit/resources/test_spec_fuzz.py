@@ -58,7 +58,7 @@ def test_anything_gives_a_spec_or_a_spec_error(content: Any) -> None:
         assert ResourceSpec.from_payload(result.to_payload()).to_payload() == result.to_payload()
 
 
-# What YAML's syntax is made of, and what people write in it.
+# Elements of YAML's syntax, and typical content.
 TOKENS = st.sampled_from(
     [
         *KEYS,

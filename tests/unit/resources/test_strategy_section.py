@@ -53,7 +53,7 @@ def test_overrides_are_in_the_order_of_the_file(section: StrategySection) -> Non
         (("chunk_size",), 4, "strategy.chunk_size"),
         (("nested", "a", 1), 5, "strategy.nested.a[1]"),
         (("variables", "embedding/.*", "partition", "axis"), 9, 'strategy.variables["embedding/.*"].partition.axis'),
-        (("variables", "dense", "staleness"), 10, "strategy.variables.dense.staleness"),  # missing: what is around it
+        (("variables", "dense", "staleness"), 10, "strategy.variables.dense.staleness"),  # its parent
         (("absent",), 2, "strategy.absent"),
     ],
 )

@@ -55,7 +55,7 @@ def test_forward_and_backward_of_a_layer_are_told_apart():
         assert product <= found.forward[stage].count <= 1.4 * product
     for stage in range(1, 4):
         assert 2 * product <= found.backward[stage].count <= 2.5 * product
-    assert product <= found.backward[0].count <= 1.2 * product  # nobody asks for the gradient of what is fed
+    assert product <= found.backward[0].count <= 1.2 * product  # the gradient of the feeds is unused
 
 
 def test_what_crosses_is_told_each_way():

@@ -72,7 +72,7 @@ with start.doing("a later step"):
     assert "asking …" in shown
     assert "a later step" not in shown
     assert shown.index("first step finished") > shown.index("asking")
-    assert printed == "[two] another\nthe script's\n"  # a pipe gets what it would get without a terminal
+    assert printed == "[two] another\nthe script's\n"  # a pipe gets the same output as without a terminal
 
 
 def test_a_forked_process_writes_past_it() -> None:

@@ -42,7 +42,7 @@ def test_all_get_from_one_worker_each_and_none_hands_on_to_more_than_two(workers
     assert max(map(len, after)) <= 2
     seen = {0}
     for worker in range(workers):
-        assert worker in seen  # nobody hands on what has not come to it from the chief
+        assert worker in seen  # no worker forwards a value before it has received it
         seen.update(after[worker])
 
 

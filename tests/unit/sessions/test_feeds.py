@@ -115,7 +115,7 @@ def test_fixed_shapes_of_one_length_hold_a_row_for_each_example_of_a_worker(shap
 @pytest.mark.parametrize(
     ("others", "named", "asked"),
     [
-        (1, {}, 2),  # refused, and compared once more where the script goes on
+        (1, {}, 2),  # rejected, and compared again if the script continues
         (0, {}, 1),
         (1, {"table:0": None}, 0),
     ],

@@ -126,7 +126,7 @@ def test_a_row_lies_in_one_shard_of_rows_and_in_every_shard_of_columns():
         (DENSE, BFloat16(error_feedback=True), 120),
         # 3·3·8 × 16 elements of 4 bytes, in two matrices of two columns.
         (MATRIX, PowerSGD(rank=2), 4 * 2 * (72 + 16)),
-        # What would be no smaller travels as it is, and so does what is no matrix.
+        # Tensors that would not be smaller are sent uncompressed, and so are those that are not matrices.
         (MATRIX, PowerSGD(rank=99), 4 * 72 * 16),
         (DENSE, PowerSGD(), 240),
         (SyncedVariable("half", (60,), 120, False, "float16"), BFloat16(), 120),

@@ -51,7 +51,7 @@ def test_the_largest_of_balanced_stages_is_as_small_as_can_be(step, cluster, siz
     def largest(cuts):
         return max(sum(sizes[a:b]) for a, b in itertools.pairwise([0, *cuts, len(sizes)]))
 
-    if layered:  # else all are one layer's, which is cut only where it must be
+    if layered:  # else all are one layer's, which is split only if necessary
         best = min(largest(cuts) for cuts in itertools.combinations(range(1, len(sizes)), stages - 1))
         assert largest([found.index(stage) for stage in range(1, stages)]) == best
 

@@ -55,7 +55,7 @@ def test_owners_depend_on_sizes_and_names_not_on_order(step, cluster, order):
 
 def test_largest_first_and_the_lower_index_wins_a_tie(step, cluster):
     planned = step({"small": (10,), "large": (30,), "middle": (20,)})
-    # large goes to 0 (both are empty), middle to 1, and small to 1, which is the less loaded.
+    # large goes to 0 (both are empty), middle to 1, and small to 1, the less loaded one.
     assert owners(PSLoadBalancing().build(planned, cluster(workers=2))) == {"large": 0, "middle": 1, "small": 1}
 
 

@@ -49,7 +49,7 @@ def test_where_tensorflow_is_there_garbage_is_collected_as_ever(monkeypatch: pyt
         assert gc.isenabled()
 
 
-# The finder is asked for the first module that imports TensorFlow, and has none.
+# The finder is called for the first module that imports TensorFlow, and finds none.
 FIRST = """
 import gc, sys
 class Finder:
@@ -75,7 +75,7 @@ def test_what_the_package_has_is_imported_so(package: str, name: str, module: st
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
-# The module behind a name of the package raises an AttributeError, as where a library lacks a name.
+# The module behind a name of the package raises AttributeError, like a library without that name.
 LACKING = """
 import sys, types
 class Finder:

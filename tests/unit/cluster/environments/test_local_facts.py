@@ -18,8 +18,8 @@ INSTALLED = ("GPU-aa", "GPU-ab", "GPU-cc")
         ("NoDevFiles", ()),
         ("1,0", ("GPU-ab", "GPU-aa")),
         ("GPU-c", ("GPU-cc",)),
-        ("0,7,1", ("GPU-aa",)),  # what comes after one that is not there is not seen either
-        ("GPU-a", ()),  # which of two is not known
+        ("0,7,1", ("GPU-aa",)),  # CUDA ignores entries after an invalid one
+        ("GPU-a", ()),  # ambiguous
     ],
 )
 def test_visible_gpus(visible: str | None, seen: tuple[str, ...]) -> None:

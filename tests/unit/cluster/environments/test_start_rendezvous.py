@@ -20,7 +20,7 @@ ALONE = {"AUTODIST_INDEX": "0", "AUTODIST_WORKERS": "1", "AUTODIST_CHIEF": "node
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_met", [])
     for name in OF_ONE_PROCESS:
-        monkeypatch.setenv(name, "")  # so that what is set meanwhile is put back
+        monkeypatch.setenv(name, "")  # restores later changes
         monkeypatch.delenv(name)
 
 
@@ -74,7 +74,7 @@ def test_who_trains_alone_beside_others_is_warned(
     [
         (1, {"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0"}, True),  # a batch script
         (1, {"SLURM_JOB_NUM_NODES": "2"}, True),  # salloc
-        (2, {"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0"}, False),  # the YAML names both, which SSH reaches
+        (2, {"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0"}, False),  # the YAML lists both, for SSH
         (1, {"SLURM_JOB_NUM_NODES": "1", "SLURM_PROCID": "0"}, False),
         (1, {"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, False),  # a step of one
     ],

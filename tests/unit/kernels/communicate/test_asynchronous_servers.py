@@ -106,7 +106,7 @@ def test_only_gradients_and_scalars_travel_to_the_owner():
     nodes = {node.name: node for node in item.graph_def.node}
     sent = {
         node_of(i) for node in nodes.values() for i in node.input
-        if node.op != "ResourceGather"  # of which the ids travel
+        if node.op != "ResourceGather"  # only its ids are sent
         and "task:1" in node.device and not is_control(i) and "task:0" in nodes[node_of(i)].device
     }  # fmt: skip
     gradients = {name for name in sent if name.startswith("autodist/own_mean/")}

@@ -93,6 +93,6 @@ def test_what_is_packed_comes_out_and_pieces_add_up(shapes, dtype, count):
 def test_keys_tell_joins_apart_and_nothing_else():
     assert key_of([join("a")]) == key_of([join("a", weight="other:0")])
     assert len({key_of([join("a")]), key_of([join("b")]), key_of([join("a", (4,))]), key_of([join("a", level=2)])}) == 4
-    # Of two models, one after the other, whose variables have the same names, one may be asked by other numbers.
+    # Two successive models with the same variable names may have different numbers.
     rows = [replace(join("a"), local=("a:0", "a:1"), index_dtype=dtype) for dtype in (tf.int32, tf.int64)]
     assert len({key_of([join("a")]), *(key_of([one]) for one in rows)}) == 3

@@ -31,7 +31,7 @@ def test_writes_that_wait_for_no_other_owner_share_a_token():
 
 
 def test_averages_after_all_updates_have_a_token_of_their_own():
-    # With one token an owner, each would wait for the other's averages before it says that its update is done.
+    # With one signal per owner, each would wait for the other's averages before it signals its update.
     def build(assign):
         with tf.control_dependencies([assign("a", "update_a"), assign("b", "update_b")]):
             trained = tf.no_op()
@@ -42,7 +42,7 @@ def test_averages_after_all_updates_have_a_token_of_their_own():
 
 
 def test_a_write_that_waits_for_what_others_do_after_another_has_a_token_of_its_own():
-    # With one token, the others would wait for the second write before they do what it waits for.
+    # With one signal, the others would wait for the second write before the work that it depends on.
     def build(assign):
         with tf.control_dependencies([assign("a", "moved")]):
             read = tf.no_op("read")

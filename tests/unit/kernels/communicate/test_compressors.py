@@ -87,7 +87,7 @@ def test_power_sgd_is_one_power_iteration_on_the_sum(workers, shape):
     np.testing.assert_allclose(found, model, rtol=0, atol=1e-10)
 
 
-# -- what holds for all ------------------------------------------------------------------------------------------------
+# -- all compressors ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -146,7 +146,7 @@ def test_what_is_not_finite_reaches_all_workers_and_is_not_remembered(name, bad)
 
 def test_a_gradient_that_is_zero_at_first_is_not_zero_for_ever():
     zeros, later = np.zeros((2, 12, 10)), np.zeros((2, 12, 10))
-    later[:, 6:] = 1.0  # a matrix of rank 1, of which nothing is lost; its first rows are no help to find it
+    later[:, 6:] = 1.0  # a matrix of rank 1, sent without loss; its first rows do not determine it
     found = trained(POWER_SGD, [zeros, later, zeros, later], 2).variable("v")
     np.testing.assert_allclose(found, -2 * later[0], atol=1e-12)
 

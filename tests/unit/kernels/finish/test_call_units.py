@@ -59,7 +59,7 @@ def test_a_stage_is_one_function_in_each_direction_however_many_micro_batches_th
         assert set(functions_of(one)) == set(functions_of(other))
         assert len(functions_of(other)) == 2 * 12
         products = [n.op for f in other.graph_def.library.function for n in f.node_def].count("MatMul")
-        assert products == (2 + 3 if stage == 0 else 2 + 4)  # nobody asks for the gradient of the batch
+        assert products == (2 + 3 if stage == 0 else 2 + 4)  # the gradient of the batch is unused
         assert not list(other.graph_index.of_op("MatMul"))
 
 
@@ -70,7 +70,7 @@ def test_what_is_computed_anew_waits_for_no_gradient(layers):
     assert len(set(functions_of(first))) == 3
     gradients = {node.name for node in first.graph_index.of_op("QueueDequeueV2")}
     before = [reach([call.name], first.graph_index.sources.__getitem__) for call in calls_of(first)]
-    assert sum(gradients.isdisjoint(needed) for needed in before) == MICRO_BATCHES + 1  # the first to go back, anew
+    assert sum(gradients.isdisjoint(needed) for needed in before) == MICRO_BATCHES + 1  # the first one, recomputed
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3])

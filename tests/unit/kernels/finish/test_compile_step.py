@@ -126,7 +126,7 @@ def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
     strategy = plan(captured.item, 2, 1, dict(zip(trained, owners, strict=False)), one_machine=True)
     session = Session(captured, strategy)
     assert all(called(item) for item in session.items)
-    data = batches(5, 4, 4)  # XLA compiles for each length of a part anew
+    data = batches(5, 4, 4)  # XLA compiles again for each length of a part
     assert_same(session.train(data), one_device(captured, step, data))
 
 

@@ -107,7 +107,7 @@ def _unique(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 def test_a_sparse_update_writes_the_rows_of_each_shard(name, way):
     is_unique, along = way
     if name == "update":
-        is_unique = True  # which of two rows stays is not defined on one device either
+        is_unique = True  # duplicates have no defined winner on one device either
     variables = _variables()
 
     def step(ids: tf.Tensor) -> tf.Tensor:

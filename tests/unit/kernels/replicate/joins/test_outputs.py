@@ -125,7 +125,7 @@ def test_it_is_told_of_outputs_in_which_examples_see_one_another(is_root, caplog
             loss = tf.reduce_mean(tf.square(x @ weight))
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
         deep = x - tf.reduce_mean(x, 0, keepdims=True)
-        for _ in range(80):  # as a network, which is not computed twice
+        for _ in range(80):  # like a network, which is not computed twice
             deep = tf.tanh(deep)
         spread = tf.reduce_mean(tf.square(deep))
         return loss, tf.sqrt(spread) if is_root else spread

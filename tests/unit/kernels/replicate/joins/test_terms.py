@@ -153,7 +153,7 @@ def test_several_targets_have_a_weight_each(shape, caplog):
 
 
 def test_an_asynchronous_worker_goes_by_its_own_examples():
-    def loss(x, a, b):  # whose gradient is the same whatever the other worker has written
+    def loss(x, a, b):  # its gradient does not depend on the other worker's writes
         return 0.3 * (tf.reduce_mean(x @ a) + 0.01 * tf.reduce_sum(x @ a)) + 0.1 * tf.reduce_sum(a) + tf.reduce_sum(b)
 
     captured = capture(step_of(loss), batches()[0][0])
