@@ -23,7 +23,7 @@ MARK = "AUTODIST_TEST_RUN"
 # The function `note` of scripts; a test waits for the notes.
 NOTE = '''
 def note(what):
-    """Leaves a file whose name says what has happened, and whose text is the process."""
+    """Writes a file named after the event, which contains the process id."""
     path = os.path.join({notes!r}, what)
     with open(path + "~", "w") as file:
         file.write(str(os.getpid()))

@@ -20,7 +20,7 @@ from autodist.resources import ResourceSpec
 
 
 class Run:
-    """The parts of a RunEnd that are read."""
+    """The parts of a run that are read."""
 
     def __init__(self, max_restarts: int = 0) -> None:
         self.step, self.is_in_step, self.end = 0, False, RunEnd()
@@ -28,7 +28,7 @@ class Run:
 
 
 class RunEnd:
-    """As far as it is asked."""
+    """The parts of a RunEnd that are read."""
 
     reason, is_lost, is_leaving = "", False, False
 

@@ -14,8 +14,8 @@ def pairs(cases: Collection[object], layouts: Collection[object], each: int = 1)
     The last layout combines the features of all others and takes every case. Each other layout takes `each` cases that
     no earlier layout had, since its own features do not depend on the case.
 
-    >>> [pair.values for pair in pairs("abcd", ["1x2", "2x1", "2x2"])] [('a', '1x2'), ('a', '2x2'), ('b', '2x1'), ('b',
-    '2x2'), ('c', '2x2'), ('d', '2x2')]
+    >>> [pair.values for pair in pairs("abcd", ["1x2", "2x1", "2x2"])]
+    [('a', '1x2'), ('a', '2x2'), ('b', '2x1'), ('b', '2x2'), ('c', '2x2'), ('d', '2x2')]
     """
     *others, hardest = layouts
     return [

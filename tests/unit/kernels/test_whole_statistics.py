@@ -47,7 +47,7 @@ def those_above_the_mean(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def far_from_the_mean_of_some(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """The mean's weight is the number of unmasked examples, of which a replica may have none."""
+    """The mean's weight is the number of unmasked examples; a replica may have none."""
     each, counts = tf.reduce_sum(made, 1), tf.cast(x[:, 1] > 3.0, made.dtype)
     mean = tf.math.divide_no_nan(tf.reduce_sum(each * counts), tf.reduce_sum(counts))
     return tf.reduce_mean(tf.abs(each - mean))
