@@ -57,12 +57,12 @@ TABLE_WIDTH = 200
 REPEATED = 1
 """Number of times that a step is rewritten for each cluster and builder of "growth": once takes minutes."""
 LIMIT = 600.0
-"""Seconds that the two sides of one ratio have."""
+"""Time limit in seconds for the two sides of one ratio."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One or more lines of the table, not measured yet."""
+    """A deferred measurement of one or more lines of the table."""
 
     name: str
     measure: Callable[[], list[Result]]

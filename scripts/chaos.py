@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _seconds_of(seed: int) -> float:
-    """Plays a schedule and returns how many seconds that took."""
+    """Runs a schedule and returns its duration in seconds."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="autodist-chaos-") as folder:
         play(draw(seed), Path(folder))

@@ -30,10 +30,10 @@ class DifferentVariablesError(ValueError):
 
 
 def largest_difference(first: Weights, second: Weights) -> tuple[str, float]:
-    """The variable that differs most between two runs, and its relative difference.
+    """Returns the variable that differs most between two runs, and its relative difference.
 
     Raises:
-        DifferentVariablesError: names or shapes are not the same in both, or there are none.
+        DifferentVariablesError: the names or shapes differ, or there are none.
     """
     for name in sorted({*first, *second}):
         if name not in first or name not in second:

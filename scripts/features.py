@@ -66,7 +66,7 @@ class Mark:
 
 
 def marks_in(text: str, file: str) -> Iterator[tuple[Mark, ast.stmt]]:
-    """The marks of a test file, each with the statement of the file that it stands in: a test, or a list of cases."""
+    """Yields the marks of a test file, each with its statement: a test, or a list of cases."""
     for statement in ast.parse(text).body:
         for node in ast.walk(statement):
             if (
@@ -81,7 +81,7 @@ def marks_in(text: str, file: str) -> Iterator[tuple[Mark, ast.stmt]]:
 
 
 def all_marks() -> list[tuple[Mark, ast.stmt]]:
-    """Those of all test files."""
+    """Returns the marks of all test files."""
     found = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text()
@@ -114,7 +114,7 @@ def _order(feature: tuple[str, str]) -> tuple[int, str]:
 
 
 def with_table(text: str, table: str) -> str:
-    """The page with the table between its two comments."""
+    """Returns the page with the table between its two comments."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):

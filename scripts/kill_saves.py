@@ -30,7 +30,7 @@ LONGEST = 2.0
 """Latest moment of the kill, as a multiple of the first save's duration."""
 
 LIMIT = 120.0
-"""Seconds that a process has to begin."""
+"""Time limit in seconds for the start of a process."""
 
 SHAPES = ((300, 1000), (1000,), (), (50, 40, 30))
 
@@ -112,7 +112,7 @@ def _lines(file: int, limit: float, until: int | None = None) -> bytes:
 
 
 def _restore_and_save(folder: str, file: int) -> None:
-    """In a process of its own, which does not return: saves till it is killed."""
+    """Runs in a separate process, and does not return: restores, and saves until it is killed."""
     try:
         values = [tf.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
         checkpoint = AutoDist().checkpoint(folder, keep=2, values=values)

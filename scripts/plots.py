@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def pictures() -> dict[str, str]:
-    """All plots, by the names of their files."""
+    """Returns all plots, by the names of their files."""
     paper = _results("paper.json")
     return {
         "speed.svg": _speed(_results("speed.json")),

@@ -68,7 +68,7 @@ class LeftOverError(ValueError):
 
 @dataclass(frozen=True)
 class Edit:
-    """Bytes `start` to `stop` of the source become `text`."""
+    """Replaces the bytes `start` to `stop` of the source by `text`."""
 
     start: int
     stop: int
@@ -93,7 +93,7 @@ class Source:
         return self._line_starts[node.end_lineno - 1] + node.end_col_offset
 
     def nothing(self, node: ast.stmt) -> Edit:
-        """Takes a statement out: with its lines if they hold nothing else, or else by writing `pass` there."""
+        """Removes a statement: with its lines if they contain nothing else, otherwise by `pass`."""
         assert node.end_lineno is not None, "parsed nodes have an end"
         begin, end = self._line_starts[node.lineno - 1], self._line_starts[node.end_lineno]
         rest = self.data[self.stop(node) : end].strip()

@@ -94,7 +94,7 @@ WAYS: dict[str, tuple[Callable[[AutoDist | None], Callable[[], Any]], int, int]]
 
 
 def _measure(call: Callable[[], Any], calls: int) -> float:
-    """Seconds of processor time a call, of all threads: the least of some rounds."""
+    """Returns the seconds of processor time per call, over all threads: the minimum of some rounds."""
     for _ in range(calls):
         call()
     rounds = []

@@ -15,7 +15,7 @@ TOLD = {"function": "@ad.function", "session": "session.run", "fit": "fit, steps
 
 
 def compare_calls() -> list[Result]:
-    """Dense(32 → 10), by each way.
+    """Measures Dense(32 → 10), by each way.
 
     Raises:
         JobError: one of them failed.

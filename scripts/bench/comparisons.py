@@ -83,7 +83,7 @@ class Result:
 
 
 def comparisons() -> Iterator[Comparison]:
-    """All comparisons of step times, with the ratios that held on two cores when the floors were set."""
+    """Yields all comparisons of step times, with the ratios measured on two cores when the floors were set."""
     for model, floor in (("mlp", 0.56), ("mobilenet", 0.45), ("embedding", 0.26)):
         ours, peer = Way("autodist", model, 1, 2), Way("mirrored", model, 1, 2)
         yield Comparison("mirrored", ours, peer, floor)

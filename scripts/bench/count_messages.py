@@ -91,7 +91,7 @@ def _most_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int, rows:
 
 
 def _crossing(item: Step, worker: int) -> tuple[int, int]:
-    """Tensors that one worker's step sends to others or takes from them, and how many others it runs something on."""
+    """Returns the number of tensors that one worker's step sends or receives, and the number of its peers."""
     task = {node.name: _task(node.device, worker) for node in item.graph_def.node}
     crossing = {
         (tensor, task[node.name])

@@ -14,7 +14,7 @@ from bench.jobs import ANSWER, output_of
 WORKERS = 2
 LIMIT = 600.0
 FLOOR = 1.3
-"""Of one device's time, from the start of the process on."""
+"""Limit relative to one device's time, from the start of the process on."""
 
 
 @dataclass(frozen=True)

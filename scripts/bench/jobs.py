@@ -54,7 +54,7 @@ class Way:
 
     @property
     def roles(self) -> list[tuple[str, int]]:
-        """The processes that have to be started, the leading one last; AutoDist starts its own."""
+        """Returns the processes to start, the leading one last; AutoDist starts its own."""
         each = [("worker", k) for k in range(self.workers)]
         if self.name == "parameter-server":
             return [("ps", 0), *each, ("chief", 0)]
@@ -133,7 +133,7 @@ class Job:
         self._answer()
 
     def turn(self) -> None:
-        """Lets it make the steps of a turn.
+        """Runs the steps of one turn.
 
         Raises:
             JobError: it failed.
@@ -199,7 +199,7 @@ class Job:
             raise self._failure("it ended early") from None
 
     def _answer(self) -> bytes:
-        """The next answer of the leading process; the workers' output in between is left out."""
+        """Returns the next answer of the leading process, without the workers' output in between."""
         stream = self._processes[-1].stdout
         assert stream is not None, "the leading process was started with a pipe"
         while True:
@@ -283,7 +283,7 @@ def loopback_bytes() -> int:
 
 
 def _addresses(way: Way) -> dict[str, list[str]]:
-    """Free ports for a cluster of `tf.distribute`."""
+    """Returns free ports for a cluster of `tf.distribute`."""
     if way.name not in (*_OF_WORKERS, "parameter-server"):
         return {}
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in way.roles]

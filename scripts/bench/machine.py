@@ -12,7 +12,7 @@ PACKAGES = ("autodist", "tensorflow", "keras")
 
 
 def made_with() -> dict[str, str | int | float]:
-    """Of this machine, now; the load is how many processes wanted a core in the last quarter of an hour."""
+    """Returns the state of this machine; the load is the mean number of runnable processes over 15 minutes."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),

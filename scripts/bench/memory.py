@@ -15,7 +15,7 @@ TARGET = 1.15
 
 
 def compare_memory(model: str, length: Length) -> Result:
-    """The worker that needed most, less one copy of the gradients, over the script alone.
+    """Compares the peak memory of the largest worker, minus one copy of the gradients, with the script alone.
 
     Raises:
         JobError: one of them did not run.

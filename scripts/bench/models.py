@@ -42,7 +42,7 @@ class Task:
     is_binary: bool = False
 
     def make_model(self) -> keras.Model:
-        """The model, with matrices from a fixed seed; vectors keep Keras's constant initial values."""
+        """Returns the model, with matrices from a fixed seed; vectors keep Keras's constant initial values."""
         model = self.build()
         rng = np.random.default_rng(1)
         for variable in model.trainable_variables:
@@ -55,7 +55,9 @@ class Task:
         return self.data(np.random.default_rng(0), self.batch * self.batches)
 
     def loss(self, y: tf.Tensor, logits: tf.Tensor, examples: int) -> tf.Tensor:
-        """The sum of the examples' losses, each the mean over its tokens, divided by a fixed number of examples."""
+        """Returns the sum of the examples' losses, each the mean over its tokens, divided by a fixed number of
+        examples.
+        """
         if self.is_binary:
             each = tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits)
         else:

@@ -16,13 +16,13 @@ from autodist.synchronizers import Subgroups
 from bench.comparisons import Result
 
 RESNET50 = 102_228_128
-"""Bytes of its gradients."""
+"""Bytes of ResNet50's gradients."""
 
 ON_PAPER = {16: 1.0, 64: 0.7, 256: 0.5}
 """Number of workers → limit for the time of subgroups, relative to SHUFFLE."""
 
 WorkerConnection = tuple[int, int]
-"""The worker that sends and the one that receives."""
+"""The sending and the receiving worker."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Vector:
 def messages(
     vector: Vector, workers: int, computing: Sequence[int], teams: Subgroups | None
 ) -> list[tuple[WorkerConnection, int]]:
-    """All messages by which one vector is added up over the workers: link and bytes of each."""
+    """Returns all messages of the reduction of one vector over the workers: link and bytes of each."""
     found = _by_all(vector, range(workers), computing) if teams is None else _in_teams(vector, teams)
     return [(link, size) for link, size in found if link[0] != link[1]]
 
@@ -66,7 +66,7 @@ def messages(
 def by_link(
     sent: Sequence[tuple[WorkerConnection, int]],
 ) -> tuple[Counter[WorkerConnection], Counter[WorkerConnection]]:
-    """Messages and bytes of each link."""
+    """Returns the messages and bytes of each link."""
     count: Counter[WorkerConnection] = Counter()
     size: Counter[WorkerConnection] = Counter()
     for link, bytes_ in sent:
@@ -100,7 +100,9 @@ def _in_teams(vector: Vector, teams: Subgroups) -> Iterator[tuple[WorkerConnecti
 
 
 def compare_sums_on_paper() -> list[Result]:
-    """ResNet50's gradients between workers on machines of their own at 25 Gbit/s, in teams and by all at once."""
+    """Compares the reduction of ResNet50's gradients at 25 Gbit/s in subgroups and by all workers, one worker per
+    machine.
+    """
     results = []
     for workers, most in ON_PAPER.items():
         nodes = [

@@ -26,7 +26,7 @@ RINGS = {"Horovod's ring": 1, "Horovod's rings in rings": 8}
 """References for the gradients of ResNet50: the number of workers of each inner ring."""
 
 _FUSED = 64 << 20
-"""Bytes of a buffer that Horovod adds up at once (HOROVOD_FUSION_THRESHOLD)."""
+"""Bytes of a buffer that Horovod reduces at once (HOROVOD_FUSION_THRESHOLD)."""
 
 
 FARTHER = 1024
@@ -93,7 +93,7 @@ class Ring:
 
     @property
     def hops(self) -> int:
-        """Messages of a worker one behind the other, of one buffer."""
+        """Returns the number of sequential messages of a worker for one buffer."""
         inner = min(self.inner, self.workers)
         return 2 * (inner - 1) + 2 * (self.workers // inner - 1)
 
@@ -109,7 +109,7 @@ class Ring:
         return Counts(sent, 2 * self.hops * self.buffers(size), peers, held)
 
     def seconds(self, size: int, assumed: Assumed) -> float:
-        """Wire and latency alone: a message takes no thread, and a neighbour nothing of its own."""
+        """Returns the seconds by bandwidth and latency alone, without the costs of threads and of neighbours."""
         wire = self.counts(size, 0).bytes * 8 / (assumed.gigabits * 1e9)
         return wire + self.hops * self.buffers(size) * assumed.latency
 
@@ -120,7 +120,7 @@ class Ring:
 
 
 def compare_on_paper() -> list[Result]:
-    """Communication of two models' steps by builder and number of workers, against that between two.
+    """Compares the communication of two models' steps by builder and number of workers with that of two workers.
 
     Raises:
         JobError: a step was not captured or rewritten.
@@ -141,7 +141,7 @@ def compare_on_paper() -> list[Result]:
 
 
 def _rings(model: str, of_two: Counts) -> list[Result]:
-    """Horovod's rings, of the gradients that two workers send each other whole."""
+    """Returns the results of Horovod's rings, for the gradients that two workers exchange whole."""
     assumed, results = Assumed(), []
     for name, inner in RINGS.items():
         rings = {workers: Ring(workers, inner) for workers in (*WORKERS, FARTHER)}

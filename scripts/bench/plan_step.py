@@ -117,7 +117,7 @@ def _shape(k: int) -> tuple[int, ...]:
 
 
 def _machines(workers: int) -> ResourceSpec:
-    """One worker a node; every second has a faster link."""
+    """Returns nodes of one worker each; every second has a faster link."""
     return ResourceSpec.from_dict(
         {
             "nodes": [

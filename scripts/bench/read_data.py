@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _cost(read: Read, worker: int, workers: int) -> float:
-    """The least of some epochs, each from its second batch on: to begin one takes as long on one device."""
+    """Returns the minimum over some epochs, each from its second batch on: its start takes as long on one device."""
     found, batches = [], read(worker, workers)
     for _ in range(EPOCHS):
         epoch = iter(batches)

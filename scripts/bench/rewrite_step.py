@@ -57,7 +57,7 @@ def _captured(name: str) -> Step:
 
 
 def _by_builder(item: Step, clusters: Mapping[str, Sequence[int]], repeat: int) -> dict[str, Any]:
-    """Seconds by builder and cluster, and the queues in the graph of a worker."""
+    """Returns the seconds by builder and cluster, and the queues in the graph of a worker."""
     seconds: dict[str, dict[str, list[float]]] = {}
     queues: dict[str, dict[str, int]] = {}
     for builder in registered_names():

@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _step_of(variables: list[tf.Variable], weight: tf.Variable) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Rows of each large variable, and a product that takes some milliseconds."""
+    """Returns a step that gathers rows of each large variable, and computes a product that takes some milliseconds."""
 
     def step(ids: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -105,7 +105,7 @@ def _step_of(variables: list[tf.Variable], weight: tf.Variable) -> Callable[[tf.
 
 
 def _beside(train: Callable[[], None], checkpoint: Checkpoints) -> tuple[float, float, int]:
-    """Seconds of a step alone, and while a save is in the background; and how many of these there were."""
+    """Returns the seconds of a step alone, and during a background save; and the number of the latter."""
     alone = [_seconds(train) for _ in range(STEPS)]
     path = checkpoint.save(step=2, background=True)
     background, beside = Background.of(os.path.dirname(str(path))), []
@@ -134,7 +134,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def _timed(act: Callable[[], object]) -> tuple[float, int]:
-    """Seconds, and by how many bytes of memory the process has grown meanwhile at most."""
+    """Returns the seconds, and the largest growth of the process's memory in bytes."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _memory("VmRSS")
     seconds = _seconds(act)
@@ -147,7 +147,7 @@ def _memory(name: str) -> int:
 
 
 def _write_raw(path: pathlib.Path) -> float:
-    """Seconds in which the disk takes as many bytes."""
+    """Returns the disk's seconds for writing as many bytes."""
     chunk = os.urandom(CHUNK)
 
     def write() -> None:

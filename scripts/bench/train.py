@@ -128,7 +128,7 @@ def _take_turns(training: Training) -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had (VmHWM)."""
+    """Returns the peak memory of this process (VmHWM)."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

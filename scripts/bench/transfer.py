@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 LISTEN_LIMIT = 60.0
-"""Seconds within which all processes have to listen."""
+"""Time limit in seconds until all processes listen."""
 
 
 def transfer(workers: int, index: int, sent_bytes: int, config: tf.compat.v1.ConfigProto) -> Callable[[], float]:
-    """One process's part: a function that sends its share to each other process, and waits for theirs.
+    """Returns one process's function that sends its share to each other process, and waits for theirs.
 
-    They go as AutoDist's do, through a queue on the server of the one that reads, but as one tensor each way.
+    Like AutoDist's tensors, they travel through a queue on the receiver's server, but as one tensor in each direction.
 
     Args:
-        workers: how many processes there are; their addresses are in `TF_CONFIG`.
+        workers: number of processes; their addresses are in `TF_CONFIG`.
         index: of this one.
-        sent_bytes: that all of them together send in a step.
+        sent_bytes: bytes that all of them together send in a step.
         config: of the session.
     """
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]

@@ -54,7 +54,7 @@ def _replica_step(task: Task, scope: AbstractContextManager[Any], examples: int)
 
 
 def _parts(task: Task, index: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The part `index` of `count` of each global batch, again and again."""
+    """Yields the part `index` of `count` of each global batch, repeatedly."""
     x, y = task.make_data()
     each = task.batch // count
     while True:
@@ -63,14 +63,14 @@ def _parts(task: Task, index: int, count: int) -> Iterator[tuple[np.ndarray, np.
 
 
 def alone(task: Task) -> Training:
-    """The script without any distribution."""
+    """Trains the script without any distribution."""
     step = tf.function(_replica_step(task, nullcontext(), task.batch))
     batches = _parts(task, 0, 1)
     return Training(lambda: float(step(*next(batches))))
 
 
 def autodist(task: Task, workers: int, replicas: int, builder: str) -> Training:
-    """The same script with AutoDist's two lines: `replicas` on each of `workers` of this machine."""
+    """Trains the same script with AutoDist's two lines: `replicas` on each of `workers` of this machine."""
     ad = _autodist(workers, replicas, builder)
     with ad.scope():
         step = ad.function(_replica_step(task, nullcontext(), task.batch))
@@ -91,7 +91,7 @@ def evaluation_alone(task: Task) -> Training:
 
 
 def evaluation(task: Task, workers: int, replicas: int, builder: str) -> Training:
-    """The same with AutoDist, as `fit` validates."""
+    """Evaluates with AutoDist, as `fit` validates."""
     ad = _autodist(workers, replicas, builder)
     return Training(_evaluation(task, ad.scope()), ad.is_chief)
 
@@ -107,7 +107,7 @@ def _evaluation(task: Task, scope: AbstractContextManager[Any]) -> Step:
 
 
 def mirrored(task: Task, replicas: int) -> Training:
-    """`MirroredStrategy` on logical CPU devices of one process."""
+    """Trains with `MirroredStrategy` on logical CPU devices of one process."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     strategy = tf.distribute.MirroredStrategy([f"/cpu:{k}" for k in range(replicas)])
@@ -115,7 +115,7 @@ def mirrored(task: Task, replicas: int) -> Training:
 
 
 def multi_worker(task: Task, workers: int, index: int) -> Training:
-    """`MultiWorkerMirroredStrategy` with its ring; the cluster is in `TF_CONFIG`."""
+    """Trains with `MultiWorkerMirroredStrategy` and its ring; the cluster is in `TF_CONFIG`."""
     ring = tf.distribute.experimental.CommunicationImplementation.RING
     options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
@@ -139,7 +139,7 @@ def _step_of_strategy(task: Task, strategy: tf.distribute.Strategy, replicas: in
 
 
 def parameter_server(task: Task, workers: int) -> Training:
-    """`ParameterServerStrategy` with its coordinator, which waits for all workers after each global batch."""
+    """Trains with `ParameterServerStrategy` whose coordinator waits for all workers after each global batch."""
     strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     replica_step = _replica_step(task, strategy.scope(), task.batch // workers)
@@ -161,7 +161,7 @@ def parameter_server(task: Task, workers: int) -> Training:
 
 
 def _pipeline(task: Task, replicas: int, mine: range) -> tf.data.Dataset:
-    """The parts that the replicas `mine` have of each global batch, in turn, made by a thread of its own."""
+    """Returns the parts of each global batch for the replicas `mine`, in turn, produced by a separate thread."""
     x, y = task.make_data()
     each = task.batch // replicas
 

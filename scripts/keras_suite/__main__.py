@@ -45,7 +45,7 @@ FOLDERS = (
 NOT_MODELS = ("trainers/data_adapters",)
 """Folders of these whose tests use no model, and so do not depend on the scope; not run unless named."""
 SHOWN = 300
-"""Characters of an error that are shown."""
+"""Number of characters of an error to show."""
 
 
 def main() -> int:

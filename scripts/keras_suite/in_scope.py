@@ -29,10 +29,10 @@ from keras_suite.values import METHODS, recording, values_file  # isort: skip
 from keras_suite.verdicts import tell  # isort: skip
 
 SEED = 1
-"""Of Python, NumPy and TensorFlow, before each test: Keras's tests draw without one."""
+"""Seed of Python, NumPy and TensorFlow before each test: Keras's tests draw without one."""
 
 TRAINING = {*METHODS, "run_layer_test"}
-"""Names by which a test is known that trains something; `run_layer_test` is of Keras's own `TestCase`."""
+"""Names that identify a test that trains; `run_layer_test` is a method of Keras's own `TestCase`."""
 
 _STEPS = pytest.StashKey[int]()
 
@@ -68,7 +68,7 @@ class _InScope:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Keras's `setUp` and `tearDown` are part of the call, and so stand in the scope."""
+        """Runs the call in the scope, with Keras's `setUp` and `tearDown`, which are part of it."""
         keras.utils.set_random_seed(SEED)
         scope = _scope(self.replicas) if self.replicas else nullcontext()
         steps: list[RunningStep] = []  # steps that train or evaluate
@@ -80,7 +80,7 @@ class _InScope:
 
     @pytest.hookimpl(trylast=True)  # after -k
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Of tests of layers, those that train nothing do nothing in the scope that they do not do outside."""
+        """Deselects the tests of layers that do not train: the scope does not affect them."""
         chosen = [item for item in items if not item.nodeid.startswith("layers/") or trains(item)]
         left_out = [item for item in items if item not in set(chosen)]
         for item in left_out:
@@ -116,7 +116,7 @@ def trains(item: pytest.Item) -> bool:
 
 
 def _names(code: types.CodeType, test: types.FunctionType, cls: type | None, seen: set[types.CodeType]) -> set[str]:
-    """The names that code uses, and those that functions of its file use which it names."""
+    """Yields the names used by code, and by the functions of its file that it calls."""
     seen.add(code)
     found = set(code.co_names)
     named = [getattr(cls, name, None) or test.__globals__.get(name) for name in code.co_names]
@@ -144,7 +144,7 @@ def _scope(replicas: int) -> Iterator[None]:
 
 @contextmanager
 def _seeding_alike() -> Iterator[None]:
-    """Keras's helpers make data by `np.random.seed(None)`, which are others in every run."""
+    """Seeds Keras's helpers, which make data with `np.random.seed(None)`, different in every run."""
     seed = np.random.seed
     with mock.patch.object(np.random, "seed", lambda given=None: seed(SEED if given is None else given)):
         yield

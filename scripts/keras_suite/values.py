@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 TOLERANCE = 1e-5
-"""Of float32, relative to the largest number of an array, or to 1."""
+"""Tolerance for float32, relative to the largest number of an array, or to 1."""
 
 Values = Mapping[str, NDArray[Any]]
 
 
 def values_file(test: str) -> str:
-    """The name of the file that takes the values of a test."""
+    """Returns the name of the file for the values of a test."""
     return hashlib.sha256(test.encode()).hexdigest() + ".npz"
 
 
@@ -86,7 +86,7 @@ class Difference:
 
 
 def difference(one: Values, other: Values) -> Difference | None:
-    """By how much two runs of a test differ; None if neither has recorded anything."""
+    """Returns the largest difference of two runs of a test; None if neither has recorded anything."""
     if list(one) != list(other):
         return Difference(math.inf, f"one recorded {len(one)} arrays, the other {len(other)}")
     found = (_of_arrays(name, a, other[name]) for name, a in one.items())

@@ -74,7 +74,7 @@ class Promises:
 
     @classmethod
     def read(cls, path: pathlib.Path) -> Promises:
-        """From a file of tables `refused` (`tests`, `error`, `why`) and `different` (`tests`, `why`).
+        """Reads a file of tables `refused` (`tests`, `error`, `why`) and `different` (`tests`, `why`).
 
         Raises:
             ValueError: there are other tables or keys, a reason is missing, or a test is listed twice.
@@ -89,7 +89,7 @@ class Promises:
 
     @property
     def tests(self) -> list[str]:
-        """All that are listed."""
+        """All listed tests."""
         return [*self.refused, *self.different]
 
 

@@ -27,7 +27,7 @@ class Bar:
 
 
 def bars_of(title: str, bars: Sequence[Bar], mark: float) -> str:
-    """The plot as SVG, with a line at `mark`, by which the bars are to be read."""
+    """Returns the plot as SVG, with a reference line at `mark`."""
     groups = [(group, list(members)) for group, members in groupby(bars, lambda bar: bar.group)]
     height = _TOP + len(groups) * (_HEAD + 8) + len(bars) * (_BAR + _GAP) + 12
     page = Page(_WIDTH, height, title)

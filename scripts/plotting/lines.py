@@ -11,7 +11,7 @@ from plotting.page import COLOURS, Page
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 400, 60, 150, 50, 48
 _APART = 15
-"""Between two names at the right, at least."""
+"""Smallest distance of two labels at the right."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Line:
 
 
 def lines_of(title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str:
-    """The plot as SVG."""
+    """Returns the plot as SVG."""
     page = Page(_WIDTH, _HEIGHT, title)
     xs = sorted({x for line in lines for x, _ in line.points})
     ys = [y for line in lines for _, y in line.points]

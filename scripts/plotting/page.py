@@ -59,7 +59,7 @@ class Page:
             self._add("circle", {"cx": _number(x), "cy": _number(y), "r": "3", "fill": colour})
 
     def to_text(self) -> str:
-        """The file's content."""
+        """Returns the content of the file."""
         ElementTree.indent(self._root)
         return ElementTree.tostring(self._root, encoding="unicode") + "\n"
 

@@ -20,7 +20,7 @@ from tests.cluster.trainings import Training
 from tests.forked_python.hosted import HostedPython
 
 _LIMIT = 120.0
-"""Seconds for one start, on a machine that has little else to do."""
+"""Time limit in seconds for one start, on an idle machine."""
 
 _LIMITS = {"answer_timeout": 5, "silence_timeout": 8, "stop_timeout": 1}
 
@@ -174,7 +174,7 @@ def _require_causes(schedule: Schedule, host: Host, told: str) -> None:
 
 
 def _cause(fault: Fault, host: Host) -> str:
-    """The message that a fault has to lead to."""
+    """Returns the message that a fault has to cause."""
     stopped = f"has not answered for {_LIMITS['answer_timeout']} s"
     ways = {"stop": stopped, "cut": "was lost: nothing was heard", "raise": "ended with exit status 1"}
     return f"{host.address} {ways.get(fault.kind, 'was ended by SIGKILL' if fault.kind in LOSSES else '')}"

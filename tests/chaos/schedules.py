@@ -14,7 +14,7 @@ BAND = 3
 STEPS = BAND * (MOST_RESTARTS + 1)
 
 EVERY = 2
-"""Steps after which the script saves."""
+"""Number of steps between two saves of the script."""
 
 LOSSES = ("kill at start", "kill before step", "kill in step", "kill while saving", "stop", "cut")
 """Faults by which the run loses its other worker and restarts."""
@@ -43,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The faults of one run: one for each start, but for the last one, which may have none."""
+    """The faults of one run: one for each start, except possibly the last one."""
 
     seed: int
     faults: tuple[Fault, ...]
@@ -63,7 +63,7 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Returns the schedule of a seed."""
     random = np.random.default_rng(seed)
     losses = int(random.integers(0, MOST_RESTARTS + 1))
     kinds: list[str] = []

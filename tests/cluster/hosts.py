@@ -70,7 +70,7 @@ class Hosts(ABC):
 
     @abstractmethod
     def chief_command(self, command: list[str]) -> list[str]:
-        """The command that runs `command` on the chief's machine; the process keeps its id."""
+        """Returns the command that runs `command` on the chief's machine; the process keeps its id."""
 
     @abstractmethod
     def cut(self, host: Host) -> None:
@@ -81,7 +81,7 @@ class Hosts(ABC):
         """Undoes `cut`."""
 
     def stop(self, host: Host) -> None:
-        """The SSH server of a host is killed, with the connections that it serves."""
+        """Kills the SSH server of a host, with the connections that it serves."""
         _end(self._servers[host])
 
     @abstractmethod
@@ -91,12 +91,12 @@ class Hosts(ABC):
     def _in_host(self, host: Host, command: list[str]) -> list[str]: ...
 
     def command_on(self, number: int, command: list[str]) -> list[str]:
-        """The command that runs `command` on a host, or for 0 on the chief's machine."""
+        """Returns the command that runs `command` on a host, or for 0 on the chief's machine."""
         return self.chief_command(command) if number == 0 else self._in_host(self.hosts[number - 1], command)
 
     @property
     def ssh(self) -> dict[str, dict[str, Any]]:
-        """The `ssh` part of the YAML: a group for each host."""
+        """Returns the `ssh` part of the YAML: a group for each host."""
         return {
             host.group: {
                 "username": getpass.getuser(),
@@ -109,7 +109,7 @@ class Hosts(ABC):
         }
 
     def nodes(self, **settings: Any) -> list[dict[str, Any]]:
-        """The `nodes` part of the YAML: the chief's machine and all hosts.
+        """Returns the `nodes` part of the YAML: the chief's machine and all hosts.
 
         Args:
             settings: for every node (`cpus`, `workers`, …).
@@ -118,7 +118,7 @@ class Hosts(ABC):
         return [chief, *({"address": host.address, "ssh_config": host.group, **settings} for host in self.hosts)]
 
     def spec(self, **settings: Any) -> dict[str, Any]:
-        """The whole cluster, as the YAML would hold it."""
+        """Returns the content of the YAML for the whole cluster."""
         return {"nodes": self.nodes(**settings), "ssh": self.ssh}
 
     def __enter__(self) -> Hosts:
@@ -265,7 +265,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """All processes below one, this one left out."""
+    """Returns all descendants of a process."""
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for children in Path(f"/proc/{pid}/task").glob("*/children"):

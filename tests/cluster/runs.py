@@ -18,7 +18,7 @@ from autodist.cluster.load_adjusted_clock import Stopwatch
 from tests.forked_python.start import ON_CPU, forked_python
 
 MARK = "AUTODIST_TEST_RUN"
-"""Environment variable that every process of a run has, with the run's own value."""
+"""Environment variable of every process of a run, with the run's own value."""
 
 # The function `note` of scripts; a test waits for the notes.
 NOTE = '''
@@ -180,12 +180,12 @@ class Run:
         return self.chief.wait()
 
     def assert_gone(self, limit: float = 10) -> None:
-        """Nothing of the run is left, on any of its hosts, within `limit` seconds from now."""
+        """Checks that nothing of the run is left, on any of its hosts, within `limit` seconds from now."""
         assert all_gone(self.mark, limit), [_describe(pid) for pid in survivors(self.mark)]
 
 
 def workers_here(spec: dict[str, Any]) -> int:
-    """Workers that are started as processes of this machine, the chief among them."""
+    """Returns the number of workers that are processes of this machine, including the chief."""
     nodes = spec["nodes"]
     if isinstance(nodes, str):
         return 1  # the scheduler starts them
@@ -194,7 +194,7 @@ def workers_here(spec: dict[str, Any]) -> int:
 
 
 def survivors(mark: str) -> list[int]:
-    """All living processes of a run."""
+    """Returns all living processes of a run."""
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_of(pid, mark)]
 
 
@@ -228,13 +228,13 @@ def within(limit: float, condition: Callable[[], object]) -> bool:
 
 
 def parent(pid: int) -> int:
-    """The parent of a process."""
+    """Returns the parent of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
 
 
 def command(pid: int) -> str:
-    """The words that a process was started with."""
+    """Returns the command line of a process."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 

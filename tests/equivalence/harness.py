@@ -30,7 +30,7 @@ START_LIMIT, PROGRAM_LIMIT = 60.0, 5.0
 """Seconds for the start of a run's processes, and for each of its programs, on a busy machine."""
 
 MOST_PROGRAMS = 16
-"""In one run: a test that needs two runs, one of them on one device, ends before pytest takes it for hanging."""
+"""Limit for one run: a test that needs two runs, one of them on one device, has to end within pytest's timeout."""
 
 Values = dict[str, NDArray[Any]]
 
@@ -65,7 +65,7 @@ class Machines:
         return spec | ({"batch": self.batch} if self.batch else {})
 
     def __str__(self) -> str:
-        """Names a folder."""
+        """Returns the name of a folder."""
         options = "".join(option.replace("--", "-") for option in self.options)
         return "-".join([f"{self.shape}{options}", str(self.run), *([self.batch] if self.batch else [])])
 
@@ -334,7 +334,7 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def largest_difference(expected: Values, found: Values) -> tuple[float, str]:
-    """The largest relative difference of any variable, and which one has it."""
+    """Returns the largest relative difference of any variable, and the variable's name."""
     assert set(expected) == set(found), set(expected) ^ set(found)
     for name, value in expected.items():
         assert value.shape == found[name].shape and value.dtype == found[name].dtype, name

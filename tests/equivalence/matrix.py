@@ -21,7 +21,7 @@ Pair = tuple[tuple[str, str], tuple[str, str]]
 
 
 def pairs_of(combination: Combination) -> set[Pair]:
-    """Every two axes with their values in one combination."""
+    """Returns every two axes with their values in one combination."""
     return set(itertools.combinations(zip(AXES, combination, strict=True), 2))
 
 
@@ -30,7 +30,7 @@ def all_pairs() -> set[Pair]:
 
 
 def choose() -> list[Combination]:
-    """Combinations that hold all pairs: each time the one with the most that are still missing, the first of equals."""
+    """Returns combinations that contain all pairs: greedily those with most missing pairs, the first of equals."""
     missing = all_pairs()
     candidates = list(itertools.product(*AXES.values()))
     chosen = []

@@ -26,13 +26,13 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
 
 
 class InTurn:
-    """Builds as another builder does, which is another one for each program of a run."""
+    """A builder that delegates to another one for each program of a run."""
 
     def __init__(self) -> None:
         self._builder: BuildsStrategy | None = None
 
     def take(self, strategy: str) -> None:
-        """From now on steps are built by a key of STRATEGIES."""
+        """Selects the builder of the next steps, by a key of STRATEGIES."""
         self._builder = chosen_builder(STRATEGIES[strategy], None)
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:

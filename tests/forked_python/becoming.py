@@ -26,10 +26,10 @@ from types import CodeType
 from typing import Any
 
 MARK = "AUTODIST_TEST_RUN"
-"""As in `tests.cluster.runs`, which imports more than belongs here."""
+"""Same value as in `tests.cluster.runs`, whose import would load too much here."""
 
 _ABOVE_ALL = 1000
-"""Descriptors from here on are nobody's."""
+"""Descriptors from here on are unused."""
 
 _MOST = 1 << 18
 _SEEN_BY_NO_START = {signal.SIGPIPE, signal.SIGXFSZ}
@@ -94,7 +94,7 @@ _marked_at = _environment.getenv(MARK.encode())
 
 
 def write_mark(mark: str) -> None:
-    """Has the system show a run's mark for this process and those forked from it."""
+    """Writes a run's mark into the environment that the system shows for this process and its forks."""
     assert _marked_at is not None and len(mark) == len(ctypes.string_at(_marked_at)), mark
     ctypes.memmove(_marked_at, mark.encode(), len(mark))
 
@@ -131,7 +131,7 @@ def _take_descriptors(numbers: Sequence[int], descriptors: Sequence[int], kept: 
 
 
 def _close_all_but(kept: Sequence[int]) -> None:
-    """Leaves of this process's descriptors its streams and some more."""
+    """Closes all descriptors of this process except its streams and `kept`."""
     for number in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
         with contextlib.suppress(OSError):  # the descriptor that listed the folder
             os.close(number)

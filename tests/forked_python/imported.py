@@ -26,7 +26,7 @@ needs.
 
 
 class Kept:
-    """The package's modules, which `forget` takes out of `sys.modules`, and this finds when they are imported again."""
+    """Holds the package's modules, which `forget` removes from `sys.modules`, and finds them at their next import."""
 
     def __init__(self) -> None:
         self._modules: dict[str, ModuleType] = {}
@@ -46,7 +46,7 @@ class Kept:
         self.forget()
 
     def forget(self) -> None:
-        """Leaves this process as if it had imported none of them."""
+        """Resets this process as if it had imported none of them."""
         for name in [name for name in sys.modules if _is_ours(name)]:
             del sys.modules[name]
 
@@ -104,7 +104,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _imports_of(name: str) -> list[str]:
-    """The package's modules that another one imports first of all, which is not run."""
+    """Returns the package's modules that a module imports at its top, without running it."""
     import ast
 
     spec = importlib.util.find_spec(name)

@@ -75,7 +75,7 @@ class _Enough(BaseException):
 
 
 def captured_by_program(name: str) -> dict[str, StoredStep]:
-    """The steps that are stored of a program, as it is about to run them on two replicas."""
+    """Returns the stored steps of a program, as prepared to run on two replicas."""
     keras.config.set_floatx("float64")
     keras.utils.clear_session()
     keras.utils.set_random_seed(SEED)
@@ -362,7 +362,7 @@ OF_TESTS: Mapping[str, Callable[[], Step | StoredStep]] = {
 
 
 def capture(name: str) -> dict[str, StoredStep]:
-    """The stored steps of a program or of a test, by the names of their files."""
+    """Returns the stored steps of a program or of a test, by the names of their files."""
     if name in OF_PROGRAMS:
         return captured_by_program(name)
     keras.config.set_floatx("float64")

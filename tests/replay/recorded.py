@@ -51,7 +51,7 @@ def tensorflow_version() -> str:
 
 
 def recorded_version() -> str:
-    """The version of TensorFlow that the texts were recorded with."""
+    """Returns the version of TensorFlow that the texts were recorded with."""
     return (FOLDER / _VERSION).read_text().strip()
 
 

@@ -84,7 +84,7 @@ def machines(cluster: str) -> ResourceSpec:
 
 
 def build(item: Step, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strategy:
-    """As a run does it: a step without gradients needs no plan."""
+    """Builds the strategy as a run does: a step without gradients needs no plan."""
     if not item.gradients:
         return resolve_specs(strategy_pb2.Strategy(builder="none", graph_config=graph_config(spec)), item, spec)
     built = ask_builder(chosen_builder(STRATEGIES[strategy], None), item, spec)
@@ -115,7 +115,7 @@ def _rewrite(step: StoredStep, captured: Step, context: Context, watch: _Watch) 
 
 @dataclass
 class _Watch:
-    """Sees which kernels change a step, and which rules for rows; and whether they leave it whole, if it `verifies`."""
+    """Records the kernels and row rules that change a step, and verifies the result if `verifies`."""
 
     changed_by: set[str] = field(default_factory=set)
     joins: list[PendingReduction] = field(default_factory=list)

@@ -90,12 +90,12 @@ def stored_names() -> list[str]:
 
 
 def undecided(item: Step) -> Step:
-    """The item as it is before anything places its variables."""
+    """Returns the item without placements of its variables."""
     return replace(item, owners={}, cuts={})
 
 
 def _specs(item: Step, node: str) -> Iterator[tf.TensorSpec]:
-    """Of each of a node's tensors."""
+    """Yields the specs of a node's tensors."""
     index = 0
     while True:
         try:
