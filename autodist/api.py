@@ -15,22 +15,22 @@ import tensorflow as tf
 
 from autodist.batch.axis import require_mapping
 from autodist.capture.early_initializers import seed_early_initializers
-from autodist.capture.gradients import GradientNotes, noting_gradients
+from autodist.capture.gradients import GradientNotes, recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.in_step_all_reduces import AllReduceNotes, noting_sums
+from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.inline import load_generated_code_from_memory
 from autodist.capture.keras_callbacks import on_every_worker
 from autodist.capture.keras_distribution import checking_distributions
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
-from autodist.capture.training_hooks import hook_in, put_back
-from autodist.capture.whole_in_graphs import WholeInGraph
+from autodist.capture.training_hooks import install_hooks, put_back
+from autodist.capture.whole_in_graphs import GraphBatchStatistics
 from autodist.checkpoint import Checkpoints
-from autodist.checkpoint.around_fit import AroundFit
+from autodist.checkpoint.fit_wrappers import AroundFit
 from autodist.checkpoint.keras_callback import CheckpointCallback
-from autodist.checkpoint.of_session import SessionCheckpoints
 from autodist.checkpoint.section import find_resumed, save_automatically, saving_callback
+from autodist.checkpoint.session_checkpoints import SessionCheckpoints
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, CheckpointError
@@ -192,7 +192,7 @@ class AutoDist:
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
         seed_what_has_no_seed(self._run.seed)
-        hook_in()  # again: the script may have imported tf_keras since the last call
+        install_hooks()  # again: the script may have imported tf_keras since the last call
         try:
             with (
                 self._alone.noting_variables(),
@@ -200,8 +200,8 @@ class AutoDist:
                 refusing_strategies(),
                 checking_distributions(),
                 self._keras.adopting(require_mapping(batch_axis, "inputs of fit")),
-                noting_sums(in_functions=False) as self._sums,
-                noting_gradients(in_functions=False, whole=self._whole_in_graph(self._sums)) as self._notes,
+                recording_all_reduces(in_functions=False) as self._sums,
+                recording_gradients(in_functions=False, whole=self._whole_in_graph(self._sums)) as self._notes,
             ):
                 yield self
         finally:
@@ -273,7 +273,7 @@ class AutoDist:
 
         def decorate(function: Callable[..., Any]) -> DistributedFunction:
             if (dry_run := look()) is not None:
-                dry_run.defines_step(function)
+                dry_run.on_step_defined(function)
             return DistributedFunction(
                 function, self._run, batch_axis, is_global, tracing, sessions=self._graph_sessions
             )
@@ -314,7 +314,7 @@ class AutoDist:
             dataset,
             self._run.spec.feeding_workers,
             self._run.index,
-            on_first=self._run.input_consistency.tell_of_data_set,
+            on_first=self._run.input_consistency.record_data_set,
             reading=self._share.reading(is_gathered=True),
             on_own_failure=self._run.failed_step.note,
         )
@@ -458,7 +458,7 @@ class AutoDist:
         a loop of several training steps each step counts.
         """
         if self._automatic is not None:
-            self._automatic.asked_for_steps(sys._getframe(1))
+            self._automatic.on_steps_read(sys._getframe(1))
         return self._run.step
 
     def checkpoint_callback(
@@ -488,9 +488,9 @@ class AutoDist:
         if self._run.workers > 1:
             share_files(self._run.chief.write)
 
-    def _whole_in_graph(self, sums: AllReduceNotes) -> WholeInGraph | None:
+    def _whole_in_graph(self, sums: AllReduceNotes) -> GraphBatchStatistics | None:
         """Returns the rule for sums and means of the global batch in graph losses; None if no batch is split."""
-        return WholeInGraph(sums) if self._run.spec.splits_batches else None
+        return GraphBatchStatistics(sums) if self._run.spec.splits_batches else None
 
     def _noted(self) -> tuple[GradientNotes, AllReduceNotes] | None:
         """Returns the gradients and all-reduces noted in the scope; None outside any scope."""
@@ -523,8 +523,8 @@ class AutoDist:
             return  # forked from the worker's process, whose run is still active
         try:
             if not watch_script_end().is_bad:
-                self._alone.tell_at_end(self._run.has_idle_workers)
-                if self._run.deals_files and not self._run.coordination.has_agreed:
+                self._alone.leave_state(self._run.has_idle_workers)
+                if self._run.shards_files and not self._run.coordination.has_agreed:
                     log.warning("%s", NOTHING_DEALT, extra=ALIKE_EVERYWHERE)
             if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
                 self._restart()

@@ -4,7 +4,7 @@ from autodist.kernels.base import Context, Fetching, Kernel, run_pipeline
 from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite
 from autodist.kernels.place.assign_owners import find_placements
 from autodist.kernels.place.set_by_chief import only_sets
-from autodist.kernels.registry import own_kernels, register_kernel
+from autodist.kernels.registry import register_kernel, registered_kernels
 
 __all__ = [
     "KERNELS",
@@ -15,8 +15,8 @@ __all__ = [
     "Kernel",
     "find_placements",
     "only_sets",
-    "own_kernels",
     "register_kernel",
+    "registered_kernels",
     "rewrite",
     "run_pipeline",
 ]

@@ -74,7 +74,7 @@ class Context:
         """The subgroups within which values are reduced first; None if all workers reduce in one group."""
         return Subgroups.of(self.strategy.graph_config.teams, self.computing)
 
-    def adds_in_teams(self, join: PendingReduction) -> bool:
+    def reduces_in_subgroups(self, join: PendingReduction) -> bool:
         """Returns True if a pending reduction is reduced within subgroups first."""
         return self.teams is not None and self.plan.in_teams(join)
 

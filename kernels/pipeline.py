@@ -41,7 +41,7 @@ from autodist.kernels.place.assign_owners import AssignOwners
 from autodist.kernels.place.partition import PartitionVariables
 from autodist.kernels.place.read_far_variables import ReadFarVariables
 from autodist.kernels.place.set_by_chief import SetByChief
-from autodist.kernels.registry import with_own
+from autodist.kernels.registry import with_registered
 from autodist.kernels.replicate.advance_alike import AdvanceAlike
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.rows.add_rows_in_order import AddRowsInOrder
@@ -159,7 +159,7 @@ def rewrite(
         StrategyError, RewriteError: the step cannot be rewritten according to the strategy.
     """
     with _garbage_collection_paused():
-        return run_pipeline(with_own(kernels), item, context, _watched(Watch(name, context.worker), also))
+        return run_pipeline(with_registered(kernels), item, context, _watched(Watch(name, context.worker), also))
 
 
 def _watched(watch: Watcher, also: Watcher | None) -> Watcher:

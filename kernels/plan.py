@@ -10,7 +10,7 @@ from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.pipeline_schedule import SCHEDULES
 from autodist.graph.placement import SyncMode, VariablePlacement
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, cut_of, named_synchronizers
+from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, named_synchronizers, partitioning_of
 
 
 class Plan:
@@ -29,7 +29,7 @@ class Plan:
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
         self._shards = {node.variable: dict(named_synchronizers(node)) for node in strategy.nodes}
         self._synchronizers = {name: one for shards in self._shards.values() for name, one in shards.items()}
-        cuts = {node.variable: cut_of(node) for node in strategy.nodes}
+        cuts = {node.variable: partitioning_of(node) for node in strategy.nodes}
         self.cuts = {variable: cut for variable, cut in cuts.items() if cut is not None}
         self.seats = tuple((one.worker, *(b.worker for b in one.beside)) for one in strategy.pipeline.stages)
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
@@ -72,9 +72,9 @@ class Plan:
         """Returns the placement of a variable that one worker owns."""
         return self._synchronizers[variable].variable_placement if variable in self._synchronizers else None
 
-    def has_proxy(self, variable: str) -> bool:
+    def has_cached_copy(self, variable: str) -> bool:
         """Returns True if every worker caches a copy of an owned variable for its replicas to read."""
-        return variable in self._synchronizers and self._synchronizers[variable].has_proxy
+        return variable in self._synchronizers and self._synchronizers[variable].has_cached_copy
 
     @property
     def is_asynchronous(self) -> bool:
@@ -87,7 +87,7 @@ class Plan:
     def owner_of(self, join: PendingReduction) -> int | None:
         return self.owner(join.variable) if join.kind is PendingReductionKind.GRADIENT and join.variable else None
 
-    def travels_by_shuffle(self, join: PendingReduction) -> bool:
+    def uses_shuffle(self, join: PendingReduction) -> bool:
         return self.collective is None and self.owner_of(join) is None
 
     def in_teams(self, join: PendingReduction) -> bool:

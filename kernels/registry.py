@@ -66,14 +66,14 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
     return register
 
 
-def with_own(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def with_registered(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Returns the kernels, each followed by its user-defined kernels; unchanged if they do not replicate the step."""
     if not any(kernel.name == "replicate" for kernel in kernels):
         return tuple(kernels)
     return tuple(one for kernel in kernels for one in (kernel, *_kernels_after(kernel.name)))
 
 
-def own_kernels() -> tuple[str, ...]:
+def registered_kernels() -> tuple[str, ...]:
     """Returns the user-defined kernels with their options and positions, for comparison between workers."""
     return tuple(f"{name} after {after}: {kernel!r}" for name, (after, kernel) in _registered.items())
 

@@ -6,7 +6,6 @@ A builder (built-in or user-defined) decides, the protobuf Strategy records the 
 from autodist.graph.placement import Partitioning
 from autodist.strategies.all_reduce import AllReduce, all_reduce_node
 from autodist.strategies.all_reduce_options import AllReduceOptions, all_reduce_synchronizer
-from autodist.strategies.asking import ask_builder
 from autodist.strategies.base import (
     BuildsStrategy,
     StrategyBuilder,
@@ -14,6 +13,7 @@ from autodist.strategies.base import (
     make_strategy,
     workers_with_replicas,
 )
+from autodist.strategies.build_strategy import ask_builder
 from autodist.strategies.check import check_strategy
 from autodist.strategies.cost import Traffic, bytes_sent, traffic, worker_count
 from autodist.strategies.cut import even_sizes, proportional_sizes, shards_of
@@ -28,7 +28,7 @@ from autodist.strategies.partition_options import PartitionOptions
 from autodist.strategies.partitioned_ar import PartitionedAR
 from autodist.strategies.partitioned_ps import PartitionedPS
 from autodist.strategies.pipeline import Pipeline, arranged, find_pipeline
-from autodist.strategies.placed import PlacedBuilder, telling_places
+from autodist.strategies.placed import PlacedBuilder, errors_with_place
 from autodist.strategies.ps import PS, owner_index, parameter_server_node
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
 from autodist.strategies.random_axis_partition_ar import RandomAxisPartitionAR
@@ -77,6 +77,7 @@ __all__ = [
     "bytes_sent",
     "check_strategy",
     "chosen_builder",
+    "errors_with_place",
     "even_sizes",
     "find_builder",
     "find_pipeline",
@@ -94,7 +95,6 @@ __all__ = [
     "strategy_table",
     "sums_by_worker",
     "synced_variables",
-    "telling_places",
     "traffic",
     "usual_owners",
     "whole_node",

@@ -13,7 +13,7 @@ from autodist.resources import ResourceSpec
 from autodist.strategies.partition import require_cut
 from autodist.strategies.ps import known_workers
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
-from autodist.synchronizers import cut_of, has_synchronizer, synchronizers_of
+from autodist.synchronizers import has_synchronizer, partitioning_of, synchronizers_of
 
 PlaceOf = Callable[[str, str], Place | None]
 """Returns the position of a variable's option in a file."""
@@ -69,7 +69,7 @@ def _check_names(strategy: strategy_pb2.Strategy, known: list[str], synced: list
 
 
 def _check_partition(variable: SyncedVariable, node: strategy_pb2.VariableNode, place_of: PlaceOf) -> None:
-    cut = cut_of(node)
+    cut = partitioning_of(node)
     place = place_of(variable.name, "partition")
     if cut is None:
         if node.shards:

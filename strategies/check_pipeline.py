@@ -10,7 +10,7 @@ from autodist.logs.formatting import listed
 from autodist.proto import strategy_pb2
 from autodist.strategies.check_nodes import PlaceOf
 from autodist.strategies.variables import SyncedVariable
-from autodist.synchronizers import ParameterServer, cut_of, synchronizers_of
+from autodist.synchronizers import ParameterServer, partitioning_of, synchronizers_of
 
 
 def stage_of(strategy: strategy_pb2.Strategy, node: strategy_pb2.VariableNode) -> int:
@@ -30,7 +30,7 @@ def workers_of(strategy: strategy_pb2.Strategy, stage: int) -> list[int]:
     return [first.worker, *(one.worker for one in first.beside)]
 
 
-def mates_of(strategy: strategy_pb2.Strategy) -> dict[int, list[int]]:
+def stage_groups_of(strategy: strategy_pb2.Strategy) -> dict[int, list[int]]:
     """Returns, for each worker that owns the variables of a pipeline stage, the others that hold the same."""
     stages = (workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages)))
     return {workers[0]: workers[1:] for workers in stages}
@@ -87,7 +87,7 @@ def _fault(
         node: of the variable.
         mark: the stage in which the script created it; None: unspecified.
     """
-    if cut_of(node) is not None:
+    if partitioning_of(node) is not None:
         return "is partitioned, but pipeline stages hold whole variables. Leave the partition out.", "partition"
     (synchronizer,) = synchronizers_of(node)
     if not isinstance(synchronizer, ParameterServer):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autodist.proto import strategy_pb2
-from autodist.strategies.nodes import alike_pieces
+from autodist.strategies.nodes import distinct_shards
 from autodist.strategies.variables import SyncedVariable
-from autodist.synchronizers import Sent, cut_of
+from autodist.synchronizers import Sent, partitioning_of
 from autodist.synchronizers.traffic import INDEX_BYTES
 
 
@@ -59,11 +59,11 @@ def sent_for(variable: SyncedVariable, node: strategy_pb2.VariableNode, computin
         node: its placement and synchronisation.
         computing: the workers that have replicas.
     """
-    cut = cut_of(node)
+    cut = partitioning_of(node)
     # A row lies in one shard of a cut along axis 0, and in every shard of another cut.
     is_shared = cut is not None and cut.axis == 0
     step, row = Sent(computing), Sent(computing, max(variable.shape[0], 1) if is_shared else 1)
-    for piece, synchronizer, count in alike_pieces(variable, node):
+    for piece, synchronizer, count in distinct_shards(variable, node):
         share = piece.shape[0] if is_shared else 1
         if count == 1:
             synchronizer.add_traffic(piece, share, step, row)
@@ -75,7 +75,7 @@ def sent_for(variable: SyncedVariable, node: strategy_pb2.VariableNode, computin
     return step, row
 
 
-def sent_to_mates(variable: SyncedVariable, holders: Sequence[int]) -> tuple[Sent, Sent]:
+def sent_in_stage_group(variable: SyncedVariable, holders: Sequence[int]) -> tuple[Sent, Sent]:
     """Like `sent_for`, for a variable that the workers of a pipeline stage hold: each sends its part to all others."""
     step, row = Sent(frozenset()), Sent(frozenset())
     for holder in holders:

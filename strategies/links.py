@@ -7,9 +7,9 @@ from math import lcm
 
 from autodist.proto import strategy_pb2
 from autodist.strategies.cost import traffic
-from autodist.strategies.nodes import alike_pieces, whole_node
+from autodist.strategies.nodes import distinct_shards, whole_node
 from autodist.strategies.variables import SyncedVariable
-from autodist.synchronizers import Subgroups, Synchronizer, cut_of
+from autodist.synchronizers import Subgroups, Synchronizer, partitioning_of
 
 WorkerConnection = tuple[int, int]
 """The sending and the receiving worker."""
@@ -30,14 +30,14 @@ def link_bytes(
         config: of the strategy, with specs resolved.
         rows: number of rows of a sparse variable that each worker touches in a step.
     """
-    cut, computing = cut_of(node), sorted({replica.worker for replica in config.replicas})
+    cut, computing = partitioning_of(node), sorted({replica.worker for replica in config.replicas})
     teams = Subgroups.of(config.teams, computing)
     is_shared = cut is not None and cut.axis == 0
     indices = max(variable.shape[0], 1) if is_shared else 1
     # Integer parts of a byte: fractions would take ten times as long, for a number of links quadratic in workers.
     parts = lcm(indices, *range(max(len(computing) - 1, 1), len(computing) + 1))
     sent: dict[WorkerConnection, int] = {}
-    for piece, synchronizer, count in alike_pieces(variable, node):
+    for piece, synchronizer, count in distinct_shards(variable, node):
         share = piece.shape[0] if is_shared else 1
         cost = traffic(piece, whole_node(piece.name, synchronizer), config)
         for worker, (step, row) in enumerate(zip(cost.step, cost.row, strict=True)):
@@ -56,7 +56,7 @@ def _shares(
     synchronizer: Synchronizer, piece: SyncedVariable, worker: int, computing: Sequence[int], teams: Subgroups | None
 ) -> Mapping[int, int]:
     """Returns, by receiving worker, its proportion of the bytes that `worker` sends."""
-    if teams is not None and synchronizer.goes_by_teams:
+    if teams is not None and synchronizer.uses_subgroups:
         return teams.shares(worker, piece.is_sparse or synchronizer.goes_to_all)
     return dict.fromkeys(synchronizer.targets(worker, computing), 1)
 

@@ -10,7 +10,7 @@ from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.strategies.cut import shards_of
 from autodist.strategies.variables import SyncedVariable
-from autodist.synchronizers import Synchronizer, cut_of, field_of, synchronizers_of
+from autodist.synchronizers import Synchronizer, field_of, partitioning_of, synchronizers_of
 
 SynchronizerLike = Synchronizer | strategy_pb2.AllReduce | strategy_pb2.ParameterServer
 """A synchronizer, or its protobuf message."""
@@ -41,17 +41,17 @@ def node_of(
 
 def pieces(variable: SyncedVariable, node: strategy_pb2.VariableNode) -> Iterator[tuple[SyncedVariable, Synchronizer]]:
     """Yields each shard as a variable, with its synchronizer; a whole variable is its only shard."""
-    yield from zip(shards_of(variable, cut_of(node)), synchronizers_of(node), strict=True)
+    yield from zip(shards_of(variable, partitioning_of(node)), synchronizers_of(node), strict=True)
 
 
-def alike_pieces(
+def distinct_shards(
     variable: SyncedVariable, node: strategy_pb2.VariableNode
 ) -> Iterator[tuple[SyncedVariable, Synchronizer, int]]:
     """Yields a representative of each set of shards with equal length and synchronizer, and the size of the set.
 
     Names and groups of the shards may differ.
     """
-    cut, synchronizers = cut_of(node), synchronizers_of(node)
+    cut, synchronizers = partitioning_of(node), synchronizers_of(node)
     if cut is None:
         yield variable, synchronizers[0], 1
         return

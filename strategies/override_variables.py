@@ -12,8 +12,8 @@ from autodist.graph.placement import Partitioning
 from autodist.logs.formatting import listed, nearest
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.asking import ask_builder
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
+from autodist.strategies.build_strategy import ask_builder
 from autodist.strategies.check_nodes import check_nodes
 from autodist.strategies.cut import shards_of
 from autodist.strategies.loads import GreedyLoads, PieceKey
@@ -21,7 +21,7 @@ from autodist.strategies.nodes import node_of, pieces
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
 from autodist.strategies.ps import owner_index
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
-from autodist.synchronizers import AllReduce, ParameterServer, cut_of, synchronizers_of
+from autodist.synchronizers import AllReduce, ParameterServer, partitioning_of, synchronizers_of
 
 log = logging.getLogger("autodist.strategies")
 
@@ -212,7 +212,7 @@ def _served(
     owners = _owners(override, use, variable, len(servers), resource_spec)
     if owners:
         servers = [replace(server, owner=owner) for server, owner in zip(servers, owners, strict=True)]
-    keeps_owners = len(earlier) == len(servers) and cut == cut_of(before)
+    keeps_owners = len(earlier) == len(servers) and cut == partitioning_of(before)
     return _Served(variable, cut, tuple(servers), bool(owners) or keeps_owners)
 
 
@@ -255,7 +255,7 @@ def _owned(
 def _cut(override: Override, variable: SyncedVariable, before: strategy_pb2.VariableNode) -> Partitioning | None:
     partition = override.use.partition
     if partition is None:
-        return cut_of(before)
+        return partitioning_of(before)
     try:
         return partition.cut(variable)
     except StrategyError as error:

@@ -11,8 +11,8 @@ from autodist.errors import Place, StrategyError
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec, StrategySection
-from autodist.strategies.asking import ask_builder
 from autodist.strategies.base import BuildsStrategy
+from autodist.strategies.build_strategy import ask_builder
 from autodist.strategies.check import check_strategy
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.variables import GraphLike
@@ -76,7 +76,7 @@ class PlacedBuilder:
 
 
 @contextmanager
-def telling_places(builder: BuildsStrategy | None) -> Iterator[None]:
+def errors_with_place(builder: BuildsStrategy | None) -> Iterator[None]:
     """Adds the position in the YAML file, if known, to errors about options of a builder raised in the context."""
     try:
         yield

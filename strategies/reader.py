@@ -19,8 +19,8 @@ from autodist.options.fields import (
 )
 from autodist.resources import StrategySection, VariableOverride
 from autodist.strategies.all_reduce import AllReduce
-from autodist.strategies.asking import describe_failure, require_builder
 from autodist.strategies.base import BuildsStrategy
+from autodist.strategies.build_strategy import describe_failure, require_builder
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.placed import PlacedBuilder

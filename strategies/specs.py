@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.nodes import alike_pieces
+from autodist.strategies.nodes import distinct_shards
 from autodist.strategies.subgroups import choose_subgroups
 from autodist.strategies.variables import GraphLike, synced_variables
 from autodist.synchronizers import (
@@ -65,7 +65,7 @@ def summed_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> int:
     return sum(
         synchronizer.dense_bytes(piece) * count
         for node in strategy.nodes
-        for piece, synchronizer, count in alike_pieces(variables[node.variable], node)
+        for piece, synchronizer, count in distinct_shards(variables[node.variable], node)
         if isinstance(synchronizer, AllReduce) and not piece.is_sparse
     )
 

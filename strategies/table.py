@@ -14,13 +14,13 @@ from autodist.graph.placement import EVERY_WORKER
 from autodist.logs.formatting import counted, listed, readable_bytes
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.check_pipeline import mates_of, pipelines_of, stage_of, workers_of
-from autodist.strategies.cost import Traffic, computing_workers, sent_for, sent_to_mates, worker_count
-from autodist.strategies.nodes import alike_pieces
+from autodist.strategies.check_pipeline import pipelines_of, stage_groups_of, stage_of, workers_of
+from autodist.strategies.cost import Traffic, computing_workers, sent_for, sent_in_stage_group, worker_count
+from autodist.strategies.nodes import distinct_shards
 from autodist.strategies.specs import effective_spec, resolve_node
-from autodist.strategies.told_sums import told_sums
+from autodist.strategies.sum_summary import sum_summary
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
-from autodist.synchronizers import Sent, cut_of, synchronizers_of
+from autodist.synchronizers import Sent, partitioning_of, synchronizers_of
 
 NUMBERS = {"bytes", "bytes a step and worker", "bytes a step\nand worker"}
 COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "bytes a step and worker")
@@ -83,7 +83,7 @@ def strategy_table(
         holds = _held(held, names, "")
     # In the caption: a cell would widen its column.
     more = smaller and f"`autodist plan --json` lists the {smaller}"
-    caption = "; ".join(filter(None, (holds, told_sums(strategy, graph_item, resource_spec), more)))
+    caption = "; ".join(filter(None, (holds, sum_summary(strategy, graph_item, resource_spec), more)))
     # Text, not markup: a variable's name may hold square brackets.
     table = Table(title=Text(_title(strategy, workers)), show_footer=True, caption=Text(caption), show_lines=is_narrow)
     for column, footer in zip(NARROW_COLUMNS if is_narrow else COLUMNS, total, strict=True):
@@ -147,7 +147,7 @@ def _cost_in_pipeline(
     """Returns the cost of a variable in a pipeline: only its holders exchange its gradient."""
     holders = workers_of(strategy, stage_of(strategy, node))
     touched = -(-rows.get(variable.name, 0) // len(holders))
-    return _Cost(variable, node, *sent_to_mates(variable, holders), touched)
+    return _Cost(variable, node, *sent_in_stage_group(variable, holders), touched)
 
 
 def _largest(costs: Sequence[_Cost]) -> list[_Cost]:
@@ -162,10 +162,10 @@ def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tup
     """Returns the bytes of the variables with a gradient that each worker holds, without optimizer slots."""
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     everywhere, owned = 0, [0] * worker_count(strategy.graph_config)
-    stage_group = mates_of(strategy)
+    stage_group = stage_groups_of(strategy)
     for node in strategy.nodes:
-        for piece, part, count in alike_pieces(variables[node.variable], node):
-            if part.owner is None or part.has_proxy:
+        for piece, part, count in distinct_shards(variables[node.variable], node):
+            if part.owner is None or part.has_cached_copy:
                 everywhere += piece.byte_size * count
             else:
                 for holder in (part.owner, *stage_group.get(part.owner, ())):
@@ -228,7 +228,7 @@ def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
     owners = {
         ALL_WORKERS if index == EVERY_WORKER else names[index]: count for index, count in sorted(by_index.items())
     }
-    cut = cut_of(node)
+    cut = partitioning_of(node)
     if cut is None:
         return next(iter(owners))
     shards = f"{counted(len(cut.sizes), 'shard')} of axis {cut.axis}"
@@ -243,7 +243,7 @@ def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
 
 def _cost(cost: Traffic, node: strategy_pb2.VariableNode, touched: int) -> str:
     """Formats the bytes that a worker sends in a step, and for the touched rows of the first batch or for a row."""
-    owner = None if cut_of(node) else synchronizers_of(node)[0].owner
+    owner = None if partitioning_of(node) else synchronizers_of(node)[0].owner
     parts = [_spread(cost.step, owner, "")] if any(cost.step) or not any(cost.row) else []
     if any(cost.row) and touched:
         parts.append(_spread([count * touched for count in cost.row], owner, f" for {counted(touched, 'row')}"))

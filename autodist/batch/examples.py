@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.errors import EmptyBatchError, UnevenBatchError
-from autodist.graph.parts import EvenParts
+from autodist.graph.parts import EvenSharesRequired
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -130,13 +130,13 @@ def require_rows_for_all(split: Sequence[tuple[str, int]], groups: Sequence[int]
     few = next((name for name, rows in split if rows < replicas), None)
     if any(groups) and few is not None:
         raise UnevenBatchError(
-            f"the inputs of a step have different numbers of rows along their batch axes: {told_rows(split)}. Each is "
-            f"split separately, and each of {replicas} replicas needs at least one row, but {few} has too few. Feed "
-            "more rows, or set its batch_axis (None: every replica gets all of it)."
+            f"the inputs of a step have different numbers of rows along their batch axes: {format_rows(split)}. "
+            f"Each is split separately, and each of {replicas} replicas needs at least one row, but {few} has too few. "
+            "Feed more rows, or set its batch_axis (None: every replica gets all of it)."
         )
 
 
-def told_rows(split: Sequence[tuple[str, int]]) -> str:
+def format_rows(split: Sequence[tuple[str, int]]) -> str:
     """Returns the numbers of rows as text."""
     return ", ".join(f"{name} has {rows}" for name, rows in split)
 
@@ -151,7 +151,7 @@ def require_examples(are_there: bool) -> None:
         raise EmptyBatchError("a global batch has no examples at all; remove such batches from the dataset.")
 
 
-def require_even(even: EvenParts | None, mine: int | None, whole: int | None = None) -> None:
+def require_even(even: EvenSharesRequired | None, mine: int | None, whole: int | None = None) -> None:
     """Passes unless this worker detects an uneven batch in a step that needs an even one.
 
     Args:
@@ -175,7 +175,7 @@ def require_even(even: EvenParts | None, mine: int | None, whole: int | None = N
         )
 
 
-def tell_of_empty_micro_batches(examples: int, micro_batches: int) -> None:
+def warn_empty_micro_batches(examples: int, micro_batches: int) -> None:
     """Warns that a pipeline has more micro-batches than the batch has examples: its stages wait for each of them."""
     if 0 < examples < micro_batches:
         log.warning(
@@ -185,7 +185,7 @@ def tell_of_empty_micro_batches(examples: int, micro_batches: int) -> None:
         )  # fmt: skip
 
 
-def uneven(even: EvenParts, fault: str, among: int) -> UnevenBatchError:
+def uneven(even: EvenSharesRequired, fault: str, among: int) -> UnevenBatchError:
     """Returns the error for replicas with different numbers of examples in a step that needs equal ones.
 
     Args:

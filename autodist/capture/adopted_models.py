@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 import keras
 
-from autodist.capture.fit_arguments import noting_lengths
+from autodist.capture.fit_arguments import recording_lengths
 from autodist.capture.keras_distribution import check_current_distribution
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep
-from autodist.capture.made_functions import is_making, own_maker, set_maker
 from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.patches import Patch, patched
+from autodist.capture.train_functions import is_making, own_maker, set_maker
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -143,7 +143,7 @@ class AdoptedModels(ABC):
         method = self.reads(model, method, batch_axis)
         if name != "fit":
             return method if evaluations is None else evaluations.noting_interrupts(method, model)
-        return self._around_fit(noting_lengths(method, model) if self.knows_lengths(batch_axis) else method)
+        return self._around_fit(recording_lengths(method, model) if self.knows_lengths(batch_axis) else method)
 
 
 def _looked_up(model: Any, name: str) -> Callable[..., Any]:

@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import tensorflow as tf
 
-from autodist.capture.gradients import NotedCall
-from autodist.capture.in_step_all_reduces import NotedAllReduce
+from autodist.capture.gradients import RecordedGradientCall
+from autodist.capture.in_step_all_reduces import RecordedAllReduce
 from autodist.capture.stage_marks import stage_of_variable
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_applied
@@ -80,11 +80,11 @@ class CaptureNotes:
     """
 
     graph: tf.Graph
-    calls: Sequence[NotedCall]
+    calls: Sequence[RecordedGradientCall]
     handle_of: Callable[[Any], str | None]
     placeholders: Mapping[str, str] = field(default_factory=dict)
     overwritten: frozenset[str] = frozenset()
-    sums: Sequence[NotedAllReduce] = ()
+    sums: Sequence[RecordedAllReduce] = ()
     applied: Mapping[str, str] | None = None
 
 

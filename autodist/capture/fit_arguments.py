@@ -24,7 +24,7 @@ _GLOBAL = {"batch_size": None, "validation_split": 0.0, "validation_freq": 1, "s
 _SIZE = "the number of examples or batches in x"
 
 
-def told_arguments(arguments: Mapping[str, Any], is_global: bool) -> dict[str, str]:
+def comparable_arguments(arguments: Mapping[str, Any], is_global: bool) -> dict[str, str]:
     """Returns the arguments of a call of `fit`, by name, as texts that workers compare.
 
     Args:
@@ -38,7 +38,7 @@ def told_arguments(arguments: Mapping[str, Any], is_global: bool) -> dict[str, s
     return {name: _as_text(value) for name, value in found.items()}
 
 
-def told_lengths(arguments: Mapping[str, Any]) -> dict[str, str]:
+def comparable_lengths(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Returns the arguments of `evaluate` or `predict` that determine the number of batches, as texts."""
     return {"steps": _as_text(arguments.get("steps")), _SIZE: _as_text(_size_of(arguments.get("x")))}
 
@@ -87,7 +87,7 @@ _KEEPS_BATCHES = ("Prefetch", "Map", "ParallelMap", "Options", "Cache", "Shuffle
 _MAKES_BATCHES = ("Batch", "ParallelBatch")
 
 
-def noting_lengths(fit: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
+def recording_lengths(fit: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
     """Wraps a model's `fit`: during the call, `lengths_to_come` returns the lengths of its batches."""
 
     def call(bound: inspect.BoundArguments) -> Any:

@@ -22,7 +22,7 @@ from tensorflow.python.util import nest  # tf.nest, with the path of each leaf
 from autodist.batch.axis import keras_name
 from autodist.capture.patches import EPOCH_ITERATOR, patched
 from autodist.errors import CaptureError
-from autodist.reading.batch_sharding import Counted, OwnRows, PartsGiven, Reading, ShardedBatches
+from autodist.reading.batch_sharding import Counted, OwnRows, Reading, ShardedBatches, WorkerParts
 from autodist.reading.element_sharding import reading_own
 from autodist.tf_compat.do_not_convert import ours
 
@@ -58,7 +58,7 @@ def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
 
     def make(plain: Any, *args: Any, **kwargs: Any) -> trainer.TFEpochIterator:
         # The elements of a PyDataset are examined here, on the script's own thread.
-        made, asks = reading.slices.are_asked_by(lambda: plain(*args, **kwargs))
+        made, asks = reading.slices.are_used_by(lambda: plain(*args, **kwargs))
         is_of_model = sys._getframe(2).f_locals.get("self") is model
         if not is_of_model:
             return made
@@ -84,7 +84,7 @@ def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: boo
         is_data_set = isinstance(batches.data_adapter, TFDatasetAdapter)
         return reading.files.deal(whole if is_data_set else batches.data_adapter)
     if is_cut:
-        return PartsGiven(whole)
+        return WorkerParts(whole)
     if reading.rows is None:
         return whole
     return own_arrays(batches.data_adapter, reading.rows) or reading_own(whole, reading) or whole

@@ -21,18 +21,18 @@ from autodist.capture.assemble import (
 )
 from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
 from autodist.capture.entries_in_order import pairing_entries
-from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
-from autodist.capture.in_step_all_reduces import AllReduceNotes, noting_sums
+from autodist.capture.gradients import GradientNotes, RecordedGradientCall, forget_custom_gradients, recording_gradients
+from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.inline import inlining_functions, naming_captures
 from autodist.capture.jacobians import keeping_records
 from autodist.capture.keras_distribution import checking_distributions
 from autodist.capture.other_strategies import refusing_strategies
-from autodist.capture.overwrites import noting_overwrites
+from autodist.capture.overwrites import recording_overwrites
 from autodist.capture.ragged_rows import reducing_by_rows
 from autodist.capture.tables import Table, bind_table, find_table, require_made_before, require_unchanged
 from autodist.capture.training_hooks import distributing
 from autodist.capture.training_requirements import TRAINS, TrainingRequirements
-from autodist.capture.whole_statistics import WholeStatistics, with_whole_statistics
+from autodist.capture.whole_statistics import BatchStatistics, with_whole_statistics
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor
@@ -114,10 +114,10 @@ def _capture(
     batch_axes: Sequence[int | None],
     demands: TrainingRequirements,
     jit_compile: bool,
-    statistics: WholeStatistics | None,
+    statistics: BatchStatistics | None,
 ) -> _Made:
     trace = functools.partial(trace, statistics)
-    with fusing_batch_norms() as norms, noting_overwrites() as overwritten:
+    with fusing_batch_norms() as norms, recording_overwrites() as overwritten:
         concrete, noted, sums = trace()
     if norms.are_differentiated_twice:
         norms = FusedNorms()  # fuses nothing: second derivatives are those of the script's own arithmetic
@@ -164,14 +164,14 @@ def _trace(
     arguments: Any,
     jit_compile: bool,
     autograph: bool,
-    statistics: WholeStatistics | None,
+    statistics: BatchStatistics | None,
     keeps_records: bool = False,
 ) -> tuple[Any, GradientNotes, AllReduceNotes]:
     """Returns the concrete function, its gradients and its in-step all-reduces."""
     with (
         keeping_records() if keeps_records else nullcontext(),
-        noting_gradients() as noted,
-        noting_sums(in_functions=True) as sums,
+        recording_gradients() as noted,
+        recording_all_reduces(in_functions=True) as sums,
         nullcontext() if statistics is None else statistics.replacing(sums),
         inlining_functions(),
         reducing_by_rows(),
@@ -188,7 +188,7 @@ def _trace(
     return concrete, noted, sums
 
 
-def _noted_tensors(call: NotedCall) -> list[str]:
+def _noted_tensors(call: RecordedGradientCall) -> list[str]:
     found = [call.seed.name, *(t.name for t in call.targets), *(s.tensor.name for s in call.seams)]
     for _, gradient in call.pairs:
         sparse = isinstance(gradient, tf.IndexedSlices)

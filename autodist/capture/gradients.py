@@ -30,7 +30,7 @@ _CUSTOM = "CustomGradient-"
 
 
 @dataclass(frozen=True)
-class NotedCall:
+class RecordedGradientCall:
     """One call of `gradient`.
 
     Attributes:
@@ -55,7 +55,11 @@ class TakesApart(Protocol):
     """Decomposes targets, and may first change the graph that computes them."""
 
     def take_apart(
-        self, targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor], seed: tf.Tensor, earlier: Sequence[NotedCall]
+        self,
+        targets: Sequence[tf.Tensor],
+        ends: Collection[tf.Tensor],
+        seed: tf.Tensor,
+        earlier: Sequence[RecordedGradientCall],
     ) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]: ...
 
 
@@ -70,7 +74,7 @@ class GradientNotes:
         whole: replaces batch statistics of the targets of `tf.gradients` by those of the whole batch; None leaves them.
     """
 
-    calls: list[NotedCall] = field(default_factory=list)
+    calls: list[RecordedGradientCall] = field(default_factory=list)
     in_functions: bool = True
     wants_records: bool = False
     whole: TakesApart | None = None
@@ -134,7 +138,7 @@ class GradientNotes:
             gradients = _each_its_own(tf.nest.flatten(found, expand_composites=False))
             made = list(zip(handles, gradients, strict=True))
             self.calls.append(
-                NotedCall(
+                RecordedGradientCall(
                     graph,
                     tuple(tensors),
                     seed,
@@ -161,7 +165,7 @@ class GradientNotes:
             seed = _seed_of([whole])
             with tape._ensure_recording():
                 weighted = whole * seed
-            self.calls.append(NotedCall(tf.compat.v1.get_default_graph(), (whole,), seed, (), ()))
+            self.calls.append(RecordedGradientCall(tf.compat.v1.get_default_graph(), (whole,), seed, (), ()))
             if not way.is_written_out(weighted):
                 return plain(weighted)
             self.wants_records |= not keeps_records(tape)
@@ -219,7 +223,7 @@ def _floats(targets: list[Any]) -> bool:
 
 
 @contextmanager
-def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None) -> Iterator[GradientNotes]:
+def recording_gradients(in_functions: bool = True, whole: TakesApart | None = None) -> Iterator[GradientNotes]:
     """Records all gradients that are computed in graphs while the context is open.
 
     Args:

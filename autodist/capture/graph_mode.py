@@ -18,8 +18,8 @@ from autodist.capture.assemble import (
     note_specs,
 )
 from autodist.capture.fetched_reads import read_before_writing
-from autodist.capture.gradients import NotedCall
-from autodist.capture.in_step_all_reduces import NotedAllReduce
+from autodist.capture.gradients import RecordedGradientCall
+from autodist.capture.in_step_all_reduces import RecordedAllReduce
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor, NodeDef
@@ -53,17 +53,17 @@ class CapturedGraph:
     """
 
     graph: tf.Graph
-    calls: tuple[NotedCall, ...]
+    calls: tuple[RecordedGradientCall, ...]
     variables: tuple[Variable, ...]
-    sums: tuple[NotedAllReduce, ...] = ()
+    sums: tuple[RecordedAllReduce, ...] = ()
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
         graph: tf.Graph,
-        calls: Iterable[NotedCall],
-        sums: Iterable[NotedAllReduce] = (),
+        calls: Iterable[RecordedGradientCall],
+        sums: Iterable[RecordedAllReduce] = (),
         order: Mapping[str, Sequence[str]] | None = None,
     ) -> CapturedGraph:
         """Captures a graph.
@@ -81,7 +81,7 @@ class CapturedGraph:
         found = find_variables(graph)
         return cls(graph, calls, describe_variables(found), tuple(sums), order or {})
 
-    def require_same_training(self, calls: Sequence[NotedCall]) -> None:
+    def require_same_training(self, calls: Sequence[RecordedGradientCall]) -> None:
         """Checks that additions to the graph since its session was created do not change the training.
 
         Initializers, summaries and the like may be added.
@@ -134,7 +134,7 @@ class CapturedGraph:
             ranks: ranks of fed tensors whose rank is unknown in the graph.
         """
         editor = self._editor()
-        fed = {name: become_fed(editor, self.graph.get_tensor_by_name(name)) for name in inputs}
+        fed = {name: replace_by_placeholder(editor, self.graph.get_tensor_by_name(name)) for name in inputs}
         for name, rank in (ranks or {}).items():
             editor[node_of(fed[name])].attr["shape"].shape.CopyFrom(tf.TensorShape([None] * rank).as_proto())
         outputs = [fed.get(name, name) for name in outputs]
@@ -180,7 +180,10 @@ class CapturedGraph:
         return editor
 
     def _notes(
-        self, calls: Sequence[NotedCall], placeholders: Mapping[str, str], applied: Mapping[str, str] | None = None
+        self,
+        calls: Sequence[RecordedGradientCall],
+        placeholders: Mapping[str, str],
+        applied: Mapping[str, str] | None = None,
     ) -> CaptureNotes:
         return CaptureNotes(self.graph, calls, handle_name, placeholders, sums=self.sums, applied=applied)
 
@@ -232,7 +235,7 @@ def handle_name(handle: Any) -> str | None:
     return handle.op.name if isinstance(handle, tf.Tensor) else None
 
 
-def noted_tensors(call: NotedCall) -> list[tf.Tensor]:
+def noted_tensors(call: RecordedGradientCall) -> list[tf.Tensor]:
     """Returns the seed and the targets of a call."""
     return [call.seed, *call.targets]
 
@@ -249,14 +252,14 @@ def _inferred_specs(item: Step) -> Callable[[str], tf.TensorSpec]:
     return note_specs(graph, [node.name for node in item.graph_def.node])
 
 
-def _is_used(call: NotedCall, needed: set[str]) -> bool:
+def _is_used(call: RecordedGradientCall, needed: set[str]) -> bool:
     if not call.pairs:
         return call.seed.op.name in needed
     made = [name for _, gradient in call.pairs for name in noted_nodes(gradient)]
     return call.seed.op.name in needed and not needed.isdisjoint(made)
 
 
-def become_fed(editor: GraphEditor, tensor: tf.Tensor) -> str:
+def replace_by_placeholder(editor: GraphEditor, tensor: tf.Tensor) -> str:
     """Replaces a fed tensor by a placeholder and returns the placeholder's name."""
     node = editor[tensor.op.name]
     if node.op == "Placeholder":

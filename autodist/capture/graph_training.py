@@ -38,7 +38,7 @@ def require_training(captured: CapturedGraph, whole: Step) -> None:
     )
 
 
-def tell_unordered(whole: Step) -> None:
+def warn_unordered_updates(whole: Step) -> None:
     """Warns if an optimizer for eager mode is used in a graph: its returned operation does not wait for its writes.
 
     The gradient then reaches only slots, and the update of the variable reads these at any time. A graph that

@@ -28,7 +28,7 @@ from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepA
 
 
 @dataclass(frozen=True)
-class NotedAllReduce:
+class RecordedAllReduce:
     """A recorded in-step all-reduce.
 
     Attributes:
@@ -50,7 +50,7 @@ class AllReduceNotes:
     """
 
     in_functions: bool
-    sums: list[NotedAllReduce] = field(default_factory=list)
+    sums: list[RecordedAllReduce] = field(default_factory=list)
 
     def looks_here(self) -> bool:
         if tf.executing_eagerly():
@@ -76,7 +76,7 @@ class AllReduceNotes:
         def standing_for(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
             made = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape, name=SUM_NAME)
             noted = replace(whole, node=made.op.name)
-            self.sums.append(NotedAllReduce(made.graph, noted))
+            self.sums.append(RecordedAllReduce(made.graph, noted))
             gradient = replace(noted, of=noted.of or noted.node, how=_GRADIENTS[whole.how])
             return made, lambda upstream: self._standing_for(upstream, value.shape, gradient)
 
@@ -91,7 +91,7 @@ _GRADIENTS = {
 
 
 @contextmanager
-def noting_sums(in_functions: bool) -> Iterator[AllReduceNotes]:
+def recording_all_reduces(in_functions: bool) -> Iterator[AllReduceNotes]:
     """Records in-step all-reduces while the context is open.
 
     Args:

@@ -114,7 +114,7 @@ def _make_before(editor: GraphEditor, iterator: NodeDef) -> str:
     return editor.add(made)
 
 
-def tell_begun_anew(training: Iterable[tf.Tensor], graph_def: GraphDef, steps: int) -> None:
+def warn_iterators_start_over(training: Iterable[tf.Tensor], graph_def: GraphDef, steps: int) -> None:
     """Warns that a resumed run reads batches again that it was trained on, unless a dataset skips them.
 
     Args:

@@ -32,7 +32,7 @@ def without_optionals(data: Any) -> Any:
     return tree.map_structure(lambda x: None if isinstance(x, tf.experimental.Optional) else x, data)
 
 
-def next_given(iterator: Iterator[Any]) -> Given:
+def next_with_global_batch(iterator: Iterator[Any]) -> Given:
     """Returns the next batch, as `next_batch`, and the global batch that it is this worker's part of."""
     return next_batch(iterator), whole_of(iterator)
 
@@ -49,7 +49,7 @@ def on_several(step: TracedStep, first: Given, others: Iterator[Any], most: int)
     batches, fault = [first], None
     try:
         while len(batches) < most:
-            batches.append(next_given(others))
+            batches.append(next_with_global_batch(others))
     except StopIteration:
         pass
     except Exception as error:  # noqa: BLE001 - the script's own error

@@ -17,12 +17,12 @@ from keras import tree
 
 from autodist.batch.axis import is_array
 from autodist.capture.bound_calls import argument
-from autodist.capture.fit_arguments import told_lengths
+from autodist.capture.fit_arguments import comparable_lengths
 from autodist.capture.keras_batches import without_optionals
 from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import TracedStep
-from autodist.capture.made_functions import makes_its_own, set_maker
 from autodist.capture.suspects import plain_variable
+from autodist.capture.train_functions import makes_its_own, set_maker
 from autodist.errors import NotSharedError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.tf_compat.do_not_convert import converting, ours
@@ -33,7 +33,7 @@ StepMaker = Callable[[Callable[..., Any], bool], TracedStep]
 """Makes a step that all replicas share from a Keras `test_step` or `predict_step`, a function of one batch."""
 
 
-class Together(Protocol):
+class IsCollectiveCall(Protocol):
     """Returns True if all workers make a call together; all of them have to call this.
 
     `describe` returns texts for the call and its data; it is called if there are several workers.
@@ -57,7 +57,7 @@ class Evaluations:
     def __init__(
         self,
         distribute: StepMaker,
-        together: Together,
+        together: IsCollectiveCall,
         digest_of: Callable[[Any], str],
         validates: Callable[[keras.Model], bool] = lambda model: False,
         noting_interrupts: Callable[[Callable[[], bool]], AbstractContextManager[None]] = lambda is_shared: (
@@ -115,7 +115,7 @@ class Evaluations:
 
             def lengths() -> Mapping[str, str]:
                 bound = signature.bind(*args, **kwargs)
-                return told_lengths({one: argument(bound, one) for one in ("x", "steps")})
+                return comparable_lengths({one: argument(bound, one) for one in ("x", "steps")})
 
             self._lengths[id(model), name] = lengths
             try:

@@ -16,7 +16,7 @@ import numpy as np
 from keras import tree
 
 from autodist.capture.bound_calls import argument, arguments_of, set_argument, takes, with_bound_arguments
-from autodist.capture.fit_arguments import require_same_arguments, told_arguments
+from autodist.capture.fit_arguments import comparable_arguments, require_same_arguments
 from autodist.capture.keras_callbacks import (
     acting_alone,
     following,
@@ -104,7 +104,7 @@ class Fits:
         Raises:
             ClusterError: an argument differs.
         """
-        own = told_arguments(arguments_of(bound), self._is_global)
+        own = comparable_arguments(arguments_of(bound), self._is_global)
         first = argument(bound, "initial_epoch")
         chiefs, first = json.loads(self._share(json.dumps([own, None if first is None else int(first)])))
         require_same_arguments(chiefs, own)

@@ -12,13 +12,13 @@ import keras
 from autodist.capture.adopted_models import AdoptedModels, BatchAxis, StepMaker, explaining_graphs
 from autodist.capture.fit_arguments import lengths_to_come
 from autodist.capture.fit_batches import reading_own_batches, takes_parts
-from autodist.capture.keras_batches import next_given, on_several
+from autodist.capture.keras_batches import next_with_global_batch, on_several
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
 from autodist.capture.keras_state import is_about_to_step, make_state
-from autodist.capture.made_functions import makes_its_own, one_batch_step
 from autodist.capture.patches import MODELS
+from autodist.capture.train_functions import makes_its_own, one_batch_step
 from autodist.reading.batch_sharding import PartsIterator, Reading
 from autodist.tf_compat.do_not_convert import converting, ours
 
@@ -89,7 +89,7 @@ class KerasModels(AdoptedModels):
             step, distributed = parts() if isinstance(iterator, PartsIterator) else batches
             distributed.coming = lengths_to_come(model)
             with explaining_graphs(model):
-                first = next_given(iterator)
+                first = next_with_global_batch(iterator)
                 data, distributed.whole = first
                 if not distributed.traces:
                     make_state(model, data)
@@ -99,7 +99,7 @@ class KerasModels(AdoptedModels):
                 logs = step(data)
                 for _ in range(model.steps_per_execution - 1):
                     try:
-                        data, distributed.whole = next_given(iterator)
+                        data, distributed.whole = next_with_global_batch(iterator)
                     except StopIteration:
                         break
                     logs = step(data)

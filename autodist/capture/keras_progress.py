@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import keras
 
 from autodist.capture.keras_libraries import callbacks_of
-from autodist.reading.batch_sharding import Given, WholeBatch
+from autodist.reading.batch_sharding import Given, GlobalBatch
 
 _PENDING = "_autodist_start_seconds"
 """Duration of a model's first step, until the progress bar of its epoch has excluded it."""
@@ -27,7 +27,7 @@ class TracedStep(Protocol):
     """
 
     coming: tuple[int, ...]
-    whole: WholeBatch | None
+    whole: GlobalBatch | None
 
     @property
     def reads_ahead(self) -> bool: ...

@@ -11,12 +11,12 @@ from keras import tree
 
 from autodist.capture.adopted_models import AdoptedModels, BatchAxis, explaining_graphs
 from autodist.capture.fit_arguments import lengths_to_come
-from autodist.capture.keras_batches import next_given, on_several
+from autodist.capture.keras_batches import next_with_global_batch, on_several
 from autodist.capture.keras_evaluations import Evaluations, Shared, SharedTest, iterator_of, until_end
 from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import timing_the_start
-from autodist.capture.made_functions import one_batch_step, plain_function
 from autodist.capture.patches import LEGACY_MODELS
+from autodist.capture.train_functions import one_batch_step, plain_function
 
 
 class LegacyModels(AdoptedModels):
@@ -42,13 +42,13 @@ class LegacyModels(AdoptedModels):
             distributed.coming = lengths_to_come(model)
             steps = steps_per_execution(model)
             with explaining_graphs(model):
-                first = next_given(iterator)
+                first = next_with_global_batch(iterator)
                 if steps > 1 and distributed.traces and distributed.reads_ahead:
                     return on_several(distributed, first, iterator, steps)
                 logs = step(first[0])
                 for _ in range(steps - 1):
                     try:
-                        data, _ = next_given(iterator)
+                        data, _ = next_with_global_batch(iterator)
                     except StopIteration:
                         break
                     logs = step(data)

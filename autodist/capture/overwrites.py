@@ -12,7 +12,7 @@ from autodist.capture.patches import OPTIMIZER_OVERWRITE, patched
 
 
 @contextmanager
-def noting_overwrites() -> Iterator[list[Any]]:
+def recording_overwrites() -> Iterator[list[Any]]:
     """Yields the list of handles of the variables that Keras's optimizers overwrite while the context is open."""
     handles: list[Any] = []
 

@@ -61,7 +61,7 @@ class _Graph:
     gradients: dict[str, str] = field(default_factory=dict)
 
 
-class SecondTraining:
+class ScopeTraining:
     """Searches for local training of a scope's variables after a distributed step has trained.
 
     An event counts as training in four cases: a `tf.function` with gradients of such variables changes them; an

@@ -75,7 +75,7 @@ def function_called() -> Any:
 def listen(listener: Listener) -> None:
     """Adds a listener."""
     listeners.append(listener)
-    hook_in()
+    install_hooks()
 
 
 def stop_listening(listener: Listener) -> None:
@@ -85,7 +85,7 @@ def stop_listening(listener: Listener) -> None:
     put_back()
 
 
-def hook_in() -> None:
+def install_hooks() -> None:
     """Installs the hooks if there are listeners; a later call includes modules that the script has imported since."""
     if not listeners:
         return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.capture.gradients import NotedCall
+from autodist.capture.gradients import RecordedGradientCall
 from autodist.errors import CaptureError
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
@@ -43,7 +43,7 @@ class TrainingRequirements:
     needs_gradients: bool = True
     may_evaluate: bool = False
 
-    def require_calls(self, noted: Sequence[NotedCall], calls: Sequence[NotedCall]) -> None:
+    def require_calls(self, noted: Sequence[RecordedGradientCall], calls: Sequence[RecordedGradientCall]) -> None:
         """Checks that gradients are computed where they can be synchronized.
 
         Args:
@@ -65,7 +65,7 @@ class TrainingRequirements:
         if not self.may_evaluate:
             raise CaptureError(_NONE)
 
-    def require_training(self, item: Step, calls: Sequence[NotedCall]) -> None:
+    def require_training(self, item: Step, calls: Sequence[RecordedGradientCall]) -> None:
         """Checks that gradients are applied, or that the step trains nothing and may do so.
 
         Raises:

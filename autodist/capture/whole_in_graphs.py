@@ -15,12 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.capture.assemble import CaptureNotes, assemble
-from autodist.capture.gradients import NotedCall
-from autodist.capture.graph_mode import become_fed, handle_name, noted_tensors
+from autodist.capture.gradients import RecordedGradientCall
+from autodist.capture.graph_mode import handle_name, noted_tensors, replace_by_placeholder
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.iterators import GETS
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, take_apart
-from autodist.capture.whole_statistics import MOST_TRACES, SCOPE, is_layers, tell, whole_value
+from autodist.capture.whole_statistics import MOST_TRACES, SCOPE, global_statistic, is_layers, tell
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
@@ -49,7 +49,7 @@ class _Changed:
 
 
 @dataclass(frozen=True)
-class WholeInGraph:
+class GraphBatchStatistics:
     """Computes batch statistics in losses of plain graphs over the whole batch, as in `@ad.function`.
 
     Attributes:
@@ -59,7 +59,11 @@ class WholeInGraph:
     notes: AllReduceNotes
 
     def take_apart(
-        self, targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor], seed: tf.Tensor, earlier: Sequence[NotedCall]
+        self,
+        targets: Sequence[tf.Tensor],
+        ends: Collection[tf.Tensor],
+        seed: tf.Tensor,
+        earlier: Sequence[RecordedGradientCall],
     ) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
         """Decomposes targets, as `take_apart` does, after their batch statistics are those of the whole batch.
 
@@ -75,7 +79,7 @@ class WholeInGraph:
         apart, seams = take_apart(targets, ends)
         noted, changed, lines = len(self.notes.sums), list[_Changed](), dict[NodeInput, str | None]()
         for _ in range(MOST_TRACES):
-            call = NotedCall(seed.graph, tuple(targets), seed, (), (), seams)
+            call = RecordedGradientCall(seed.graph, tuple(targets), seed, (), (), seams)
             forward = _Forward.of(call, earlier, self.notes)
             needed = None if forward is None else forward.statistics()
             if forward is None or needed is None:
@@ -98,7 +102,7 @@ class WholeInGraph:
     ) -> _Changed:
         before = operation.inputs[place.index]
         with operation.graph.control_dependencies(None), tf.name_scope(SCOPE):
-            whole = whole_value(self.notes, statistic, before, forward.batch_of(before), forward.named)
+            whole = global_statistic(self.notes, statistic, before, forward.batch_of(before), forward.named)
         operation._update_input(place.index, whole)
         return _Changed(operation, place.index, before)
 
@@ -121,7 +125,9 @@ class _Forward:
     fed: Mapping[str, tf.Tensor]
 
     @classmethod
-    def of(cls, call: NotedCall, earlier: Sequence[NotedCall], notes: AllReduceNotes) -> _Forward | None:
+    def of(
+        cls, call: RecordedGradientCall, earlier: Sequence[RecordedGradientCall], notes: AllReduceNotes
+    ) -> _Forward | None:
         """Returns None if the targets of the call depend on no batch."""
         graph = call.graph
         editor = GraphEditor(graph.as_graph_def())
@@ -133,7 +139,7 @@ class _Forward:
         axes = _axes_of(found)
         if not axes:
             return None
-        fed = {become_fed(editor, t): t for t in found if t.ref() in axes}
+        fed = {replace_by_placeholder(editor, t): t for t in found if t.ref() in axes}
         editor.prune([*roots, *map(node_of, fed)])
         placeholders = {node_of(name): t.name for name, t in fed.items()}
         noted = CaptureNotes(graph, present, handle_name, placeholders, sums=notes.sums)
@@ -158,7 +164,7 @@ class _Forward:
         return self.fed[name] if name in self.fed else self.graph.get_tensor_by_name(name)
 
 
-def tell_own_statistics(item: Step, graph: tf.Graph, seeds: Collection[str]) -> None:
+def warn_replica_statistics(item: Step, graph: tf.Graph, seeds: Collection[str]) -> None:
     """Warns of sums and means in a loss that each replica takes over its own examples instead of the batch.
 
     Args:
@@ -184,7 +190,7 @@ def _in_order(places: Iterable[NodeInput]) -> list[NodeInput]:
     return sorted(places, key=lambda place: (place.node, place.index))
 
 
-def _noted_tensors(call: NotedCall) -> list[tf.Tensor]:
+def _noted_tensors(call: RecordedGradientCall) -> list[tf.Tensor]:
     return [*noted_tensors(call), *(t for seam in call.seams for t in (seam.tensor, seam.seed, seam.value))]
 
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
-from autodist.capture.both_at_once import BranchesInGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes
+from autodist.capture.inline_conditionals import BranchesInGraph
 from autodist.capture.patches import CREATE_OP, patched
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
@@ -48,7 +48,7 @@ class Captured(Protocol):
 C = TypeVar("C", bound=Captured)
 
 
-class WholeStatistics:
+class BatchStatistics:
     """The sums and means to compute over the whole batch, and those that a trace has replaced.
 
     Args:
@@ -106,10 +106,10 @@ class WholeStatistics:
             return value
         (name, axis), named = self._batch, value.graph.get_tensor_by_name
         with tf.name_scope(SCOPE):
-            return whole_value(notes, self._wanted[place], value, (named(name), axis), named)
+            return global_statistic(notes, self._wanted[place], value, (named(name), axis), named)
 
 
-def whole_value(
+def global_statistic(
     notes: AllReduceNotes,
     statistic: Statistic,
     value: tf.Tensor,
@@ -144,7 +144,7 @@ def whole_value(
     return whole(value * weight) / whole(weight)
 
 
-def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
+def with_whole_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
     """Returns the step of `capture`, with the whole batch's sums and means if its losses need them.
 
     They do if only these make the losses known, and if the step reads again values that it has written from them.
@@ -164,7 +164,7 @@ def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
             break
         wanted |= more
         branches |= needed.branches
-        statistics = WholeStatistics(wanted, needed.batch, branches)
+        statistics = BatchStatistics(wanted, needed.batch, branches)
         captured, before = capture(statistics), needed
         if not statistics.is_made:
             break

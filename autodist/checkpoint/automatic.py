@@ -28,7 +28,7 @@ from autodist.resources import CheckpointSection
 from autodist.runs.run import Run
 from autodist.runs.step_observer import StepObserver
 from autodist.runtime.eager_watch import unwatched
-from autodist.runtime.variables import Kept, Tracked
+from autodist.runtime.variables import StoredVariable, TrackedVariable
 
 log = logging.getLogger("autodist")
 
@@ -47,7 +47,7 @@ class _Named:
     """
 
     identity: object
-    kept: Callable[[], Kept]
+    kept: Callable[[], StoredVariable]
     value: Callable[[], Value]
 
 
@@ -88,10 +88,10 @@ class Automatic(StepObserver):
         self.loop = Loop(self._saved_loop)
         self.on_schedule(self.schedule)
 
-    def asked_for_steps(self, frame: FrameType) -> None:
+    def on_steps_read(self, frame: FrameType) -> None:
         """Called when the script reads the number of steps, in this frame."""
         self.is_asked = True
-        self.loop.asked_where_to_begin(frame)
+        self.loop.on_begin_read(frame)
 
     def on_schedule(self, schedule: Schedule) -> None:
         if self._preemption is not None:
@@ -101,7 +101,7 @@ class Automatic(StepObserver):
         if not self.is_left_out:
             self.loop.after_step()
 
-    def on_tracked(self, item: Step, variables: Mapping[str, Tracked]) -> None:
+    def on_tracked(self, item: Step, variables: Mapping[str, TrackedVariable]) -> None:
         """Registers and restores the variables of a training step."""
         if self.is_left_out or not item.gradients:
             return
@@ -120,7 +120,7 @@ class Automatic(StepObserver):
             for name in new.values():
                 variables[name].is_ahead, variables[name].is_behind = True, False
 
-    def on_session(self, variables: Mapping[str, Kept]) -> Mapping[str, Kept]:
+    def on_session(self, variables: Mapping[str, StoredVariable]) -> Mapping[str, StoredVariable]:
         """Registers the variables of a session; returns those with a saved value."""
         if self.is_left_out:
             return {}
@@ -192,9 +192,9 @@ class Automatic(StepObserver):
         if self._run.end.is_bad:
             return
         if self._run.index > 0:
-            self._run.chief.tell_at_end(self.loop.state())
+            self._run.chief.leave_state(self.loop.state())
         elif self._run.step > self.schedule.saved_step:
-            self._run.chief.hear_at_end(self.loop.state())
+            self._run.chief.read_states(self.loop.state())
             self._saves.save(lambda _: self._content())
 
     def _take_in(self, variables: Mapping[str, _Named]) -> tuple[list[str] | None, dict[str, str]]:
@@ -244,19 +244,19 @@ class Automatic(StepObserver):
         return [name for name in new if name in there]
 
 
-def _itself(kept: Kept) -> Kept:
+def _itself(kept: StoredVariable) -> StoredVariable:
     return kept
 
 
-def _kept_of(tracked: Tracked) -> Kept:
+def _kept_of(tracked: TrackedVariable) -> StoredVariable:
     return tracked.kept
 
 
-def _value_of(tracked: Tracked) -> Value:
+def _value_of(tracked: TrackedVariable) -> Value:
     return Value("", tracked.read, tracked.kept if tracked.may_be_behind else None)
 
 
-def _require_same(prefix: str, reader: Any, step: Mapping[str, Kept]) -> set[str]:
+def _require_same(prefix: str, reader: Any, step: Mapping[str, StoredVariable]) -> set[str]:
     """Returns the variables of a step in the checkpoint: all of them, or none if the step never ran.
 
     Raises:

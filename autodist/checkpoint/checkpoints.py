@@ -21,7 +21,7 @@ from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
 from autodist.runs.coordination import RESTORE
 from autodist.runs.run import Run
-from autodist.runtime.variables import Kept, Tracked
+from autodist.runtime.variables import StoredVariable, TrackedVariable
 
 
 class Checkpoints:
@@ -170,7 +170,7 @@ class Checkpoints:
             [*values, Value(GRAPH_KEY, lambda: tf.constant(graph))], {"step": step or 0, **extra.about}, extra.files
         )
 
-    def _kept(self, variable: tf.Variable | None) -> Kept | None:
+    def _kept(self, variable: tf.Variable | None) -> StoredVariable | None:
         tracked = None if variable is None else self._run.tracker.of(variable)
         return tracked.kept if tracked is not None and tracked.may_be_behind else None
 
@@ -208,7 +208,7 @@ class Checkpoints:
         if any(objects.values[key].variable is None and key not in states for key in keys):
             self._root.restore(prefix).expect_partial()  # for example a table; a save counter may be missing
             return
-        in_session: list[tuple[str, Tracked]] = []
+        in_session: list[tuple[str, TrackedVariable]] = []
         here: list[Here] = []
         for key, name in keys.items():
             variable = objects.values[key].variable
@@ -224,12 +224,12 @@ class Checkpoints:
             for _, tracked in in_session:
                 tracked.hand_over(is_same=False)
 
-    def _in_session(self, variable: tf.Variable) -> Tracked | None:
+    def _in_session(self, variable: tf.Variable) -> TrackedVariable | None:
         """Returns the record of a variable that is already placed for its steps, so that it can be read there."""
         tracked = self._run.tracker.of(variable)
         return tracked if tracked is not None and tracked.is_settled and not tracked.is_aliased else None
 
-    def _read_into_session(self, prefix: str, values: Sequence[tuple[str, Kept]]) -> None:
+    def _read_into_session(self, prefix: str, values: Sequence[tuple[str, StoredVariable]]) -> None:
         """Restores variables of the session from the given keys; every worker calls it."""
         workers, graph_runner, pieces = self._run.workers, self._run.graph_runners.beside, self._run.pieces
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 
 OURS = "_AUTODIST/"
 """Key prefix of AutoDist's own values; no key of the script's objects starts with it."""
@@ -29,10 +29,10 @@ class Value:
 
     key: str
     read: Callable[[], tf.Tensor]
-    kept: Kept | None = None
+    kept: StoredVariable | None = None
 
     @classmethod
-    def in_session(cls, key: str, kept: Kept) -> Self:
+    def in_session(cls, key: str, kept: StoredVariable) -> Self:
         """Returns a value that only the session has."""
 
         def read() -> tf.Tensor:

@@ -21,7 +21,7 @@ from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runtime.persistent_buffers import Saved
 from autodist.runtime.seeds import resume_seeds, seeds_now
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 from autodist.synchronizers import all_synchronizers
 
 log = logging.getLogger("autodist")
@@ -49,7 +49,7 @@ class ExtraState:
                 yield Value(_GENERATORS + name, variable.read_value)
         for worker, specs in self._run.chief.memories.items():
             for name, spec in specs.items():
-                kept = Kept(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
+                kept = StoredVariable(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
                 yield Value.in_session(f"{_MEMORIES}{worker}/{name}", kept)
 
     def files(self) -> Mapping[str, Callable[[str], None]]:
@@ -111,7 +111,7 @@ class ExtraState:
         lost = "" if fits or not keys else f"{about['workers']} workers have saved it, and {self._run.workers} resume"
         if lost:
             _log_lost(about, lost)
-        self._run.resume_memories(Saved(prefix, saved))
+        self._run.restore_buffers(Saved(prefix, saved))
         then = (about.get("strategy") or {}).get("sha256")
 
         def look() -> None:

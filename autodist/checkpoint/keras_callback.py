@@ -24,7 +24,7 @@ from autodist.checkpoint.read import read_about, require_seen
 from autodist.checkpoint.save_schedule import Schedule
 from autodist.errors import CheckpointError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.file_sharding import dealt_otherwise
+from autodist.reading.file_sharding import sharding_changed
 from autodist.runs.run import Run
 from autodist.runtime.draws import Draws
 
@@ -86,7 +86,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._has_looked = False
         self._draws = FitDraws()
 
-    def comes_to_fit(self) -> None:
+    def before_fit(self) -> None:
         """Called before Keras inspects the data of a `fit`; every worker calls it."""
         self._look()
         if self._fit + 1 == self._resumed.get(FIT, -1) and not self._resumed["is_over"]:
@@ -136,7 +136,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             set_states(self._with_history(), resumed["callbacks"], self._arrays)
             taken = resumed["batch"]
             if taken and resumed.get("dealt", []) != self._replica_workers():
-                log.warning("%s", dealt_otherwise(taken), extra=ALIKE_EVERYWHERE)
+                log.warning("%s", sharding_changed(taken), extra=ALIKE_EVERYWHERE)
                 taken = 0
             else:
                 self._give_back_metrics(resumed["metrics"])
@@ -172,7 +172,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def _replica_workers(self) -> list[int]:
         """Returns the reading worker of each replica if files are sharded, else an empty list."""
-        return list(self._run.spec.replica_workers) if self._run.deals_files else []
+        return list(self._run.spec.replica_workers) if self._run.shards_files else []
 
     def _has_same_optimizer(self) -> bool:
         return self._optimizer is self.model.optimizer  # compiling again replaces it

@@ -35,7 +35,7 @@ class Placed(Protocol):
     def place_in_loop(self) -> Callable[[], Any]:
         """Returns a function that returns the current position as JSON; its result is None if there is no position."""
 
-    def go_on_in_loop(self, place: Any) -> None:
+    def resume_in_loop(self, place: Any) -> None:
         """Resumes at such a position, with the next iteration."""
 
 
@@ -69,10 +69,10 @@ class Loop:
         kind = _KINDS[type(data)]
         places, before = self._saved().get(kind, []), self._data[kind]
         if len(before) < len(places):
-            data.go_on_in_loop(places[len(before)])
+            data.resume_in_loop(places[len(before)])
         before.append(data)
 
-    def asked_where_to_begin(self, frame: FrameType) -> None:
+    def on_begin_read(self, frame: FrameType) -> None:
         """Called when the script reads the number of steps; in the head of its loop, this restores the random state."""
         if not self._has_begun and not self._has_asked and _is_in_head(frame):
             self._resume_draws()

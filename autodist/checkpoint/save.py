@@ -24,7 +24,7 @@ from autodist.graph.devices import cpu_of
 from autodist.logs.formatting import words_of
 from autodist.runs.restarts import is_gone
 from autodist.runs.run import Run
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 
 log = logging.getLogger("autodist")
 
@@ -144,7 +144,7 @@ class Saves:
             log.warning("%s, the last checkpoint of this run, was removed; find out what removes it.", self._last_saved)
 
     def _write_parts(self, values: Iterable[Value], folder: str, follow: Follow = nobody) -> list[str]:
-        in_session: dict[str, Kept] = {}
+        in_session: dict[str, StoredVariable] = {}
         here: list[tuple[str, Callable[[], tf.Tensor]]] = []
         for value in values:
             if value.kept is not None:

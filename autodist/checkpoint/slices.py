@@ -19,7 +19,7 @@ from autodist.checkpoint.threads import in_threads
 from autodist.checkpoint.write import place_of
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
-from autodist.runtime.variables import LARGE, Kept
+from autodist.runtime.variables import LARGE, StoredVariable
 
 _AT_ONCE = 2
 """Number of groups that a worker reads at the same time."""
@@ -53,7 +53,7 @@ class _Read:
     """
 
     key: str
-    kept: Kept
+    kept: StoredVariable
     place: str
     byte_size: int
     worker: int
@@ -87,7 +87,7 @@ def read_into_session(
     pieces: VariableSlices,
     desk: Callable[[int], str],
     prefix: str,
-    values: Iterable[tuple[str, Kept]],
+    values: Iterable[tuple[str, StoredVariable]],
 ) -> None:
     """On the chief, restores variables of the session from a checkpoint, while no worker is in a step.
 
@@ -124,7 +124,7 @@ def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
         yield together
 
 
-def _reads(pieces: VariableSlices, values: Iterable[tuple[str, Kept]]) -> Iterator[_Read]:
+def _reads(pieces: VariableSlices, values: Iterable[tuple[str, StoredVariable]]) -> Iterator[_Read]:
     for key, kept in values:
         for shard, worker, handle in pieces.holders(kept):
             size = kept.dtype.size * prod(shard.shape)

@@ -16,12 +16,12 @@ from autodist.checkpoint.threads import in_threads
 from autodist.graph.placement import Shard
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 
 _AT_ONCE = 2
 """Number of files that a worker writes at the same time."""
 
-_RoundsKey = tuple[tuple[tuple[str, Kept], ...], frozenset[int], bool]
+_RoundsKey = tuple[tuple[tuple[str, StoredVariable], ...], frozenset[int], bool]
 
 WITNESS = "witness"
 """A file that the chief writes; a worker that can read it sees the chief's folder."""
@@ -95,7 +95,7 @@ class PartWriter:
         self._rounds: dict[_RoundsKey, list[list[tuple[str, tf.Operation]]]] = {}
 
     def write(
-        self, values: Mapping[str, Kept], folder: str, follow: Follow = nobody, is_still: bool = False
+        self, values: Mapping[str, StoredVariable], folder: str, follow: Follow = nobody, is_still: bool = False
     ) -> list[str]:
         """Writes values, by key, into part files; returns their prefixes.
 
@@ -134,7 +134,7 @@ class PartWriter:
         os.unlink(path)
 
     def _make(
-        self, values: tuple[tuple[str, Kept], ...], seeing: frozenset[int], is_still: bool
+        self, values: tuple[tuple[str, StoredVariable], ...], seeing: frozenset[int], is_still: bool
     ) -> list[list[tuple[str, tf.Operation]]]:
         """Returns rounds of part files that are written at the same time, each with its write operation."""
         slices = list(itertools.chain.from_iterable(self._slices(key, kept, seeing, is_still) for key, kept in values))
@@ -148,7 +148,7 @@ class PartWriter:
             for together in rounds
         ]
 
-    def _slices(self, key: str, kept: Kept, seeing: frozenset[int], is_still: bool) -> Iterator[_Slice]:
+    def _slices(self, key: str, kept: StoredVariable, seeing: frozenset[int], is_still: bool) -> Iterator[_Slice]:
         for shard, worker, value in self._pieces.shards(kept, is_still):
             size = kept.dtype.size
             for length in shard.shape:
@@ -168,7 +168,7 @@ class PartWriter:
         return name, operation
 
 
-def place_of(kept: Kept, shard: Shard) -> str:
+def place_of(kept: StoredVariable, shard: Shard) -> str:
     """Returns a shard's `shape_and_slice` for SaveV2 and RestoreV2; empty for a complete variable."""
     if kept.placement.cut is None:
         return ""

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from autodist.cli.check import check
+from autodist.cli.command_errors import report_errors
 from autodist.cli.diff import diff
 from autodist.cli.plan import plan
 from autodist.cli.run import run
-from autodist.cli.telling import telling_errors
 from autodist.cli.trace import trace
 from autodist.cli.verify import verify
 from autodist.versions import VERSION
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 
 
-@telling_errors
+@report_errors
 def _show_version(is_asked: bool) -> None:
     if is_asked:
         typer.echo(f"autodist {VERSION}")
@@ -60,12 +60,12 @@ def autodist(
     """
 
 
-app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(run))
-app.command()(telling_errors(check))
-app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(plan))
-app.command()(telling_errors(diff))
-app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(verify))
-app.command()(telling_errors(trace))
+app.command(context_settings=_BEFORE_A_SCRIPT)(report_errors(run))
+app.command()(report_errors(check))
+app.command(context_settings=_BEFORE_A_SCRIPT)(report_errors(plan))
+app.command()(report_errors(diff))
+app.command(context_settings=_BEFORE_A_SCRIPT)(report_errors(verify))
+app.command()(report_errors(trace))
 
 
 def main() -> None:

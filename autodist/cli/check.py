@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from autodist.cli.command_errors import UsageError, output
 from autodist.cli.options import IsModule, Traceback
 from autodist.cli.script import Target
-from autodist.cli.telling import UsageError, output
 from autodist.resources import ResourceSpec
 
 FAULTY = 1
@@ -59,13 +59,13 @@ def check(
     file = None if script is None else _file_of(Target(script, is_module, []))
     if file is not None and spec.sync is not None and file.startswith(os.path.join(spec.sync.folder, "")):
         script = file = None  # a run copies it to the machines
+    from autodist.cli.checking.check_machines import check_all_machines
     from autodist.cli.checking.links import Measured, measure
-    from autodist.cli.checking.looking import look_at_all
     from autodist.cli.checking.report import report_of, usable
     from autodist.cli.checking.tables import tables_of
 
     with _status() as say:
-        everywhere = look_at_all(spec, file, None if script is None else os.getcwd(), say)
+        everywhere = check_all_machines(spec, file, None if script is None else os.getcwd(), say)
         ready = usable(everywhere, file)
         measured = Measured()
         if links:

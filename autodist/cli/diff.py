@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from autodist.cli.command_errors import output
 from autodist.cli.options import Traceback
 from autodist.cli.plans import PlannedStrategy, read_plan
-from autodist.cli.telling import output
 
 DIFFERENT = 1
 """Exit status if the plans differ, as for the command `diff`."""

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
+from autodist.cli.command_errors import output, require_writable, write_file
 from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script, Strategies, Traceback, Workers
 from autodist.cli.plans import Plans
 from autodist.cli.script import Target
-from autodist.cli.telling import output, require_writable, write_file
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides
 from autodist.tf_compat.importing import importing_tensorflow

@@ -23,18 +23,18 @@ from autodist.runs.pipeline_figures import figures_of
 from autodist.runs.stage_costs import Rewriting, StageCosts, costs_of
 from autodist.strategies import (
     SyncedVariable,
+    errors_with_place,
     link_bytes,
     sums_by_worker,
     synced_variables,
-    telling_places,
 )
 from autodist.strategies.check_pipeline import stage_of, workers_of
-from autodist.strategies.cost import sent_to_mates
+from autodist.strategies.cost import sent_in_stage_group
 from autodist.strategies.links import WorkerConnection
-from autodist.strategies.nodes import alike_pieces, pieces
+from autodist.strategies.nodes import distinct_shards, pieces
+from autodist.strategies.sum_summary import sum_summary
 from autodist.strategies.table import synchronizer_text
-from autodist.strategies.told_sums import told_sums
-from autodist.synchronizers import cut_of
+from autodist.synchronizers import partitioning_of
 
 
 class PlannedStep:
@@ -71,7 +71,7 @@ class PlannedStep:
         strategy, item = steps.next(self._item, names)
         seen, context = Rewriting(), Context(strategy, 0)
         if self._rehearses:
-            with telling_places(steps.builder):
+            with errors_with_place(steps.builder):
                 rewrite(item, context, "plan", also=seen)  # raises what the kernels refuse
         named = name or f"{strategy.builder} (the script's)"
         held = held_bytes(item, strategy, len(self._names))
@@ -99,7 +99,7 @@ class PlannedStep:
             variables=tuple(variables),
             workers=self._workers(held, tallies, replicas, flops),
             links=self._links(tallies),
-            sums=told_sums(strategy, self._item, self._spec),
+            sums=sum_summary(strategy, self._item, self._spec),
         )
 
     def _of_pipeline(
@@ -126,7 +126,7 @@ class PlannedStep:
         holders = workers_of(strategy, stage)
         global_rows = self._global_rows.get(variable.name)
         rows = None if global_rows is None else ceil(global_rows / len(holders))
-        step, row = (sent.by_worker(len(self._names)) for sent in sent_to_mates(variable, holders))
+        step, row = (sent.by_worker(len(self._names)) for sent in sent_in_stage_group(variable, holders))
         sent = tuple(one + more * (rows or 0) for one, more in zip(step, row, strict=True))
         found = self._variable(variable, node, rows, sent)
         stage_group = tuple(self._names[worker] for worker in holders[1:])
@@ -136,7 +136,7 @@ class PlannedStep:
     def _variable(
         self, variable: SyncedVariable, node: strategy_pb2.VariableNode, rows: int | None, sent: tuple[int, ...]
     ) -> VariablePlan:
-        cut = cut_of(node)
+        cut = partitioning_of(node)
         return VariablePlan(
             name=variable.name,
             shape=variable.shape,
@@ -199,8 +199,8 @@ def held_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int) -> lis
                     held[holder] += size
     synced = {variable.name: variable for variable in synced_variables(item)}
     for node in strategy.nodes:
-        for piece, part, count in alike_pieces(synced[node.variable], node):
-            if part.has_proxy and part.owner is not None:
+        for piece, part, count in distinct_shards(synced[node.variable], node):
+            if part.has_cached_copy and part.owner is not None:
                 with_replicas += piece.byte_size * count
                 held[part.owner] -= piece.byte_size * count if part.owner in computing else 0
     return [own + everywhere + (with_replicas if k in computing else 0) for k, own in enumerate(held)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autodist.cli.planning_look import EndOfLookError, PlanningLook
+from autodist.cli.command_errors import ScriptFailedError, UsageError
+from autodist.cli.planning_dry_run import EndOfDryRunError, PlanningDryRun
 from autodist.cli.plans import Plans
 from autodist.cli.script import Target
-from autodist.cli.telling import ScriptFailedError, UsageError
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides, named_builder
 from autodist.runs.dry_run import looking
@@ -35,11 +35,11 @@ def make_plans(
     with target.as_main():  # a custom builder may be defined next to the script
         for name in strategies:
             named_builder(name)  # now: the script may take long to reach its first step
-    look = PlanningLook(overrides, strategies, calls)
+    look = PlanningDryRun(overrides, strategies, calls)
     with looking(look):
         try:
             target.run_here()
-        except EndOfLookError:
+        except EndOfDryRunError:
             assert look.plans, "raised only after the plans are made"
         except ScriptFailedError as error:
             if not look.plans:

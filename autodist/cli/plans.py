@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pydantic
 
-from autodist.cli.telling import UsageError
+from autodist.cli.command_errors import UsageError
 from autodist.logs.formatting import counted
 from autodist.strategies.stage_table import PipelineFigures
 

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from autodist.cli.command_errors import UsageError, output
 from autodist.cli.options import (
     Arguments,
     Cluster,
@@ -27,7 +28,6 @@ from autodist.cli.options import (
 )
 from autodist.cli.plan import make_plans_quietly, show
 from autodist.cli.script import Target
-from autodist.cli.telling import UsageError, output
 from autodist.cluster.environments.find import find, require
 from autodist.cluster.environments.follower import FollowerOrder, follow
 from autodist.cluster.environments.launcher_env import CHIEF, INDEX, WORKERS, Given, host_and_port_of

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autodist.cli.telling import ScriptFailedError, UsageError
+from autodist.cli.command_errors import ScriptFailedError, UsageError
 from autodist.errors import AutoDistError
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from autodist.cli.command_errors import output, require_writable, write_file
 from autodist.cli.options import Traceback
-from autodist.cli.telling import output, require_writable, write_file
 
 
 def trace(

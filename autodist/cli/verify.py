@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from autodist.cli.command_errors import output
 from autodist.cli.options import Arguments, IsModule, Script, Strategy, Traceback
 from autodist.cli.script import Target
-from autodist.cli.telling import output
 from autodist.runs.cli_overrides import CliOverrides
 
 DIFFERENT = 1

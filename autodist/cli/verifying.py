@@ -14,8 +14,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from autodist.cli.command_errors import ScriptFailedError, UsageError
 from autodist.cli.script import Target
-from autodist.cli.telling import ScriptFailedError, UsageError
 from autodist.logs.formatting import counted
 from autodist.runs.cli_overrides import CliOverrides, named_builder
 from autodist.verify.compare import FLOAT64_LIMIT, FLOORS, Compared, compare, steps_of
@@ -35,7 +35,7 @@ NOT_PERMUTED = (
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifyResult:
     """The result of a verification.
 
     Attributes:
@@ -121,7 +121,7 @@ class Verified:
                 )
 
 
-def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path, shows_output: bool) -> Verified:
+def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path, shows_output: bool) -> VerifyResult:
     """Runs the script on one device and under a strategy, and compares the runs.
 
     Args:
@@ -163,7 +163,7 @@ def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path,
     if rounding is not None and compared.first is not None:
         compared = compare(reference, other, limit, rounding.limits)
     of_other = _notes(other)
-    return Verified(
+    return VerifyResult(
         compared,
         asked,
         limit,

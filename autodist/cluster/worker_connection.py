@@ -24,7 +24,7 @@ from autodist.cluster.protocol import (
     encode,
 )
 from autodist.cluster.transport import Channel
-from autodist.logs.tensorflow_log import says_nothing, tells_of_no_failure
+from autodist.logs.tensorflow_log import is_no_failure, is_routine_line
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -131,7 +131,7 @@ class WorkerConnection:
             self._error_lines.append(line.decode(errors="replace").rstrip())
             return
         if isinstance(message, Line):
-            if says_nothing(message.text) and not _log.isEnabledFor(logging.DEBUG):
+            if is_routine_line(message.text) and not _log.isEnabledFor(logging.DEBUG):
                 return
             if self._shows:
                 self._output.line(message.stream, self.name, message.text)
@@ -145,7 +145,7 @@ class WorkerConnection:
     def _note(self, message: Message) -> None:
         match message:
             case Line():
-                if not tells_of_no_failure(message.text):
+                if not is_no_failure(message.text):
                     self._lines.append(message.text)
             case Facts():
                 self.answer = message

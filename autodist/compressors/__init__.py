@@ -15,7 +15,7 @@ from autodist.compressors.uncompressed import NO_COMPRESSOR, Uncompressed
 from autodist.tf_compat.importing import import_lazily
 
 if TYPE_CHECKING:
-    from autodist.compressors.ours import *  # noqa: F403
+    from autodist.compressors.built_in import *  # noqa: F403
 
 __all__ = [
     "NO_COMPRESSOR",
@@ -34,7 +34,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports the built-in compressors on first use: strategies without compressors need no TensorFlow."""
-    ours = import_lazily("autodist.compressors.ours")
+    ours = import_lazily("autodist.compressors.built_in")
     if name not in ours.__all__:
         raise AttributeError(f"module 'autodist.compressors' has no attribute {name!r}")
     return getattr(ours, name)

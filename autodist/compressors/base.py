@@ -95,7 +95,7 @@ class Compressor(ABC):
     A ring or an owner would send 2·(W-1)/W times its bytes.
     """
 
-    goes_by_teams: ClassVar[bool] = False
+    uses_subgroups: ClassVar[bool] = False
     """True if it uses `all_to_all` and `add_by_owners` only, which go through subgroups of workers if there are any.
 
     `send` always sends directly to the recipient.
@@ -253,7 +253,7 @@ def _fault(candidate: Any) -> str | None:
 
 
 def _load_ours() -> None:
-    importlib.import_module("autodist.compressors.ours")
+    importlib.import_module("autodist.compressors.built_in")
 
 
 _COMPRESSORS = Registry("compressor", "my_package.MyCompressor", _fault, _load_ours)

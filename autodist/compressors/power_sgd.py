@@ -62,7 +62,7 @@ class PowerSGD(Compressor):
     rank: Annotated[int, Field(ge=1, lt=2**31)] = DEFAULT_RANK
     error_feedback: bool = True
 
-    goes_by_teams: ClassVar[bool] = True
+    uses_subgroups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,7 +35,7 @@ class _SixteenBits(Compressor):
 
     error_feedback: bool = False
 
-    goes_by_teams: ClassVar[bool] = True
+    uses_subgroups: ClassVar[bool] = True
 
     short: ClassVar[tf.DType]
     """The dtype in which gradients are sent."""

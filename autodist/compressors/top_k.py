@@ -40,7 +40,7 @@ class TopK(Compressor):
     error_feedback: bool = True
 
     goes_to_all: ClassVar[bool] = True
-    goes_by_teams: ClassVar[bool] = True
+    uses_subgroups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Uncompressed(Compressor):
     """Lossless and without savings; overrides the compressor of a builder."""
 
-    goes_by_teams: ClassVar[bool] = True
+    uses_subgroups: ClassVar[bool] = True
 
     def bytes_of(self, gradient: Dense) -> int:
         return gradient.byte_size

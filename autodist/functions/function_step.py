@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.batch.axis import name_by_path
-from autodist.batch.examples import require_rows_for_all, tell_of_empty_micro_batches
+from autodist.batch.examples import require_rows_for_all, warn_empty_micro_batches
 from autodist.capture.batch_requirements import require_any_length, require_no_rows_by_position
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
@@ -29,7 +29,7 @@ from autodist.functions.tracing import BY_ITSELF, TracedFor, Traces, Tracing, co
 from autodist.graph.flows import row_axes
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.batch_sharding import Given, WholeBatch
+from autodist.reading.batch_sharding import Given, GlobalBatch
 from autodist.runs.dry_run import look
 from autodist.runs.run import Run
 from autodist.runtime.input_consistency import Meant
@@ -117,7 +117,7 @@ class DistributedFunction:
             lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of, sessions)
         )
         self.coming: tuple[int, ...] = ()
-        self.whole: WholeBatch | None = None
+        self.whole: GlobalBatch | None = None
         self._trains = False
         self._graph_step = None if sessions is None else self._graph_function(sessions)
 
@@ -165,7 +165,7 @@ class DistributedFunction:
         """
         if tf.inside_function():
             if (dry_run := look()) is not None:
-                dry_run.calls_within_step(self._name)
+                dry_run.on_nested_call(self._name)
             return call_in_function(self._plain, self._name, args, kwargs)
         arguments = self._bind(args, kwargs) if kwargs else None
         form, arrays = form_of(args if arguments is None else list(arguments.items()))
@@ -214,7 +214,7 @@ class DistributedFunction:
         self._run.input_consistency.look()
         return _results(known.traced, outputs)
 
-    def _call_with(self, data: Any, whole: WholeBatch | None) -> Any:
+    def _call_with(self, data: Any, whole: GlobalBatch | None) -> Any:
         self.whole = whole
         return self(data)
 
@@ -261,7 +261,7 @@ class DistributedFunction:
             own = self._sharing.own_part(leaves, self.whole)
             with self._run.start_up.doing("making the first step"):
                 results = self._run_step(traced, own, leaves, self._permuted(traced, leaves))
-        if not traced.running.is_looked_at:
+        if not traced.running.is_dry_run:
             self._run.start_up.ends()
         return traced, own, results
 
@@ -299,7 +299,7 @@ class DistributedFunction:
         require_no_rows_by_position(captured.item, replace(dealt, names=by_name))
         require_any_length(captured.item, dealt)
         if captured.item.gradients:
-            tell_of_empty_micro_batches(self._sharing.dealt(examples, names).examples, self._run.spec.micro_batches)
+            warn_empty_micro_batches(self._sharing.dealt(examples, names).examples, self._run.spec.micro_batches)
         own = self._sharing.own_part(leaves, self.whole).of(leaf.value for leaf in leaves)
         own_leaves = [replace(leaf, value=value) for leaf, value in zip(leaves, own, strict=True)]
         shapes = {name: self._sharing.shape(leaf) for name, leaf in zip(captured.inputs, own_leaves, strict=True)}

@@ -14,7 +14,7 @@ from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_libraries import uses_legacy_keras
 from autodist.capture.keras_models import KerasModels
 from autodist.capture.legacy_models import LegacyEvaluations, LegacyModels
-from autodist.checkpoint.around_fit import AroundFit, AroundLegacyFit
+from autodist.checkpoint.fit_wrappers import AroundFit, AroundLegacyFit
 from autodist.functions.evaluation_step import EvaluationStep
 from autodist.functions.function_step import DistributedFunction
 from autodist.functions.tracing import Tracing

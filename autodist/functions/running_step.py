@@ -18,9 +18,9 @@ from autodist.kernels import LOCAL_KERNELS, Fetching
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import look
 from autodist.runs.run import Run
-from autodist.runs.variable_sync import keeps_pace
+from autodist.runs.variable_sync import is_in_lockstep
 from autodist.runtime.program import Program
-from autodist.runtime.variables import Tracked
+from autodist.runtime.variables import TrackedVariable
 
 
 def prepare(
@@ -51,7 +51,7 @@ def prepare(
     strategy, renaming = run.plan(_as_settled(item, tracked), names, shapes=shapes, step=name)
     tracked = {renaming.variable(name): one for name, one in tracked.items()}
     step = RunningStep(run, renaming.item(item), strategy, tracked)
-    if step.is_looked_at:
+    if step.is_dry_run:
         return step
     step.rewrite()
     for table in tables:
@@ -76,24 +76,24 @@ class RunningStep:
     run: Run
     item: Step
     strategy: strategy_pb2.Strategy
-    variables: Mapping[str, Tracked]
+    variables: Mapping[str, TrackedVariable]
     _program: Program | None = None
     _rewritten_for: tuple[Placement, ...] = ()
     _repeats: bool | None = None
 
     def __post_init__(self) -> None:
         self._written = [self.variables[self.item.by_handle[h].name] for h in sorted(written_handles(self.item))]
-        self._keeps_pace = keeps_pace(self.strategy)
+        self._keeps_pace = is_in_lockstep(self.strategy)
 
     @property
-    def is_looked_at(self) -> bool:
+    def is_dry_run(self) -> bool:
         """Returns True if a dry run inspects the script, which then executes no training step."""
         return look() is not None and bool(self.item.gradients)
 
     def __call__(self, values: Sequence[Any], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs one step on this worker's part of a batch; see `Program.run`."""
         dry_run = look()
-        if dry_run is not None and self.is_looked_at:
+        if dry_run is not None and self.is_dry_run:
             return dry_run.answers(self.item, values)
         return self._make(
             lambda program: program.run(values, examples, all_examples=all_examples), 1, examples, all_examples
@@ -137,7 +137,7 @@ class RunningStep:
         self.run.is_in_step = True
         try:
             outputs = self._outputs_of(call, self._program)
-            self.run.have_made(steps)
+            self.run.count_steps(steps)
         finally:
             self.run.is_in_step = False
         return outputs
@@ -194,7 +194,7 @@ class RunningStep:
             tracked.is_asynchronous |= _is_asynchronous(rewritten, name)
         self._rewritten_for, self._repeats = self._placements, None
 
-    def _settle(self, tracked: Tracked, placement: Placement) -> None:
+    def _settle(self, tracked: TrackedVariable, placement: Placement) -> None:
         """Moves a variable to the placement that this step requires."""
         tracked.is_settled = True
         placement = placement.with_copies_of(tracked.placement)
@@ -216,7 +216,7 @@ def _is_asynchronous(rewritten: Step, name: str) -> bool:
     return any(variable_placements[part].pace is SyncMode.ASYNCHRONOUS for part in parts if part in variable_placements)
 
 
-def _as_settled(item: Step, variables: Mapping[str, Tracked]) -> Step:
+def _as_settled(item: Step, variables: Mapping[str, TrackedVariable]) -> Step:
     """Returns the step with its variables placed as earlier steps have placed them."""
     settled = {name: one.placement for name, one in variables.items() if one.is_settled}
     return place_variables(item, settled)

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from autodist.batch.examples import require_examples, share_of, take, told_rows, with_a_row
+from autodist.batch.examples import format_rows, require_examples, share_of, take, with_a_row
 from autodist.capture.batch_requirements import Dealt, fault_in_parts
 from autodist.capture.function import CapturedFunction
 from autodist.errors import UnevenBatchError
 from autodist.functions.step_arguments import Leaf, count_examples, split_rows
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.batch_sharding import WholeBatch
+from autodist.reading.batch_sharding import GlobalBatch
 from autodist.resources import ResourceSpec
-from autodist.runs.whole_batches import GatheredInput, WholeFed
+from autodist.runs.gathered_batches import GatheredFeeds, GatheredInput
 
 log = logging.getLogger("autodist")
 
@@ -58,7 +58,7 @@ class InputShare:
     values: Sequence[np.ndarray]
     examples: int
     all_examples: int
-    fed: WholeFed | None = None
+    fed: GatheredFeeds | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Sharing:
             return -(-len(self.spec.replicas) // len(self.spec.workers))
         return len(self.spec.replicas) if self.is_global else self.spec.replicas_of(self.worker)
 
-    def count(self, leaves: Sequence[Leaf], whole: WholeBatch | None) -> int:
+    def count(self, leaves: Sequence[Leaf], whole: GlobalBatch | None) -> int:
         """Returns the number of examples of the global batch, or of this worker's arguments.
 
         Args:
@@ -101,7 +101,7 @@ class Sharing:
             return Dealt(examples * len(self.spec.workers), replicas, replicas, names)
         return Dealt(examples, self.replicas, replicas, names)
 
-    def own_part(self, leaves: Sequence[Leaf], whole: WholeBatch | None) -> OwnArrays:
+    def own_part(self, leaves: Sequence[Leaf], whole: GlobalBatch | None) -> OwnArrays:
         """Returns the functions that take this worker's part of arrays of these shapes.
 
         Args:
@@ -136,7 +136,7 @@ class Sharing:
         leaves: Sequence[Leaf],
         own: OwnArrays,
         values: Sequence[Any],
-        bring_together: Callable[[Sequence[GatheredInput]], WholeFed],
+        bring_together: Callable[[Sequence[GatheredInput]], GatheredFeeds],
     ) -> InputShare:
         """Returns this worker's feeds for one run.
 
@@ -168,7 +168,7 @@ class Sharing:
         if not captured.item.apart:
             return
         rows = {name: x.rows for name, x in zip(captured.inputs, leaves, strict=True) if x.axis is not None}
-        counts = told_rows(split_rows(leaves))
+        counts = format_rows(split_rows(leaves))
         fault = fault_in_parts(captured.item, rows, self.replicas)
         if fault is not None:
             raise UnevenBatchError(

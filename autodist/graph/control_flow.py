@@ -17,7 +17,7 @@ def find_inside(graph_index: GraphIndex) -> list[str]:
     return _within(graph_index, entrances, 2)  # a loop variable passes an Enter and a Switch
 
 
-def find_perhaps_dead(graph_index: GraphIndex) -> set[str]:
+def find_maybe_dead(graph_index: GraphIndex) -> set[str]:
     """Returns the nodes reachable from TensorFlow 1 branches and loops, which may have no value in a run."""
     entrances = (node.name for node in graph_index.having(Trait.SWITCH | Trait.ENTER))
     return reach(entrances, graph_index.consumers.__getitem__)

@@ -123,7 +123,7 @@ class GradientCall:
 
 
 @dataclass(frozen=True)
-class EvenParts:
+class EvenSharesRequired:
     """Reason why a step accepts only batches that divide evenly between its replicas.
 
     Attributes:

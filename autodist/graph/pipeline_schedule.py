@@ -68,7 +68,7 @@ def _of_stage(stage: int, stages: int, micro_batches: int, schedule: str, trains
     return tuple(order)
 
 
-def kept_at_once(units: Sequence[Unit]) -> int:
+def max_in_flight(units: Sequence[Unit]) -> int:
     """Returns the largest number of micro-batches that a stage has run forward and not yet backward."""
     highest = kept = 0
     for unit in units:
@@ -79,7 +79,7 @@ def kept_at_once(units: Sequence[Unit]) -> int:
 
 def keeps_several(stages: int, micro_batches: int, schedule: str) -> bool:
     """Returns True if a pipeline stage ever runs forward for a micro-batch before backward for the previous one."""
-    return max(map(kept_at_once, make_schedule(stages, micro_batches, schedule))) > 1
+    return max(map(max_in_flight, make_schedule(stages, micro_batches, schedule))) > 1
 
 
 def usual_needs(unit: Unit, stages: int) -> list[Unit]:

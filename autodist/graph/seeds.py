@@ -108,10 +108,10 @@ def _declare_term(item: Step, flows: GraphPropagation, term: Term) -> None:
 def joined_calls(item: Step) -> set[int]:
     """Returns the positions of the calls of `gradient` whose gradients are summed over the replicas."""
     joined = {gradient.call for gradient in item.gradients}
-    return joined | summed_on_the_way(item, joined)
+    return joined | calls_through_all_reduce(item, joined)
 
 
-def summed_on_the_way(item: Step, but: Collection[int]) -> set[int]:
+def calls_through_all_reduce(item: Step, but: Collection[int]) -> set[int]:
     """Returns the positions of the calls whose gradients pass an in-step all-reduce.
 
     Args:

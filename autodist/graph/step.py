@@ -14,12 +14,12 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.inferred_specs import infer_specs
 from autodist.graph.names import node_of, output_index
 from autodist.graph.origins import Origins, no_origins
-from autodist.graph.parts import EvenParts, GradientCall, PendingReduction, Variable, VariableGradient
+from autodist.graph.parts import EvenSharesRequired, GradientCall, PendingReduction, Variable, VariableGradient
 from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement, VariablePlacement, shard_name
 from autodist.graph.propagation import Propagation
 from autodist.graph.stages import Stages
-from autodist.graph.subgraph import SpecOf, nothing_known
+from autodist.graph.subgraph import SpecOf, unknown_spec
 
 EXAMPLES = "autodist/examples:0"
 """Placeholder of a replicated step, fed with this worker's number of examples (int64 scalar).
@@ -63,7 +63,7 @@ class Replication:
     joined_gradients: frozenset[str] = frozenset()
     variable_placements: Mapping[str, VariablePlacement] = field(default_factory=dict)
     counts_examples: bool = False
-    even_parts: EvenParts | None = None
+    even_parts: EvenSharesRequired | None = None
     order: ExecutionOrder | None = field(default=None, compare=False, repr=False)
 
     @cached_property
@@ -124,7 +124,7 @@ class Step:
     apart: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    noted: SpecOf = field(default=nothing_known, compare=False, repr=False)
+    noted: SpecOf = field(default=unknown_spec, compare=False, repr=False)
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
     owners: Mapping[str, int] = field(default_factory=dict)
     stage_group: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

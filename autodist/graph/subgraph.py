@@ -15,7 +15,7 @@ SpecOf = Callable[[str], tf.TensorSpec]
 """Returns shape and dtype of a tensor by its name; raises KeyError if they are unknown."""
 
 
-def nothing_known(tensor: str) -> tf.TensorSpec:
+def unknown_spec(tensor: str) -> tf.TensorSpec:
     """Raises KeyError: the specs of a graph that was not captured."""
     raise KeyError(f"shape and dtype of {tensor} are unknown: it was not captured from a graph")
 
@@ -34,7 +34,7 @@ class SubgraphBuilder:
         made: names of the nodes added to the edited graph; empty until the `with` block has ended.
     """
 
-    def __init__(self, prefix: str, graph: tf.Graph, spec_of: SpecOf = nothing_known) -> None:
+    def __init__(self, prefix: str, graph: tf.Graph, spec_of: SpecOf = unknown_spec) -> None:
         self.prefix, self.graph, self._spec_of = prefix, graph, spec_of
         self._inputs: dict[str, tf.Tensor] = {}
         self._added: list[tuple[int, tf.compat.v1.NodeDef]] = []
@@ -205,7 +205,7 @@ class Template:
 
 
 @contextmanager
-def subgraph(editor: GraphEditor, prefix: str, spec_of: SpecOf = nothing_known) -> Iterator[SubgraphBuilder]:
+def subgraph(editor: GraphEditor, prefix: str, spec_of: SpecOf = unknown_spec) -> Iterator[SubgraphBuilder]:
     """Builds with TensorFlow's API; on exit, adds the result to `editor` under "autodist/" + `prefix`.
 
     Args:

@@ -11,7 +11,7 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.ops import Trait, having
 
 
-def wait_past(editor: GraphEditor, kept: Set[str]) -> None:
+def redirect_control_inputs(editor: GraphEditor, kept: Set[str]) -> None:
     """Replaces control inputs outside `kept` by the nodes of `kept` before them.
 
     read → x → ^write,  x not kept        becomes        read → ^write

@@ -56,7 +56,7 @@ def is_log_line(line: str) -> bool:
     return _LINE.fullmatch(line) is not None or _PLAIN_LINE.fullmatch(line) is not None
 
 
-def says_nothing(line: str) -> bool:
+def is_routine_line(line: str) -> bool:
     """Returns True for a line without information, which TensorFlow logs in every run.
 
     Only exact forms match.
@@ -76,7 +76,7 @@ _CANCELLED_WAIT = re.compile(
 )
 
 
-def tells_of_no_failure(line: str) -> bool:
+def is_no_failure(line: str) -> bool:
     """Returns True for a line of TensorFlow's C++ log that cannot explain why a process ended.
 
     These are informational lines and lines about a cancelled wait for another worker. Other or unknown warnings may be
@@ -85,7 +85,7 @@ def tells_of_no_failure(line: str) -> bool:
     line = line.rstrip()
     match = _LINE.fullmatch(line)
     informs = match is not None and match["file"].endswith((".cc", ".h")) and _INFORMS.fullmatch(line) is not None
-    return informs or says_nothing(line) or _CANCELLED_WAIT.fullmatch(line) is not None
+    return informs or is_routine_line(line) or _CANCELLED_WAIT.fullmatch(line) is not None
 
 
 # Start of a line that may be removed; other output passes at once, such as a progress bar without a line end.
@@ -108,7 +108,7 @@ def pass_on(source: int, target: int) -> None:
             held = b""
         more = os.read(source, 1 << 16)
         *lines, held = (held + more).split(b"\n")
-        _write(target, b"".join(line + b"\n" for line in lines if not says_nothing(line.decode(errors="replace"))))
+        _write(target, b"".join(line + b"\n" for line in lines if not is_routine_line(line.decode(errors="replace"))))
         if not more or not _MAY_MATCH.match(held.decode(errors="replace")):
             _write(target, held)
             held = b""

@@ -18,7 +18,7 @@ from autodist.logs.terminal import log_to_the_terminal
 from autodist.notebook.call import LaunchedCall, Outcome, name_of
 from autodist.notebook.pickled import LARGEST, pack
 from autodist.notebook.process import Ended, run_module
-from autodist.notebook.uses import sets, uses, what_stays
+from autodist.notebook.uses import find_unpicklable, sets, uses
 from autodist.resources import ResourceSpec, Timeouts
 from autodist.runs.cli_overrides import CliOverrides, named_builder
 
@@ -126,7 +126,7 @@ def _packed(call: LaunchedCall, name: str) -> bytes:
     try:
         order = pack(call, label, _TAKES)
     except LaunchError as error:
-        way, value = what_stays(call.function, call.args, lambda one: _why_it_stays(one) is None)
+        way, value = find_unpicklable(call.function, call.args, lambda one: _why_it_stays(one) is None)
         named = _why_it_stays(value, f"{name} → {way}, a {type(value).__name__},") if way else None
         raise named or error from None
     if len(order) > LARGEST:

@@ -27,7 +27,9 @@ def sets(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_globals_of(code, ("STORE_GLOBAL", "DELETE_GLOBAL")))) if code is not None else ()
 
 
-def what_stays(function: Callable[..., Any], args: tuple[Any, ...], goes: Callable[[Any], bool]) -> tuple[str, Any]:
+def find_unpicklable(
+    function: Callable[..., Any], args: tuple[Any, ...], goes: Callable[[Any], bool]
+) -> tuple[str, Any]:
     """Returns the first value used by a function that cannot be pickled, as deep as names go, with the path to it.
 
     >>> settings = {"rate": 1.0, "lock": "a lock"}

@@ -34,7 +34,7 @@ class Slices:
         first, end = self._share(stop - start)
         return slice(start + first, start + end)
 
-    def are_asked_by(self, call: Callable[[], Any]) -> tuple[Any, bool]:
+    def are_used_by(self, call: Callable[[], Any]) -> tuple[Any, bool]:
         """Returns the result of `call`, and True if `call` requested a slice."""
         before = self._requests
         return call(), self._requests > before
@@ -99,7 +99,7 @@ class Counted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WholeBatch:
+class GlobalBatch:
     """A global batch; a worker receives a part of it.
 
     Attributes:
@@ -111,7 +111,7 @@ class WholeBatch:
     alike: Sequence[tuple[str, Any]]
 
 
-Given = tuple[Any, WholeBatch | None]
+Given = tuple[Any, GlobalBatch | None]
 """An input of a step, and the global batch that it is this worker's part of; None: it is the complete batch."""
 
 
@@ -139,23 +139,23 @@ class ShardedIterator:
 
     def __init__(self, counted: Iterator[Counted], alike: Sequence[tuple[str, Any]]) -> None:
         self._read, self._alike = reading(counted), alike
-        self.whole: WholeBatch | None = None
+        self.whole: GlobalBatch | None = None
 
     def __iter__(self) -> ShardedIterator:
         return self
 
     def __next__(self) -> Any:
         examples, order, rows = self._read()
-        self.whole = WholeBatch(int(examples), (*self._alike, ("the order of examples", order)))
+        self.whole = GlobalBatch(int(examples), (*self._alike, ("the order of examples", order)))
         return rows
 
 
-def whole_of(iterator: Iterator[Any]) -> WholeBatch | None:
+def whole_of(iterator: Iterator[Any]) -> GlobalBatch | None:
     """Returns the global batch of the last part of an iterator; None: the iterator returns global batches."""
     return iterator.whole if isinstance(iterator, ShardedIterator) else None
 
 
-class PartsGiven:
+class WorkerParts:
     """Iterates over a data set that the script shards with `Slices`: its elements are this worker's parts.
 
     Args:

@@ -50,7 +50,7 @@ _LEAVES = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
 
 
 @dataclass(frozen=True)
-class ReadWhole:
+class UnshardedMap:
     """A map that each worker computes for all examples.
 
     Attributes:
@@ -81,7 +81,7 @@ class ElementReading:
     """
 
     own: ShardedBatches | None
-    whole: ReadWhole | None
+    whole: UnshardedMap | None
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def own_elements(dataset: Any, own_rows: OwnRows) -> ElementReading:
     if not isinstance(dataset, tf.data.Dataset) or not tf.executing_eagerly():
         return ElementReading(None, None)
     found = _take_apart(dataset)
-    if isinstance(found, ReadWhole | None):
+    if isinstance(found, UnshardedMap | None):
         return ElementReading(None, found)
     whole = _map_before(found.base, f"{kind_of(found.base)}, which may change the order, comes after it")
     if not found.maps:
@@ -136,13 +136,13 @@ def _log_once(message: str) -> None:
     log.info("%s", message, extra=ALIKE_EVERYWHERE)
 
 
-def _take_apart(dataset: Any) -> _Pipeline | ReadWhole | None:
+def _take_apart(dataset: Any) -> _Pipeline | UnshardedMap | None:
     """Splits a data set into a pipeline; otherwise returns a map that all workers compute for all examples, or None."""
     behind, batch = _stretch(dataset)
     for one in _maps(behind):
         reason = _why_not_by_rows(one)
         if reason is not None:
-            return ReadWhole(_named(one), reason)
+            return UnshardedMap(_named(one), reason)
     if kind_of(batch) not in _BATCHES:
         return _map_before(batch, f"{kind_of(batch)} comes after it")
     if dataset.options().deterministic is False or getattr(batch, "_deterministic", "") == "false":
@@ -176,10 +176,10 @@ def _maps(operations: Sequence[Any]) -> list[Any]:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def _map_before(data: Any, reason: str) -> ReadWhole | None:
+def _map_before(data: Any, reason: str) -> UnshardedMap | None:
     """Returns the last map before an operation of a data set, or that operation if it is a map."""
     if kind_of(data) in _MAPS:
-        return ReadWhole(_named(data), _why_not_alone(data) or reason)
+        return UnshardedMap(_named(data), _why_not_alone(data) or reason)
     found = (_map_before(one, reason) for one in data._inputs())
     return next((one for one in found if one is not None), None)
 

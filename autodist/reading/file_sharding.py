@@ -73,7 +73,7 @@ class Files:
         return sorted(set(self.replicas))
 
 
-def why_not_dealt(is_compared: bool, is_pipeline: bool) -> str | None:
+def why_not_sharded(is_compared: bool, is_pipeline: bool) -> str | None:
     """Returns the reason why a run cannot shard files, with what is allowed; None if it can.
 
     Args:
@@ -241,7 +241,7 @@ class FilesIterator(PartsIterator):
         return tf.nest.pack_sequence_as(self._spec, empty)
 
 
-def dealt_otherwise(taken: int) -> str:
+def sharding_changed(taken: int) -> str:
     """Returns the warning for an epoch that an earlier run had begun with other files or another sharding.
 
     Args:

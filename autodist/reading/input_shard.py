@@ -57,7 +57,7 @@ class InputShard:
         Raises:
             ResourceSpecError: files are sharded.
         """
-        if self._run.deals_files:
+        if self._run.shards_files:
             raise self._run.spec.shard_refused(
                 f"{what}; allowed: fit on a tf.data.Dataset, or a loop over ad.distribute_dataset."
             )

@@ -19,7 +19,7 @@ from autodist.resources._read import read_text
 from autodist.resources._sections import CHECKPOINT, SYNC, CheckpointSection, StrategySection, Sync, Timeouts
 from autodist.resources._source import Source
 from autodist.resources._translate import to_spec_error, unknown_key
-from autodist.resources._workers import Allotment, Replica, Worker, allot, deal_workers, list_replicas
+from autodist.resources._workers import Allotment, Replica, Worker, allot, assign_workers, list_replicas
 from autodist.resources._yaml import read_yaml
 
 _EXAMPLE = (
@@ -201,7 +201,7 @@ class ResourceSpec(Timeouts):
     @functools.cached_property
     def workers(self) -> tuple[Worker, ...]:
         """The chief (index 0), the other workers of its node, then those of the other nodes in their order."""
-        assigned = deal_workers(self.nodes)
+        assigned = assign_workers(self.nodes)
         return allot(assigned, self.allotments) if self.allotments else assigned
 
     @functools.cached_property

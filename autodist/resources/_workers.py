@@ -74,7 +74,7 @@ class Allotment:
     port: int | None = None
 
 
-def deal_evenly(items: Sequence[T], parts: int) -> tuple[tuple[T, ...], ...]:
+def split_evenly(items: Sequence[T], parts: int) -> tuple[tuple[T, ...], ...]:
     """Splits `items` into `parts` consecutive runs of equal length.
 
     >>> deal_evenly("abcd", 2)
@@ -89,7 +89,7 @@ def deal_evenly(items: Sequence[T], parts: int) -> tuple[tuple[T, ...], ...]:
     return tuple(tuple(items[part * size : (part + 1) * size]) for part in range(parts))
 
 
-def deal_workers(nodes: Iterable[Node]) -> tuple[Worker, ...]:
+def assign_workers(nodes: Iterable[Node]) -> tuple[Worker, ...]:
     """Returns all workers: those of the chief's node first, then those of the other nodes in their order."""
     ordered = sorted(nodes, key=lambda node: not node.chief)
     placed = [
@@ -128,7 +128,7 @@ def _name(node: Node, position: int) -> str:
 def _devices_of_workers(node: Node) -> list[tuple[str, ...]]:
     """Returns the devices of each worker of a node, under the worker's own names."""
     if node.gpus:
-        return [tuple(f"gpu:{number}" for number in part) for part in deal_evenly(node.gpus, node.workers)]
+        return [tuple(f"gpu:{number}" for number in part) for part in split_evenly(node.gpus, node.workers)]
     return [
-        tuple(f"cpu:{position}" for position, _ in enumerate(part)) for part in deal_evenly(node.cpus, node.workers)
+        tuple(f"cpu:{position}" for position, _ in enumerate(part)) for part in split_evenly(node.cpus, node.workers)
     ]

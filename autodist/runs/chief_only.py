@@ -105,14 +105,14 @@ class ChiefOnly:
             self._run.coordination.exchange()
             return result
 
-    def tell_at_end(self, script: Any) -> None:
+    def leave_state(self, script: Any) -> None:
         """At the end of another worker's script, leaves its state for the chief, which reads it in `hear_at_end`."""
         if self._run.have_joined:
             self._run.coordination.leave_final_message(
                 json.dumps([self._run.index, self._encode_state(script).decode()]).encode()
             )
 
-    def hear_at_end(self, script: Any) -> None:
+    def read_states(self, script: Any) -> None:
         """On the chief, at the end of its script, reads the final states of all others, if all have left one."""
         others = {
             worker: message.encode() for worker, message in map(json.loads, self._run.coordination.final_messages())

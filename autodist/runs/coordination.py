@@ -22,8 +22,8 @@ from autodist.errors import (
 )
 from autodist.logs.formatting import words_of
 from autodist.runs.failed_step import FailedStepGuard
+from autodist.runs.gathered_batches import GatheredFeeds, GatheredInput, bring_together
 from autodist.runs.peers import Peers
-from autodist.runs.whole_batches import GatheredInput, WholeFed, bring_together
 from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
 from autodist.runtime.call_matching import Call, CallMatching, Note
 from autodist.runtime.mailbox import Mailbox, Send
@@ -178,7 +178,7 @@ class Coordination:
             self.gather(b"")
             self.exchange()
 
-    def bring_together(self, fed: Sequence[GatheredInput]) -> WholeFed:
+    def bring_together(self, fed: Sequence[GatheredInput]) -> GatheredFeeds:
         """Gathers on the chief the values that all workers feed to a step; a collective call before the step.
 
         Raises:

@@ -33,13 +33,13 @@ class DryRun(Protocol):
     def choose(self, spec: ResourceSpec, builder: BuildsStrategy) -> ResourceSpec:
         """Called when the script makes its AutoDist; returns the machines to use in place of the arguments."""
 
-    def defines_step(self, function: Callable[..., Any]) -> None:
+    def on_step_defined(self, function: Callable[..., Any]) -> None:
         """Called when the script decorates a function with `@ad.function`."""
 
-    def calls_within_step(self, name: str) -> None:
+    def on_nested_call(self, name: str) -> None:
         """Called when a step that is being traced calls a decorated function as a part of itself."""
 
-    def comes_to_step(
+    def on_step(
         self,
         item: Step,
         names: Mapping[str, str],

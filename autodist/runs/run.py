@@ -18,7 +18,7 @@ from autodist.graph.devices import home_of
 from autodist.graph.ops import Trait
 from autodist.graph.renaming import Renaming
 from autodist.graph.step import Step
-from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, Kernel, own_kernels
+from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, Kernel, registered_kernels
 from autodist.logs.formatting import words_of
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -26,10 +26,10 @@ from autodist.runs import restarts
 from autodist.runs.chief_only import ChiefOnly
 from autodist.runs.coordination import Coordination
 from autodist.runs.dry_run import look
+from autodist.runs.early_value_warning import EarlyValueWarning
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from autodist.runs.log_strategy import log_strategy
-from autodist.runs.own_values import OwnValues
 from autodist.runs.peers import Peers
 from autodist.runs.run_end import RunEnd
 from autodist.runs.startup_progress import StartupProgress
@@ -49,7 +49,7 @@ from autodist.runtime.program import Program
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variable_slices import VariableSlices
-from autodist.runtime.variables import Tracked, VariableTracker
+from autodist.runtime.variables import TrackedVariable, VariableTracker
 from autodist.strategies import BuildsStrategy
 from autodist.verify.recorder import SEED, recorder
 
@@ -102,7 +102,7 @@ class Run:
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
-        self.own_values = OwnValues(self.workers > 1, self._chief_early_values)
+        self.own_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
         self.start_up = StartupProgress(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.member, self._payload(), self.seed, self.start_up)
         self.tracker = VariableTracker(self.pull)
@@ -242,7 +242,7 @@ class Run:
         self.check_others()
         looks = look()
         if looks is not None and item.gradients:
-            looks.comes_to_step(item, names, shapes or {}, rehearses, step)
+            looks.on_step(item, names, shapes or {}, rehearses, step)
             return strategy_pb2.Strategy(), Renaming()  # a dry run makes no step
         strategy = self._build(item, names) if self.index == 0 else None
         if self._graph_runners is None:
@@ -307,7 +307,7 @@ class Run:
         self.coordination.passes()
         if strategy is not None and self.workers == 1:
             return strategy, Renaming()
-        fingerprint = Fingerprint.of(item, own_kernels())
+        fingerprint = Fingerprint.of(item, registered_kernels())
         if strategy is not None:
             self.coordination.exchange(fingerprint.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()
@@ -319,7 +319,7 @@ class Run:
         return strategy_pb2.Strategy.FromString(content), renaming
 
     @property
-    def deals_files(self) -> bool:
+    def shards_files(self) -> bool:
         """True if the files of data sets are sharded across several workers."""
         return self.spec.shard is not None and self.workers > 1
 
@@ -425,12 +425,12 @@ class Run:
         else:
             self.coordination.give_up(reason)
 
-    def have_made(self, steps: int) -> None:
+    def count_steps(self, steps: int) -> None:
         """Counts training steps, possibly several from one call, and notifies the observer."""
         self.step += steps
         self.observer.after_step()
 
-    def resume_memories(self, saved: Saved) -> None:
+    def restore_buffers(self, saved: Saved) -> None:
         """Restores this worker's persistent buffers, now or when the first step creates them."""
         if self._graph_runners is None:
             self._awaited_buffers = saved
@@ -439,7 +439,7 @@ class Run:
 
     # -- variables -------------------------------------------------------------------------------------------------
 
-    def pull(self, read: Tracked | None = None) -> None:
+    def pull(self, read: TrackedVariable | None = None) -> None:
         """Updates the script's variables to the session's values.
 
         Args:

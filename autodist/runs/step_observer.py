@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autodist.graph.step import Step
-from autodist.runtime.variables import Kept, Tracked
+from autodist.runtime.variables import StoredVariable, TrackedVariable
 
 
 class StepObserver:
@@ -15,7 +15,7 @@ class StepObserver:
     All workers make each of these calls in the same order.
     """
 
-    def on_tracked(self, item: Step, variables: Mapping[str, Tracked]) -> None:
+    def on_tracked(self, item: Step, variables: Mapping[str, TrackedVariable]) -> None:
         """Called when a step of eager variables was captured and has not run yet.
 
         Args:
@@ -23,7 +23,7 @@ class StepObserver:
             variables: variables that it reads or writes, by their names in the step.
         """
 
-    def on_session(self, variables: Mapping[str, Kept]) -> Mapping[str, Kept]:
+    def on_session(self, variables: Mapping[str, StoredVariable]) -> Mapping[str, StoredVariable]:
         """Called when a session is about to make its first training run; all its variables have values.
 
         Args:

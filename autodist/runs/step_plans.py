@@ -21,10 +21,10 @@ from autodist.strategies import (
     BuildsStrategy,
     ask_builder,
     check_strategy,
+    errors_with_place,
     graph_config,
     resolve_specs,
     synced_variables,
-    telling_places,
 )
 from autodist.strategies.nodes import pieces
 from autodist.verify.recorder import Recorder
@@ -191,7 +191,7 @@ class StepPlans:
         context = Context(self._with_stages(strategy), self._index, fetching)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
-        with telling_places(self._builder):
+        with errors_with_place(self._builder):
             rewritten = rewrite(share_names(item, names), context, f"step_{self._count}", kernels, seen)
         self._count += 1
         return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))

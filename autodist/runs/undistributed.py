@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autodist.capture.local_training import LocalTraining
-from autodist.capture.second_training import SecondTraining
+from autodist.capture.second_training import ScopeTraining
 from autodist.capture.training_lines import LocalStep, Way
 from autodist.errors import CaptureError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
@@ -72,10 +72,10 @@ class UndistributedScript:
         while _watching:
             _watching.pop().stop()
         self._training: LocalTraining | None = None
-        self._second: SecondTraining | None = None
+        self._second: ScopeTraining | None = None
         if spec.shares_batches:
             self._training = LocalTraining(self._on_step)
-            self._second = SecondTraining(self._on_second, is_trained, pull, is_in_scope)
+            self._second = ScopeTraining(self._on_second, is_trained, pull, is_in_scope)
             _watching.append(self)
 
     def stop(self) -> None:
@@ -105,7 +105,7 @@ class UndistributedScript:
             self._training.stop()
             self._training = None
 
-    def tell_at_end(self, has_idle_workers: bool) -> None:
+    def leave_state(self, has_idle_workers: bool) -> None:
         """Logs a warning if the script trained on one device and no distributed step followed.
 
         Args:

@@ -15,7 +15,7 @@ from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.control_messages import ControlMessage
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.variable_slices import VariableSlices
-from autodist.runtime.variables import Tracked, VariableTracker
+from autodist.runtime.variables import TrackedVariable, VariableTracker
 from autodist.runtime.write_consensus import Turn, WriteConsensus
 from autodist.synchronizers import all_synchronizers
 
@@ -59,7 +59,7 @@ class VariableSync:
                 lambda told: spread.take(Listing.decode(told)),
             )
 
-    def before_step(self, variables: Iterable[Tracked], land: Callable[[], None], keeps_pace: bool) -> Turn:
+    def before_step(self, variables: Iterable[TrackedVariable], land: Callable[[], None], is_in_lockstep: bool) -> Turn:
         """Sends values written between steps to all workers; returns the turn, which shows if the step counts.
 
         Args:
@@ -67,7 +67,7 @@ class VariableSync:
             land: waits until all writes requested by earlier steps have been applied.
             keeps_pace: True if no worker can finish the step before all others have begun it.
         """
-        self._tracker.look_at_aliased()
+        self._tracker.compare_aliased()
         ahead = [t for t in variables if t.is_ahead]
         if self._consensus is None:
             if ahead:
@@ -79,15 +79,17 @@ class VariableSync:
                 self._guard(self._consensus.answer_waiting)
             return Turn.STEP
         land()
-        return self._synchronize(self._consensus, ahead, keeps_pace)
+        return self._synchronize(self._consensus, ahead, is_in_lockstep)
 
-    def _synchronize(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
+    def _synchronize(
+        self, write_consensus: WriteConsensus, ahead: Sequence[TrackedVariable], is_in_lockstep: bool
+    ) -> Turn:
         if self._is_chief:
             self._pieces.prepare(ahead, [0])  # overlaps with the wait for other workers
         else:  # before the consensus, so that the chief's values can reuse this worker's memory
             for tracked in ahead:
                 tracked.hand_over(is_same=False)
-        turn, names = self._guard(write_consensus.agree, keeps_pace)
+        turn, names = self._guard(write_consensus.agree, is_in_lockstep)
         if turn is Turn.PUSH:
             self._guard(self._push, write_consensus, ahead)
             return Turn.STEP
@@ -101,7 +103,7 @@ class VariableSync:
             self._warn([t for t in ahead if t.shared_name not in names])
         return turn
 
-    def _push(self, write_consensus: WriteConsensus, ahead: Sequence[Tracked]) -> None:
+    def _push(self, write_consensus: WriteConsensus, ahead: Sequence[TrackedVariable]) -> None:
         """On the chief, sends its values to all workers; sets those owned by workers that make no more steps itself."""
         listing = Listing.of([t.kept for t in ahead], [0, *write_consensus.present])
         write_consensus.give(listing.encode())
@@ -110,7 +112,7 @@ class VariableSync:
         self._pieces.set(ahead, _mark_current, [0, *absent])
         write_consensus.pushed([t.shared_name for t in ahead])
 
-    def after_step(self, turn: Turn, written: Iterable[Tracked]) -> bool:
+    def after_step(self, turn: Turn, written: Iterable[TrackedVariable]) -> bool:
         """Returns True if the step must be repeated with the chief's values.
 
         Args:
@@ -130,7 +132,7 @@ class VariableSync:
         if self._consensus is not None:
             self._guard(self._consensus.leave)
 
-    def _warn(self, alone: Sequence[Tracked]) -> None:
+    def _warn(self, alone: Sequence[TrackedVariable]) -> None:
         new = [t.source.name.removesuffix(":0") for t in alone if t.shared_name not in self._warned]
         self._warned |= {t.shared_name for t in alone}
         if new:
@@ -142,11 +144,11 @@ class VariableSync:
             )  # fmt: skip
 
 
-def _mark_current(tracked: Tracked) -> None:
+def _mark_current(tracked: TrackedVariable) -> None:
     tracked.hand_over(is_same=True)
 
 
-def keeps_pace(strategy: strategy_pb2.Strategy) -> bool:
+def is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
     """Returns True if no worker can finish a step before all have begun it; also True for evaluation (no variables)."""
     variable_placements = [synchronizer.variable_placement for _, synchronizer in all_synchronizers(strategy)]
     return not variable_placements or any(

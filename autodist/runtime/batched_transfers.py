@@ -10,7 +10,7 @@ from math import prod
 import tensorflow as tf
 
 from autodist.graph.placement import EVERY_WORKER
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 
 SHIPMENT_BYTES = 16 << 20
 """Approximate bytes of a message: messages in flight are held in memory twice, and are forwarded when complete."""
@@ -104,7 +104,7 @@ class Listing:
     shipments: tuple[BatchedTransfer, ...]
 
     @classmethod
-    def of(cls, values: Sequence[Kept], present: Sequence[int]) -> Listing:
+    def of(cls, values: Sequence[StoredVariable], present: Sequence[int]) -> Listing:
         """Returns the messages that carry the values of variables to the present workers other than the chief."""
         parts = tuple(_parts(values))
         return cls(tuple(present), parts, tuple(_shipments(parts, {*present[1:], EVERY_WORKER})))
@@ -133,7 +133,7 @@ class Listing:
         )
 
 
-def _parts(values: Sequence[Kept]) -> Iterator[TransferPart]:
+def _parts(values: Sequence[StoredVariable]) -> Iterator[TransferPart]:
     for k, kept in enumerate(values):
         for shard in kept.shards:
             name, about = kept.shared_name + shard.name, (kept.dtype.name, shard.begin, shard.shape)

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from autodist.batch.examples import Share, group_rows, length_of, require_rows_for_all, share_of, slice_rows
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.batch_sharding import Given, Reading, WholeBatch, whole_of
+from autodist.reading.batch_sharding import Given, GlobalBatch, Reading, whole_of
 from autodist.reading.data_sets import begins_within
 from autodist.reading.element_sharding import reading_own
-from autodist.reading.file_sharding import dealt_otherwise
+from autodist.reading.file_sharding import sharding_changed
 from autodist.runtime.draws import Draws
 from autodist.runtime.input_consistency import digest_of
 from autodist.runtime.seeds import seed_for_all
@@ -27,7 +27,7 @@ log = logging.getLogger("autodist")
 
 
 @dataclass(frozen=True)
-class PlaceInData:
+class DataPosition:
     """The position of an iteration over a data set.
 
     Attributes:
@@ -49,7 +49,7 @@ class PlaceInData:
         return {**vars(self), "draws": None if self.draws is None else self.draws.told()}
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> PlaceInData:
+    def of(cls, told: Mapping[str, Any]) -> DataPosition:
         """Returns the position from the result of `told`."""
         draws = told.get("draws")
         return cls(**{**told, "draws": None if draws is None else Draws.of(draws)})
@@ -92,9 +92,9 @@ class DistributedDataset(tf.train.experimental.PythonState):
             self._files = reading.files.deal(dataset)
         self._own_source = None if reading is None else self._files or reading_own(dataset, reading)
         self.on_request: Callable[[], None] | None = None
-        self.place = PlaceInData(seed=seed_for_all())
+        self.place = DataPosition(seed=seed_for_all())
         self._is_iterator = isinstance(dataset, Iterator)  # it can be started once, so that all loops over it are one
-        self._resumed: PlaceInData | None = None
+        self._resumed: DataPosition | None = None
         self._is_loop_over = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -114,9 +114,9 @@ class DistributedDataset(tf.train.experimental.PythonState):
                 self._note_request()
         finally:
             if not self._is_iterator:
-                self.place = PlaceInData(self.place.ended + 1, seed=self.place.seed)
+                self.place = DataPosition(self.place.ended + 1, seed=self.place.seed)
 
-    def _part_of(self, batch: Any, whole: WholeBatch | None) -> Any:
+    def _part_of(self, batch: Any, whole: GlobalBatch | None) -> Any:
         if self._files is not None:
             return batch
         self._report_first(batch if whole is None else [array for _, array in whole.alike])
@@ -143,17 +143,17 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: str | bytes) -> None:
         """Continues, in the next iteration, at a saved position."""
-        self.resume(PlaceInData.of(json.loads(string_value)))
+        self.resume(DataPosition.of(json.loads(string_value)))
 
     def place_in_loop(self) -> Callable[[], Any]:
         """Returns a function that returns the current position as a JSON value."""
         return self.place.told
 
-    def go_on_in_loop(self, place: Any) -> None:
+    def resume_in_loop(self, place: Any) -> None:
         """Continues at a saved position; an iteration whose batches were all taken is over, and the next one begins."""
-        self.resume(PlaceInData.of(place), is_loop_over=True)
+        self.resume(DataPosition.of(place), is_loop_over=True)
 
-    def resume(self, place: PlaceInData, is_loop_over: bool = False) -> None:
+    def resume(self, place: DataPosition, is_loop_over: bool = False) -> None:
         """Continues, in the next iteration, at a position.
 
         Args:
@@ -195,7 +195,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self.place = replace(self.place, taken=place.taken, first=place.first)
         return self._rest_or_next(batches) if self._is_loop_over and place.taken else batches
 
-    def _begin_again(self, place: PlaceInData) -> Iterator[Given]:
+    def _begin_again(self, place: DataPosition) -> Iterator[Given]:
         """Restarts the saved iteration after those before it, because a shuffle draws a new order for each iteration.
 
         A shuffle inside another one draws when it is first read, and a repeated one once per repetition.
@@ -219,7 +219,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         first = next(batches, None)
         if first is not None:
             return itertools.chain([first], batches)
-        self.place = PlaceInData(self.place.ended + 1, seed=self.place.seed, draws=Draws.now())
+        self.place = DataPosition(self.place.ended + 1, seed=self.place.seed, draws=Draws.now())
         return self._read()
 
     def _read(self) -> Iterator[Given]:
@@ -242,7 +242,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
     def _is_of_tensorflow(self) -> bool:
         return isinstance(self._dataset, tf.data.Dataset)
 
-    def _signature(self, batch: Any, whole: WholeBatch | None) -> str:
+    def _signature(self, batch: Any, whole: GlobalBatch | None) -> str:
         """Returns a string that identifies a batch for this worker and this number of workers."""
         share = "" if whole is None and self._files is None else f"{self._worker} of {self._replicas}"
         return f"{share}:{_digest(batch)}"
@@ -262,9 +262,9 @@ class DistributedDataset(tf.train.experimental.PythonState):
         is_other = self._is_other(first, given)
         return is_other if self._files is None else self._files.holds_anywhere(is_other)
 
-    def _warn_of_other(self, place: PlaceInData) -> None:
+    def _warn_of_other(self, place: DataPosition) -> None:
         if self._files is not None:
-            log.warning("%s", dealt_otherwise(place.taken), extra=ALIKE_EVERYWHERE)
+            log.warning("%s", sharding_changed(place.taken), extra=ALIKE_EVERYWHERE)
             return
         log.warning(
             "a data set of ad.distribute_dataset begins with another batch than in the run that is gone on from, which "

@@ -198,7 +198,7 @@ class InputConsistencyCheck:
         else:
             self._unsent.append(first.encode())
 
-    def tell_of_data_set(self, batch: Any) -> None:
+    def record_data_set(self, batch: Any) -> None:
         """Records the first global batch of a data set; this worker uses its share of it."""
         arrays = tf.nest.flatten(batch, expand_composites=True)
         self.tell("data set", [(f"array {k} of the data set", array, Meant.GLOBAL) for k, array in enumerate(arrays)])

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist.batch.examples import require_even, require_examples, uneven
 from autodist.graph.names import node_of
-from autodist.graph.parts import EvenParts
+from autodist.graph.parts import EvenSharesRequired
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, UNEVEN, Step
 from autodist.runtime.graph_runner import GraphRunner, GraphRunners
 from autodist.runtime.repeated import StepTensors, can_repeat, repeated
@@ -164,7 +164,7 @@ class Program:
         require_even(self._even, examples, all_examples)
 
     @contextmanager
-    def _explaining_uneven_parts(self, even: EvenParts) -> Iterator[None]:
+    def _explaining_uneven_parts(self, even: EvenSharesRequired) -> Iterator[None]:
         """Context that explains a run that stopped because workers fed different numbers of examples."""
         try:
             yield

@@ -107,7 +107,7 @@ class Sampler(tf.train.experimental.PythonState):
             )  # fmt: skip
             self._is_skipped = True  # logged once
 
-    def go_on_in_loop(self, place: Any) -> None:
+    def resume_in_loop(self, place: Any) -> None:
         """Continues at a saved position; an iteration whose batches were all taken is over, and the next one begins."""
         if place is None:
             return

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from autodist.graph.placement import EVERY_WORKER, Placement, Shard
 from autodist.runtime.graph_runner import GraphRunner
-from autodist.runtime.variables import Kept, Tracked
+from autodist.runtime.variables import StoredVariable, TrackedVariable
 
 _Key = tuple[str, Placement]
 """A variable's name and placement in the session."""
@@ -37,7 +37,7 @@ class HasKept(HasSize, Protocol):
     """A variable of the session."""
 
     @property
-    def kept(self) -> Kept: ...
+    def kept(self) -> StoredVariable: ...
 
 
 class HasValue(HasKept, Protocol):
@@ -110,7 +110,7 @@ class VariableSlices:
             for value in some:
                 then(value)
 
-    def pull(self, variables: Sequence[Tracked]) -> None:
+    def pull(self, variables: Sequence[TrackedVariable]) -> None:
         """Updates the script's variables to the session's values."""
         if not variables:
             return
@@ -128,7 +128,7 @@ class VariableSlices:
             for copy in shard.copies:
                 yield worker, shard.name + copy
 
-    def shards(self, kept: Kept, is_still: bool = False) -> Iterator[tuple[Shard, int, tf.Tensor]]:
+    def shards(self, kept: StoredVariable, is_still: bool = False) -> Iterator[tuple[Shard, int, tf.Tensor]]:
         """Yields each shard of a variable, a worker that holds it (this one if all do), and a tensor that reads it.
 
         Args:
@@ -145,7 +145,7 @@ class VariableSlices:
                     read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
             yield shard, worker, read  # outside of the graph context, which is not the caller's
 
-    def holders(self, kept: Kept) -> Iterator[tuple[Shard, int, tf.Tensor]]:
+    def holders(self, kept: StoredVariable) -> Iterator[tuple[Shard, int, tf.Tensor]]:
         """Yields each shard of a variable and each copy of one, with the worker that holds it and its handle there."""
         for shard in kept.shards:
             for worker, name in self.named_holders(shard):
@@ -154,14 +154,14 @@ class VariableSlices:
                 yield shard, worker, handle
 
     @staticmethod
-    def _handle(kept: Kept, shard: Shard, name: str) -> tf.Tensor:
+    def _handle(kept: StoredVariable, shard: Shard, name: str) -> tf.Tensor:
         return tf.raw_ops.VarHandleOp(dtype=kept.dtype, shape=shard.shape, shared_name=kept.shared_name + name)
 
-    def on(self, kept: Kept, worker: int) -> AbstractContextManager[None]:
+    def on(self, kept: StoredVariable, worker: int) -> AbstractContextManager[None]:
         """Context of the device on which a worker keeps a variable."""
         return tf.device(self._home(worker, tf.int64 if kept.on_cpu else kept.dtype))  # counters stay on the CPU
 
-    def _read(self, tracked: Tracked) -> tf.Tensor:
+    def _read(self, tracked: TrackedVariable) -> tf.Tensor:
         key = (tracked.shared_name, tracked.placement)
         if key not in self._reads:
             parts = [read for _, _, read in self.shards(tracked.kept)]
@@ -172,7 +172,7 @@ class VariableSlices:
     def _all(self, workers: Collection[int] | None) -> tuple[int, ...]:
         return tuple(range(self._workers) if workers is None else sorted(workers))
 
-    def _write(self, kept: Kept, workers: tuple[int, ...]) -> _Writes:
+    def _write(self, kept: StoredVariable, workers: tuple[int, ...]) -> _Writes:
         key = ((kept.shared_name, kept.placement), workers)
         if key not in self._writes:
             operations = []

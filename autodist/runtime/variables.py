@@ -17,7 +17,7 @@ LARGE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredVariable:
     """A variable as the session stores it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Kept:
 
 
 @dataclass(eq=False)
-class Tracked:
+class TrackedVariable:
     """A variable of the script that steps read or write.
 
     Attributes:
@@ -74,10 +74,10 @@ class Tracked:
         return self.is_behind or (self.is_asynchronous and not self.is_ahead)
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> StoredVariable:
         """The variable as the session stores it."""
         shape = tuple(self.source.shape.as_list())
-        return Kept(self.shared_name, self.source.dtype.base_dtype, shape, self.placement)
+        return StoredVariable(self.shared_name, self.source.dtype.base_dtype, shape, self.placement)
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -127,26 +127,26 @@ class VariableTracker:
         pull: updates variables that are behind: all of them, or those required for a read of the given one.
     """
 
-    def __init__(self, pull: Callable[[Tracked | None], None]) -> None:
+    def __init__(self, pull: Callable[[TrackedVariable | None], None]) -> None:
         begin()
         self._pull = pull
-        self._by_id: dict[int, Tracked] = {}
-        self._aliased: list[Tracked] = []
+        self._by_id: dict[int, TrackedVariable] = {}
+        self._aliased: list[TrackedVariable] = []
         self._ends: list[Callable[[], None]] = []
         self._awaited: dict[str, np.ndarray] = {}
 
-    def __iter__(self) -> Iterator[Tracked]:
+    def __iter__(self) -> Iterator[TrackedVariable]:
         return iter(self._by_id.values())
 
-    def of(self, source: tf.Variable) -> Tracked | None:
+    def of(self, source: tf.Variable) -> TrackedVariable | None:
         """Returns the record of a variable; None if no step uses it."""
         return self._by_id.get(id(source))
 
-    def track(self, source: tf.Variable, is_seed: bool = False) -> Tracked:
+    def track(self, source: tf.Variable, is_seed: bool = False) -> TrackedVariable:
         """Returns the record of a variable; creates it and watches the variable on the first call."""
         tracked = self._by_id.get(id(source))
         if tracked is None:
-            tracked = Tracked(source, f"variable_{len(self._by_id)}", is_seed=is_seed)
+            tracked = TrackedVariable(source, f"variable_{len(self._by_id)}", is_seed=is_seed)
             self._by_id[id(source)] = tracked
             self._ends.append(watch(source, self._watcher(tracked)))
             if is_seed:
@@ -154,9 +154,9 @@ class VariableTracker:
         return tracked
 
     @property
-    def generators(self) -> dict[str, Tracked]:
+    def generators(self) -> dict[str, TrackedVariable]:
         """The states of random generators, by names that are the same in every run of a script."""
-        states: dict[str, Tracked] = {}
+        states: dict[str, TrackedVariable] = {}
         for tracked in self._by_id.values():
             if tracked.is_seed:
                 name = tracked.source.name.removesuffix(":0")
@@ -175,7 +175,7 @@ class VariableTracker:
             if state is not None and state.shape == tuple(tracked.source.shape):
                 tracked.source.assign(state)
 
-    def look_at_aliased(self) -> None:
+    def compare_aliased(self) -> None:
         """Marks aliased variables whose value has changed since the last step."""
         for tracked in self._aliased:
             if not tracked.is_ahead and not _is_same(tracked.known, np.asarray(tracked.read())):
@@ -196,7 +196,7 @@ class VariableTracker:
         self._aliased.clear()
         self._by_id.clear()
 
-    def _watcher(self, tracked: Tracked) -> Watcher:
+    def _watcher(self, tracked: TrackedVariable) -> Watcher:
         def before_read() -> None:
             if tracked.may_be_behind:
                 self._pull(tracked)

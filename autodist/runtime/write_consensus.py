@@ -85,7 +85,7 @@ class WriteConsensus:
         """On the chief, True if other workers wait for values that will not come."""
         return bool(self._waiting)
 
-    def agree(self, keeps_pace: bool) -> tuple[Turn, frozenset[str]]:
+    def agree(self, is_in_lockstep: bool) -> tuple[Turn, frozenset[str]]:
         """Waits, before a step that cannot begin at once, until the workers agree on the next action.
 
         Args:
@@ -98,7 +98,7 @@ class WriteConsensus:
         Raises:
             ClusterError: on the chief, that a worker has finished the step without the values that its script wrote.
         """
-        return (self._gather(keeps_pace), frozenset()) if self._worker == 0 else self._wait_for_chief()
+        return (self._gather(is_in_lockstep), frozenset()) if self._worker == 0 else self._wait_for_chief()
 
     def give(self, listing: str) -> None:
         """On the chief, announces the values that follow to the waiting workers, which start to receive them."""
@@ -189,14 +189,14 @@ class WriteConsensus:
 
     # -- on the chief ----------------------------------------------------------------------------------------------
 
-    def _gather(self, keeps_pace: bool) -> Turn:
+    def _gather(self, is_in_lockstep: bool) -> Turn:
         step = self._step + 1
         with self._changed:
             self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY), PATIENCE)
             late = self._missing(step, ControlKind.READY)
         if late:
             self._send(late, ControlMessage(ControlKind.ASKED, step, 0))
-        ahead = (ControlKind.WITHIN, ControlKind.BEYOND) if keeps_pace else ()
+        ahead = (ControlKind.WITHIN, ControlKind.BEYOND) if is_in_lockstep else ()
         with self._changed:
             self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY, ControlKind.COMING, *ahead))
             if not self._answered(step, *ahead):

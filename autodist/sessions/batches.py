@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.iterators import elements_read, fed_to_iterators, require_alike, tell_begun_anew
+from autodist.capture.iterators import elements_read, fed_to_iterators, require_alike, warn_iterators_start_over
 from autodist.errors import CaptureError
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import Step
@@ -78,9 +78,9 @@ class SessionBatches:
         if read and len(self._spec.workers) > 1 and self._spec.batch != "per_worker":
             require_alike(whole.graph_def)
 
-    def tell_begun_anew(self, whole: Step, steps: int) -> None:
+    def warn_iterators_start_over(self, whole: Step, steps: int) -> None:
         """Warns if a resumed run would read the data of earlier steps again."""
-        tell_begun_anew(self._trained(whole), whole.graph_def, steps)
+        warn_iterators_start_over(self._trained(whole), whole.graph_def, steps)
 
     def _trained(self, whole: Step) -> list[tf.Tensor]:
         return [self._captured.graph.get_tensor_by_name(t) for g in whole.gradients for t in g.tensors]

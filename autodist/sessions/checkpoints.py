@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from autodist.checkpoint.slices import read_into_session
 from autodist.graph.devices import cpu_of
 from autodist.runs.run import Run
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 
 
-def resume(run: Run, variables: Mapping[str, Kept]) -> None:
+def resume(run: Run, variables: Mapping[str, StoredVariable]) -> None:
     """Restores a session's variables from the checkpoint that the run resumes from, before the first training run.
 
     All workers call it; each reads the slices of variables that it holds.

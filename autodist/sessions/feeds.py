@@ -13,7 +13,7 @@ from autodist.batch.examples import count_examples, require_examples, rows_of, s
 from autodist.capture.batch_requirements import Dealt, require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
-from autodist.capture.whole_in_graphs import tell_own_statistics
+from autodist.capture.whole_in_graphs import warn_replica_statistics
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.names import node_of
@@ -22,7 +22,7 @@ from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
-from autodist.runs.whole_batches import GatheredInput, WholeFed
+from autodist.runs.gathered_batches import GatheredFeeds, GatheredInput
 from autodist.runtime.input_consistency import Meant
 
 _PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS) | {"NoOp"}
@@ -96,7 +96,7 @@ class SessionFeeds:
             require_any_length(item, Dealt(lengths.pop(), shares, replicas))
         if self.spec.splits_batches:
             seeds = {whole.gradient_calls[g.call].seed for g in whole.gradients}
-            tell_own_statistics(item, captured.graph, seeds)
+            warn_replica_statistics(item, captured.graph, seeds)
 
     def axes_of(self, arrays: Arrays, capture: Callable[[], Step]) -> list[int | None]:
         """Returns the batch axis of each fed tensor.
@@ -117,16 +117,19 @@ class SessionFeeds:
     def are_global(self, arrays: Arrays, axes: Sequence[int | None]) -> bool:
         """Returns True if all split feeds are equal on all workers, so that each knows the number of examples."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
-        return bool(split) and all(map(self.is_shared_out, split))
+        return bool(split) and all(map(self.is_global_batch, split))
 
     def are_gathered(self, arrays: Arrays, axes: Sequence[int | None]) -> bool:
         """Returns True if the workers' parts are gathered, and a pipeline gets the whole batch."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
-        return self.spec.gathers_batches and bool(split) and not all(map(self.is_shared_out, split))
+        return self.spec.gathers_batches and bool(split) and not all(map(self.is_global_batch, split))
 
     def gathered(
-        self, arrays: Arrays, axes: Sequence[int | None], bring_together: Callable[[Sequence[GatheredInput]], WholeFed]
-    ) -> tuple[Arrays, WholeFed]:
+        self,
+        arrays: Arrays,
+        axes: Sequence[int | None],
+        bring_together: Callable[[Sequence[GatheredInput]], GatheredFeeds],
+    ) -> tuple[Arrays, GatheredFeeds]:
         """Returns this worker's feeds after the parts of all workers were gathered.
 
         Args:
@@ -135,14 +138,14 @@ class SessionFeeds:
             bring_together: gathers the parts on the chief; a collective call.
         """
         named = sorted(zip(arrays, axes, strict=True), key=lambda one: one[0].name)
-        parts = [(t, axis) for t, axis in named if axis is not None and not self.is_shared_out(t)]
+        parts = [(t, axis) for t, axis in named if axis is not None and not self.is_global_batch(t)]
         fed = bring_together([GatheredInput(t.name, arrays[t], axis) for t, axis in parts])
         return {**arrays, **dict(zip((t for t, _ in parts), fed.values, strict=True))}, fed
 
     def fixed_rows(self, arrays: Arrays, axes: Sequence[int | None]) -> int | None:
         """Returns the number of examples on a worker, if the graph was built for a fixed number."""
         split = [(t, axis) for t, axis in zip(arrays, axes, strict=True) if axis is not None and t.shape.rank]
-        lengths = [t.shape[axis] for t, axis in split if t.shape[axis] is not None and not self.is_shared_out(t)]
+        lengths = [t.shape[axis] for t, axis in split if t.shape[axis] is not None and not self.is_global_batch(t)]
         return lengths[0] if lengths else None
 
     def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
@@ -167,9 +170,9 @@ class SessionFeeds:
         if len(self.spec.workers) == 1:
             return list(arrays.values())
         split = dict(zip(arrays, axes, strict=True))
-        if is_alone and all(axis is None or self.is_shared_out(t) for t, axis in split.items()):
+        if is_alone and all(axis is None or self.is_global_batch(t) for t, axis in split.items()):
             return list(arrays.values())
-        cut = {t: axis for t, axis in split.items() if axis is not None and self.is_shared_out(t)}
+        cut = {t: axis for t, axis in split.items() if axis is not None and self.is_global_batch(t)}
         examples = count_examples([(t.name, arrays[t], axis) for t, axis in cut.items()])
         require_examples(examples > 0 or not cut)
         share = share_of(examples, self.spec.replica_workers, self.worker)
@@ -177,10 +180,10 @@ class SessionFeeds:
 
     def meanings(self, arrays: Arrays, axes: Sequence[int | None]) -> list[Meant]:
         """Returns the role of each array."""
-        split = [Meant.GLOBAL if self.is_shared_out(t) else Meant.OWN for t in arrays]
+        split = [Meant.GLOBAL if self.is_global_batch(t) else Meant.OWN for t in arrays]
         return [Meant.WHOLE if axis is None else meant for meant, axis in zip(split, axes, strict=True)]
 
-    def unsaid(self, arrays: Arrays, axes: Sequence[int | None]) -> list[tf.Tensor]:
+    def whole_by_shape(self, arrays: Arrays, axes: Sequence[int | None]) -> list[tf.Tensor]:
         """Returns the tensors that every replica gets whole because of their fixed shape, not by `batch_axis`."""
         return [
             t for (t, array), axis in zip(arrays.items(), axes, strict=True)
@@ -189,9 +192,9 @@ class SessionFeeds:
 
     def _shares(self, split: Iterable[tf.Tensor], replicas: int) -> int:
         """Returns the number of parts of a batch, on a worker with this number of replicas."""
-        return len(self.spec.replicas) if any(map(self.is_shared_out, split)) else replicas
+        return len(self.spec.replicas) if any(map(self.is_global_batch, split)) else replicas
 
-    def is_shared_out(self, tensor: tf.Tensor) -> bool:
+    def is_global_batch(self, tensor: tf.Tensor) -> bool:
         """Returns True if every worker has the same batch: by default for elements of a graph's own iterator."""
         if tensor.name in self.shared:
             return True

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from autodist.capture.graph_mode import CapturedGraph, initializers_of
-from autodist.graph.control_flow import find_perhaps_dead
+from autodist.graph.control_flow import find_maybe_dead
 from autodist.graph.editor import NodeDef
 from autodist.graph.index import GraphIndex
 from autodist.graph.ops import Trait
@@ -97,7 +97,7 @@ class InitialValues:
 
 def _read_before_assigned(graph_index: GraphIndex) -> set[str]:
     """Returns the handles of variables that a run reads, outside of branches, before it assigns them."""
-    perhaps = find_perhaps_dead(graph_index).union(node.name for node in graph_index.having(Trait.BRANCH | Trait.LOOP))
+    perhaps = find_maybe_dead(graph_index).union(node.name for node in graph_index.having(Trait.BRANCH | Trait.LOOP))
     assigned: dict[str, set[str]] = {}
     for name, effect in graph_index.effects.items():
         for handle in effect.writes - effect.reads:

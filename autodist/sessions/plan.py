@@ -16,7 +16,7 @@ from autodist.kernels import Fetching, Kernel, find_placements
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 
 _COUNT = itertools.count()
 """Counter of this process's sessions; all workers make theirs in the same order."""
@@ -81,10 +81,10 @@ class SessionPlan:
         """Returns a run of the graph, with the placements of its variables."""
         return place_variables(item, self._placements)
 
-    def kept(self, variable: Variable) -> Kept:
+    def kept(self, variable: Variable) -> StoredVariable:
         """Returns one of its variables as the session stores it."""
         placement = self._placements.get(variable.name, Placement())
-        return Kept(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
+        return StoredVariable(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
 
     def program(self, item: Step, kernels: Sequence[Kernel], fetching: Fetching = Fetching.BY_EACH) -> Program:
         """Rewrites a run of the graph for this worker.

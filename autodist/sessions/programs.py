@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
-from autodist.batch.examples import tell_of_empty_micro_batches
+from autodist.batch.examples import warn_empty_micro_batches
 from autodist.capture.batch_requirements import require_any_length, require_no_rows_by_position
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, concerns_iterators_alone
@@ -54,7 +54,7 @@ class Prepared:
     looks: bool
     is_global: bool
     is_alone: bool
-    gives_rows: Callable[[], bool]
+    has_rows: Callable[[], bool]
     updates: Mapping[tf.Tensor, str]
     fetches: Fetches
     is_gathered: bool
@@ -106,7 +106,7 @@ class SessionPrograms:
         require_no_rows_by_position(item, dealt)
         require_any_length(item, dealt)
         if item.gradients:
-            tell_of_empty_micro_batches(dealt.examples, self._run.spec.micro_batches)
+            warn_empty_micro_batches(dealt.examples, self._run.spec.micro_batches)
         updates = {} if item.gradients else find_fed_updates(item)
         if updates:
             self._run.on_training()

@@ -139,7 +139,7 @@ class SessionRuns:
         examples = examples_of(own, prepared.axes)
         is_one_workers = (prepared.is_alone and not prepared.is_gathered) or self._run.workers == 1
         if is_one_workers and any(axis is not None for axis in prepared.axes):
-            require_examples(examples > 0 or (prepared.is_alone and prepared.gives_rows()))
+            require_examples(examples > 0 or (prepared.is_alone and prepared.has_rows()))
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), prepared.axes, strict=True)
         ]
@@ -184,9 +184,9 @@ class SessionRuns:
         """
         if self._run.workers == 1:
             return
-        unsaid = [t for t in self._feeds.unsaid(arrays, axes) if t.name not in self._compared]
+        whole_by_shape = [t for t in self._feeds.whole_by_shape(arrays, axes) if t.name not in self._compared]
         counts = self._run.index in self._run.spec.feeding_workers
-        differing = self._differing({t: arrays[t] for t in unsaid}, counts)
+        differing = self._differing({t: arrays[t] for t in whole_by_shape}, counts)
         if differing:
             names = ", ".join(f"{t.name} {t.shape}" for t in differing)
             raise CaptureError(
@@ -196,7 +196,7 @@ class SessionRuns:
                 f"on every worker, or set batch_axis={{{differing[0].op.name!r}: None}}, and each computes with its "
                 "own value."
             )
-        self._compared |= {t.name for t in unsaid}
+        self._compared |= {t.name for t in whole_by_shape}
 
     def _differing(self, arrays: Mapping[tf.Tensor, np.ndarray], counts: bool = True) -> list[tf.Tensor]:
         """Returns the tensors that workers feed with different values; a collective call, also if `counts` is False."""

@@ -16,13 +16,13 @@ from tensorflow.python.framework import stack  # the stack of default sessions, 
 from autodist.batch.axis import axis_within, require_axis, require_mapping
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.graph_training import require_training, tell_unordered
+from autodist.capture.graph_training import require_training, warn_unordered_updates
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.kernels import LOCAL_KERNELS
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.runs.run import Run
 from autodist.runtime.program import RunMetadata, RunOptions
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 from autodist.sessions.batches import SessionBatches
 from autodist.sessions.checkpoints import resume
 from autodist.sessions.feeds import SessionFeeds, disagree
@@ -69,7 +69,7 @@ class DistributedSession(SessionInterface):
         feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables), shared)
         self._feeds = feeds.with_rows(whole, captured, even_alone=run.recorder is not None and run.recorder.permutes)
         require_training(captured, whole)
-        tell_unordered(whole)
+        warn_unordered_updates(whole)
         self._batches = SessionBatches(run.spec, captured, lambda item: self._plan.program(item, LOCAL_KERNELS))
         self._batches.require_divisible(whole)
         self._feeds.require_open_axes(whole, captured)
@@ -152,7 +152,7 @@ class DistributedSession(SessionInterface):
             if known is None and not (prepared.sets or prepared.looks):
                 self._run.start_up.ends()
             if prepared.trains:
-                self._run.have_made(1)
+                self._run.count_steps(1)
         finally:
             self._run.is_in_step = False
         if prepared.trains and self._run.recorder is not None:
@@ -184,11 +184,11 @@ class DistributedSession(SessionInterface):
             self._is_resumed = True
             resume(self._run, {v.name: self._plan.kept(v) for v in self._captured.variables})
             if self._run.resumed:
-                self._batches.tell_begun_anew(self._captured.whole(), self._run.step)
+                self._batches.warn_iterators_start_over(self._captured.whole(), self._run.step)
         self._run.observer.before_step(prepared)
 
     @plain_shapes()
-    def saved_variables(self) -> dict[str, Kept]:
+    def saved_variables(self) -> dict[str, StoredVariable]:
         """Returns the session's variables that a Saver of the graph would save, by name."""
         saved = {
             v.handle.op.name: v.op.name for v in self.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
@@ -200,7 +200,7 @@ class DistributedSession(SessionInterface):
         """Initializes variables that no run has set; all workers call it."""
         self._initial_values.give()
 
-    def note_given(self) -> None:
+    def mark_set(self) -> None:
         """Marks all variables as set outside of runs."""
         self._initial_values.settled |= {v.handle for v in self._captured.variables}
 

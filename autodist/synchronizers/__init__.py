@@ -9,10 +9,10 @@ from autodist.synchronizers.base import Synchronizer
 from autodist.synchronizers.parameter_server import ParameterServer
 from autodist.synchronizers.reading import (
     all_synchronizers,
-    cut_of,
     field_of,
     has_synchronizer,
     named_synchronizers,
+    partitioning_of,
     parts_of,
     set_synchronizer,
     synchronizer_of,
@@ -31,10 +31,10 @@ __all__ = [
     "Subgroups",
     "Synchronizer",
     "all_synchronizers",
-    "cut_of",
     "field_of",
     "has_synchronizer",
     "named_synchronizers",
+    "partitioning_of",
     "parts_of",
     "set_synchronizer",
     "synchronizer_of",

@@ -71,8 +71,8 @@ class AllReduce(Synchronizer):
         return self.spec
 
     @property
-    def goes_by_teams(self) -> bool:
-        return self.spec == HIERARCHICAL and self.compressor.goes_by_teams
+    def uses_subgroups(self) -> bool:
+        return self.spec == HIERARCHICAL and self.compressor.uses_subgroups
 
     @property
     def goes_to_all(self) -> bool:

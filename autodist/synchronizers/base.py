@@ -45,7 +45,7 @@ class Synchronizer(ABC):
         return None
 
     @property
-    def has_proxy(self) -> bool:
+    def has_cached_copy(self) -> bool:
         """True if every worker holds a cached copy of the owner's value, which its replicas read."""
         return False
 
@@ -73,7 +73,7 @@ class Synchronizer(ABC):
         """The algorithm that reduces the gradient across workers, in one word; two algorithms may be incompatible."""
 
     @property
-    def goes_by_teams(self) -> bool:
+    def uses_subgroups(self) -> bool:
         """True if it is summed within, or passed through, subgroups of workers if there are any."""
         return False
 

@@ -54,7 +54,7 @@ class ParameterServer(Synchronizer):
         return VariablePlacement(self.owner, pace, self.staleness)
 
     @property
-    def has_proxy(self) -> bool:
+    def has_cached_copy(self) -> bool:
         return self.local_proxy
 
     @property

@@ -67,7 +67,7 @@ def _read(field: str, serialized: bytes) -> Synchronizer:
     return kind.from_message(kind.message.FromString(serialized))
 
 
-def cut_of(node: strategy_pb2.VariableNode) -> Partitioning | None:
+def partitioning_of(node: strategy_pb2.VariableNode) -> Partitioning | None:
     """Returns the partitioning of a node's variable; None if it is not partitioned."""
     return Partitioning(node.partition.axis, tuple(node.partition.sizes)) if node.HasField("partition") else None
 

@@ -52,12 +52,14 @@ class AllReduceAlgorithm:
         2·(W-1).
         """
         if self._is_direct(part[0]):
-            return whole_in_teams(team, [self.bucket], [part])[0]
+            return all_reduce_fused(team, [self.bucket], [part])[0]
         lengths = self.bucket.cut(team.teams.seats)
         vectors = tf.split(part[0], lengths) if len(lengths) > 1 else [part[0]]
-        parts = team.to_seats("piece", [[vector, *part[1:]] for vector in vectors])
+        parts = team.scatter_to_ranks("piece", [[vector, *part[1:]] for vector in vectors])
         made = [self._between_seats(team, together(parts, self.bucket.merge))] if parts else None
-        return tf.concat([whole for (whole,) in team.to_team("sum", made, [[vector] for vector in vectors])], 0)
+        return tf.concat(
+            [whole for (whole,) in team.broadcast_in_subgroup("sum", made, [[vector] for vector in vectors])], 0
+        )
 
     def _between_seats(self, team: SubgroupTransfers, ours: Part) -> tf.Tensor:
         rank = team.teams.seat_of(self.exchange.context.worker)
@@ -102,7 +104,7 @@ class AllReduceAlgorithm:
         return tf.concat([summed[owner][0] for owner in owners], 0)
 
 
-def whole_in_teams(team: SubgroupTransfers, buckets: Sequence[Bucket], mine: Sequence[Part]) -> list[tf.Tensor]:
+def all_reduce_fused(team: SubgroupTransfers, buckets: Sequence[Bucket], mine: Sequence[Part]) -> list[tf.Tensor]:
     """Reduces several buckets in the same messages, uncut, within this worker's subgroup and then between subgroups.
 
     Args:

@@ -87,7 +87,7 @@ class BucketReduction:
             return None
         weight = self.f.input(join.weight, join.weight_dtype, [])
         if self.team is not None:
-            return ordered_sum([part[0] for part in self.team.gather("weight", [weight], to_learners=False)])
+            return ordered_sum([part[0] for part in self.team.gather("weight", [weight], to_non_computing=False)])
         for to in self.computing:  # other workers sum nothing
             if to != self.worker:
                 self.send(to, "weight", [weight])

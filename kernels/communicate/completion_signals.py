@@ -63,7 +63,7 @@ def rank_writes(
         order: the execution order of the whole step.
         owner: the owner of each owned variable, by handle.
         awaited: by name in the order, the work of other workers that precedes it besides its sources.
-        private: by node, the workers that have all its inputs (`OwnPart`).
+        private: by node, the workers that have all its inputs (`WorkerPart`).
     """
     reached: dict[str, dict[int, int]] = {}  # by owner of an earlier write: twice its rank, plus 1 if others intervene
     ranks: dict[str, int] = {}

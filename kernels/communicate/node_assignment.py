@@ -51,7 +51,7 @@ def assign_nodes(
         item: the step.
         effects: the effects of its nodes.
         owner: the owner of each owned variable, by handle.
-        private: the workers that have all inputs of a node (see `OwnPart`).
+        private: the workers that have all inputs of a node (see `WorkerPart`).
         brought: the worker that has the gradient behind each tensor that the part that runs once reads.
         context: the worker for which the step is rewritten.
     """

@@ -1,4 +1,4 @@
-"""OwnPart: this worker's nodes of the part that runs once, and the tensors that owners exchange for them."""
+"""WorkerPart: this worker's nodes of the part that runs once, and the tensors that owners exchange for them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class OwnPart:
+class WorkerPart:
     """One worker's share of the part that runs once.
 
     Attributes:
@@ -72,7 +72,7 @@ class OwnPart:
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
         joins: Sequence[PendingReduction],
-    ) -> OwnPart:
+    ) -> WorkerPart:
         """Analyzes the graph after gradients were sent to their owners.
 
         Args:
@@ -129,7 +129,7 @@ class OwnPart:
         """Returns True if another worker alone computes a node."""
         return only_other(self.private, name, self.me) is not None
 
-    def cut_control(self, editor: GraphEditor) -> None:
+    def drop_control(self, editor: GraphEditor) -> None:
         """Removes control dependencies of this worker's nodes on nodes that other workers run."""
         for node in editor:
             if self.is_others(node.name):

@@ -19,7 +19,7 @@ from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import Group, group_writes, rank_writes
 from autodist.kernels.communicate.node_assignment import NOBODY
-from autodist.kernels.communicate.own_part import OwnPart
+from autodist.kernels.communicate.own_part import WorkerPart
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.versions import Acknowledgement, Versions
@@ -71,7 +71,7 @@ class _Servers:
 
     def run(self) -> Step:
         self._send_gradients()
-        part = OwnPart.find(self.item, self.context, self.effects, self.owner, self.joins)
+        part = WorkerPart.find(self.item, self.context, self.effects, self.owner, self.joins)
         acknowledgements = self.versions.acknowledgements(part.runs)
         self._require_same_outputs(part)
         part.exchange_boundary(self.results, self.context)
@@ -79,11 +79,11 @@ class _Servers:
         self._exchange_completion_signals(
             rank_writes(self.order, self.owner, self.versions.awaited(acknowledgements), part.private)
         )
-        part.cut_control(self.editor)
+        part.drop_control(self.editor)
         self.editor.drop_targets(filter(part.is_others, self.editor.targets))
         return self.results.to_item(self.joins)
 
-    def _require_same_outputs(self, part: OwnPart) -> None:
+    def _require_same_outputs(self, part: WorkerPart) -> None:
         """Refuses fetches that need tensors of other workers: workers of a session may fetch different outputs."""
         if self.context.joins_outputs:
             return

@@ -35,7 +35,7 @@ class ReadProxies(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         plan, replication = context.plan, item.replication
-        names = [name for name in replication.variable_placements if plan.has_proxy(name)] if replication else []
+        names = [name for name in replication.variable_placements if plan.has_cached_copy(name)] if replication else []
         if replication is None or not names:
             return item
         item = replace(item, copies={**item.copies, **dict.fromkeys(names, (PROXY,))})

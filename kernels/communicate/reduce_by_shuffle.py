@@ -15,7 +15,7 @@ from autodist.graph.parts import PendingReduction, ReduceOp
 from autodist.graph.step import Step
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.all_reduce_algorithms import AllReduceAlgorithm, whole_in_teams
+from autodist.kernels.communicate.all_reduce_algorithms import AllReduceAlgorithm, all_reduce_fused
 from autodist.kernels.communicate.bucket_reduction import BucketReduction
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, digest, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
@@ -63,7 +63,7 @@ class ReduceByShuffle(Kernel):
 
     def apply(self, item: Step, context: Context) -> Step:
         plan, replication = context.plan, item.replication
-        joins = [join for join in replication.joins if plan.travels_by_shuffle(join)] if replication else []
+        joins = [join for join in replication.joins if plan.uses_shuffle(join)] if replication else []
         if replication is None or not joins:
             return item
         results = Results(item, replication)
@@ -91,12 +91,12 @@ class ReduceByShuffle(Kernel):
         compressors = {join.name: compressor_of(plan, join) for join in joins}
 
         def group_of(join: PendingReduction) -> Hashable:
-            return plan.group(join), compressors[join.name], context.adds_in_teams(join)
+            return plan.group(join), compressors[join.name], context.reduces_in_subgroups(join)
 
         dense = [join for join in joins if not join.is_sparse and join.merge is not ReduceOp.ROWS]
         plain = [join for join in dense if compressors[join.name] is None]
-        by_all = [join for join in plain if not context.adds_in_teams(join)]
-        in_teams = [join for join in plain if context.adds_in_teams(join)]
+        by_all = [join for join in plain if not context.reduces_in_subgroups(join)]
+        in_teams = [join for join in plain if context.reduces_in_subgroups(join)]
         buckets = make_buckets(by_all, plan.group, self._grown(context, EVENLY_CUT))
         buckets += make_buckets(in_teams, plan.group, self._grown(context, EVENLY_CUT_IN_TEAMS))
         left = make_buckets([j for j in dense if compressors[j.name]], group_of, self.bucket_bytes)
@@ -125,7 +125,7 @@ def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Conte
         team = _team(exchange, buckets[0].joins[0])
         assert team is not None, "only subgroups fuse buckets"
         mine = [[bucket.pack(f), *weight_of(f, bucket.joins[0])] for bucket in buckets]
-        wholes = whole_in_teams(team, buckets, mine)
+        wholes = all_reduce_fused(team, buckets, mine)
         values = [bucket.unpack(whole) for bucket, whole in zip(buckets, wholes, strict=True)]
     for bucket, tensors in zip(buckets, values, strict=True):
         for join, value in zip(bucket.joins, tensors, strict=True):
@@ -156,7 +156,11 @@ def _names_in_session(item: Step) -> dict[str, str]:
 def _team(exchange: Communicator, join: PendingReduction) -> SubgroupTransfers | None:
     """Returns the transfers of a reduction over subgroups, or None if all workers reduce it at once."""
     teams = exchange.context.teams
-    return SubgroupTransfers(exchange, teams) if teams is not None and exchange.context.adds_in_teams(join) else None
+    return (
+        SubgroupTransfers(exchange, teams)
+        if teams is not None and exchange.context.reduces_in_subgroups(join)
+        else None
+    )
 
 
 def _gathered(exchange: Communicator, join: PendingReduction, part: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
@@ -235,7 +239,7 @@ def find_fused_buckets(
         context: the worker for which the step is rewritten.
         most_bytes: size up to which a bucket may be fused.
     """
-    small = [b for b in buckets if b.byte_size <= most_bytes and context.adds_in_teams(b.joins[0])]
+    small = [b for b in buckets if b.byte_size <= most_bytes and context.reduces_in_subgroups(b.joins[0])]
     if len(small) < 2 or item.replication is None or item.replication.variable_placements:
         return [], list(buckets)
     ranks = _ranks(item, item.replication.joins, [*buckets, *others])

@@ -70,7 +70,7 @@ class ReduceScatter:
         if seat is not None and parts:
             codes, rest = self._between_seats(team.teams.across(seat), list(seated[seat]), parts)
             errors, made = errors | rest, bundles[seat].together(codes)
-        received = team.to_team(self._sum, made, [bundle.like for bundle in bundles])
+        received = team.broadcast_in_subgroup(self._sum, made, [bundle.like for bundle in bundles])
         return {
             owner: Summed(self.code.decode(code, vector.dtype), errors.get(owner))
             for by_owner, bundle, came in zip(seated, bundles, received, strict=True)
@@ -126,7 +126,7 @@ class ReduceScatter:
             messages.append(packed(sent))
             rest = tf.split(vector - self.code.decode(sent, vector.dtype), [v.shape[0] for v in by_owner.values()])
             errors |= dict(zip(by_owner, rest, strict=True))
-        came = team.to_seats(self._piece, messages)
+        came = team.scatter_to_ranks(self._piece, messages)
         if mine is None or not came:
             return errors, []
         own = list(seated[mine].values())

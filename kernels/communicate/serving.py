@@ -19,12 +19,12 @@ from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.completion_signals import Group
-from autodist.kernels.communicate.own_part import OwnPart, Transfer
+from autodist.kernels.communicate.own_part import Transfer, WorkerPart
 
 _PREFIX = "autodist/served/"
 
 
-class Serving:
+class BackgroundProgram:
     """Copies the updates of this worker's variables into a background program, which shares no run with the steps.
 
     Values that an update needs of its step (a step count, a learning rate) come through a queue from the step of its
@@ -63,7 +63,7 @@ class Serving:
             targets: nodes that depend on gradients and must run, mostly checks.
         """
         self._capacity = ahead + 1
-        part = OwnPart.find(
+        part = WorkerPart.find(
             replace(self.item, outputs=(), targets=tuple(targets)),
             self.context, self.touches, self.owner, self.joins,
         )  # fmt: skip
@@ -79,7 +79,7 @@ class Serving:
         self._send(part, sent)
         return pushed
 
-    def hand_out_token(self, group: Group, capacity: int) -> None:
+    def send_completion_signal(self, group: Group, capacity: int) -> None:
         """Sends a completion signal of a group of writes to every worker, this one included."""
         with subgraph(self.editor, f"served_{group.key}") as f, self._local_cpu():
             exchange = Communicator(f, self.context, group.key, capacity)
@@ -167,14 +167,14 @@ class Serving:
 
     # -- between owners --------------------------------------------------------------------------------------------
 
-    def _receive(self, part: OwnPart) -> None:
+    def _receive(self, part: WorkerPart) -> None:
         incoming = [t for t in part.transfers if t.reader == self.context.worker]
         for source, names in _by(incoming, lambda t: t.source).items():
             self._receive_tensors(
                 _boundary_key(names), source, names, [self._spec_between(part, name) for name in names]
             )
 
-    def _send(self, part: OwnPart, sent: Sequence[Transfer]) -> None:
+    def _send(self, part: WorkerPart, sent: Sequence[Transfer]) -> None:
         for reader, names in _by(sent, lambda t: t.reader).items():
             key = _boundary_key(names)
             with subgraph(self.editor, f"{key}/{reader}/send") as f, self._local_cpu():
@@ -184,7 +184,7 @@ class Serving:
                 exchange.send(reader, "needed", values)
             self.effects += exchange.effects
 
-    def _spec_between(self, part: OwnPart, name: str) -> tf.TensorSpec:
+    def _spec_between(self, part: WorkerPart, name: str) -> tf.TensorSpec:
         return part.brought.get(name) or self.item.spec_of(name)
 
     # -- copies ----------------------------------------------------------------------------------------------------

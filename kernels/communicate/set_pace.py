@@ -20,7 +20,7 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.place.variable_placements import (
     find_variable_placements,
-    require_one_keeper_a_write,
+    require_one_owner_per_write,
     require_unmixed,
     require_written_by_updates,
     runs_freely,
@@ -46,7 +46,7 @@ class SetPace(Kernel):
         if context.workers == 1 or not item.owners or replication is None or context.goes_through_stages(item):
             return item
         variable_placements = find_variable_placements(item, replication, context.plan)
-        require_one_keeper_a_write(item, variable_placements)
+        require_one_owner_per_write(item, variable_placements)
         if any(variable_placement.runs_ahead for variable_placement in variable_placements.values()):
             require_written_by_updates(item, replication, variable_placements)
             require_unmixed(item, replication, variable_placements)

@@ -22,7 +22,7 @@ from autodist.kernels.communicate.completion_signals import group_writes, rank_w
 from autodist.kernels.communicate.parameter_servers import PACK_BYTES
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.communicate.serving import Serving
+from autodist.kernels.communicate.serving import BackgroundProgram
 from autodist.kernels.sums import mean_of
 
 Parts = list[list[tf.Tensor]]
@@ -65,7 +65,7 @@ class _Servers:
         self.editor = self.results.editor
         self.effects = item.graph_index.effects
         self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in kept]
-        self.serving = Serving(item, context, self.editor, self.effects, self.owner, self.joins)
+        self.serving = BackgroundProgram(item, context, self.editor, self.effects, self.owner, self.joins)
 
     def run(self) -> Step:
         self._require_own_outputs()
@@ -164,7 +164,7 @@ class _Servers:
             self.editor.initialize({f"{group.key}/{group.owner}": f.name(filled)})
             self.editor.land([f.name(flush_targets)])
             if group.owner == self.context.worker:
-                self.serving.hand_out_token(group, staleness + 2)
+                self.serving.send_completion_signal(group, staleness + 2)
             for write in group.writes:
                 self.editor.replace_control(write, exchange.effects)
             self.editor.remove(group.writes)

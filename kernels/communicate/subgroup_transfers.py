@@ -36,19 +36,19 @@ class SubgroupTransfers:
     def my_team(self) -> int:
         return self.teams.team_of(self.me)
 
-    def within(self, what: str, local: Sequence[tf.Tensor], to_learners: bool = True) -> list[Tensors]:
+    def within(self, what: str, local: Sequence[tf.Tensor], to_non_computing: bool = True) -> list[Tensors]:
         """Broadcasts each member's tensors within this worker's subgroup; returns them in member order."""
         members, everyone = self.teams.members[self.my_team], self.teams.everyone(self.my_team)
         if self.me in members:
             together = packed(local)
-            for to in everyone if to_learners else members:
+            for to in everyone if to_non_computing else members:
                 if to != self.me:
                     self.exchange.send(to, what, together)
         return self._received(what, dict.fromkeys(members, local), local)
 
     def between(
         self, what: str, ours: Sequence[tf.Tensor], like: Callable[[int], Sequence[tf.Tensor | tf.TensorSpec]],
-        to_learners: bool = True,
+        to_non_computing: bool = True,
     ) -> list[Tensors]:  # fmt: skip
         """Broadcasts each subgroup's tensors to the other subgroups; returns them in subgroup order.
 
@@ -62,23 +62,23 @@ class SubgroupTransfers:
         if teams.seat_of(self.me) is not None:
             together = packed(ours)
             for team in numbers:
-                for to in teams.everyone(team) if to_learners else teams.members[team]:
+                for to in teams.everyone(team) if to_non_computing else teams.members[team]:
                     if team != self.my_team and teams.sender(self.my_team, to) == self.me:
                         self.exchange.send(to, what, together)
         sources = {team: self.me if team == self.my_team else teams.sender(team, self.me) for team in numbers}
         return self._received(what, {source: like(team) for team, source in sources.items()}, ours)
 
-    def gather(self, what: str, local: Sequence[tf.Tensor], to_learners: bool = True) -> list[Tensors]:
+    def gather(self, what: str, local: Sequence[tf.Tensor], to_non_computing: bool = True) -> list[Tensors]:
         """Broadcasts every computing worker's tensors to all workers; returns them in worker order."""
         count, members = len(local), self.teams.members
-        ours = [t for part in self.within(what, local, to_learners) for t in part]
+        ours = [t for part in self.within(what, local, to_non_computing) for t in part]
         found: dict[int, Tensors] = {}
-        blocks = self.between(f"{what}_of_team", ours, lambda team: list(local) * len(members[team]), to_learners)
+        blocks = self.between(f"{what}_of_team", ours, lambda team: list(local) * len(members[team]), to_non_computing)
         for team, block in zip(members, blocks, strict=True):
             found |= {worker: block[k * count : (k + 1) * count] for k, worker in enumerate(team)}
         return [found[worker] for worker in sorted(found)]
 
-    def to_seats(self, what: str, pieces: Sequence[Sequence[tf.Tensor | tf.TensorSpec]]) -> list[Tensors]:
+    def scatter_to_ranks(self, what: str, pieces: Sequence[Sequence[tf.Tensor | tf.TensorSpec]]) -> list[Tensors]:
         """Sends each reducing rank of the subgroup its piece; returns all members' pieces for this rank, if it is one.
 
         Args:
@@ -93,7 +93,7 @@ class SubgroupTransfers:
                     self.exchange.send(to, what, piece)
         return [] if seat is None or not pieces[seat] else self.exchange.parts(what, pieces[seat], members)
 
-    def to_team(
+    def broadcast_in_subgroup(
         self, what: str, made: Sequence[tf.Tensor] | None, like: Sequence[Sequence[tf.Tensor | tf.TensorSpec]]
     ) -> list[Tensors]:
         """Broadcasts the tensors of each reducing rank within this worker's subgroup; returns them by rank.

@@ -222,10 +222,10 @@ class Versions:
         """Returns True if a worker may read a variable after its last write; the next step's first write then waits."""
         if not self._context.joins_outputs:
             return True
-        has_proxy = worker in self._context.computing and self._context.plan.has_proxy(
+        has_cached_copy = worker in self._context.computing and self._context.plan.has_cached_copy(
             self._item.by_handle[handle].name
         )
-        return has_proxy or any(
+        return has_cached_copy or any(
             self._order.position[read] > final and readers[read] >> worker & 1 for read in self._reads.get(handle, ())
         )
 

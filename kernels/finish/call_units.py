@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.graph.control_flow import find_perhaps_dead
+from autodist.graph.control_flow import find_maybe_dead
 from autodist.graph.names import as_input
 from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_inputs, types_of_outputs
 from autodist.graph.ops import Trait, having
@@ -58,7 +58,7 @@ def _find_parts(item: Step) -> Subgraphs:
     """Splits each unit into parts that can be called, separated by nodes that cannot."""
     graph_index = item.graph_index
     constants = frozenset(node.name for node in graph_index.of_op("Const") if not graph_index.sources[node.name])
-    perhaps_dead = find_perhaps_dead(graph_index)
+    perhaps_dead = find_maybe_dead(graph_index)
 
     def key(name: str) -> Hashable | None:
         unit = _unit_of(item, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from autodist.graph.control_flow import find_perhaps_dead
+from autodist.graph.control_flow import find_maybe_dead
 from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
@@ -107,7 +107,7 @@ class _Search:
         self.graph_index = self.item.graph_index
         self._compilable = Compilable(self.item.graph_def, self.allows_loops)
         self._returned = {*map(node_of, self.item.outputs), *self.item.targets}
-        self._perhaps_dead = find_perhaps_dead(self.graph_index)
+        self._perhaps_dead = find_maybe_dead(self.graph_index)
         self._kept = {*map(node_of, self.item.inputs), *self.item.initializers.values()} | self._made_by_all()
         self._waits, self._runs = self._find_waits(), self._find_runs()
 

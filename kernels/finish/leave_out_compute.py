@@ -10,7 +10,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.waiting import wait_past
+from autodist.graph.waiting import redirect_control_inputs
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.replica_dependent import sources_of_replicas
@@ -41,7 +41,7 @@ class LeaveOutCompute(Kernel):
             *item.flush_targets,
             *item.initializers.values(),
         ]
-        wait_past(editor, _needed(editor, roots, computed))
+        redirect_control_inputs(editor, _needed(editor, roots, computed))
         return editor.to_item()
 
 

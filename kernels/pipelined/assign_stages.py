@@ -11,7 +11,7 @@ from autodist.graph.pipeline_assignment import Assignment
 from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.waiting import free_constants, wait_past
+from autodist.graph.waiting import free_constants, redirect_control_inputs
 from autodist.kernels.base import Context, Kernel
 from autodist.options.fields import OptionError
 
@@ -69,7 +69,7 @@ def _without_shared_waits(item: Step) -> Step:
         if node.name not in roots and item.graph_index.consumers[node.name] and item.graph_index.sources[node.name]
     }  # fmt: skip
     if idle:
-        wait_past(editor, set(editor.names) - idle)
+        redirect_control_inputs(editor, set(editor.names) - idle)
         editor.remove(idle)
     return editor.to_item() if freed or idle else item
 

@@ -100,7 +100,7 @@ def nodes_of_units(placement: StagePlacement, order: Sequence[Unit]) -> NodesOfU
     return nodes
 
 
-def take_turns(editor: StepEditor, placement: StagePlacement, nodes: NodesOfUnits) -> dict[Unit, str]:
+def enforce_order(editor: StepEditor, placement: StagePlacement, nodes: NodesOfUnits) -> dict[Unit, str]:
     """Makes each of a worker's units start after the previous one has ended.
 
     Returns:

@@ -16,12 +16,12 @@ from autodist.graph.pipeline_schedule import Unit
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
-from autodist.graph.waiting import wait_past
+from autodist.graph.waiting import redirect_control_inputs
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
-from autodist.kernels.pipelined.execution_order import find_order, nodes_of_units, take_turns
+from autodist.kernels.pipelined.execution_order import enforce_order, find_order, nodes_of_units
 from autodist.kernels.pipelined.recompute import recompute
 from autodist.kernels.pipelined.stage_placement import StagePlacement, StageRank, StageTransfer
 from autodist.options.fields import OptionError
@@ -54,13 +54,13 @@ class PlaceStages(Kernel):
         mine = {name for name, workers in placement.runs_at.items() if context.worker in workers}
         editor = StepEditor(item)
         nodes = nodes_of_units(placement, order[context.worker])
-        starts = take_turns(editor, placement, nodes)
+        starts = enforce_order(editor, placement, nodes)
         StageExchange(editor, placement, context).exchange(sent)
         recomputed = recompute(editor, placement.graph_index, nodes, starts) if context.plan.recomputes else {}
         _exchange_completion_signals(editor, placement, context)
         editor.drop_targets([name for name in editor.targets if name in placement.runs_at and name not in mine])
         made = set(editor.names) - item.graph_index.nodes.keys()
-        wait_past(editor, mine | made)
+        redirect_control_inputs(editor, mine | made)
         return _with_micro_batches(editor.to_item(), recomputed)
 
 

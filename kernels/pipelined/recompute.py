@@ -9,7 +9,7 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
-from autodist.graph.pipeline_schedule import Unit, kept_at_once
+from autodist.graph.pipeline_schedule import Unit, max_in_flight
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.pipelined.execution_order import NodesOfUnits
@@ -47,7 +47,7 @@ def recompute(
         The original of each copy.
     """
     originals: dict[str, str] = {}
-    if kept_at_once(list(nodes)) > 1:
+    if max_in_flight(list(nodes)) > 1:
         for unit, turn in turns.items():
             if unit.is_backward:
                 forward = nodes.get(replace(unit, is_backward=False), ())

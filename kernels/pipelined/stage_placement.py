@@ -22,7 +22,7 @@ from autodist.options.fields import OptionError
 _TABLES = having(Trait.TABLE_READ | Trait.CALL)
 
 
-class Wherever(enum.Enum):
+class UnstagedPlacement(enum.Enum):
     """Placements of nodes that belong to no single pipeline stage."""
 
     READ = "each stage that reads it makes it for itself"
@@ -42,7 +42,7 @@ class StageRank:
     pipeline: int | None
 
 
-Home = StageRank | Wherever
+Home = StageRank | UnstagedPlacement
 
 FED = StageRank(0, 0)
 """The placement of fed tensors: the chief."""
@@ -94,7 +94,7 @@ class StagePlacement:
         micro_batch, captured = self.item.replica_of(name)
         part = self.item.pipeline_parts.get(captured)
         home = self.home[name]
-        if part is None or part.is_held or isinstance(home, Wherever) or home.stage != part.stage:
+        if part is None or part.is_held or isinstance(home, UnstagedPlacement) or home.stage != part.stage:
             return None
         return Unit(part.stage, micro_batch, part.is_backward)
 
@@ -117,7 +117,7 @@ class StagePlacement:
                     floating.add(name)
                     continue
                 else:
-                    home = Wherever.READ
+                    home = UnstagedPlacement.READ
             self.home[name] = home
             if name in self._fed:
                 del self.home[name]
@@ -173,7 +173,7 @@ class StagePlacement:
                 self._require_own_writes(name)
                 return StageRank(owned.pop(), self._own_pipeline(name))
             if effect.writes:
-                return Wherever.ALL
+                return UnstagedPlacement.ALL
         copies = self.item.replication.copies if self.item.replication else None
         if copies is None or name in copies or name in self.item.pipeline_parts:
             part = self.item.pipeline_parts.get(self.item.replica_of(name)[1])
@@ -233,7 +233,7 @@ class StagePlacement:
             if isinstance(home, StageRank):
                 workers = self.context.plan.seats[home.stage]
                 found[name] = frozenset(workers if home.pipeline is None else (workers[home.pipeline],))
-            elif home is Wherever.ALL or name in roots:
+            elif home is UnstagedPlacement.ALL or name in roots:
                 found[name] = everywhere
             else:
                 readers = self.graph_index.consumers[name]
@@ -257,7 +257,7 @@ class StagePlacement:
     ) -> None:
         """Adds a tensor's transfers to its readers; a tensor of every pipeline comes from the reader's own pipeline."""
         home = self.home[node_of(name)]
-        if isinstance(home, Wherever):
+        if isinstance(home, UnstagedPlacement):
             return
         for reader in readers:
             pipeline = self._rank_of[reader][1] if home.pipeline is None else home.pipeline

@@ -78,8 +78,8 @@ def _place_slots(item: Step, known: Set[str], cuts: dict[str, Partitioning], own
     holders = {name: owners.get(name, EVERY_WORKER) for name in known}
     holders.update({name: stand_in for stand_in, name in cut_variables.items()})
     decided = {item.by_name[name].handle: holder for name, holder in holders.items() if name in item.by_name}
-    serves = find_served(item, stages, decided)
-    read_before = find_served(item, stages, decided, reads_before=True)
+    serves = find_served_owners(item, stages, decided)
+    read_before = find_served_owners(item, stages, decided, reads_before=True)
     for variable in item.variables:
         handle = variable.handle
         if handle in decided:
@@ -121,7 +121,7 @@ def _written_together(item: Step, stages: Stages, decided: Mapping[str, int], ha
     return frozenset(decided[h] for handles in written if handle in handles for h in handles if h in decided)
 
 
-def find_served(
+def find_served_owners(
     item: Step, stages: Stages, decided: Mapping[str, int], reads_before: bool = False
 ) -> dict[str, Owners]:
     """Returns, for each variable, the owners of the decided variables whose writes depend on it.

@@ -55,7 +55,7 @@ class SetByChief(Kernel):
                 editor[name].device = context.home(owner, variable.dtype)
             if owner in plan.stage_group:
                 _write_copies(editor, variable, names, plan.stage_group[owner], context)
-            if plan.has_proxy(variable.name):
+            if plan.has_cached_copy(variable.name):
                 _write_copies(editor, variable, names, range(context.workers), context, PROXY)
         # Written variables are placed here; variables that are only read are placed by a later kernel.
         read = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autodist.graph.find_stages import find_stages
 from autodist.graph.parts import Variable
 from autodist.graph.step import Step
-from autodist.kernels.place.assign_owners import computed_from, find_served
+from autodist.kernels.place.assign_owners import computed_from, find_served_owners
 
 
 def find_slots(item: Step) -> dict[str, tuple[Variable, ...]]:
@@ -13,8 +13,8 @@ def find_slots(item: Step) -> dict[str, tuple[Variable, ...]]:
     stages = find_stages(item)
     trained = list(dict.fromkeys(gradient.variable for gradient in item.gradients))
     decided = {item.by_name[name].handle: index for index, name in enumerate(trained)}
-    serves = find_served(item, stages, decided)
-    read_before = find_served(item, stages, decided, reads_before=True)
+    serves = find_served_owners(item, stages, decided)
+    read_before = find_served_owners(item, stages, decided, reads_before=True)
     written = {h for write in stages.writes if write in stages.update for h in stages.effects[write].writes}
     found: dict[str, list[Variable]] = {name: [] for name in trained}
     for variable in item.variables:

@@ -10,7 +10,7 @@ from autodist.errors import StrategyError
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.placement import EVERY_WORKER, SyncMode, VariablePlacement, listed
 from autodist.graph.step import Replication, Step
-from autodist.kernels.place.assign_owners import computed_from, find_served
+from autodist.kernels.place.assign_owners import computed_from, find_served_owners
 from autodist.kernels.plan import Plan
 
 
@@ -28,7 +28,7 @@ def find_variable_placements(item: Step, replication: Replication, plan: Plan) -
         item.by_name[name].handle: EVERY_WORKER if variable_placement is None else distinct.index(variable_placement)
         for name, variable_placement in requested.items() if variable_placement is not None or name in mirrored
     }  # fmt: skip
-    serves = find_served(item, stages, decided)
+    serves = find_served_owners(item, stages, decided)
     found = {}
     for name, owner in owned.items():
         handle = item.by_name[name].handle
@@ -47,7 +47,7 @@ def runs_freely(replication: Replication, variable_placements: Mapping[str, Vari
     return bool(trained) and all(v in variable_placements and variable_placements[v].runs_ahead for v in trained)
 
 
-def require_one_keeper_a_write(item: Step, variable_placements: Mapping[str, VariablePlacement]) -> None:
+def require_one_owner_per_write(item: Step, variable_placements: Mapping[str, VariablePlacement]) -> None:
     """Checks that each operation writes variables of one owner and one mode.
 
     Raises:

@@ -85,7 +85,7 @@ class AddedToDraws:
         return AddedToDraws(self.indices + other.indices, {**self.nodes, **other.nodes})
 
 
-def draw_apart(editor: GraphEditor, item: Step, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
+def offset_seeds(editor: GraphEditor, item: Step, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
     """Adds a constant to each read of a state or seed; it is multiplied by the replica's index later.
 
     Args:

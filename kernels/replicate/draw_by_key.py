@@ -20,7 +20,7 @@ from autodist.kernels.replicate.split_batch import first_example
 
 
 @dataclass(frozen=True)
-class AlikeDraw:
+class SharedSeedDraw:
     """A node that would draw the same numbers on each replica, for different examples.
 
     Attributes:
@@ -36,7 +36,7 @@ class AlikeDraw:
     per: int = 0
 
 
-def find_alike_draws(item: Step, flows: Propagation, varying: Set[str]) -> Iterator[AlikeDraw]:
+def find_shared_seed_draws(item: Step, flows: Propagation, varying: Set[str]) -> Iterator[SharedSeedDraw]:
     """Yields the draws from a seed shared by all replicas, among the nodes that are copied for every replica."""
     for node in item.graph_index.having(Trait.BY_KEY):
         inputs = [tensor(name) for name in node.input if not is_control(name)]
@@ -47,9 +47,9 @@ def find_alike_draws(item: Step, flows: Propagation, varying: Set[str]) -> Itera
         kind, per = flows.kind(node.name), flows.rows_for_each(node.name)
         by_shape_alone = first == "shape" and varying.isdisjoint(map(node_of, inputs[1:]))
         if by_shape_alone and isinstance(kind, PerExample) and per is not None:
-            yield AlikeDraw(node.name, seed, kind.axis, per)
+            yield SharedSeedDraw(node.name, seed, kind.axis, per)
         else:
-            yield AlikeDraw(node.name, seed)
+            yield SharedSeedDraw(node.name, seed)
 
 
 def all_examples(item: Step, context: Context) -> str | None:
@@ -103,7 +103,7 @@ def rows_of_whole(
 
 
 def draw_for_all(
-    editor: GraphEditor, item: Step, draws: Sequence[AlikeDraw], examples: str, replicas: int
+    editor: GraphEditor, item: Step, draws: Sequence[SharedSeedDraw], examples: str, replicas: int
 ) -> AddedToDraws:
     """Makes nodes draw for the whole batch and slice the rows of their replica, so that they equal those of one device.
 

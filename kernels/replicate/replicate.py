@@ -21,8 +21,8 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
-from autodist.kernels.replicate.advance_alike import STRIDE, AddedToDraws, draw_apart, reads_to_offset
-from autodist.kernels.replicate.draw_by_key import all_examples, draw_for_all, find_alike_draws
+from autodist.kernels.replicate.advance_alike import STRIDE, AddedToDraws, offset_seeds, reads_to_offset
+from autodist.kernels.replicate.draw_by_key import all_examples, draw_for_all, find_shared_seed_draws
 from autodist.kernels.replicate.draw_in_functions import draw_in_functions
 from autodist.kernels.replicate.joins import (
     GlobalState,
@@ -130,11 +130,11 @@ class _Replication:
 
     def _draw_for_own_examples(self, states: list[tuple[str, str]], varying: set[str]) -> AddedToDraws:
         """Makes random draws differ between replicas, or equal those of one device for the replica's examples."""
-        alike = list(find_alike_draws(self.item, self.flows, varying))
+        alike = list(find_shared_seed_draws(self.item, self.flows, varying))
         examples = all_examples(self.item, self.context)
         whole = [draw for draw in alike if draw.axis is not None and examples is not None]
         apart = [(draw.node, draw.seed) for draw in alike if draw not in whole]
-        added = draw_apart(self.editor, self.item, [*states, *apart])
+        added = offset_seeds(self.editor, self.item, [*states, *apart])
         replicas = len(self.context.replicas)
         added |= draw_in_functions(self.editor, self.item, self.flows, varying, examples, replicas)
         if examples is None:

@@ -16,7 +16,7 @@ from autodist.graph.propagation import PerExample, Propagation, Replicated
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.rows.merge_rows import is_added_up
+from autodist.kernels.rows.merge_rows import is_summed
 
 _UNIQUE = {
     **dict.fromkeys(having(Trait.UNIQUE | Trait.UNIQUE_COUNTED), 0),
@@ -60,7 +60,7 @@ def _chosen(
     if set(found.values()) == {RowJoin.ALIGNED}:
         return replace(gradient, row_join=RowJoin.ALIGNED)
     differing = [name for name, how in found.items() if how is not RowJoin.IN_TURN]
-    if not differing or is_added_up(editor, ids, rows):
+    if not differing or is_summed(editor, ids, rows):
         return replace(gradient, row_join=RowJoin.IN_TURN)
     if len(found) == 1:
         return replace(gradient, row_join=RowJoin.BY_INDEX)

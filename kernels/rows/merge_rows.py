@@ -48,7 +48,7 @@ class MergeRows(Kernel):
         merged = {
             join.name: _merge(editor, join) for join in replication.joins
             if join.is_sparse and join.kind is PendingReductionKind.GRADIENT
-            and returned.isdisjoint(join.result) and is_added_up(editor, *join.result)
+            and returned.isdisjoint(join.result) and is_summed(editor, *join.result)
         }  # fmt: skip
         if not merged:
             return item
@@ -70,7 +70,7 @@ def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:
     return f.name(sent_ids), f.name(sent)
 
 
-def is_added_up(editor: StepEditor, indices: str, rows: str) -> bool:
+def is_summed(editor: StepEditor, indices: str, rows: str) -> bool:
     """Returns True if all readers of `rows` only scale and sum them by `indices`, and no other reader needs these."""
     paths = _Paths(editor)
     return paths.follow_rows(rows) and paths.follow_indices(indices) and paths.meet()

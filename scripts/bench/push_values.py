@@ -25,7 +25,7 @@ from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import VariableSlices
-from autodist.runtime.variables import Kept, Tracked
+from autodist.runtime.variables import StoredVariable, TrackedVariable
 
 VARIABLES, SIZE = 200, 4096
 """As many variables as ResNet50 has with Adam, but smaller: the links show the costs that grow with their bytes."""
@@ -48,7 +48,7 @@ def _seconds(workers: int) -> float:
     def home(worker: int, dtype: tf.DType) -> str:
         return cpu_of(worker, workers)
 
-    values = [Tracked(tf.Variable(np.full([SIZE], k, np.float32)), f"v{k}") for k in range(VARIABLES)]
+    values = [TrackedVariable(tf.Variable(np.full([SIZE], k, np.float32)), f"v{k}") for k in range(VARIABLES)]
     others = [VariableBroadcast(graph_runner, k, workers, home) for k, graph_runner in enumerate(graph_runners) if k]
     chief, pieces = (
         VariableBroadcast(graph_runners[0], 0, workers, home),
@@ -80,7 +80,9 @@ def _free_ports(count: int) -> Sequence[int]:
 
 def _times(workers: int) -> float:
     """Returns the number of copies of the values that the busiest worker's link carries."""
-    listing = Listing.of([Kept(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(1000)], range(workers))
+    listing = Listing.of(
+        [StoredVariable(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(1000)], range(workers)
+    )
     sizes = [sum(listing.parts[one.part].byte_size for one in shipment.slices) for shipment in listing.shipments]
     sent: collections.Counter[int] = collections.Counter()
     for shipment, size in zip(listing.shipments, sizes, strict=True):

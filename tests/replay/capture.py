@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.step import Step
 from autodist.kernels import Fetching
@@ -327,7 +327,7 @@ def _whole_sums(make: Callable[[], Callable[..., object]]) -> Step:
 def _sampled_classes() -> StoredStep:
     """word2vec, as scripts for TensorFlow 1 have it: a run of a session that draws classes for itself."""
     v1 = tf.compat.v1
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         words = v1.placeholder(tf.int32, [None], "words")
         labels = v1.placeholder(tf.int64, [None, 1], "labels")
         embeddings, matrix = (v1.get_variable(name, [20, 4]) for name in ("embeddings", "matrix"))

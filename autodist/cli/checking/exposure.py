@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import pydantic
 
-from autodist.cli.checking.looking import FoundMachine
+from autodist.cli.checking.check_machines import FoundMachine
 from autodist.cluster.addresses import is_loopback
 
 ANY_FREE_PORT = "20000-31999"

@@ -18,7 +18,7 @@ from typing import IO
 
 import pydantic
 
-from autodist.cli.checking.looking import FoundMachine
+from autodist.cli.checking.check_machines import FoundMachine
 from autodist.resources import ResourceSpec
 
 ENVIRONMENT: Mapping[str, str] = {"TF_CPP_MIN_LOG_LEVEL": "3"}

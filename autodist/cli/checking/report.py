@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pydantic
 
+from autodist.cli.checking.check_machines import FoundMachine
 from autodist.cli.checking.exposure import Exposure, exposure_of
 from autodist.cli.checking.links import Measured, MeasuredLink
-from autodist.cli.checking.looking import FoundMachine
 from autodist.cli.checking.protocol import Hardware
 from autodist.cluster.addresses import check_reach, is_loopback
 from autodist.cluster.preflight import faults

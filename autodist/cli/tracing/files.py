@@ -11,7 +11,7 @@ from typing import Any
 
 import pydantic
 
-from autodist.cli.telling import UsageError
+from autodist.cli.command_errors import UsageError
 
 _FILE = re.compile(r"(?P<step>.+)\.worker_(?P<worker>\d+)\.json\Z")
 _TASK = re.compile(r"/task:(\d+)")

@@ -12,9 +12,8 @@ from autodist.graph.effects import PASSES
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
-from autodist.graph.propagation.answers import factor_of, kind_of
 from autodist.graph.propagation.bodies import DrawAt, Library, RowsOfDraw, leave
-from autodist.graph.propagation.by_example import in_turn
+from autodist.graph.propagation.example_loops import in_turn
 from autodist.graph.propagation.factors import EXAMPLES, NONE, Count, PartialSum, power, times
 from autodist.graph.propagation.facts import (
     SAME,
@@ -46,6 +45,7 @@ from autodist.graph.propagation.kinds import (
 )
 from autodist.graph.propagation.op_context import OpContext, tensor_name
 from autodist.graph.propagation.table import NOT_FOLDED, TABLE
+from autodist.graph.propagation.to_kinds import factor_of, kind_of
 
 ShapeOf = Callable[[str], tf.TensorShape]
 _UNKNOWN_SHAPE = tf.TensorShape(None)

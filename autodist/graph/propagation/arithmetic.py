@@ -14,12 +14,12 @@ from autodist.graph.propagation.combine import (
     operands_of,
     weakest,
 )
+from autodist.graph.propagation.coordinates import with_numbers
 from autodist.graph.propagation.distinct import row_by_row
 from autodist.graph.propagation.factors import NONE, Factors, additive_over, describe, power, times
 from autodist.graph.propagation.facts import SAME, Base, Dims, Extremum, Fact, Form, Statistic, UnknownFact
 from autodist.graph.propagation.kinds import ReducedBy
 from autodist.graph.propagation.lengths import is_same_length, length, whole_quotient
-from autodist.graph.propagation.numbered import with_numbers
 from autodist.graph.propagation.op_context import OpContext, Rule, op_names
 
 

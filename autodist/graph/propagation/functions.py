@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.arithmetic import add_forms
-from autodist.graph.propagation.by_example import map_over_examples
+from autodist.graph.propagation.example_loops import map_over_examples
 from autodist.graph.propagation.factors import PartialSum
 from autodist.graph.propagation.facts import (
     SAME,

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.combine import change_of_places
+from autodist.graph.propagation.coordinates import expanded
 from autodist.graph.propagation.distinct import numbers
 from autodist.graph.propagation.facts import (
     SAME,
@@ -30,7 +31,6 @@ from autodist.graph.propagation.facts import (
     with_axis,
 )
 from autodist.graph.propagation.lengths import is_length_of, length, length_in_order
-from autodist.graph.propagation.numbered import expanded
 from autodist.graph.propagation.op_context import OpContext, Rule
 from autodist.graph.propagation.shapes import lengths_in_turn
 

@@ -26,9 +26,9 @@ from autodist.graph.propagation.facts import (
     with_axis,
 )
 from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
-from autodist.graph.propagation.positions import element_of_each
+from autodist.graph.propagation.permutations import in_order_of
+from autodist.graph.propagation.row_indices import element_of_each
 from autodist.graph.propagation.sampling import of_both
-from autodist.graph.propagation.shuffles import in_order_of
 
 
 def gather(ctx: OpContext) -> Fact:

@@ -10,7 +10,7 @@ from autodist.graph.propagation.combine import in_one_order, weakest
 from autodist.graph.propagation.factors import power, times
 from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Recovery, Statistic, UnknownFact, form_of, is_noise
 from autodist.graph.propagation.op_context import OpContext, Rule, op_names
-from autodist.graph.propagation.shuffles import sorted_places
+from autodist.graph.propagation.permutations import sorted_places
 
 
 def is_same_for_all(fact: Fact) -> bool:

@@ -23,7 +23,7 @@ from autodist.graph.propagation.facts import (
 )
 from autodist.graph.propagation.lengths import length_in_order
 from autodist.graph.propagation.op_context import OpContext, Rule, tensor_name
-from autodist.graph.propagation.positions import all_rows, put_back
+from autodist.graph.propagation.row_indices import all_rows, put_back
 
 
 def shape(ctx: OpContext) -> Fact:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import (
     arithmetic,
-    blocks,
     choices,
+    concatenation,
     contractions,
     derivatives,
     distinct,
-    draws,
     entries,
     functions,
     images,
@@ -22,14 +21,15 @@ from autodist.graph.propagation import (
     lookups,
     matrices,
     network,
-    pieces,
-    positions,
+    permutations,
+    random_ops,
     reductions,
+    row_indices,
     sampling,
     shapes,
-    shuffles,
     slices,
     sources,
+    space_to_batch,
 )
 from autodist.graph.propagation.op_context import Rule
 
@@ -39,19 +39,19 @@ TABLE: dict[str, Rule] = {
     **choices.RULES,
     **reductions.RULES,
     **shapes.RULES,
-    **draws.RULES,
-    **shuffles.RULES,
+    **random_ops.RULES,
+    **permutations.RULES,
     **layout.RULES,
     **slices.RULES,
-    **pieces.RULES,
+    **concatenation.RULES,
     **lookups.RULES,
     **contractions.RULES,
     **network.RULES,
     **matrices.RULES,
     **images.RULES,
-    **blocks.RULES,
+    **space_to_batch.RULES,
     **derivatives.RULES,
-    **positions.RULES,
+    **row_indices.RULES,
     **distinct.RULES,
     **entries.RULES,
     **sampling.RULES,
@@ -59,6 +59,6 @@ TABLE: dict[str, Rule] = {
     **functions.RULES,
 }
 
-_RULES_WITH_STATE = (draws, sampling, functions, lists, sources)
+_RULES_WITH_STATE = (random_ops, sampling, functions, lists, sources)
 NOT_FOLDED = having(Trait.SHUFFLES | Trait.OF_SHAPES).union(*(rules.RULES for rules in _RULES_WITH_STATE))
 """Ops that may return a value that is not replicated even if all inputs are."""

@@ -38,7 +38,7 @@ def access(work: Work, node: NodeDef) -> bool:
     if node.op != "Identity":  # consumers of the Identity are rewritten on their own
         rule = _rule_of(node.op)
         if rule is None or not rule(work, node, cut):
-            give_whole(work, node)
+            use_unpartitioned_copy(work, node)
     return True
 
 
@@ -62,7 +62,7 @@ def _require_no_write(work: Work, node: NodeDef) -> None:
         )
 
 
-def give_whole(work: Work, node: NodeDef) -> None:
+def use_unpartitioned_copy(work: Work, node: NodeDef) -> None:
     """Makes a node use unpartitioned copies of variables, and writes its results back to the shards.
 
     loop(v)    becomes    v/whole ← concat(v/shard_0, v/shard_1);  loop(v/whole);  v/shard_k ← a part of v/whole

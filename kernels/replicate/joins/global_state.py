@@ -14,7 +14,7 @@ from autodist.graph.propagation import Joined, Kind, Mean, PerExample, Reduced, 
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.replica_dependent import find_late_reads
 from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.kernels.replicate.joins.statistics import Statistics, WholeStatistic
+from autodist.kernels.replicate.joins.statistics import GlobalStatistic, Statistics
 from autodist.kernels.replicate.recompute_after_reduce import RecomputedValue, find_recomputed, make_again
 from autodist.kernels.replicate.state_writes import StateChange
 
@@ -195,7 +195,7 @@ class GlobalState:
             return self._unknown(name) is None
         return None
 
-    def _statistic(self, name: str) -> WholeStatistic | None:
+    def _statistic(self, name: str) -> GlobalStatistic | None:
         """Returns a tensor as a statistic of the whole batch; None if it is none."""
         return None if node_of(name) in self._depends_on_writes else self._statistics.find(name)
 

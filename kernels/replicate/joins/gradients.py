@@ -13,7 +13,7 @@ from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction, PendingReductionKind, RowJoin, VariableGradient
 from autodist.graph.propagation import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
-from autodist.graph.seeds import Undecided, live_calls, seed_weight, summed_on_the_way
+from autodist.graph.seeds import Undecided, calls_through_all_reduce, live_calls, seed_weight
 from autodist.graph.subgraph import Template, subgraph
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.loss_scales import LossScales, Seeds
@@ -39,7 +39,7 @@ class GradientJoins:
         than variables are not summed, but have such seeds, too.
         """
         joined = {g.call for g in self._joiner.stages.gradients}
-        added_up = joined | summed_on_the_way(self._joiner.item, joined)
+        added_up = joined | calls_through_all_reduce(self._joiner.item, joined)
         for k in live_calls(self._joiner.item):
             if self._joiner.item.gradient_calls[k].terms:
                 TermSeeds(self._joiner, k).seed()

@@ -11,7 +11,7 @@ from autodist.graph.propagation import Sum
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.kernels.replicate.joins.rows import WholeRows
+from autodist.kernels.replicate.joins.rows import GatheredRows
 
 
 class InStepAllReduces:
@@ -23,7 +23,7 @@ class InStepAllReduces:
 
     def __init__(self, joiner: Joiner) -> None:
         self._joiner = joiner
-        self._rows: dict[str, WholeRows] = {}
+        self._rows: dict[str, GatheredRows] = {}
 
     def join(self) -> None:
         """Replaces each in-step all-reduce placeholder by the sum over all replicas."""
@@ -52,7 +52,7 @@ class InStepAllReduces:
         """Returns the gathered rows, or the gradient of them, as a tensor for each local replica."""
         name, captured, first = f"whole_rows/{request.node}", self._operand(request), request.of or request.node
         if first == request.node:
-            self._rows[first] = WholeRows(self._joiner, name, captured, request.axis, depth, is_of_all)
+            self._rows[first] = GatheredRows(self._joiner, name, captured, request.axis, depth, is_of_all)
         if request.how is InStepAllReduceKind.OWN_ROWS:
             return self._rows[first].own(name, captured, depth)
         return [self._rows[first].gathered(name, captured, depth)] * self._joiner.count

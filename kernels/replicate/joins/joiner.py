@@ -10,7 +10,7 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of
-from autodist.graph.parts import EvenParts, PendingReduction, PendingReductionKind, ReduceOp
+from autodist.graph.parts import EvenSharesRequired, PendingReduction, PendingReductionKind, ReduceOp
 from autodist.graph.propagation import (
     Examples,
     Joined,
@@ -102,7 +102,7 @@ class Joiner:
         self.count = len(context.copied_replicas)
         self.joins: list[PendingReduction] = []
         self.checks: list[str] = []
-        self.even_parts: EvenParts | None = None
+        self.even_parts: EvenSharesRequired | None = None
         self._templates: dict[Hashable, Template] = {}
         self._weights: dict[tuple[Weight, tf.DType], tuple[list[str], str]] = {}
 
@@ -294,7 +294,7 @@ class Joiner:
         """
         if self.even_parts is not None or self.parts.sizes is None:
             return
-        self.even_parts = EvenParts(
+        self.even_parts = EvenSharesRequired(
             target, reason, len(self.context.replicas), self.count, line=self.item.origin_of(node_of(target))
         )
         with subgraph(self.editor, "even_parts") as f:

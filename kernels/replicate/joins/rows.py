@@ -44,7 +44,7 @@ def _lengths(value: tf.Tensor, axis: int, rows: tf.Tensor) -> tf.Tensor:
     return tf.stack([rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)])
 
 
-class WholeRows:
+class GatheredRows:
     """The rows of one tensor, gathered from all replicas; and for each replica its rows of a sum over all replicas.
 
     All replicas read the same gathered rows, so the gradient of a replica's rows is the sum of the gradients that all

@@ -37,7 +37,7 @@ JoinCopies = Callable[[str, str, Joined, Sequence[str] | None, int], str]
 
 
 @dataclass(frozen=True)
-class WholeStatistic:
+class GlobalStatistic:
     """The computation of a tensor from values of the whole batch.
 
     Attributes:
@@ -69,15 +69,15 @@ class Statistics:
 
     def __init__(self, joiner: Joiner) -> None:
         self._joiner = joiner
-        self._found: dict[str, WholeStatistic | None] = {}
+        self._found: dict[str, GlobalStatistic | None] = {}
 
-    def find(self, name: str) -> WholeStatistic | None:
+    def find(self, name: str) -> GlobalStatistic | None:
         """Returns the computation of a tensor's global value in several passes; None if there is no known one."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
 
-    def make(self, label: str, statistic: WholeStatistic, join: JoinCopies) -> str:
+    def make(self, label: str, statistic: GlobalStatistic, join: JoinCopies) -> str:
         """Computes the whole batch's value; returns the tensor that holds it."""
         return _Making(self._joiner, statistic, label, join).whole(statistic.name)
 
@@ -93,7 +93,7 @@ class Statistics:
         at = kind.mixed_at if isinstance(kind, Joined | PerExample) else None
         return at is None or at in self._trained
 
-    def _find(self, name: str) -> WholeStatistic | None:
+    def _find(self, name: str) -> GlobalStatistic | None:
         item, flows = self._joiner.item, self._joiner.flows
         if self._is_leaf(flows.kind(name)):
             return None
@@ -113,7 +113,7 @@ class Statistics:
             depths |= dict.fromkeys(found, depth)
             flows = _sharing(item, kinds)
             if self._is_known(name, flows, region):
-                return WholeStatistic(name, frozenset(region), kinds, depths, flows)
+                return GlobalStatistic(name, frozenset(region), kinds, depths, flows)
         return None
 
     def _is_leaf(self, kind: Kind) -> bool:
@@ -168,7 +168,7 @@ def _is_function_of_inputs(op: str) -> bool:
 class _Making:
     """The computation of one statistic."""
 
-    def __init__(self, joiner: Joiner, statistic: WholeStatistic, label: str, join: JoinCopies) -> None:
+    def __init__(self, joiner: Joiner, statistic: GlobalStatistic, label: str, join: JoinCopies) -> None:
         self._joiner, self._statistic, self._label, self._join = joiner, statistic, label, join
         self._count = itertools.count()
         self._wholes: dict[str, str] = {}

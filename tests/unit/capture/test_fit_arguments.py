@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.fit_arguments import require_same_arguments, told_arguments
+from autodist.capture.fit_arguments import comparable_arguments, require_same_arguments
 from autodist.errors import ClusterError
 
 X = np.ones((12, 3))
@@ -28,23 +28,26 @@ X = np.ones((12, 3))
     ],
 )
 def test_the_argument_that_differs_is_named_with_both_values(chief, mine, name, values):
-    require_same_arguments(told_arguments(chief, True), told_arguments(dict(chief), True))
+    require_same_arguments(comparable_arguments(chief, True), comparable_arguments(dict(chief), True))
     with pytest.raises(ClusterError, match=rf"another value of {name}.*\n    chief:  .*{values[0]}.*\n.*{values[1]}"):
-        require_same_arguments(told_arguments(chief, True), told_arguments(mine, True))
+        require_same_arguments(comparable_arguments(chief, True), comparable_arguments(mine, True))
 
 
 def test_numbers_of_numpy_are_those_of_python():
     pythons, numpys = ({"epochs": kind(3), "batch_size": kind(4)} for kind in (int, np.int64))
-    require_same_arguments(told_arguments(pythons, True), told_arguments(numpys, True))
+    require_same_arguments(comparable_arguments(pythons, True), comparable_arguments(numpys, True))
 
 
 def test_workers_that_pass_data_of_their_own_make_the_same_number_of_steps():
     chief, mine = {"x": X, "batch_size": 4}, {"x": X[:8], "batch_size": 2}
-    require_same_arguments(told_arguments(chief, False), told_arguments(mine, False))
+    require_same_arguments(comparable_arguments(chief, False), comparable_arguments(mine, False))
     with pytest.raises(ClusterError, match="epochs"):
-        require_same_arguments(told_arguments({"epochs": 2}, False), told_arguments({"epochs": 3}, False))
+        require_same_arguments(comparable_arguments({"epochs": 2}, False), comparable_arguments({"epochs": 3}, False))
 
 
 def test_data_of_unknown_length_says_nothing():
-    told = [told_arguments({"x": iter(())}, True), told_arguments({"x": tf.data.Dataset.range(3).repeat()}, True)]
+    told = [
+        comparable_arguments({"x": iter(())}, True),
+        comparable_arguments({"x": tf.data.Dataset.range(3).repeat()}, True),
+    ]
     require_same_arguments(*told)

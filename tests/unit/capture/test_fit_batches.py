@@ -14,7 +14,7 @@ import tensorflow as tf
 from autodist.batch.examples import rows_to_read
 from autodist.capture.keras_models import KerasModels
 from autodist.errors import CaptureError, ResourceSpecError
-from autodist.reading.batch_sharding import Reading, Slices, WholeBatch
+from autodist.reading.batch_sharding import GlobalBatch, Reading, Slices
 from autodist.reading.file_sharding import Files
 
 X = np.arange(22.0).reshape(11, 2)
@@ -35,7 +35,7 @@ class Steps:
 
         class Step:
             traces, coming, reads_ahead = 1, (), False
-            whole: WholeBatch | None = None
+            whole: GlobalBatch | None = None
 
             def __call__(self, data: Any) -> Any:
                 given.append((len(data[0]), None if self.whole is None else self.whole.examples))

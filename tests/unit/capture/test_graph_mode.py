@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.errors import CaptureError
 from autodist.kernels import only_sets
@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 @pytest.fixture
 def built():
     """A graph that trains one weight, with the notes made of it."""
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float32, [None, 2], "x")
         weight = v1.get_variable("weight", [2, 1])
         loss = tf.reduce_mean(tf.square(x @ weight), name="loss")
@@ -83,7 +83,7 @@ def test_reference_variables_are_refused_with_the_mend():
 
 
 def test_tasks_of_a_cluster_that_the_script_names_are_none_of_the_run():
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         with v1.device(v1.train.replica_device_setter(1, worker_device="/job:worker/task:1/cpu:0")):
             x = v1.placeholder(tf.float32, [None, 2], "x")
             weight = v1.get_variable("weight", [2, 1])

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.graph_training import require_training, tell_unordered
+from autodist.capture.graph_training import require_training, warn_unordered_updates
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 
@@ -17,7 +17,7 @@ v1 = tf.compat.v1
 
 def build(reduce=tf.reduce_mean, also_trains=False, gathers=True, sparse=False, differentiates=False):
     """The graph, with a run that gathers ("gather") and one that applies ("apply")."""
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float64, [None, 2], "x")
         weight = v1.get_variable("weight", [2, 1], tf.float64)
         rows = tf.gather(weight, tf.cast(x[:, 0], tf.int32)) if sparse else x @ weight
@@ -52,7 +52,7 @@ def test_a_graph_whose_gradients_nothing_is_written_of_is_refused_with_the_mend(
 def test_a_graph_that_writes_variables_of_gradients_passes(options, caplog):
     captured = build(**options)
     require_training(captured, captured.whole())
-    tell_unordered(captured.whole())
+    warn_unordered_updates(captured.whole())
     assert not caplog.records
 
 
@@ -68,7 +68,7 @@ def test_gradients_that_one_run_gathers_are_those_of_their_variable_in_each_run(
 
 def two_networks(update):
     """The whole of a graph in which the gradients by one network's weights are applied to another's."""
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float64, [None, 3], "x")
         shapes = {"first": [3, 3], "second": [3, 3], "table": [5, 3]}
         local, shared = (
@@ -107,7 +107,7 @@ def test_gradients_that_also_update_their_own_network_stay_its_own():
 
 
 def test_an_update_without_order_is_told(caplog):
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float64, [None, 2], "x")
         weight = v1.get_variable("weight", [2, 1], tf.float64, use_resource=True)
         optimizer = tf_keras.optimizers.Adam(0.1)
@@ -115,7 +115,7 @@ def test_an_update_without_order_is_told(caplog):
         optimizer.apply_gradients(zip(tf.gradients(tf.reduce_mean(x @ weight), [weight]), [weight], strict=True))
     captured = CapturedGraph.of(graph, notes.calls)
     require_training(captured, captured.whole())
-    tell_unordered(captured.whole())
+    warn_unordered_updates(captured.whole())
     assert "the update of weight reads m/weight, which the gradient updates" in caplog.text
     assert "Call apply_gradients in one" in caplog.text
 

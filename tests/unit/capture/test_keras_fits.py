@@ -14,7 +14,7 @@ import pytest
 from keras.saving import save_model as save_under_a_name_of_its_own
 from keras.src.saving import saving_lib
 
-from autodist.capture.fit_arguments import told_arguments
+from autodist.capture.fit_arguments import comparable_arguments
 from autodist.capture.keras_callbacks import following
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_models import KerasModels
@@ -246,7 +246,7 @@ def test_a_fit_that_is_called_otherwise_than_on_the_chief_is_refused_before_it_r
 
 def test_the_first_epoch_is_the_chiefs() -> None:
     begun = adopted(models(True)).fit(X, Y, epochs=4, initial_epoch=2, verbose=0)
-    arguments = told_arguments({"x": X, "epochs": 4}, True)
+    arguments = comparable_arguments({"x": X, "epochs": 4}, True)
     followed = adopted(models(False, Chief({-1: [arguments, 2]}))).fit(X, Y, epochs=4)
     assert followed.epoch == begun.epoch == [2, 3]
     from_zero = adopted(models(False, Chief({-1: [arguments, 0], 0: {"initial_epoch": 0, "is_restored": False}})))

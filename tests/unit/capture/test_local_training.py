@@ -14,7 +14,7 @@ from tensorflow.python.client.session import BaseSession
 from tensorflow.python.ops import gradients_util
 
 from autodist.capture.function import capture_function
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.capture.local_training import LocalTraining
 from autodist.capture.training_hooks import put_back
 from autodist.capture.training_lines import LocalStep, Way
@@ -255,7 +255,7 @@ def test_tensorflow_is_as_it_was_when_nobody_looks_any_more() -> None:
     one, other = LocalTraining(lambda step: None), LocalTraining(lambda step: None)
     assert all(now is not then for now, then in zip(hooked(), before, strict=True))
     one.stop()
-    with noting_gradients():
+    with recording_gradients():
         other.stop()  # within another's patches ours rest
     put_back()
     assert hooked() == before

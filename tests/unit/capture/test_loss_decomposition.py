@@ -8,12 +8,12 @@ import sys
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 
 
 def in_graph(build):
     """The one call of `gradient` that `build` makes in a plain graph, and the gradients."""
-    with tf.Graph().as_default(), noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default(), recording_gradients(in_functions=False) as notes:
         variable = tf.Variable([1.0, 2.0])
         target, options = build(variable)
         found = tf.compat.v1.gradients(target, [variable], **options)
@@ -32,7 +32,7 @@ def in_function(build):
             target, options = build(variable)
         return tape.gradient(target, variable, output_gradients=options.get("grad_ys"))
 
-    with noting_gradients() as notes:
+    with recording_gradients() as notes:
         found = gradient()
     return notes.calls[0], found.numpy().tolist()
 
@@ -98,7 +98,7 @@ def test_nothing_is_looked_at_behind_what_gradients_end_at():
         inner = v[0] + v[1]
         return inner * inner, {"stop_gradients": [inner]}
 
-    with tf.Graph().as_default(), noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default(), recording_gradients(in_functions=False) as notes:
         variable = tf.Variable([1.0, 2.0])
         target, options = build(variable)
         assert tf.compat.v1.gradients(target, [variable], **options) == [None]

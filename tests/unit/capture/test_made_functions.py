@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture.made_functions import one_batch_step, plain_function
+from autodist.capture.train_functions import one_batch_step, plain_function
 from autodist.errors import CaptureError
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 

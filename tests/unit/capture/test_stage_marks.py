@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.stage_marks import StageMark
 from autodist.graph.stage_marks import has_stage_marks, marked_stage
@@ -142,7 +142,7 @@ def test_what_is_not_in_a_stage_has_no_mark():
 
 
 def test_a_graph_of_tensorflow_1_is_marked():
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         tf.compat.v1.enable_resource_variables()
         x = tf.compat.v1.placeholder(tf.float32, [None, 3])
         with StageMark(0):

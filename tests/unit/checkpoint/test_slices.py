@@ -16,7 +16,7 @@ from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
 from autodist.runtime import variable_slices as pieces_module
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import VariableSlices
-from autodist.runtime.variables import Tracked
+from autodist.runtime.variables import TrackedVariable
 
 VALUE = np.arange(24.0).reshape(4, 6)
 
@@ -39,7 +39,7 @@ def graph_runner() -> Iterator[GraphRunner]:
 
 def written(graph_runner: GraphRunner, folder: str, placement: Placement) -> str:
     pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
-    saved = Tracked(tf.Variable(VALUE), "saved", placement)
+    saved = TrackedVariable(tf.Variable(VALUE), "saved", placement)
     pieces.set([saved], lambda one: one.hand_over(is_same=True))
     prefix = f"{folder}/merged"
     merge(PartWriter(graph_runner, pieces, lambda worker: "").write({"k": saved.kept}, folder), prefix)
@@ -55,7 +55,7 @@ def test_what_was_saved_in_some_shards_is_read_in_others(graph_runner, tmp_path,
     asked: list[int] = []
     pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
     for k, after in enumerate(PLACEMENTS.values()):
-        one = Tracked(tf.Variable(np.zeros_like(VALUE)), f"v{k}", after)
+        one = TrackedVariable(tf.Variable(np.zeros_like(VALUE)), f"v{k}", after)
         read_into_session(graph_runner, pieces, lambda worker: asked.append(worker) or "", prefix, [("k", one.kept)])
         assert set(asked) == {w for shard in one.shards for w, _ in pieces.named_holders(shard)}
         asked.clear()

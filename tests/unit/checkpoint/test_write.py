@@ -14,7 +14,7 @@ from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
 from autodist.runtime import variable_slices as pieces_module
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import VariableSlices
-from autodist.runtime.variables import Tracked
+from autodist.runtime.variables import TrackedVariable
 
 VALUE = np.arange(24.0).reshape(4, 6)
 
@@ -34,11 +34,11 @@ def graph_runner() -> Iterator[GraphRunner]:
     graph_runner.close()
 
 
-def push(graph_runner: GraphRunner) -> tuple[VariableSlices, dict[str, Tracked]]:
+def push(graph_runner: GraphRunner) -> tuple[VariableSlices, dict[str, TrackedVariable]]:
     """Returns the slices of two workers in one process, and one variable of each placement."""
     pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
     variables = {
-        name: Tracked(tf.Variable(VALUE * k), f"v{k}", placement)
+        name: TrackedVariable(tf.Variable(VALUE * k), f"v{k}", placement)
         for k, (name, placement) in enumerate(PLACEMENTS.items(), start=1)
     }
     pieces.set(list(variables.values()), lambda one: one.hand_over(is_same=True))
@@ -92,7 +92,7 @@ def test_the_chief_writes_for_those_that_do_not_see_its_folder(graph_runner, tmp
 
 
 def test_a_place_is_spelt_as_tensorflow_does(graph_runner):
-    kept = Tracked(tf.Variable(VALUE), "v", PLACEMENTS["columns"]).kept
+    kept = TrackedVariable(tf.Variable(VALUE), "v", PLACEMENTS["columns"]).kept
     assert [place_of(kept, shard) for shard in kept.shards] == ["4 6 0,4:0,2", "4 6 0,4:2,1", "4 6 0,4:3,3"]
 
 

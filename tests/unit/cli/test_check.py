@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from autodist.cli.app import app
-from autodist.cli.checking import links, looking
+from autodist.cli.checking import check_machines, links
+from autodist.cli.checking.check_machines import FoundMachine
 from autodist.cli.checking.links import Measured, MeasuredLink
-from autodist.cli.checking.looking import FoundMachine
 from tests.unit.cli.checking.fakes import THREE, found, lost
 
 RUNNER = CliRunner()
@@ -27,7 +27,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def everywhere(monkeypatch: pytest.MonkeyPatch, *machines: FoundMachine, measured: Measured | None = None) -> None:
     """Simulates these machines as the result of the probes."""
-    monkeypatch.setattr(looking, "look_at_all", lambda *about: list(machines))
+    monkeypatch.setattr(check_machines, "check_all_machines", lambda *about: list(machines))
     monkeypatch.setattr(links, "measure", lambda *about: measured or Measured())
 
 
@@ -88,7 +88,7 @@ def test_json_has_it_all(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_used_is_told_with_status_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, words: list[str], told: list[str]
 ) -> None:
-    monkeypatch.setattr(looking, "look_at_all", lambda *about: pytest.fail("nothing is to be started"))
+    monkeypatch.setattr(check_machines, "check_all_machines", lambda *about: pytest.fail("nothing is to be started"))
     path = tmp_path / "cluster.yml"
     if text is not None:
         path.write_text(text)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from autodist.cli import verifying
 from autodist.cli.app import app
-from autodist.cli.verifying import Verified
+from autodist.cli.verifying import VerifyResult
 from autodist.runs.cli_overrides import CliOverrides
 from autodist.verify.compare import compare
 from autodist.verify.rounding import NoFloorError, Rounding
@@ -290,7 +290,7 @@ def test_a_step_to_which_the_order_matters_has_no_rounding_alone(
 def test_what_explains_a_difference_under_a_pipeline_speaks_of_micro_batches(tmp_path: Path) -> None:
     one, two = (record(tmp_path / name, {"variable a": value}) for name, value in (("one", 1), ("two", 2)))
     notes = {"draws": ["RandomUniform"], "normalises": ["FusedBatchNormV3"]}
-    found = Verified(
+    found = VerifyResult(
         compare(one, two, 0.1), CliOverrides(workers=2), 0.1, "in float64", notes, stages=2, micro_batches=4
     )
     told = "\n".join(found.words())

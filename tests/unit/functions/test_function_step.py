@@ -11,7 +11,7 @@ from autodist.errors import EmptyBatchError
 from autodist.functions import function_step
 from autodist.functions.running_step import RunningStep
 from autodist.functions.step_arguments import StepArguments
-from autodist.reading.batch_sharding import WholeBatch
+from autodist.reading.batch_sharding import GlobalBatch
 
 
 @pytest.mark.parametrize("asked, found", [({}, False), ({"jit_compile": True}, True), ({"jit_compile": None}, False)])
@@ -194,7 +194,7 @@ def test_parts_of_one_shape_are_told_apart_by_the_global_batches_that_they_are_o
             return tf.reduce_sum(x)
 
     for examples in (5, 6, 5, 6, None):
-        step.whole = None if examples is None else WholeBatch(examples, ())
+        step.whole = None if examples is None else GlobalBatch(examples, ())
         assert float(step(np.ones(3))) == 3
     assert seen == [5, 6, 5, 6, 3]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist.graph.pipeline_schedule import SCHEDULES, Order, Unit, bubble, kept_at_once, make_schedule, simulate
+from autodist.graph.pipeline_schedule import SCHEDULES, Order, Unit, bubble, make_schedule, max_in_flight, simulate
 
 CHARTS = {
     "GPipe": """
@@ -53,9 +53,9 @@ def test_each_unit_comes_once_none_waits_for_ever_and_a_step_lasts_as_long_as_it
 
 @given(stages=st.integers(1, 6), micro_batches=st.integers(1, 12))
 def test_1f1b_keeps_the_activations_of_as_many_micro_batches_as_there_are_stages_from_here_on(stages, micro_batches):
-    kept = [kept_at_once(units) for units in make_schedule(stages, micro_batches, "1F1B")]
+    kept = [max_in_flight(units) for units in make_schedule(stages, micro_batches, "1F1B")]
     assert kept == [min(stages - stage, micro_batches) for stage in range(stages)]
-    assert [kept_at_once(units) for units in make_schedule(stages, micro_batches, "GPipe")] == [micro_batches] * stages
+    assert [max_in_flight(units) for units in make_schedule(stages, micro_batches, "GPipe")] == [micro_batches] * stages
 
 
 def test_what_does_not_train_goes_forward_alone():

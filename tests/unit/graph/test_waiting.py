@@ -6,7 +6,7 @@ import pytest
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.index import GraphIndex
-from autodist.graph.waiting import free_constants, nearest_before, wait_past
+from autodist.graph.waiting import free_constants, nearest_before, redirect_control_inputs
 from tests.unit.graph.graph_text import from_text
 
 GRAPH = """
@@ -33,7 +33,7 @@ GRAPH = """
 )
 def test_a_node_waits_for_the_nearest_that_are_kept(kept, inputs):
     editor = GraphEditor(from_text(GRAPH))
-    wait_past(editor, kept)
+    redirect_control_inputs(editor, kept)
     assert sorted(editor["write"].input) == sorted(inputs)
     assert list(editor["done"].input) == ["^write"]
 

@@ -25,13 +25,13 @@ class Way:
 
     owner: int | None = None
     group: int = 0
-    has_proxy: bool = False
+    has_cached_copy: bool = False
 
     def write(self, said: strategy_pb2.VariableNode | strategy_pb2.Shard, workers: int) -> None:
         if self.owner is None:
             said.all_reduce.CopyFrom(AllReduce(spec=AllReduce.SHUFFLE, group=self.group))
         else:
-            server = strategy_pb2.ParameterServer(owner=self.owner % workers, local_proxy=self.has_proxy)
+            server = strategy_pb2.ParameterServer(owner=self.owner % workers, local_proxy=self.has_cached_copy)
             said.parameter_server.CopyFrom(server)
 
 
@@ -76,7 +76,7 @@ def sizes_of(length: int, weights: Sequence[int]) -> list[int]:
 
 def ways(can_be_proxies: bool = True) -> st.SearchStrategy[Way]:
     proxies = st.booleans() if can_be_proxies else st.just(False)
-    return st.builds(Way, owner=st.none() | st.integers(0, 2), group=st.integers(0, 1), has_proxy=proxies)
+    return st.builds(Way, owner=st.none() | st.integers(0, 2), group=st.integers(0, 1), has_cached_copy=proxies)
 
 
 def kept() -> st.SearchStrategy[Kept]:

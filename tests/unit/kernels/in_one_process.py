@@ -27,7 +27,7 @@ from autodist.kernels import Context, rewrite
 from autodist.kernels.base import Kernel
 from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.pipelined.place_stages import PlaceStages
-from autodist.kernels.registry import own_kernels
+from autodist.kernels.registry import registered_kernels
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.without_stacks import without_stacks
@@ -106,7 +106,7 @@ def rewritten(
     """
     first = Context(strategy, 0)
     apart = PlaceStages if first.goes_through_stages(captured.item) else Replicate
-    alike = () if own_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
+    alike = () if registered_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
     workers = range(first.workers)
     with without_stacks():
         item = rewrite(captured.item, first, kernels=alike)

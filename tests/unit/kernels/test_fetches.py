@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.step import Step
 from autodist.proto import strategy_pb2
@@ -48,7 +48,7 @@ def built(owners: str, **options: bool) -> Iterator[tuple[Cluster, v1.Session]]:
     def two_workers(item: Step) -> strategy_pb2.Strategy:
         return plan(item, 2, 1, OWNERS[owners], **options)
 
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         build()
         cluster = Cluster(graph, notes.calls, two_workers)
         with v1.Session(graph=graph) as alone, cluster.session:

@@ -19,13 +19,13 @@ from autodist.kernels import (
     SETTING_KERNELS,
     Context,
     Kernel,
-    own_kernels,
     register_kernel,
+    registered_kernels,
     registry,
     rewrite,
 )
 from autodist.kernels.pipeline import DUMP_VARIABLE
-from autodist.kernels.registry import with_own
+from autodist.kernels.registry import with_registered
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from tests.unit.kernels.in_one_process import capture_one_weight, plan, train
 
@@ -93,7 +93,7 @@ def test_it_stands_behind_the_kernel_that_is_named_and_those_registered_before_i
     class BehindSilent(Silent):
         name: ClassVar[str] = "behind-silent"
 
-    found = names_of(with_own(KERNELS))
+    found = names_of(with_registered(KERNELS))
     at = found.index("replicate")
     assert found[at + 1 : at + 4] == ["silent", "behind-silent", "half-steps"]
     assert [name for name in found if name in names_of(KERNELS)] == names_of(KERNELS)
@@ -101,7 +101,7 @@ def test_it_stands_behind_the_kernel_that_is_named_and_those_registered_before_i
 
 def test_what_only_sets_variables_or_concerns_iterators_is_no_step():
     register_kernel(after="prune")(Silent)
-    assert with_own(SETTING_KERNELS) == SETTING_KERNELS and with_own(LOCAL_KERNELS) == LOCAL_KERNELS
+    assert with_registered(SETTING_KERNELS) == SETTING_KERNELS and with_registered(LOCAL_KERNELS) == LOCAL_KERNELS
 
 
 def test_an_error_in_it_says_its_name_and_the_worker():
@@ -159,7 +159,7 @@ def test_its_step_is_dumped_and_verified_as_ours_are(tmp_path, monkeypatch):
 def test_a_kernel_that_is_not_there_has_nothing_behind_it(after, meant):
     with pytest.raises(StrategyError, match=f"silent is to run after {after}, but no kernel .*{meant}.* There are "):
         register_kernel(after=after)(Silent)
-    assert own_kernels() == ()
+    assert registered_kernels() == ()
 
 
 def test_a_kernel_cannot_stand_behind_one_that_stands_behind_it():
@@ -220,14 +220,14 @@ class Needs(Silent):
 def test_what_is_no_kernel_is_refused_with_the_reason(found, fault):
     with pytest.raises(StrategyError, match=fault):
         register_kernel(after="replicate")(found)
-    assert own_kernels() == ()
+    assert registered_kernels() == ()
 
 
 def test_workers_that_register_other_kernels_are_told_which():
     item = capture_one_weight().item
     register_kernel(after="replicate")(HalfSteps)
-    chief, _ = Fingerprint.unpack(Fingerprint.of(item, own_kernels()).packed_with(b""))
-    require_equal(chief, Fingerprint.of(item, own_kernels()), "worker 1")
+    chief, _ = Fingerprint.unpack(Fingerprint.of(item, registered_kernels()).packed_with(b""))
+    require_equal(chief, Fingerprint.of(item, registered_kernels()), "worker 1")
     told = (
         r"\n    chief:  half-steps after replicate: HalfSteps\(factor=0.5\)\n    here:   none\nThe script must register"
     )

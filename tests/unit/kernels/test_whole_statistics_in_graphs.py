@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import GradientNotes, noting_gradients
-from autodist.capture.in_step_all_reduces import AllReduceNotes, noting_sums
+from autodist.capture.gradients import GradientNotes, recording_gradients
+from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.patches import replaced
-from autodist.capture.whole_in_graphs import WholeInGraph
+from autodist.capture.whole_in_graphs import GraphBatchStatistics
 from autodist.graph import batch_statistics
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import plan
@@ -53,8 +53,8 @@ LOSSES = [deviation, variance, deviation_of_deviations, normalised_by_hand, norm
 def noting() -> Iterator[tuple[tf.Graph, GradientNotes, AllReduceNotes]]:
     with (
         tf.Graph().as_default() as graph,
-        noting_sums(in_functions=False) as sums,
-        noting_gradients(in_functions=False, whole=WholeInGraph(sums)) as notes,
+        recording_all_reduces(in_functions=False) as sums,
+        recording_gradients(in_functions=False, whole=GraphBatchStatistics(sums)) as notes,
     ):
         yield graph, notes, sums
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autodist.logs.tensorflow_log import is_log_line, says_nothing, tells_of_no_failure
+from autodist.logs.tensorflow_log import is_log_line, is_no_failure, is_routine_line
 
 SAID_IN_EVERY_RUN = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
@@ -58,13 +58,13 @@ SAYS_SOMETHING = [
 
 @pytest.mark.parametrize("line", SAID_IN_EVERY_RUN)
 def test_what_every_run_says_says_nothing(line: str) -> None:
-    assert says_nothing(line)
+    assert is_routine_line(line)
     assert is_log_line(line)
 
 
 @pytest.mark.parametrize("line", SAYS_SOMETHING)
 def test_what_is_not_known_is_kept(line: str) -> None:
-    assert not says_nothing(line)
+    assert not is_routine_line(line)
     assert is_log_line(line)
 
 
@@ -80,7 +80,7 @@ def test_what_is_not_known_is_kept(line: str) -> None:
 )
 def test_what_a_script_says_is_not_tensorflows(line: str) -> None:
     assert not is_log_line(line)
-    assert not says_nothing(line)
+    assert not is_routine_line(line)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_a_script_says_is_not_tensorflows(line: str) -> None:
     ],
 )
 def test_what_has_no_part_in_a_failure(line: str) -> None:
-    assert tells_of_no_failure(line)
+    assert is_no_failure(line)
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_what_has_no_part_in_a_failure(line: str) -> None:
     ],
 )
 def test_what_may_be_the_reason_of_a_failure_is_kept(line: str) -> None:
-    assert not tells_of_no_failure(line)
+    assert not is_no_failure(line)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autodist.notebook.uses import sets, uses, what_stays
+from autodist.notebook.uses import find_unpicklable, sets, uses
 
 CELL = """
 import math
@@ -95,9 +95,12 @@ def test_the_way_to_what_stays_is_told(
             return all(goes(part) for part in (value.values() if isinstance(value, dict) else value))
         return value not in (lock, cell["helper"], cell["recursive"], cell["trainer"])
 
-    assert what_stays(make(cell), (), goes) == (way, lock)
+    assert find_unpicklable(make(cell), (), goes) == (way, lock)
 
 
 def test_nothing_is_told_where_all_goes(cell: dict[str, Any]) -> None:
-    assert what_stays(cell["train"], (), lambda value: True) == ("", cell["train"])
-    assert what_stays(cell["train"], (cell["lock"],), lambda value: value is not cell["lock"]) == ("more", cell["lock"])
+    assert find_unpicklable(cell["train"], (), lambda value: True) == ("", cell["train"])
+    assert find_unpicklable(cell["train"], (cell["lock"],), lambda value: value is not cell["lock"]) == (
+        "more",
+        cell["lock"],
+    )

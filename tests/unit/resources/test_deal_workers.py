@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist.resources import ResourceSpec
-from autodist.resources._workers import deal_evenly
+from autodist.resources._workers import split_evenly
 
 HANDS = st.integers(1, 6)
 SIZES = st.integers(1, 5)
@@ -18,9 +18,9 @@ def test_dealing_is_an_even_partition_in_order(hands: int, size: int, extra: int
     items = list(range(hands * size + extra % hands))
     if len(items) % hands:
         with pytest.raises(ValueError, match="cannot be split evenly"):
-            deal_evenly(items, hands)
+            split_evenly(items, hands)
         return
-    parts = deal_evenly(items, hands)
+    parts = split_evenly(items, hands)
     assert [item for part in parts for item in part] == items
     assert [len(part) for part in parts] == [size] * hands
 

@@ -41,7 +41,7 @@ def ad() -> Iterator[AutoDist]:
 
 
 def end(ad: AutoDist) -> None:
-    ad._alone.tell_at_end(has_idle_workers=False)
+    ad._alone.leave_state(has_idle_workers=False)
 
 
 def model() -> keras.Model:
@@ -181,13 +181,13 @@ def test_one_replica_is_told_nothing(said: pytest.LogCaptureFixture) -> None:
 def test_another_worker_leaves_the_telling_to_the_chief(said: pytest.LogCaptureFixture) -> None:
     alone = UndistributedScript(ResourceSpec.from_dict(TWO), is_chief=False, is_in_scope=lambda graph: False)
     compiled().fit(X, Y, verbose=0)
-    alone.tell_at_end(has_idle_workers=True)
+    alone.leave_state(has_idle_workers=True)
     assert records(said) == []
 
 
 def test_workers_that_were_started_for_nothing_are_told_of(said: pytest.LogCaptureFixture) -> None:
     alone = UndistributedScript(ResourceSpec.from_dict(TWO), is_chief=True, is_in_scope=lambda graph: False)
-    alone.tell_at_end(has_idle_workers=True)
+    alone.leave_state(has_idle_workers=True)
     assert warnings(said) == ["The other workers were started for nothing: no step ran on them."]
 
 
@@ -209,7 +209,7 @@ def test_a_plain_session_is_refused_where_it_would_train_on_a_part_of_the_data(
             alone.stop()
             return
         session.run(train)
-    alone.tell_at_end(has_idle_workers=False)
+    alone.leave_state(has_idle_workers=False)
     (text,) = warnings(said)
     assert "ad.create_distributed_session()" in text
     assert ("a part of the data was not used" in text) == divides_data

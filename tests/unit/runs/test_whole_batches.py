@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from autodist.errors import CaptureError, ClusterError, EmptyBatchError
-from autodist.runs.whole_batches import GatheredInput, WholeFed, bring_together
+from autodist.runs.gathered_batches import GatheredFeeds, GatheredInput, bring_together
 
 
-def on_workers(fed: Sequence[Sequence[GatheredInput]]) -> list[WholeFed | Exception]:
+def on_workers(fed: Sequence[Sequence[GatheredInput]]) -> list[GatheredFeeds | Exception]:
     """Returns the results of some workers, simulated by threads of this process."""
     barrier, said, told = Barrier(len(fed), timeout=20), {}, {}
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
 from autodist.runtime import batched_transfers
 from autodist.runtime.batched_transfers import Listing
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 
-MANY = [Kept(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(100)]
+MANY = [StoredVariable(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(100)]
 """400 MiB."""
 
 
@@ -55,20 +55,20 @@ def test_a_link_out_of_a_worker_carries_two_models_however_many_workers_there_ar
 
 
 def test_small_values_go_in_one_message():
-    small = [Kept(f"v{k}", tf.float32, (8,), Placement()) for k in range(752)]
+    small = [StoredVariable(f"v{k}", tf.float32, (8,), Placement()) for k in range(752)]
     assert [shipment.to for shipment in Listing.of(small, range(64)).shipments] == [EVERY_WORKER]
 
 
 def test_what_one_worker_has_goes_to_that_one_and_the_chiefs_own_to_nobody():
     cut = Placement(Partitioning(0, (1,) * 4), (0, 1, 2, 3), ((),) * 4)
-    listing = Listing.of([Kept(f"v{k}", tf.float32, (4, 256), cut) for k in range(5)], range(4))
+    listing = Listing.of([StoredVariable(f"v{k}", tf.float32, (4, 256), cut) for k in range(5)], range(4))
     assert link_bytes(listing) == {(0, worker): 5 * 1024 for worker in (1, 2, 3)}
     assert len(listing.shipments) == 3
 
 
 def test_what_several_workers_hold_goes_to_each_of_them():
     held = [
-        Kept(f"v{k}", tf.float32, (256,), Placement(None, (owner,), ((),), (owner + 1,)))
+        StoredVariable(f"v{k}", tf.float32, (256,), Placement(None, (owner,), ((),), (owner + 1,)))
         for k, owner in ((0, 0), (1, 2))
     ]
     listing = Listing.of(held, range(4))
@@ -82,7 +82,10 @@ def test_what_several_workers_hold_goes_to_each_of_them():
 
 
 def test_what_absent_workers_have_does_not_go_and_nothing_goes_by_them():
-    owned = [Kept("a", tf.float32, (4,), Placement(None, (2,))), Kept("b", tf.float32, (4,), Placement())]
+    owned = [
+        StoredVariable("a", tf.float32, (4,), Placement(None, (2,))),
+        StoredVariable("b", tf.float32, (4,), Placement()),
+    ]
     listing = Listing.of(owned, [0, 1, 3, 4])
     assert [shipment.to for shipment in listing.shipments] == [EVERY_WORKER]
     assert {worker for link in link_bytes(listing) for worker in link} == {0, 1, 3, 4}
@@ -91,7 +94,7 @@ def test_what_absent_workers_have_does_not_go_and_nothing_goes_by_them():
 def test_many_owners_get_smaller_messages_and_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batched_transfers, "SHIPMENT_BYTES", 1024)
     cut = Placement(Partitioning(0, (1,) * 64), tuple(range(64)), ((),) * 64)
-    listing = Listing.of([Kept(f"v{k}", tf.float32, (64, 16), cut) for k in range(50)], range(64))
+    listing = Listing.of([StoredVariable(f"v{k}", tf.float32, (64, 16), cut) for k in range(50)], range(64))
     waiting, sent = 0, iter(listing.shipments)
     assert all(sum(listing.parts[s.part].byte_size for s in p.slices) <= 1024 for p in listing.shipments)
     seen: set[int] = set()
@@ -105,7 +108,7 @@ def test_many_owners_get_smaller_messages_and_what_waits_is_bounded(monkeypatch:
 def test_a_large_value_goes_in_slices_that_are_the_whole(size: int, most: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batched_transfers, "SHIPMENT_BYTES", most)
-        listing = Listing.of([Kept("v", tf.float32, (size,), Placement())], range(3))
+        listing = Listing.of([StoredVariable("v", tf.float32, (size,), Placement())], range(3))
     slices = [s for shipment in listing.shipments for s in shipment.slices]
     if 4 * size <= most:
         assert [s.stop for s in slices] == [-1]
@@ -116,5 +119,5 @@ def test_a_large_value_goes_in_slices_that_are_the_whole(size: int, most: int):
 
 def test_what_is_told_is_what_is_heard():
     cut = Placement(Partitioning(1, (2, 3)), (EVERY_WORKER, 1), (("/proxy",), ()))
-    listing = Listing.of([Kept("v", tf.bfloat16, (4, 5), cut, on_cpu=True), *MANY[:20]], range(5))
+    listing = Listing.of([StoredVariable("v", tf.bfloat16, (4, 5), cut, on_cpu=True), *MANY[:20]], range(5))
     assert Listing.decode(listing.encode()) == listing

@@ -16,7 +16,7 @@ from autodist.runtime import batched_transfers
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
 from autodist.runtime.graph_runner import GraphRunner
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 
 WORKERS = 6
 LIMIT = 60.0
@@ -69,7 +69,8 @@ def spread(
     workers: list[VariableBroadcast], values: dict[str, tuple[np.ndarray, Placement]], present: list[int]
 ) -> None:
     kepts = [
-        Kept(name, tf.as_dtype(np.asarray(v).dtype), np.shape(v), placement) for name, (v, placement) in values.items()
+        StoredVariable(name, tf.as_dtype(np.asarray(v).dtype), np.shape(v), placement)
+        for name, (v, placement) in values.items()
     ]
     listing = Listing.of(kepts, present)
     arrays = [np.asarray(value) for value, _ in values.values()]

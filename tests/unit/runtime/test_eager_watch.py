@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.runtime.eager_watch import unwatched
-from autodist.runtime.variables import LARGE, Tracked, VariableTracker
+from autodist.runtime.variables import LARGE, TrackedVariable, VariableTracker
 
 OLD = [1.0, 2.0, 3.0]
 NEW = [5.0, 6.0, 7.0]
@@ -36,7 +36,7 @@ class Trained:
         self.session = {self.tracked: np.array(NEW, np.float32)}
         self.step()
 
-    def track(self, variable: tf.Variable) -> Tracked:
+    def track(self, variable: tf.Variable) -> TrackedVariable:
         tracked = self.tracker.track(variable)
         tracked.is_ahead = False
         return tracked
@@ -47,7 +47,7 @@ class Trained:
             tracked.fall_behind()
         self.tracker.refresh_aliased()
 
-    def pull(self, read: Tracked | None) -> None:
+    def pull(self, read: TrackedVariable | None) -> None:
         self.pulls += 1
         for tracked, value in self.session.items():
             if tracked.is_behind:
@@ -59,7 +59,7 @@ class Trained:
         return tf.train.Checkpoint(v=tf.Variable(value)).write(str(self.folder / "other"))
 
     def require_written(self, expected: list[float]) -> None:
-        self.tracker.look_at_aliased()
+        self.tracker.compare_aliased()
         assert self.tracked.is_ahead, "the next step would go on from the old value"
         np.testing.assert_array_equal(self.tracked.read(), expected)
 
@@ -359,7 +359,7 @@ def test_what_is_read_is_the_steps_value(trained: Trained, way: str):
 @pytest.mark.parametrize("way", [w for w in READS if w not in ("data set", "copy", "initial value of another")])
 def test_what_only_reads_writes_nothing(trained: Trained, way: str):
     READS[way](trained)
-    trained.tracker.look_at_aliased()
+    trained.tracker.compare_aliased()
     assert not trained.tracked.is_ahead
 
 

@@ -169,7 +169,7 @@ def test_the_first_batch_of_a_data_set_is_sent_when_the_workers_have_joined(capl
     wire.is_there = False
     everyone = workers(wire)
     for worker, one in enumerate(everyone):
-        data = DistributedDataset([(X + worker, X)] * 3, [0, 1, 2], worker, one.tell_of_data_set)
+        data = DistributedDataset([(X + worker, X)] * 3, [0, 1, 2], worker, one.record_data_set)
         assert len(list(data)) == 3
         one.send()
     everyone[0].look()

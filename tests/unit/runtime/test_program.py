@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import UnevenBatchError
-from autodist.graph.parts import EvenParts, VariableGradient
+from autodist.graph.parts import EvenSharesRequired, VariableGradient
 from autodist.graph.step import UNEVEN, Step
 from autodist.runtime import program as module
 from autodist.runtime.graph_runner import GraphRunners
@@ -47,7 +47,7 @@ def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(grap
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.identity(x, name="y")
         check = tf.debugging.Assert(tf.reduce_all(x > 0), [UNEVEN, tf.constant(6, tf.int64)])
-    even = EvenParts("loss:0", "node 'det' (MatrixDeterminant): why", 6, 2, is_own)
+    even = EvenSharesRequired("loss:0", "node 'det' (MatrixDeterminant): why", 6, 2, is_own)
     item = Step(
         graph.as_graph_def(),
         inputs={"x:0": None},
@@ -69,7 +69,7 @@ def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(graph_ru
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.debugging.check_numerics(x, "not finite", name="y")
-    even = EvenParts("loss:0", "why", 2, 2)
+    even = EvenSharesRequired("loss:0", "why", 2, 2)
     item = Step(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), replication=replication(even_parts=even))
     step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import VariableSlices
-from autodist.runtime.variables import LARGE, Tracked
+from autodist.runtime.variables import LARGE, TrackedVariable
 
 VALUE = np.arange(24.0).reshape(4, 6)
 
@@ -49,8 +49,8 @@ def chief() -> Iterator[Chief]:
     graph_runner.close()
 
 
-def tracked(placement: Placement) -> Tracked:
-    return Tracked(tf.Variable(VALUE), "v", placement)
+def tracked(placement: Placement) -> TrackedVariable:
+    return TrackedVariable(tf.Variable(VALUE), "v", placement)
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
@@ -87,8 +87,8 @@ def test_a_variable_that_is_moved_is_set_where_it_is_now(chief: Chief):
 
 def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: Chief):
     """The session is fed the memory of the script's object itself."""
-    large = Tracked(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
-    small = Tracked(tf.Variable(tf.ones([1024], tf.float64)), "small")
+    large = TrackedVariable(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
+    small = TrackedVariable(tf.Variable(tf.ones([1024], tf.float64)), "small")
     earlier = [one.read() for one in (large, small)]
     chief.pieces.set([large, small])
     with chief.graph_runner.graph.as_default():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
 from autodist.resources import ResourceSpec
@@ -95,7 +95,7 @@ ONE_EACH = ((0,), (0,))
     ],
 )
 def test_fixed_shapes_of_one_length_hold_a_row_for_each_example_of_a_worker(shapes, named, options, axes):
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         read = [v1.placeholder(tf.float64, shape, name) for shape, name in zip(shapes, "abc", strict=False)]
         v1.placeholder(tf.float64, [7], "unread")
         weight = v1.get_variable("weight", [], tf.float64)

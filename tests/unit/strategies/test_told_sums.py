@@ -6,7 +6,7 @@ from autodist.compressors import Float16
 from autodist.strategies import PS, AllReduce, Parallax, Pipeline, resolve_specs, strategy_table
 from autodist.strategies.specs import summed_bytes
 from autodist.strategies.subgroups import sum_cost
-from autodist.strategies.told_sums import milliseconds, told_sums
+from autodist.strategies.sum_summary import milliseconds, sum_summary
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def planned(step):
 
 
 def told(planned, machines, builder):
-    return told_sums(resolve_specs(builder.build(planned, machines), planned, machines), planned, machines)
+    return sum_summary(resolve_specs(builder.build(planned, machines), planned, machines), planned, machines)
 
 
 def test_teams_are_told_with_what_they_take_and_what_the_other_way_would(planned, cluster):
@@ -56,4 +56,4 @@ def test_the_table_says_it_below(planned, cluster):
     machines = cluster(workers=16)
     strategy = resolve_specs(Parallax().build(planned, machines), planned, machines)
     caption = str(strategy_table(strategy, planned, resource_spec=machines).caption)
-    assert caption.endswith(told_sums(strategy, planned, machines))
+    assert caption.endswith(sum_summary(strategy, planned, machines))

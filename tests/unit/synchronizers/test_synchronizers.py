@@ -10,9 +10,9 @@ from autodist.synchronizers import (
     AllReduce,
     ParameterServer,
     all_synchronizers,
-    cut_of,
     has_synchronizer,
     named_synchronizers,
+    partitioning_of,
     synchronizer_of,
     synchronizers_of,
 )
@@ -30,12 +30,12 @@ def test_what_is_said_of_a_variable_is_read_as_it_was_written(said):
     node = whole_node("v", said)
     assert synchronizer_of(node) == said and has_synchronizer(node)
     assert node == whole_node("v", said.to_message())
-    assert list(named_synchronizers(node)) == [("v", said)] and cut_of(node) is None
+    assert list(named_synchronizers(node)) == [("v", said)] and partitioning_of(node) is None
 
 
 def test_each_shard_has_its_own():
     node = partitioned_node("v", Partitioning(1, (2, 3)), [KINDS[0], KINDS[2]])
-    assert synchronizers_of(node) == (KINDS[0], KINDS[2]) and cut_of(node) == Partitioning(1, (2, 3))
+    assert synchronizers_of(node) == (KINDS[0], KINDS[2]) and partitioning_of(node) == Partitioning(1, (2, 3))
     assert list(named_synchronizers(node)) == [("v/shard_0", KINDS[0]), ("v/shard_1", KINDS[2])]
     strategy = strategy_pb2.Strategy(nodes=[node, whole_node("w", KINDS[1])])
     assert list(all_synchronizers(strategy)) == [("v", KINDS[0]), ("v", KINDS[2]), ("w", KINDS[1])]
@@ -79,7 +79,7 @@ def test_who_keeps_a_variable():
     assert ParameterServer(1, asynchronous=True, staleness=3).variable_placement == VariablePlacement(
         1, SyncMode.ASYNCHRONOUS, 3
     )
-    assert ParameterServer(1, local_proxy=True).has_proxy and not AllReduce().has_proxy
+    assert ParameterServer(1, local_proxy=True).has_cached_copy and not AllReduce().has_cached_copy
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ sys.meta_path.insert(0, Finder())
     [
         ("from autodist import AutoDist", "autodist.api"),
         ("import autodist; autodist.AutoDist", "autodist.api"),
-        ("from autodist.compressors import PowerSGD", "autodist.compressors.ours"),
+        ("from autodist.compressors import PowerSGD", "autodist.compressors.built_in"),
     ],
 )
 def test_an_attribute_error_of_a_module_behind_a_name_is_shown_as_the_cause(statement: str, module: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO
 
-from autodist.cli.checking.looking import FoundMachine
+from autodist.cli.checking.check_machines import FoundMachine
 from autodist.cli.checking.probe import Probe
 from autodist.cli.checking.protocol import Hardware, Interface, MachineAnswer, SeenGPUs, line_of, question_in
 from autodist.cluster.protocol import Facts

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autodist.cli.checking.looking import FoundMachine
+from autodist.cli.checking.check_machines import FoundMachine
 from autodist.cli.checking.protocol import SeenGPUs
 from autodist.cli.checking.report import faults_of, notes_of, usable
 from autodist.resources import ResourceSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autodist.cli.telling import UsageError
+from autodist.cli.command_errors import UsageError
 from autodist.cli.tracing.files import TracedTransfer, read_traces
 from autodist.cli.tracing.words import alignment_of
 from tests.unit.cli.tracing.traces import MS, moved, place, ran, write

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.names import is_control
 from autodist.kernels import Context, rewrite
@@ -382,7 +382,7 @@ def test_random_assignments_train_as_one_device_does_and_no_two_workers_wait_for
 
 def test_attributes_of_tensorflow_1s_jit_scope_are_kept_in_every_replica():
     """The attributes control TensorFlow's own clustering; `global_jit_level` also clusters the rewritten graph."""
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         weight = tf.compat.v1.get_variable("weight", [4], tf.float64, use_resource=True)
         x = tf.compat.v1.placeholder(tf.float64, [None, 4], "x")
         with tf.xla.experimental.jit_scope():

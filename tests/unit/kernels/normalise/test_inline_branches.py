@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.errors import RewriteError, StrategyError
 from autodist.graph.ops import writes_rows
 from autodist.graph.placement import Partitioning
@@ -364,7 +364,7 @@ def build_graph() -> None:
 @pytest.mark.parametrize("cuts", [{}, {"kernel": Partitioning(0, (1, 3))}])
 def test_what_a_condition_writes_is_written_though_nobody_waits_for_it(cuts):
     """Nodes that depended on the conditional by a value still follow its write."""
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         build_graph()
         cluster = Cluster(graph, notes.calls, lambda item: sharded_plan(item, cuts, 2) if cuts else plan(item, 2, 1))
         with v1.Session(graph=graph) as alone, cluster.session:

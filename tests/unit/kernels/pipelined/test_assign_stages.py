@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.stage_marks import StageMark
 from autodist.errors import StrategyError
@@ -172,7 +172,7 @@ def chosen(x, kernel):
 
 def rewrite_graph_of(inner):
     v1 = tf.compat.v1
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float64, [None, 3], "x")
         kernels = [v1.get_variable(f"v{k}", initializer=np.eye(3), use_resource=True) for k in range(2)]
         loss = tf.reduce_mean(tf.tanh(inner(x, kernels[0]) @ kernels[1]))

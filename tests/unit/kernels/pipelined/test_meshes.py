@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import (
     assert_same,
@@ -76,7 +76,7 @@ def test_a_worker_computes_its_own_pipelines_micro_batches_and_sends_each_gradie
 
 
 def test_what_is_set_between_steps_is_set_at_all_who_hold_it_and_each_reads_its_own_pipelines():
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float64, [None, 3], "x")
         kernels = [v1.get_variable(f"part_{k}_kernel", initializer=np.full((3, 3), 0.1 * k)) for k in (1, 2)]
         loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import (
     Session,
@@ -158,7 +158,7 @@ def session_of_averages():
 
 def told_by_session(recompute):
     """Returns the outputs of three steps, and the kinds of the nodes that all of them added."""
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         session_of_averages()
         initializer = v1.global_variables_initializer()
     said = {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 3

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.graph.placement import Partitioning
 from autodist.kernels import find_placements
 from tests.unit.kernels.dense_steps import dense_step
@@ -38,7 +38,7 @@ def test_a_slot_that_is_read_before_it_is_written_stands_with_its_variable(clip)
 )
 def test_slots_of_an_update_that_no_gradient_reaches_stand_with_its_variable(planned):
     """Runs add gradients up in a variable, and another run applies them: a session places each node by one of them."""
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float64, [None, 4], "x")
         w = v1.get_variable("w", initializer=numbers(0, 4, 3), use_resource=True)
         loss = tf.reduce_sum(tf.square(x @ w))

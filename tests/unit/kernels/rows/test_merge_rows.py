@@ -12,7 +12,7 @@ from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels import KERNELS
 from autodist.kernels.base import Context, run_pipeline
-from autodist.kernels.rows.merge_rows import MergeRows, is_added_up
+from autodist.kernels.rows.merge_rows import MergeRows, is_summed
 from tests.unit.graph.graph_text import assert_imports, from_text
 from tests.unit.kernels.in_one_process import plan
 from tests.unit.kernels.table_steps import table_step
@@ -94,7 +94,7 @@ ADDED = """
 def added_up(text, **shapes):
     known = {"rate:0": (), **{f"{name}:0": shape for name, shape in shapes.items()}}
     item = Step(from_text(text), noted=lambda name: tf.TensorSpec(known[name]))
-    return is_added_up(StepEditor(item), "ids:0", "rows:0")
+    return is_summed(StepEditor(item), "ids:0", "rows:0")
 
 
 def test_rows_scaled_by_one_number_are_added_up():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.gradients import noting_gradients
+from autodist.capture.gradients import recording_gradients
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.placement import Partitioning
@@ -57,7 +57,7 @@ def built(
     planned: Callable[[Step], strategy_pb2.Strategy] = sharded, **options: bool
 ) -> Iterator[tuple[Cluster, v1.Session]]:
     """The workers of a graph, and one device that runs the same."""
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         build(**options)
         cluster = Cluster(graph, notes.calls, planned)
         with v1.Session(graph=graph) as alone, cluster.session:
@@ -158,7 +158,7 @@ def test_a_loop_of_tensorflow_1_reads_what_another_worker_holds(first_control_fl
 
 
 def test_a_branch_of_tensorflow_1_that_writes_is_refused(first_control_flow):
-    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+    with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float64, [None, 4], "x")
         v = v1.get_variable("v", initializer=numbers(0, 4, 3), use_resource=True)
         (gradient,) = tf.gradients(tf.reduce_mean(x @ v), [v])

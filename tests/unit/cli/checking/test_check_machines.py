@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from autodist.cli.checking import looking
-from autodist.cli.checking.looking import FoundMachine, look_at_all
+from autodist.cli.checking import check_machines
+from autodist.cli.checking.check_machines import FoundMachine, check_all_machines
 from autodist.cli.checking.probe import Probe
 from autodist.cli.checking.protocol import Tock, answer_in, line_of
 from autodist.cluster.protocol import Lost, encode
@@ -24,8 +24,8 @@ def look(monkeypatch: pytest.MonkeyPatch, **machines: FakeTransport) -> dict[str
     def transport_to(spec: ResourceSpec, node: Node, patience: float) -> FakeTransport:
         return machines[node.address]
 
-    monkeypatch.setattr(looking, "transport_to", transport_to)
-    return {found.name: found for found in look_at_all(spec, None, None)}
+    monkeypatch.setattr(check_machines, "transport_to", transport_to)
+    return {found.name: found for found in check_all_machines(spec, None, None)}
 
 
 def test_a_machine_that_cannot_be_reached_keeps_no_other_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,14 +74,14 @@ def test_ports_that_are_taken_and_names_that_nobody_knows_are_told(monkeypatch: 
         taken.listen()
         port = taken.getsockname()[1]
         spec = ResourceSpec.from_dict({"nodes": [{"address": "nosuch.invalid", "port": port - 1, "workers": 1}]})
-        monkeypatch.setattr(looking, "transport_to", lambda *about, **more: FakeTransport())
+        monkeypatch.setattr(check_machines, "transport_to", lambda *about, **more: FakeTransport())
         node = spec.nodes[0].model_copy(update={"port": port})
-        (found,) = look_at_all(spec.model_copy(update={"nodes": (node,)}), None, None)
+        (found,) = check_all_machines(spec.model_copy(update={"nodes": (node,)}), None, None)
     assert found.machine is not None
     assert found.machine.ports == (None,)
     assert found.machine.facts.problems == (
         f"port {port} is taken by another process; free it, or choose another `port` for the node",
     )
-    (other,) = look_at_all(spec, None, None)
+    (other,) = check_all_machines(spec, None, None)
     (problem,) = other.unreachable.values()
     assert "the name nosuch.invalid cannot be resolved there" in problem

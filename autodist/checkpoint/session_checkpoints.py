@@ -13,7 +13,7 @@ from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.read import described, require_alike, saved_graph, saved_values
 from autodist.errors import CheckpointError
 from autodist.runs.run import Run
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import StoredVariable
 
 
 class Session(Protocol):
@@ -22,13 +22,13 @@ class Session(Protocol):
     @property
     def graph(self) -> tf.Graph: ...
 
-    def saved_variables(self) -> Mapping[str, Kept]:
+    def saved_variables(self) -> Mapping[str, StoredVariable]:
         """Returns the session's variables by name."""
 
     def give_initial_values(self) -> None:
         """Initializes variables that no run has set; every worker calls it."""
 
-    def note_given(self) -> None:
+    def mark_set(self) -> None:
         """Records that all variables were set outside a run."""
 
 
@@ -89,7 +89,7 @@ class SessionCheckpoints(Checkpoints):
         keys, variables = self._keys(prefix), self._session.saved_variables()
         values = [(keys[name], kept) for name, kept in variables.items()]
         self._read_into_session(prefix, values)
-        self._session.note_given()
+        self._session.mark_set()
 
 
 def _names_of_objects(prefix: str) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ class GatheredInput:
 
 
 @dataclass(frozen=True)
-class WholeFed:
+class GatheredFeeds:
     """The feeds of a worker after all parts were gathered on the chief.
 
     Attributes:
@@ -92,7 +92,7 @@ def bring_together(
     worker: int,
     gather: Callable[[bytes], list[bytes]],
     exchange: Callable[[bytes], bytes],
-) -> WholeFed:
+) -> GatheredFeeds:
     """Gathers the feeds of all workers on the chief, in the order of the workers; a collective call.
 
     Args:
@@ -117,7 +117,7 @@ def bring_together(
         one.value if one.axis is None else next(arrays) if worker == 0 else rows_of(one.value, one.axis, Share(0, 0))
         for one in fed
     ]
-    result = WholeFed(values, worker, reply["rows"])
+    result = GatheredFeeds(values, worker, reply["rows"])
     require_examples(result.all_examples > 0)
     return result
 

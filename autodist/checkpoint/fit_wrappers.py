@@ -73,7 +73,7 @@ class AroundFit:
         others = [c for c in listed if not isinstance(c, CheckpointCallback)]
         for callback in saving:
             callback.others = [c for c in others if not isinstance(c, keras.callbacks.History)]
-            callback.comes_to_fit()
+            callback.before_fit()
         if not is_list:
             return [*others, *saving]
         if self._callback is not None and self._callback not in listed:

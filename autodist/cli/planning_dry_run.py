@@ -1,4 +1,4 @@
-"""PlanningLook: runs a script on one device from one training step to the next, without training."""
+"""PlanningDryRun: runs a script on one device from one training step to the next, without training."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from autodist.cli.command_errors import UsageError
 from autodist.cli.planned_step import PlannedStep
 from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import PlannedStrategy
-from autodist.cli.telling import UsageError
 from autodist.graph.flops import with_inferred_shapes
 from autodist.graph.step import Step
 from autodist.logs.formatting import listed
@@ -30,12 +30,12 @@ _OF_TRAINING = frozenset({"GradientTape", "gradient", "minimize", "apply_gradien
 _AT_ITS_END = "The script then ended."
 
 
-class EndOfLookError(BaseException):
+class EndOfDryRunError(BaseException):
     """Raised in the script to end it once its training steps have been planned."""
 
 
 @dataclass
-class PlanningLook:
+class PlanningDryRun:
     """Plans the training steps that a script reaches.
 
     By default the script continues after a training step only while another of its `@ad.function`s that computes
@@ -88,17 +88,17 @@ class PlanningLook:
         self.chosen = spec, builder
         return ResourceSpec.local()
 
-    def defines_step(self, function: Callable[..., Any]) -> None:
+    def on_step_defined(self, function: Callable[..., Any]) -> None:
         """Expects a call of the function if it computes gradients."""
         code = getattr(inspect.unwrap(function), "__code__", None)
         if isinstance(code, CodeType) and not _OF_TRAINING.isdisjoint(_names_in(code)):
             self._expected[function.__name__] += 1
 
-    def calls_within_step(self, name: str) -> None:
+    def on_nested_call(self, name: str) -> None:
         """Stops expecting a direct call of the function."""
         self._expected -= Counter([name])
 
-    def comes_to_step(
+    def on_step(
         self,
         item: Step,
         names: Mapping[str, str],
@@ -161,7 +161,7 @@ class PlanningLook:
         """Counts a call of a training step, and ends the script at the last one."""
         self._calls_made += 1
         if self._is_over:
-            raise EndOfLookError
+            raise EndOfDryRunError
         if self.calls is not None:
             if self._calls_made >= self.calls:
                 self._end(f"The script was ended at call {self.calls} of a training step.")
@@ -174,7 +174,7 @@ class PlanningLook:
         """Ends the script; one that catches the exception is ended again at its next step."""
         if not self._is_over:
             self.end, self._is_over = why, True
-        raise EndOfLookError
+        raise EndOfDryRunError
 
 
 def _names_in(code: CodeType) -> set[str]:

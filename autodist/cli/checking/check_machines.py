@@ -74,7 +74,7 @@ class FoundMachine:
         return tuple(host_and_port(self.node.address, port) for port in ports if port is not None)
 
 
-def look_at_all(
+def check_all_machines(
     spec: ResourceSpec, script: str | None, directory: str | None, say: Callable[[str], None] = lambda what: None
 ) -> list[FoundMachine]:
     """Checks all machines at the same time. A machine that does not answer does not delay the others.

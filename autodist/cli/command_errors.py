@@ -28,7 +28,7 @@ class ScriptFailedError(AutoDistError):
     """
 
 
-def telling_errors(command: Callable[..., None]) -> Callable[..., None]:
+def report_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Wraps a command: prints errors of AutoDist and of the system without a traceback, unless `--traceback` is set."""
 
     @functools.wraps(command)
@@ -42,7 +42,7 @@ def telling_errors(command: Callable[..., None]) -> Callable[..., None]:
             # A closed pipe (`| head`) is not an error to report; Typer handles it.
             if options.get("traceback") or isinstance(error, BrokenPipeError):
                 raise
-            tell_error(str(error))
+            print_error(str(error))
             raise typer.Exit(BAD_INPUT) from None
 
     return wrapped
@@ -94,7 +94,7 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
     return UsageError(f"{path} cannot be written: {error.strerror}.")
 
 
-def tell_error(problem: str) -> None:
+def print_error(problem: str) -> None:
     """Writes an error message to standard error."""
     with contextlib.suppress(OSError):  # no reader is left
         typer.echo(f"autodist: error: {problem}", err=True)

@@ -11,7 +11,9 @@ from autodist.strategies.variables import GraphLike
 from autodist.synchronizers import COLLECTIVES, Subgroups
 
 
-def told_sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec | None = None) -> str:
+def sum_summary(
+    strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec | None = None
+) -> str:
     """Describes the subgroups of an all-reduce, the calls that they save a worker, and the time of dense sums.
 
     Args:

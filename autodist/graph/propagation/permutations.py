@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from autodist.graph.ops import Trait, having
-from autodist.graph.propagation.draws import are_drawn_alike
 from autodist.graph.propagation.facts import SAME, Fact, Form, Positions, Recovery, Shuffled, reordered
 from autodist.graph.propagation.lengths import is_length_of
 from autodist.graph.propagation.op_context import OpContext, Rule
+from autodist.graph.propagation.random_ops import are_drawn_alike
 
 
 def shuffle(ctx: OpContext) -> Fact:

@@ -15,7 +15,7 @@ _NAMED = 5
 """Variables that a warning names."""
 
 
-class OwnValues:
+class EarlyValueWarning:
     """Warns if this worker computes locally with initial values that differ from the chief's.
 
     Args:
