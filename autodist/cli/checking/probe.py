@@ -127,8 +127,9 @@ def main() -> int:
 
     def answer_all() -> None:
         probe = Probe()
-        while True:
-            write(line_of(probe.answer(questions.get())))
+        with outgoing:  # closed after an error, so that the chief does not wait for an answer
+            while True:
+                write(line_of(probe.answer(questions.get())))
 
     def beat() -> None:
         while True:
@@ -144,10 +145,6 @@ def main() -> int:
         if question is not None:
             questions.put(question)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 _DRIVER_LIMIT, _TENSORFLOW_LIMIT = 20.0, 60.0
@@ -255,3 +252,7 @@ def _address_of(interface: str) -> str | None:
         )
         return str(ipaddress.ip_interface(f"{address}/{mask}"))
     return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

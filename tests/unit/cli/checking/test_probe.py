@@ -1,0 +1,32 @@
+"""The probe of `autodist check`: an error in an answer reaches the chief at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from autodist.cli.checking.protocol import Tick, line_of
+
+FAILS = """
+import sys
+from autodist.cli.checking import probe
+
+probe.Probe.answer = lambda self, question: 1 / 0
+sys.argv = ["probe", "60"]
+sys.exit(probe.main())
+"""
+
+
+@pytest.mark.processes
+def test_an_error_in_an_answer_ends_the_output_so_that_nobody_waits():
+    command = [sys.executable, "-c", FAILS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as probe:
+        assert probe.stdin and probe.stdout and probe.stderr
+        probe.stdin.write(line_of(Tick()))
+        probe.stdin.flush()
+        assert probe.stdout.read().strip() == b""  # ends, though standard input is open
+        probe.stdin.close()
+        assert b"ZeroDivisionError" in probe.stderr.read()
+        assert probe.wait(30) == 0
