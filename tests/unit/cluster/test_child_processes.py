@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from autodist.cluster.ssh_program_logins import ChildProcesses
+from autodist.cluster.child_processes import ChildProcesses
 from tests.cluster.runs import within
 
 HOLD = """
 import subprocess, sys
-from autodist.cluster.ssh_program_logins import ChildProcesses
+from autodist.cluster.child_processes import ChildProcesses
 with ChildProcesses() as child_processes:
     program = child_processes.start(["sh", "-c", "sleep 60 & echo $!; wait"], -3, 1, -3)
     print(child_processes.folder, program.pid, flush=True)
