@@ -33,7 +33,7 @@ def find_unpicklable(
     """Returns the first value used by a function that cannot be pickled, as deep as names go, with the path to it.
 
     >>> settings = {"rate": 1.0, "lock": "a lock"}
-    >>> what_stays(lambda ad: settings, (), lambda value: "lock" not in str(value))
+    >>> find_unpicklable(lambda ad: settings, (), lambda value: "lock" not in str(value))
     ("settings['lock']", 'a lock')
 
     Args:

@@ -77,7 +77,7 @@ class Allotment:
 def split_evenly(items: Sequence[T], parts: int) -> tuple[tuple[T, ...], ...]:
     """Splits `items` into `parts` consecutive runs of equal length.
 
-    >>> deal_evenly("abcd", 2)
+    >>> split_evenly("abcd", 2)
     (('a', 'b'), ('c', 'd'))
 
     Raises:

@@ -106,7 +106,7 @@ class ChiefOnly:
             return result
 
     def leave_state(self, script: Any) -> None:
-        """At the end of another worker's script, leaves its state for the chief, which reads it in `hear_at_end`."""
+        """At the end of another worker's script, leaves its state for the chief, which reads it in `read_states`."""
         if self._run.have_joined:
             self._run.coordination.leave_final_message(
                 json.dumps([self._run.index, self._encode_state(script).decode()]).encode()

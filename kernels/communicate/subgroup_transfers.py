@@ -18,7 +18,7 @@ Tensors = list[tf.Tensor]
 class SubgroupTransfers:
     """Sends and receives within a subgroup and between subgroups, in an order that is the same on all workers.
 
-    In the messages, `what` is a name; `to_learners` is True if workers without replicas receive them too.
+    In the messages, `what` is a name; `to_non_computing` is True if workers without replicas receive them too.
 
     Attributes:
         exchange: the communicator that sends everything.

@@ -103,7 +103,7 @@ def test_a_loss_and_a_gradient_are_of_the_whole_batch_where_all_workers_fetch_th
 
 
 def test_what_another_worker_has_is_refused_where_workers_may_fetch_different_things():
-    with built("two owners") as (cluster, _), pytest.raises(FetchedElsewhereError, match="on every worker alike"):
+    with built("two owners") as (cluster, _), pytest.raises(FetchedElsewhereError, match="Fetch it on every worker"):
         cluster.run(["norm/global_norm:0"], ["train"], **batches(1)[0])
 
 

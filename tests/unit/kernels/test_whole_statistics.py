@@ -120,8 +120,8 @@ def test_they_are_those_of_the_whole_batch(
     captured = capture(step, *data[0], is_split=True)
     assert captured.item.whole_sums
     assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
-    told = [message for message in caplog.messages if "single examples (tests" in message]
-    assert len(told) == 1 and not any("treated as a mean" in message for message in caplog.messages)
+    logged = [message for message in caplog.messages if "sums or means of the batch with single examples" in message]
+    assert len(logged) == 1 and not any("treated as a mean" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 2)])
