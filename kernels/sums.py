@@ -13,7 +13,7 @@ def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of tensors of one shape, added in order.
 
     `tf.add_n` starts with any input whose buffer it can reuse, and TensorFlow's optimizer turns a chain of additions
-    into an `add_n`. From three terms on, both differ in the last bits between workers and between runs.
+    into an `add_n`. With three or more terms, both differ in the last bits between workers and between runs.
     """
     if len(parts) == 1:
         return parts[0]
@@ -95,7 +95,7 @@ def rows_together(
     """Joins the indices and values of several parts of a sparse gradient.
 
     Args:
-        how: how to join the parts.
+        how: the rule that combines the parts.
         aligned: number of trailing rows that are aligned, if only these are.
         ids: row indices of each part.
         values: rows of each part.

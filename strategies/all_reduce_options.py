@@ -33,7 +33,7 @@ class AllReduceOptions:
     compressor: Compressor = NO_COMPRESSOR
 
     def all_reduce(self, position: int) -> strategy_pb2.AllReduce:
-        """Returns the synchronizer of the variable, or shard, at a position among those that are all-reduced."""
+        """Returns the synchronizer of a variable or shard; `position` is its index among those that are all-reduced."""
         return all_reduce_synchronizer(position // self.chunk_size, self.all_reduce_spec, self.compressor)
 
 

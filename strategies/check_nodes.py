@@ -35,10 +35,10 @@ def check_nodes(
         strategy: the output of a builder.
         graph_item: the captured step.
         resource_spec: the machines.
-        place_of: for messages.
+        place_of: returns the position of an option in a file, for messages.
 
     Raises:
-        StrategyError: names the variable, the reason and the fix.
+        StrategyError: the strategy is not valid; the message has the variable, the reason and the fix.
     """
     synced = {variable.name: variable for variable in synced_variables(graph_item)}
     _check_names(strategy, [variable.name for variable in graph_item.variables], list(synced))

@@ -53,7 +53,7 @@ class UnevenPartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
     def _node(
         self, variable: SyncedVariable, shards: int, loads: GreedyLoads, bandwidths: tuple[Fraction, ...]
     ) -> strategy_pb2.VariableNode:
-        """Returns the node of a variable, and counts the bytes of its owners."""
+        """Returns the node of a variable, and adds the bytes of its shards to the loads of their owners."""
         shards = min(self.max_shards or shards, len(loads.owners))
         even = even_cut(variable, 0, shards, self.min_partition_bytes)
         if even is None:

@@ -61,11 +61,11 @@ class SyncedVariable:
     """A variable with a gradient.
 
     Attributes:
-        name: as in the captured graph.
+        name: its name in the captured graph.
         shape: length of each axis.
-        byte_size: of the whole variable.
+        byte_size: bytes of the whole variable.
         is_sparse: True if only the rows that a step touches have a gradient. A variable that has a dense and a sparse
-            gradient in one step is dense, since the whole gradient is sent anyway.
+            gradient in one step counts as dense, since the whole gradient is sent anyway.
         dtype: name of its elements' dtype ("float32").
         is_floating: True for a floating-point dtype.
         stage: the pipeline stage that the script assigns it to; None: unspecified.
@@ -94,7 +94,7 @@ class SyncedVariable:
         return self.byte_size // self.shape[0] if self.shape and self.shape[0] else self.byte_size
 
     def first_shard(self, axis: int, length: int) -> SyncedVariable:
-        """Returns a shard of `length` indices along an axis as a separate variable, named as the first shard."""
+        """Returns the first shard along `axis`, with `length` indices, as a variable of its own."""
         shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
         byte_size = self.element_bytes * prod(shape)
         return replace(self, name=shard_name(self.name, 0), shape=shape, byte_size=byte_size)

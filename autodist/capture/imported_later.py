@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def when_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
-    """Calls `act` at once if a module is imported; otherwise after its import, if the context is still open then.
+    """Calls `act` at once if a module has been imported, or else when it is imported while the context is open.
 
     Args:
         name: name of a top-level module.

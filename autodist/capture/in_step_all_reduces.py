@@ -58,11 +58,16 @@ class AllReduceNotes:
         return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph) == self.in_functions
 
     def whole(self, value: tf.Tensor, is_mean: bool = False, is_asked: bool = True) -> tf.Tensor:
-        """Returns the placeholder of a value's sum over all replicas; its gradient is the sum of the gradients."""
+        """Returns a placeholder for the sum of a value over all replicas.
+
+        Its gradient is the sum of the replicas' gradients.
+        """
         return self._standing_for(value, value.shape, InStepAllReduce("", is_mean=is_mean, is_asked=is_asked))
 
     def gathered(self, value: tf.Tensor, axis: int) -> tf.Tensor:
-        """Returns the placeholder of all replicas' rows; its gradient is this replica's rows of the gradients' sum.
+        """Returns a placeholder for the rows of all replicas.
+
+        Its gradient is this replica's rows of the gradients' sum over all replicas.
 
         Args:
             value: a tensor with a row for each example.
@@ -120,7 +125,7 @@ def recording_all_reduces(in_functions: bool) -> Iterator[AllReduceNotes]:
     def with_mask(moments: Any, self: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
         if mask is None or not self.synchronized or not notes.looks_here():
             return moments(self, inputs, mask)
-        with _sums_are_whole(notes):  # Keras sums over its own replica there
+        with _sums_are_whole(notes):  # with a mask, Keras sums over its own replica only
             return moments(self, inputs, mask)
 
     with patched(
@@ -131,7 +136,7 @@ def recording_all_reduces(in_functions: bool) -> Iterator[AllReduceNotes]:
 
 @contextmanager
 def _sums_are_whole(notes: AllReduceNotes) -> Iterator[None]:
-    """Makes the sums of Keras's batch normalization in-step all-reduces while the context is open."""
+    """Records the sums of Keras's batch normalization as in-step all-reduces while the context is open."""
 
     def whole(plain: Any, *args: Any, **kwargs: Any) -> Any:
         return notes.whole(plain(*args, **kwargs))

@@ -2,7 +2,7 @@
 
     tf.cond(p, lambda: v.assign(f(x)), …)      becomes      v.assign(tf.where(p, f(x), v))
 
-Batch statistics in a branch are then visible, and are computed over the whole batch as those outside of branches.
+Batch statistics in a branch are then nodes of the step's graph, and are computed over the whole batch as elsewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class BranchesInGraph:
     _conditions: list[tf.Tensor] = field(default_factory=list)
 
     def written(self, op_type: str, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """Returns the inputs of an op; those of a write in a branch that is not taken change nothing."""
+        """Returns the inputs of an op.
+
+        In a branch that is not taken, a write gets inputs that leave its variable as it is.
+        """
         if not self._conditions or op_type not in having(Trait.ASSIGNMENT):
             return inputs
         handle, value, *others = inputs

@@ -1,4 +1,4 @@
-"""Skips batches of a `fit` that an earlier run has trained on."""
+"""Skips the batches of a `fit` on which an earlier run has already trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autodist.reading.data_sets import begins_within
 
 
 class Passing(Protocol):
-    """Called at each position in the skipped data, before the data's own code runs there."""
+    """Callbacks for positions in the skipped data; each is called before the data's own code runs there."""
 
     def pass_epoch(self, epoch: int) -> None: ...
 
@@ -29,13 +29,13 @@ class Passing(Protocol):
 def skip_batches(epochs: int, batches: int, passing: Passing) -> None:
     """Makes the next epoch of a `fit` start at the position of the earlier run.
 
-    A data set that is created again for each epoch is started as often as before, so that its shuffles have drawn as
-    many orders. One that continues over the epochs (`steps_per_epoch`) is read up to the position.
+    A data set that begins again in each epoch is iterated once for each completed epoch, so that its shuffles advance
+    as in the earlier run. A data set that continues over the epochs (`steps_per_epoch`) is read up to the position.
 
     Args:
         epochs: number of completed epochs.
-        batches: number of batches of the next epoch that were trained on.
-        passing: called at each position.
+        batches: number of batches of the next epoch that the earlier run has trained on.
+        passing: the callbacks.
     """
     plain = EpochIterator._enumerate_iterator
 
@@ -47,7 +47,7 @@ def skip_batches(epochs: int, batches: int, passing: Passing) -> None:
 
 
 def reads_on(batches_of: EpochIterator) -> bool:
-    """Returns True if an epoch continues reading at the end of the one before."""
+    """Returns True if an epoch continues to read at the position where the one before ended."""
     return batches_of.steps_per_epoch is not None or isinstance(batches_of.data_adapter, GeneratorDataAdapter)
 
 

@@ -36,8 +36,8 @@ class TrainingRequirements:
     Attributes:
         needs_gradients: True if a step without gradients is an error.
         may_evaluate: True to accept a step that computes no gradient and writes no trainable variable from its batch.
-            It may write trainable variables from other variables, as all replicas do alike: from gradients that an
-            earlier step has accumulated.
+            It may compute trainable variables from other variables, such as gradients that earlier steps have
+            accumulated, since all replicas then write equal values.
     """
 
     needs_gradients: bool = True
@@ -51,7 +51,7 @@ class TrainingRequirements:
             calls: those in the step's own graph.
 
         Raises:
-            CaptureError: there are none, or they are in a loop or a branch.
+            CaptureError: the step computes no gradients, or computes them in a loop or a branch.
         """
         if not self.needs_gradients or any(c.pairs for c in calls):
             return

@@ -15,7 +15,7 @@ from autodist.strategies import BuildsStrategy, arranged
 
 
 class PlannedSteps:
-    """Plans each step with the placements of the earlier steps, as a run does.
+    """Plans each step with the variable placements that earlier steps have chosen, as a run does.
 
     Args:
         builder: builds the strategy.

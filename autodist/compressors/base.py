@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Kind = strategy_pb2.Compressor.Kind
 
 OURS = frozenset(Kind.keys()) - {"NAMED"}
-"""Kinds with fields of their own in the strategy message."""
+"""Built-in kinds: the strategy message has fields for their options. The options of other kinds are JSON."""
 
 Made = TypeVar("Made", bound="Compressor")
 
@@ -90,15 +90,15 @@ class Compressor(ABC):
     """Option that the YAML may give alone in place of a mapping: `compressor: FLOAT16`."""
 
     goes_to_all: ClassVar[bool] = False
-    """True if each worker sends its data to all others, because it cannot be summed: (W-1) times its bytes.
+    """True if each worker sends its encoded gradient to all others, because encodings cannot be summed.
 
-    A ring or an owner would send 2·(W-1)/W times its bytes.
+    With W workers, each sends (W-1) times the encoded bytes. A ring or an owner would need 2·(W-1)/W times.
     """
 
     uses_subgroups: ClassVar[bool] = False
-    """True if it uses `all_to_all` and `add_by_owners` only, which go through subgroups of workers if there are any.
+    """True if `add_up` communicates only with `all_to_all` and `add_by_owners`.
 
-    `send` always sends directly to the recipient.
+    These go through subgroups of workers, if the run has any. `send` always sends directly to the recipient.
     """
 
     def __post_init__(self) -> None:
@@ -106,33 +106,33 @@ class Compressor(ABC):
 
     @abstractmethod
     def bytes_of(self, gradient: Dense) -> int:
-        """Returns the bytes of the encoded gradient. If they are not fewer than its own, it is sent uncompressed."""
+        """Returns the bytes of the encoded gradient; a gradient whose encoding is not smaller is sent uncompressed."""
 
     @abstractmethod
     def add_up(self, reduction: Reduction) -> list[tf.Tensor]:
-        """Returns the sums of the workers' shares: one tensor for each of `reduction.gradients`.
+        """Returns the sums of the workers' shares (see `Reduction`): one tensor for each of `reduction.gradients`.
 
         It is called once on every worker, to build a part of the step's graph. Every worker must obtain the same bits:
-        either one worker computes a sum and sends it, or each adds the same parts in the order of the workers and the
-        dtype of the gradient. A worker without replicas (`reduction.computes` is false) has no share, sends nothing and
-        stores no state; it only receives the sums.
+        either one worker computes a sum and sends it, or each adds the same parts in worker order and in the gradient's
+        dtype. A worker without replicas (`reduction.computes` is false) has no share, sends nothing and stores no
+        state; it only receives the sums.
         """
 
     @property
     def kind(self) -> str:
-        """Name in a strategy."""
+        """The name that selects this compressor in a strategy."""
         return _COMPRESSORS.name_of(type(self))
 
     @property
     def text(self) -> str:
-        """Description for people: "POWER_SGD rank 4 with error feedback"."""
+        """Description for messages, such as "POWER_SGD rank 4 with error feedback"."""
         options = self._options()
         is_fed_back = options.pop("error_feedback", False)
         described = "".join(f" {name} {value}" for name, value in options.items())
         return f"{self.kind}{described}" + (" with error feedback" if is_fed_back else "")
 
     def require_error_feedback(self, error_feedback: bool) -> None:
-        """Passes if error feedback is on; for compressors that need it.
+        """Checks that error feedback is on; called by compressors that do not converge without it.
 
         Raises:
             StrategyError: it is off.
@@ -144,7 +144,7 @@ class Compressor(ABC):
             )
 
     def misfit(self, variable: str, is_sparse: bool, dtype: str, is_floating: bool) -> str | None:
-        """Returns why the gradient of a variable cannot be compressed, and the fix; None if it can."""
+        """Returns the reason why a variable's gradient cannot be compressed, and the fix; None if it can be."""
         about = f"{variable} has the compressor {self.text}"
         if is_sparse:
             return (
@@ -157,7 +157,7 @@ class Compressor(ABC):
         return None
 
     def saves_bytes(self, gradient: Dense) -> bool:
-        """Returns True if fewer bytes are sent than without it."""
+        """Returns True if the encoded gradient is smaller than the gradient."""
         return self.bytes_of(gradient) < gradient.byte_size
 
     def bytes_sent(self, gradient: Dense, workers: int) -> Fraction:
@@ -169,7 +169,7 @@ class Compressor(ABC):
         return Fraction(2 * size * (workers - 1), workers)
 
     def to_message(self) -> strategy_pb2.Compressor:
-        """Returns its message in a strategy."""
+        """Returns this compressor as a message for a strategy."""
         if self.kind in OURS:
             return strategy_pb2.Compressor(kind=self.kind, **self._options())
         return strategy_pb2.Compressor(kind="NAMED", name=self.kind, options=json.dumps(self._options()))
@@ -179,22 +179,22 @@ class Compressor(ABC):
         """Returns the compressor of a strategy message.
 
         Raises:
-            StrategyError: no compressor has this name, or these options.
+            StrategyError: no compressor has this name, or the compressor does not accept these options.
         """
         return _read(message.SerializeToString(deterministic=True))
 
     @staticmethod
     def named(kind: str, place: Place | None = None) -> type[Compressor]:
-        """Returns the class that `kind` names in an option: a registered name, or module and class.
+        """Returns the class for the option `kind`: a registered name, or module and class (`my_package.Signs`).
 
         Raises:
-            StrategyError: there is none.
+            StrategyError: there is no such compressor.
         """
         return _COMPRESSORS.find(kind, place)
 
     @staticmethod
     def in_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns options, as in a YAML, with a name of AutoDist 2021 replaced by the current one."""
+        """Returns options of a YAML file, with a compressor name of AutoDist 2021 replaced by the current name."""
         return in_current_names(options)
 
     def _options(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _read(serialized: bytes) -> Compressor:
 
 
 def _options_of(message: strategy_pb2.Compressor, name: str) -> dict[str, Any]:
-    """Returns the options in a message."""
+    """Returns the options of the compressor in a strategy message."""
     if name in OURS:
         return {option: getattr(message, option) for option in option_types(Compressor.named(name))}
     try:
@@ -230,7 +230,7 @@ def register_compressor(name: str) -> Callable[[type[Made]], type[Made]]:
     """Registers a compressor under a name; a decorator, also for a user's compressors.
 
     Raises:
-        StrategyError: it is not a compressor, or another class has the name already.
+        StrategyError: the class is not a compressor, or another class already has the name.
     """
 
     def register(compressor: type[Made]) -> type[Made]:

@@ -24,7 +24,7 @@ def _passes_handle(node: tf.compat.v1.NodeDef) -> bool:
 
 @dataclass(frozen=True)
 class Effect:
-    """The handles (VarHandleOp node names) that a node reads and writes."""
+    """The variables that a node reads and writes, each named by its VarHandleOp."""
 
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
@@ -38,11 +38,13 @@ NO_EFFECT = Effect()
 
 @dataclass
 class Effects:
-    """Effects of the nodes of one GraphDef; create it once, as it indexes the graph's nodes and functions.
+    """Computes the variables that each node of a GraphDef reads and writes.
+
+    Create one object per graph, since it indexes all nodes and functions.
 
     Args:
-        graph_def: the graph; must not change while this is used.
-        nodes: its nodes by name, if the caller has them.
+        graph_def: the graph; it must not change while this object is in use.
+        nodes: maps names to nodes; computed from `graph_def` if it is empty.
 
     Attributes:
         carriers: the nodes that return a variable's handle.
@@ -59,7 +61,7 @@ class Effects:
         self._functions = {f.signature.name: f for f in self.graph_def.library.function}
 
     def handle_of(self, spelling: str) -> str | None:
-        """Returns the VarHandleOp behind an input; None if it is not a variable's handle."""
+        """Returns the name of the VarHandleOp that an input comes from; None if it is not a variable's handle."""
         name = node_of(spelling)
         if name not in self._handles:
             node = self._nodes[name]
@@ -99,7 +101,10 @@ class Effects:
 
     @staticmethod
     def _called(node: tf.compat.v1.NodeDef) -> list[tuple[str, int]] | None:
-        """Returns the functions that a node calls, each with the number of inputs before its arguments."""
+        """Returns the functions that a node calls; None if it calls none.
+
+        Each comes with the number of the node's inputs that precede its arguments (1 for a branch's predicate).
+        """
         functions = []
         shift = 1 if node.op in _BRANCHES else 0
         for value in node.attr.values():
@@ -109,7 +114,7 @@ class Effects:
         return functions or None
 
     def _in_body(self, name: str, argument: int) -> tuple[bool, bool]:
-        """Returns (True if a function reads the variable passed as an argument, True if it writes it)."""
+        """Returns two flags: a function reads the variable at position `argument`, and it writes that variable."""
         key = (name, argument)
         if key in self._bodies:
             return self._bodies[key]

@@ -1,4 +1,4 @@
-"""Lists: nodes connected by lists of tensors, as in loops; lists cannot be sent between stages."""
+"""Finds nodes that pass lists of tensors to each other, as in loops; pipeline stages cannot exchange lists."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from autodist.graph.walks import reach
 
 
 def find_lists(graph_index: GraphIndex, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
-    """Maps each node that creates or reads a list of tensors to all nodes connected to it by lists.
+    """Maps each node that passes or receives a list to all nodes that lists connect to it, directly or indirectly.
 
     Args:
-        graph_index: of the step.
+        graph_index: the index of the step's graph.
         names: the nodes to consider.
     """
     neighbours: dict[str, set[str]] = {}

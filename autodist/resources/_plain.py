@@ -24,7 +24,7 @@ def plain_copy(value: Any) -> Any:
     """Copies `value` deeply into dict, list, str, int, float, bool and None; mappings and tuples become dict and list.
 
     Raises:
-        ResourceSpecError: it contains another type, a key that is not text, or exceeds a limit of `_limits`.
+        ResourceSpecError: `value` contains another type or a key that is not text, or exceeds a limit of `_limits`.
     """
     return _Copier().copy(value, ())
 

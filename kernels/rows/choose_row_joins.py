@@ -1,4 +1,4 @@
-"""Chooses how the rows of sparse gradients are joined over the replicas."""
+"""Chooses the rule that combines the rows of each sparse gradient over the replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNIQUE = {
     **dict.fromkeys(having(Trait.UNIQUE | Trait.UNIQUE_COUNTED), 0),
     **dict.fromkeys(having(Trait.SEGMENT_ROWS), 1),
 }
-"""Outputs without repeated indices, by op."""
+"""Maps each op to the index of its output that contains no value twice."""
 
 _PASS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 
@@ -31,9 +31,10 @@ _PASS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 class ChooseRowJoins(Kernel):
     """Ensures that an update receives the same rows as on one device.
 
-    One device has a row for each id of the batch. It has a single row for a position that all examples look up, and one
-    row per distinct id if the step looks up unique ids. Optimizers that square or clip rows treat a row and two halves
-    of it differently; if rows are only summed, the difference does not matter.
+    On one device, a sparse gradient has one row for each id that the step looks up. If each example has its own ids,
+    the rows of all replicas are concatenated. If all replicas look up the same ids (positions), or each looks up its
+    distinct ids (`tf.unique`), they are added by position or by id. An optimizer that squares or clips rows treats two
+    rows differently from their sum; for one that only sums rows, the rule does not matter.
     """
 
     name: ClassVar[str] = "choose-row-joins"
@@ -53,7 +54,7 @@ def _chosen(
     """Returns the gradient with its row join; `cut` names the variables whose rows are split over several shards.
 
     Raises:
-        RewriteError: replicas would pass other rows to its optimizer than one device.
+        RewriteError: no rule passes the same rows to the optimizer as one device would.
     """
     ids, rows = gradient.tensors
     found = {name: _join_of_source(editor, flows, name) for name in _sources(editor, ids)}
@@ -86,7 +87,7 @@ def _aligned_end(item: Step, found: Mapping[str, RowJoin]) -> int | None:
 
 
 def _sources(editor: GraphEditor, ids: str) -> Iterator[str]:
-    """Yields the tensors that are concatenated to `ids`."""
+    """Yields the tensors whose concatenation is `ids`."""
     node = editor[node_of(ids)]
     if node.op == "ConcatV2":
         for part in [i for i in node.input if not is_control(i)][:-1]:

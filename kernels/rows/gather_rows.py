@@ -1,4 +1,4 @@
-"""Replaces gathers of a variable's value by gathers from the variable, which only copy the selected rows."""
+"""Gathers rows directly from a variable, so that only the selected rows are copied, and not its whole value."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 
 @dataclass(frozen=True)
 class GatherRows(RowRule):
-    """Replaces a gather of a read by a gather from the variable, and the shape of a read by the variable's shape.
+    """Gathers rows from a variable instead of from its value, and takes a shape from the variable as well.
 
-    Reading a variable with sparse updates copies all of it, so this helps even on one device. A parameter server then
-    sends rows instead of tables.
+    The read of a variable with sparse updates copies the whole variable, so this saves time even on one device. A
+    parameter server then sends rows instead of tables.
 
         ReadVariableOp(v) → GatherV2(·, ids)       becomes      ResourceGather(v, ids)
     """
@@ -57,7 +57,7 @@ class GatherRows(RowRule):
 
 
 def _reads_by_rows(item: Step) -> list[str]:
-    """Returns the reads of variables of which rows, or the shape, are used."""
+    """Returns the ReadVariableOps whose value is the input of a gather or of a shape."""
     nodes = item.graph_index.nodes
     found: dict[str, None] = {}
     for node in item.graph_index.of_op("GatherV2", "Shape"):
@@ -75,8 +75,8 @@ class _Copy:
 
     Attributes:
         name: of the node.
-        read: the read that it forwards.
-        handle: of the variable.
+        read: the ReadVariableOp whose value it outputs.
+        handle: the handle of the variable.
         waits: control inputs of the read and the Identities.
     """
 
@@ -99,12 +99,12 @@ def _copies(editor: GraphEditor, read: str) -> list[_Copy]:
 
 @dataclass(frozen=True)
 class _Access:
-    """A gather from a copy, or a copy's shape, that can use the variable instead.
+    """A GatherV2 or Shape node that reads a copy of a variable and can use the variable's handle instead.
 
     Attributes:
         name: of the node.
         copy: the copy that it reads.
-        late: writes of the variable that must wait for it.
+        late: writes of the variable that must run after it.
     """
 
     name: str
@@ -113,7 +113,7 @@ class _Access:
 
 
 def _matches(editor: GraphEditor, read: str) -> Iterator[_Access | Refusal]:
-    """Yields, for each gather and shape of a read, an access of the variable or the reason against it."""
+    """Yields each GatherV2 and Shape node that can use the variable, and a refusal for each GatherV2 that cannot."""
     readers = [(copy, name) for copy in _copies(editor, read) for name in sorted(editor.consumers(copy.name))]
     for copy, name in readers:
         node = editor[name]
@@ -132,7 +132,7 @@ def _matches(editor: GraphEditor, read: str) -> Iterator[_Access | Refusal]:
 
 
 def _access_variable(editor: GraphEditor, access: _Access) -> None:
-    """Replaces a gather or a shape of a copy by that of the variable."""
+    """Rewrites a GatherV2 or Shape node so that it uses the variable's handle."""
     node = editor[access.name]
     if node.op == "Shape":
         _shape_of_variable(editor, node, access.copy)
@@ -143,13 +143,22 @@ def _access_variable(editor: GraphEditor, access: _Access) -> None:
 
 
 def _writes_after(editor: GraphEditor, copy: _Copy) -> set[str]:
-    """Returns writes of the variable after the read: they must also run after a gather that replaces the read."""
+    """Returns the variable's writes that run after the read; they must also run after a gather that replaces it."""
     writes = [c for c in editor.consumers(copy.handle) if editor[c].op not in READS | QUERIES]
     return {w for w in writes if copy.read in editor.ancestors([w])}
 
 
 def _drop_unused_read(editor: GraphEditor, read: str, instead: list[str], named: Set[str]) -> None:
-    """Removes an unused read, which would still copy the variable; nodes ordered after it follow `instead`."""
+    """Removes a read without consumers, which would still copy the variable.
+
+    Control inputs from the read are replaced by control inputs from the nodes `instead`.
+
+    Args:
+        editor: the graph.
+        read: name of the ReadVariableOp.
+        instead: names of the rewritten nodes.
+        named: nodes that the step returns or runs; they are kept.
+    """
     copies = [copy.name for copy in _copies(editor, read)]
     taken = any(
         node_of(i) == name and not is_control(i)

@@ -1,4 +1,4 @@
-"""Replaces the sum over a table that is a segment sum by the sum over the rows."""
+"""Replaces the sum of all elements of a segment sum by the sum of its input rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autodist.kernels.unused import remove_unused
 class SumRows(RowRule):
     """Sums the rows directly: a sum over all elements needs neither their positions nor the zeros between them.
 
-    The norm over all gradients then costs as much as the rows of a sparse gradient.
+    The global norm of the gradients then reads the rows of a sparse gradient, not a whole table.
 
         UnsortedSegmentSum(rows, ids, n) → Sum(·, all axes)    becomes    Sum(rows, all axes)
     """
@@ -49,7 +49,7 @@ class SumRows(RowRule):
 
 
 def _adds_up_all(editor: StepEditor, node: NodeDef, table: NodeDef) -> bool:
-    """Returns True if a Sum reduces all axes of a segment sum."""
+    """Returns True if a Sum is known to reduce all axes of a segment sum that has one segment id per row."""
     axes, rank = constant(editor, node.input[1]), editor.spec(table.input[0]).shape.rank
     if axes is None or not rank or editor.spec(table.input[1]).shape.rank != 1:
         return False

@@ -25,14 +25,14 @@ log = logging.getLogger("autodist")
 
 @dataclass(frozen=True)
 class TableWrite:
-    """A write of every row of a variable that depends on the sparse gradient of a variable of the same shape.
+    """A write of all rows of a variable; it belongs to the update of a sparse variable of the same shape.
 
     Attributes:
         variable: the written variable.
         node: the writing node.
         op: of that node.
-        read: variables from whose rows, in addition to the gradient, the new rows are computed.
-        since: the reason why the addition is not a scatter of rows, if the node adds.
+        read: the variables whose rows, besides the gradient, are inputs of the new rows.
+        since: for an addition, the reason why it was not replaced by a scatter of rows.
     """
 
     variable: str
@@ -76,7 +76,10 @@ def _report(table: Variable, writes: Iterable[TableWrite]) -> str:
 
 
 def find_table_writes(item: Step) -> dict[str, list[TableWrite]]:
-    """Returns, by variable with a sparse gradient, the writes of tables of its shape that depend on it or decay it."""
+    """Maps each variable with a sparse gradient to the writes of whole tables of its shape.
+
+    A write belongs to it if it depends on the gradient, or writes the variable outside the update stage (weight decay).
+    """
     tables = {g.variable: item.by_name[g.variable] for g in item.gradients if g.is_sparse}
     shapes = {variable.shape for variable in tables.values()}
     editor, stages = StepEditor(item), find_stages(item)
@@ -127,7 +130,7 @@ def _gradients_behind(editor: GraphEditor, stages: Stages, write: str) -> list[s
 
 
 def _read_by(item: Step, editor: GraphEditor, stages: Stages, write: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """Returns the variables of a shape from which a write is computed by row-wise arithmetic."""
+    """Returns the variables of a given shape that the value of a write reads through elementwise ops alone."""
     handles: Mapping[str, Variable] = item.by_handle
     found: dict[str, None] = {}
     front = [node_of(editor[write].input[1])]

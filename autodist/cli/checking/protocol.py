@@ -19,7 +19,7 @@ class MachineQuestion(_Part):
     Attributes:
         script: path of the script, if it is known.
         directory: its working directory, if it is known.
-        ports: of the workers' servers; None: any free one.
+        ports: the port to reserve for each worker's server; None for any free port.
         packages: the packages whose versions are requested.
         counts_gpus: True to count GPUs with TensorFlow, which takes seconds.
     """
@@ -36,8 +36,8 @@ class GPU(_Part):
     """One GPU of a machine, as reported by its driver.
 
     Attributes:
-        name: of the model.
-        memory: in bytes.
+        name: name of the model.
+        memory: size of its memory in bytes.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Interface(_Part):
     """One address of a network interface.
 
     Attributes:
-        name: of the interface.
-        address: with the prefix length of its network, as in 10.0.0.1/24.
+        name: name of the interface.
+        address: its address with the prefix length of its network, as in 10.0.0.1/24.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Hardware(_Part):
 
     Attributes:
         cores: number of cores that a process may use.
-        memory: of the machine, or of the container.
+        memory: size of the memory of the machine, or of the container.
         memory_free: memory available to processes.
-        disk: size of the file system of the script, or else of the home directory.
-        disk_free: its free space.
-        gpus: as reported by their driver.
-        interfaces: with their addresses, without loopback.
+        disk: size of the file system that contains the script, or else the home directory.
+        disk_free: free space of that file system.
+        gpus: the GPUs that their driver reports.
+        interfaces: the addresses of all network interfaces, without loopback.
     """
 
     cores: int
@@ -94,10 +94,10 @@ class MachineAnswer(_Part):
     """The state of a machine.
 
     Attributes:
-        facts: those that a run compares before it starts.
-        ports: reserved, by worker; None if that failed, which is among the problems of `facts`.
-        hardware: of the machine.
-        seen_gpus: None: not requested.
+        facts: properties of the machine that a run compares before it starts.
+        ports: the reserved port of each worker; None if the reservation failed, with the reason in `facts.problems`.
+        hardware: the hardware of the machine.
+        seen_gpus: the GPUs that TensorFlow sees; None if they were not requested.
     """
 
     kind: Literal["machine"] = "machine"
@@ -117,7 +117,7 @@ class Tock(_Part):
     """The time.
 
     Attributes:
-        at: in seconds since 1970, by the machine's clock.
+        at: seconds since 1970, by the machine's clock.
     """
 
     kind: Literal["tock"] = "tock"
@@ -128,8 +128,8 @@ class Reach(_Part):
     """Request to connect to ports of other machines. Answered by `Reached`.
 
     Attributes:
-        addresses: as "host:port".
-        limit: in seconds, for each.
+        addresses: the ports, each as "host:port".
+        limit: timeout in seconds for each address.
     """
 
     kind: Literal["reach"] = "reach"
@@ -141,7 +141,7 @@ class Reached(_Part):
     """The addresses that could not be connected to.
 
     Attributes:
-        problems: the reason for each of them.
+        problems: maps each address to the reason.
     """
 
     kind: Literal["reached"] = "reached"
@@ -156,7 +156,7 @@ _ANSWER: pydantic.TypeAdapter[Answer] = pydantic.TypeAdapter(Answer)
 
 
 def line_of(message: Question | Answer) -> bytes:
-    """Returns the line for a message, with its newline."""
+    """Serializes a message as one line that ends with a newline."""
     return message.model_dump_json().encode() + b"\n"
 
 

@@ -1,9 +1,9 @@
-"""A follower: a process of a given cluster that is not the chief; joins the run and acts as its worker's agent.
+"""Runs a follower: a process that a scheduler has started, other than the chief. It is the agent of its worker.
 
 `python -m autodist.cluster.environments.follower` reads its `FollowerOrder` from AUTODIST_FOLLOWS. It connects to the
 chief, proves that it knows the secret, and starts the script on request. It prints the script's output, for the
 scheduler, and sends it to the chief, which shows the last lines of a worker that failed. Its exit status is that of the
-script; 1 if the chief was lost or nothing was started, 2 if the chief refuses it.
+script. It is 1 if the chief was lost or the script was not started, and 2 if the chief refuses the follower.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VARIABLE = "AUTODIST_FOLLOWS"
 
 _RETRY_INTERVAL, _WORD_LIMIT, _HANG_UP_LIMIT = 0.5, 10.0, 2.0
 
-# Number of refused secrets after which this process gives up; the file may contain the secret of an earlier run.
+# Number of refused secrets after which this process gives up; at first, the file may hold an earlier run's secret.
 _TRIES = 3
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -62,9 +62,9 @@ class FollowerOrder:
     """The settings of a follower.
 
     Attributes:
-        given: its cluster.
+        given: its cluster, as read from the environment.
         script: the script that it runs.
-        join_timeout: seconds until it has joined the run.
+        join_timeout: seconds within which it must join the run.
     """
 
     given: Given
@@ -78,8 +78,7 @@ _ORDERS = TypeAdapter(FollowerOrder)
 def follow(order: FollowerOrder) -> NoReturn:
     """Replaces this process by a follower, which starts the script again.
 
-    The current run of the script must not continue: its remaining statements belong to the script that the follower
-    starts.
+    It does not return: the process that the follower starts executes the rest of the script.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -117,7 +116,7 @@ class Follower(Agent):
     def end_by(self, number: int) -> None:
         """Ends the script after a signal to this process, and reports it to the chief.
 
-        The first SIGTERM is only reported if the chief saves on preemption.
+        If the chief saves the run on preemption, the first SIGTERM is reported and does not end the script.
         """
         name = signal.Signals(number).name
         if number == signal.SIGTERM and self.leave():
@@ -292,7 +291,10 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Closes the connection after the other end has read everything: a close with unread input discards sent bytes."""
+    """Ends the outgoing stream, and reads until the chief closes the connection.
+
+    A close with unread input would discard bytes that were sent but not yet received.
+    """
     with contextlib.suppress(OSError):
         connection.settimeout(_HANG_UP_LIMIT)
         connection.shutdown(socket.SHUT_WR)
