@@ -28,7 +28,7 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
             name: ClassVar[str] = "count-multiplications"
 
             def apply(self, item: Step, context: Context) -> Step:
-                log.info("worker %d multiplies %d times", context.worker, len(item.wiring.of_op("MatMul")))
+                log.info("worker %d multiplies %d times", context.worker, len(item.graph_index.of_op("MatMul")))
                 return item
 
     The kernel rewrites each step built from then on, for training or evaluation, on every worker. Steps that only set
@@ -79,7 +79,7 @@ def registered_kernels() -> tuple[str, ...]:
 
 
 _registered: dict[str, tuple[str, Kernel]] = {}
-"""By name, the kernel after which it runs, and the kernel; in order of registration."""
+"""Maps each name to the kernel and the name of the one that it runs after; in order of registration."""
 
 
 def _chain(name: str) -> Iterator[str]:

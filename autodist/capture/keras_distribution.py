@@ -18,10 +18,10 @@ log = logging.getLogger("autodist")
 
 
 def check_distribution(distribution: Any) -> None:
-    """Checks that AutoDist trains as a distribution does: None, or `DataParallel`, whose devices are the replicas.
+    """Accepts None and `DataParallel`, which trains as AutoDist does, with the replicas in place of its devices.
 
     Raises:
-        CaptureError: it is a `ModelParallel`, or a class of the script.
+        CaptureError: it is another distribution: `ModelParallel`, or a class of the script.
     """
     if distribution is None:
         return
@@ -54,7 +54,7 @@ def checking_distributions() -> Iterator[None]:
     """Checks the current distribution at entry, and each one that is set while the context is open.
 
     Raises:
-        CaptureError: AutoDist does not train as a distribution does.
+        CaptureError: a distribution is neither None nor `DataParallel`.
     """
     check_current_distribution()
 

@@ -1,4 +1,4 @@
-"""Creates the state of a model's first step before the step: a step that creates variables is traced twice."""
+"""Creates optimizer slots and metric variables before a model's first step, which is then traced only once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 BEFORE_STEP = "_autodist_before_step"
-"""Attribute of a model: called once before its next training step, when metrics have their variables."""
+"""Attribute of a model: a callback for its next training step, called before it when metrics have their variables."""
 
 _PLAIN_STEP = keras.Model.train_step
 
@@ -16,7 +16,7 @@ _PLAIN_STEP = keras.Model.train_step
 def make_state(model: keras.Model, data: Any) -> None:
     """Creates the slots of the optimizer and the variables of the metrics, as the first step would.
 
-    The state of the script's own `train_step`, and the outputs of a model that is no graph of layers, are unknown: the
+    The variables of the script's own `train_step`, and the outputs of a subclassed model, are not known in advance. The
     step creates the rest while it is traced, and TensorFlow then traces it again.
 
     Args:
@@ -24,7 +24,7 @@ def make_state(model: keras.Model, data: Any) -> None:
         data: one batch, as `train_step` takes it.
 
     Raises:
-        ValueError: raised by Keras as in the step: metrics do not fit the model's outputs.
+        ValueError: the metrics do not fit the model's outputs; Keras would raise this error in the step, too.
     """
     if type(model).train_step is not _PLAIN_STEP or not model.built:
         return
@@ -40,7 +40,7 @@ def make_state(model: keras.Model, data: Any) -> None:
 
 
 def is_about_to_step(model: keras.Model) -> None:
-    """Called before each training step of a model."""
+    """Calls the callback `BEFORE_STEP` of a model, if it has one; runs before each training step."""
     waiting = vars(model).pop(BEFORE_STEP, None)
     if waiting is not None:
         waiting()

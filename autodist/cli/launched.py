@@ -1,6 +1,6 @@
 """`python -m autodist.cli.launched [-m] SCRIPT ARGS…`: `autodist run` executes it, and it runs the script like Python.
 
-Signals, exit status, standard input and terminal are those of the script: this is the process that the user started. A
+The script runs in the process that the user started, with its signals, standard input, terminal and exit status. A
 script that trains nothing on the requested machines ends with status 2.
 """
 
@@ -93,8 +93,8 @@ def _without_our_frames(
     """Shows a script's exception without frames outside the script, and AutoDist's own errors without a traceback.
 
     Args:
-        otherwise: shows an exception.
-        shows_all: True to show AutoDist's own errors like others.
+        otherwise: the previous exception hook, which shows all other exceptions.
+        shows_all: True to show AutoDist's own errors with a traceback, too.
         kind: type of the exception.
         error: the exception.
         trace: its traceback.

@@ -1,7 +1,8 @@
 """In-step all-reduces: sums over all replicas while a step computes, as in synchronized batch normalisation.
 
 They include gathered rows: the rows of all replicas concatenated, for a loss that compares examples with each other. In
-the captured graph one is a `PlaceholderWithDefault` of the replica's own value: on one device both are equal.
+the captured graph, an in-step all-reduce is a `PlaceholderWithDefault` of the replica's own value. On one device, both
+are equal.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from autodist.graph.step import Step
 
 SUM_NAME = "autodist_whole_sum"
-"""Name of the nodes."""
+"""Name of these PlaceholderWithDefault nodes."""
 
 
 class InStepAllReduceKind(enum.Enum):
-    """Result that replaces a replica's own value."""
+    """The kind of result that replaces a replica's own value."""
 
     SUM = "sum"  # the sum over all replicas
     ROWS = "rows"  # the concatenated rows of all replicas
@@ -34,8 +35,8 @@ class InStepAllReduce:
 
     Attributes:
         node: the PlaceholderWithDefault that stands for the result.
-        of: for the gradient of another in-step all-reduce, the node of that one: all replicas read its result, so the
-            gradients of all of them count. None: not a gradient.
+        of: the node of another in-step all-reduce, if this is its gradient; otherwise None. All replicas read the
+            result of that node, so all their gradients count.
         is_mean: True if the script requests the mean of the replicas' values.
         how: the kind of the result.
         axis: the axis of the rows, unless it is a plain sum.

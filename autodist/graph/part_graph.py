@@ -1,4 +1,4 @@
-"""Graphs of some nodes of a step that are run alone."""
+"""Builds a separate graph of some nodes of a step, so that they can run alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of
 
 PREFIX = "autodist/taken/"
-"""Prefix of the placeholders for the tensors that a part takes."""
+"""Prefix of the placeholders for the inputs of a part."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def part_graph(
     """Returns the graph of some nodes, with placeholders for their inputs; drops control inputs from other nodes.
 
     Raises:
-        RewriteError: an input or output cannot be a value.
+        RewriteError: an input or output is a resource or a variant, which cannot be fed or fetched.
     """
     out = tf.compat.v1.GraphDef(versions=graph_index.graph_def.versions, library=graph_index.graph_def.library)
     inputs, outputs = {}, tuple(gives)

@@ -27,12 +27,12 @@ class Stages:
         update: those of `once` that a gradient reaches.
         gradients: the gradients that reach a write of a variable; these are synchronised.
         level: the update round of each gradient (by position), from 1.
-        levels: the update round of every other node that belongs to a later one than the first.
+        levels: maps each other node of a later update round than the first to its round.
         state_writes: writes by the compute part, in topological order.
         effects: effect of each node that uses a variable, in topological order.
         order: position of each node in a topological order.
         before: maps each node to the writes ordered before it, a bit set over `writes`.
-        writes: the writes, by bit.
+        writes: all writes; their positions are the bits of `before`.
         unapplied_gradients: positions of the gradients that reach no write of their own variable: they update another
             network's variable, or one that accumulates gradients.
     """
@@ -63,7 +63,7 @@ class Stages:
         return self._readers_of.get(handle, [])
 
     def is_used_after(self, handle: str, writes: Collection[str]) -> bool:
-        """Returns True if the compute part reads a variable after some of its `writes`, other than for these writes."""
+        """Returns True if a compute node, other than `writes`, reads the variable after some of these writes."""
         return any(
             not set(writes).isdisjoint(self.writes_before(name, handle))
             for name in self.readers(handle)

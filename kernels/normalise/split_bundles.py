@@ -1,4 +1,4 @@
-"""Split bundles: replaces ops that only forward several tensors, so that they do not tie these together."""
+"""Removes ops that only forward several tensors (IdentityN), so that no tensor waits for the others."""
 
 from __future__ import annotations
 

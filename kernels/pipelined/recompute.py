@@ -31,8 +31,8 @@ def recompute(
     lengths. Copies wait for the start of the unit but not for a gradient, since the next stage is often still busy. As
     each copy waits for the start, or for copies that do, TensorFlow's optimizer does not merge it with its original.
 
-    A stage that never has more than one micro-batch in flight goes backward right after going forward; it would gain
-    nothing and recomputes nothing.
+    A stage that never has more than one micro-batch in flight runs each backward unit right after the forward unit. It
+    would save no memory, so it recomputes nothing.
 
     Sources: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Y. Huang et al., "GPipe: Efficient
     Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019.

@@ -1,4 +1,4 @@
-"""Remote variables: variables of another worker are read once per step, and written where they are."""
+"""Reads the variables that another worker owns once per step, and writes them on that worker."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from autodist.kernels.communicate.read_proxies import PROXY
 
 @dataclass(frozen=True)
 class SetByChief(Kernel):
-    """Makes the chief's writes effective on all workers; other workers run the step without its writes, after these.
+    """Copies the values that the chief writes to the other workers, which then run the step without its writes.
 
     chief:  v.assign(f())   becomes   v.assign(f()), and v.assign(v) on every other worker, proxies included
     others: v.assign(f())   becomes   nothing

@@ -24,7 +24,7 @@ class ReplicaWeights:
         named: returns the name of a captured tensor in a local replica.
         spec_of: returns the shape and dtype of a captured tensor.
         is_global: True if every worker knows the total number of examples.
-        apart: like `sizes`, for inputs with other numbers of rows, keyed by the first input of that number.
+        apart: like `sizes`, for inputs with another number of rows; the key is the first input with that number.
     """
 
     sizes: Sequence[str] | None
@@ -35,7 +35,7 @@ class ReplicaWeights:
 
     @property
     def given(self) -> dict[str, int | None]:
-        """The inputs that the split step has in addition to the captured ones."""
+        """The inputs that are added to the captured ones when the batch is split; empty if there is no batch."""
         if self.sizes is None:
             return {}
         return dict.fromkeys((EXAMPLES, ALL_EXAMPLES)[: 1 + self.is_global])
@@ -47,7 +47,7 @@ class ReplicaWeights:
         return tf.cast(f.input(self.sizes[k], tf.int64, []), dtype)
 
     def whole(self, f: SubgraphBuilder, weight: Weight, replicas: int, dtype: tf.DType) -> tf.Tensor | None:
-        """Returns the sum of a weight over all replicas of all workers, if each worker knows it without messages."""
+        """Returns the sum of a weight over all replicas of all workers; None if only communication can compute it."""
         if not isinstance(weight, Examples):
             return None
         if self.sizes is None:
