@@ -44,13 +44,13 @@ class GreedyLoads:
             self._ranked.setdefault(self._times[owner], []).append((self._loads[owner], owner))
 
     def add(self, worker: int, byte_size: int) -> None:
-        """Counts bytes that a worker already owns."""
+        """Adds bytes to the load of a worker."""
         self._loads[worker] += byte_size
         if worker in self._owners:
             heappush(self._ranked[self._times[worker]], (self._loads[worker], worker))
 
     def place(self, byte_size: int) -> int:
-        """Returns the index of the worker that is to own `byte_size` more bytes, and counts them."""
+        """Returns the index of the worker that should own `byte_size` more bytes, and adds them to its load."""
         owner = min(map(self._first, self._ranked.values()), key=lambda worker: (self._time(worker, byte_size), worker))
         self.add(owner, byte_size)
         return owner
@@ -61,7 +61,7 @@ class GreedyLoads:
         return ranked[0][1]
 
     def least_loaded(self, count: int, byte_size: int = 0) -> tuple[int, ...]:
-        """Returns the `count` owners with the least load if each got these bytes, best first; counts nothing."""
+        """Returns the `count` owners with the least load if each got these bytes, best first; changes no load."""
         if count >= len(self.owners):
             return tuple(sorted(self.owners, key=lambda worker: (self._time(worker, byte_size), worker)))
         best = [(self._time(first, byte_size), first) for first in map(self._first, self._ranked.values())]

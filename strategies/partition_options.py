@@ -49,12 +49,12 @@ class PartitionOptions:
 
 
 def fair_shards(variables: Sequence[SyncedVariable], workers: int) -> dict[str, int]:
-    """Returns the number of shards of each variable such that `workers` can share the bytes of all.
+    """Returns the number of shards of each variable, so that the bytes of all can be divided between `workers`.
 
-    Up to `FEW_WORKERS` it is one per worker. Beyond that, a shard of every variable for every worker would make the
-    number of messages, and of nodes, variables × workers. So a variable has as many shards as make each at most
-    1/`PIECES` of a worker's share, and at least `FEW_WORKERS`. In total these are fewer than (`FEW_WORKERS` + 1) ·
-    variables + `PIECES` · workers. If each shard goes to the worker with the least load, no worker exceeds its share by
+    Up to `FEW_WORKERS` workers, it is one per worker. Beyond that, a shard of every variable for every worker would
+    need variables × workers messages and nodes. So a variable has as many shards as make each at most 1/`PIECES` of a
+    worker's share, and at least `FEW_WORKERS`. In total these are fewer than (`FEW_WORKERS` + 1) · variables +
+    `PIECES` · workers. If each shard goes to the worker with the least load, no worker exceeds its share by
     more than 1/`PIECES`. A variable with a third of all bytes has one shard per worker.
     """
     total = max(1, sum(variable.byte_size for variable in variables))

@@ -29,8 +29,8 @@ class Passing(Protocol):
 def skip_batches(epochs: int, batches: int, passing: Passing) -> None:
     """Makes the next epoch of a `fit` start at the position of the earlier run.
 
-    A data set that begins again in each epoch is iterated once for each completed epoch, so that its shuffles advance
-    as in the earlier run. A data set that continues over the epochs (`steps_per_epoch`) is read up to the position.
+    A data set that begins again in each epoch is started once for each completed epoch, so that its shuffles advance as
+    before. A data set that continues over the epochs (`steps_per_epoch`) is read up to the position.
 
     Args:
         epochs: number of completed epochs.

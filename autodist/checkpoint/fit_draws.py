@@ -1,4 +1,4 @@
-"""FitDraws: records what NumPy's and Python's generators draw in `fit`, so that a resumed `fit` draws it again."""
+"""Records the states of NumPy's and Python's random generators in `fit`, for a resumed `fit` to draw the same."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FIT = "fit"
 
 
 class FitDraws:
-    """Records the generators' states at the points of a `fit` that a resumed one passes again.
+    """Records the states of the random generators at the points of a `fit` that a resumed `fit` passes again.
 
-    Data sets in Python (`PyDataset`, a generator) draw while they are read, which is ahead of the training and in
-    another thread; they draw the order of an epoch at its end. A resumed `fit` repeats their draws for batches already
-    trained on, from the state at the start of that epoch. It also repeats the draws at the end of each finished epoch,
-    from the state at that point. For a generator that reading does not use, callbacks and the step itself may have
-    drawn: it continues from the state after the last batch.
+    Data sets in Python (`PyDataset`, a generator function) draw while they are read, which is ahead of the training and
+    in another thread. They draw the order of an epoch at its end. A resumed `fit` repeats their draws for batches
+    already trained on, from the state at the start of that epoch. It also repeats the draws at the end of each finished
+    epoch, from the state at that point. Callbacks and the step itself may draw from a random generator that the data
+    does not use. It continues from the state after the last batch.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class FitDraws:
         self.end_fit()
 
     def pass_epoch(self, epoch: int) -> None:
-        """Called when the data ends a finished epoch; counted from the first of the `fit`."""
+        """Called before the data ends an epoch that was finished in the earlier run; `epoch` is 0 for the first one."""
         if epoch < len(self._ends):
             Draws.of(self._ends[epoch]).resume()
 
@@ -103,7 +103,7 @@ class FitDraws:
         self._start = self._begin if reads_on(batches) else Draws.now()
 
     def after_batches(self) -> None:
-        """Called after these batches are read."""
+        """Called after the batches already trained on are read."""
         self._then.resume(self._start.unmoved())
         self._noted = Draws.now()
 

@@ -112,8 +112,8 @@ class Compressor(ABC):
     def add_up(self, reduction: Reduction) -> list[tf.Tensor]:
         """Returns the sums of the workers' shares (see `Reduction`): one tensor for each of `reduction.gradients`.
 
-        It is called once on every worker, to build a part of the step's graph. Every worker must obtain the same bits:
-        either one worker computes a sum and sends it, or each adds the same parts in worker order and in the gradient's
+        It is called once on every worker, to build a part of the step's graph. Every worker must obtain the same bits.
+        Either one worker computes a sum and sends it, or each adds the same parts in worker order and in the gradient's
         dtype. A worker without replicas (`reduction.computes` is false) has no share, sends nothing and stores no
         state; it only receives the sums.
         """

@@ -40,7 +40,7 @@ class InStepAllReduce:
         is_mean: True if the script requests the mean of the replicas' values.
         how: the kind of the result.
         axis: the axis of the rows, unless it is a plain sum.
-        is_asked: True if the script requests it; otherwise replicas use their own value if no step waits for another.
+        is_asked: True if the script requests it. If not, replicas use their own value when no worker waits for another.
     """
 
     node: str

@@ -52,8 +52,8 @@ class Replication:
         joins: the reductions over replicas that no kernel has replaced yet.
         joined_gradients: the tensors that nodes outside the replicas read in place of the replicas' gradients.
         variable_placements: maps a variable with an owner to its placement.
-        counts_examples: True if the step has one more output, the last: it is above 0 if any worker has examples.
-        even_parts: why all replicas need equally many examples; None if they do not.
+        counts_examples: True if the step has an additional last output, which is above 0 if any worker has examples.
+        even_parts: the reason why all replicas need equally many examples; None if they do not.
         order: execution order of the step if an owner holds variables; computed while `joins` is complete.
     """
 
@@ -80,17 +80,17 @@ class Step:
         graph_def: all nodes that `outputs` and `targets` need.
         variables: the variables that the step reads or writes, and no others.
         gradients: the recorded gradients, in the order of their creation.
-        gradient_calls: the calls that created them.
+        gradient_calls: the calls that created the gradients.
         whole_sums: the all-reduces that run while the step computes, in the order of their creation.
         inputs: maps each tensor that is fed in every step to the axis along which it is split between replicas; None if
             every replica gets all of it.
-        apart: maps each input whose number of rows differs from the first split input to the first input with as many
-            rows as it; it is split as that one.
+        apart: maps each input that has another number of rows than the first split input to the first input with the
+            same number. Both are split alike.
         outputs: tensors that the step returns.
         targets: nodes that run without being returned.
         noted: returns the static shape and dtype of a tensor that was captured or recorded by a kernel.
         origin_of: returns the line of the script that created a captured node.
-        owners: maps a variable (or shard) to the worker that holds it; every worker holds the others.
+        owners: maps a variable (or shard) to the worker that holds it; every worker holds those without an owner.
         stage_group: maps an owner to the other workers that hold the same variables.
         cuts: maps a captured variable to its partitioning; `variables` has its shards in its place.
         flows: dependence of the captured tensors on the batch, set if a kernel has changed the graph in ways that
@@ -101,7 +101,7 @@ class Step:
         served: nodes of the background program that the owner of stale variables runs once for every step.
         flush_targets: targets that complete once all writes requested by this worker's steps have been applied; run
             between steps.
-        copies: suffixes of a variable's name in the session under which every worker holds a cached copy of it.
+        copies: maps a variable to suffixes of its session name; every worker has a cached copy under each such name.
         jit_compile: True if the script requests XLA for the complete step. If it requests XLA for parts, the names of
             their nodes show it (`autodist.graph.jit_scope`).
         is_global: True if every worker receives the same batch and keeps its share, so that each knows the total number

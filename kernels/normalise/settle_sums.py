@@ -1,4 +1,4 @@
-"""Settlement of in-step all-reduces: keeps only those whose inputs differ between replicas."""
+"""Removes the in-step all-reduces whose inputs do not differ between replicas."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _runs_ahead(item: Step, context: Context) -> bool:
 
 
 def _differs(item: Step, flows: Propagation, reduction: InStepAllReduce) -> bool:
-    """Returns True if each replica has a part of the sum.
+    """Returns True if the values of the replicas differ, and add up to the value on one device.
 
     Raises:
         RewriteError: the replicas' values do not add up to the value on one device.

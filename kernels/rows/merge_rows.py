@@ -33,8 +33,8 @@ class MergeRows(Kernel):
 
         (ids, rows) → send    becomes    (unique ids, sum of the rows of each) → send
 
-    Summing takes a worker about as long as sending a quarter of the rows and writing them at the receiver. If fewer
-    rows are saved, they are sent unchanged.
+    Summing takes a worker about as long as sending a quarter of the rows and writing them at the receiver. If less
+    than a quarter is saved, all rows are sent unchanged.
     """
 
     name: ClassVar[str] = "merge-rows"
@@ -71,7 +71,7 @@ def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:
 
 
 def is_summed(editor: StepEditor, indices: str, rows: str) -> bool:
-    """Returns True if all readers of `rows` only scale and sum them by `indices`, and no other reader needs these."""
+    """Returns True if all readers of `rows` only scale them and sum them by `indices`, which have no other use."""
     paths = _Paths(editor)
     return paths.follow_rows(rows) and paths.follow_indices(indices) and paths.meet()
 

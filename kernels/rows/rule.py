@@ -23,7 +23,7 @@ Rewrite = Callable[[], None]
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a rule leaves a node unchanged that resembles its pattern.
+    """The reason why a rule does not rewrite a node that resembles its pattern.
 
     Attributes:
         reason: names the node that prevents the rewrite; a clause that follows "since".
@@ -34,11 +34,11 @@ class Refusal:
 
 @dataclass
 class RowFacts:
-    """Facts about a step that rules share; valid until its editor changes it.
+    """Facts about a step that rules share; valid until the editor changes the step.
 
     Args:
         item: the step, before any rewrite.
-        editor: of the step.
+        editor: the editor of the step.
     """
 
     item: Step
@@ -59,14 +59,14 @@ class RowRule(Kernel):
     """A kernel that rewrites each node that matches a rule.
 
     Attributes:
-        ops: of the nodes that it inspects.
+        ops: the op types of the nodes that it inspects.
     """
 
     ops: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
-        """Returns the rewrite of a node, without any change yet, or a refusal; None if the rule does not apply."""
+        """Returns a function that rewrites a node, or a refusal; None if the rule does not apply. Changes nothing."""
 
     def candidates(self, item: Step) -> Iterable[str]:
         """Returns the nodes that may match, in order; if there are none, the step is not analysed."""

@@ -17,8 +17,8 @@ from autodist.kernels.replicate.joins.rows import GatheredRows
 class InStepAllReduces:
     """Replaces a replica's value by the sum, or the concatenated rows, of all replicas.
 
-    The gradient of such a sum is the sum of all replicas' gradients: each replica reads the sum. The seed of each
-    replica is its share of the batch, so that the whole loss is the sum of the replicas' losses.
+    The gradient of such a sum is the sum of all replicas' gradients, since each replica reads the sum. The seed of each
+    replica is its share of the batch, so that the loss of the batch is the sum of the replicas' losses.
     """
 
     def __init__(self, joiner: Joiner) -> None:
@@ -26,12 +26,12 @@ class InStepAllReduces:
         self._rows: dict[str, GatheredRows] = {}
 
     def join(self) -> None:
-        """Replaces each in-step all-reduce placeholder by the sum over all replicas."""
+        """Replaces the placeholder of each in-step all-reduce by the sum, or the rows, of all replicas."""
         joiner, item = self._joiner, self._joiner.item
         depths = find_depths(item) if item.whole_sums else {}
         trains = reach(joiner.stages.writes, item.graph_index.sources.__getitem__) if item.whole_sums else set()
         for request in item.whole_sums:
-            # Workers of a session may fetch different outputs.
+            # In a session, workers may fetch different outputs; a sum for outputs alone is then local to a worker.
             is_of_all = joiner.context.joins_outputs or request.node in trains
             make = self._sums if request.how is InStepAllReduceKind.SUM else self._of_rows
             for k, whole in enumerate(make(request, depths[request.node], is_of_all)):
