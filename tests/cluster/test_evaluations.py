@@ -18,7 +18,7 @@ import keras
 keras.utils.set_random_seed(3)
 keras.config.set_floatx("float64")
 X = np.random.default_rng(1).normal(size=(15, 4))
-ad._run.talk.is_told_apart = False  # a script of a user's has not asked yet
+ad._run.coordination.are_workers_distinguished = False  # a script of a user's has not asked yet
 
 with ad.scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])

@@ -230,7 +230,7 @@ def test_a_cell_is_a_script_that_takes_and_leaves_names(kernel: Kernel) -> None:
     assert kernel.run("print(end, who)") == ("6.0 0\n", "")
     _, error = kernel.run("%%autodist\nif ad.is_chief:\n    print(other)")
     assert "NameError" in error
-    assert "--in other brings it" in error
+    assert "--in other copies it" in error
     assert "print(other)" in error  # the line of the cell
 
 

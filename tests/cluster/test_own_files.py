@@ -45,7 +45,7 @@ def model_of() -> keras.Model:
 
 
 SCRIPT = """
-ad._run.talk.is_told_apart = False  # a script of a user's has not asked yet
+ad._run.coordination.are_workers_distinguished = False  # a script of a user's has not asked yet
 
 def example(line):
     numbers = tf.ensure_shape(tf.strings.to_number(tf.strings.split(line, ","), tf.float64), [5])

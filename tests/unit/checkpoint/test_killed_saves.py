@@ -20,5 +20,5 @@ def test_twenty_kills_at_drawn_moments_leave_what_was_saved():
         [sys.executable, str(SCRIPT), "--draws", "20"], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    saves = re.search(r"20 kills; (\d+) saves; \d+ were whole", done.stdout)
+    saves = re.search(r"20 kills; (\d+) saves; \d+ were complete", done.stdout)
     assert saves is not None and int(saves[1]) >= 20
