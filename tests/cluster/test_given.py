@@ -140,7 +140,7 @@ def without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
 
 Form = Callable[[Hosts, int], dict[str, str]]
 FORMS: list[Form] = [tf_config, kubernetes]
-"""Other runs below are started manually and by SLURM; tests/unit/cluster/environments tests the parsing of each form."""
+"""Other runs below are started manually and by SLURM; tests/unit/cluster/environments tests how each form is parsed."""
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

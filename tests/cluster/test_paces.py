@@ -270,8 +270,8 @@ for number in range(4):
 @pytest.mark.parametrize(
     ("failing", "told"),
     [
-        (0, "stopping all workers: the chief failed in a step (UnevenBatchError: the inputs of step have different"),
-        (1, "localhost:1 failed in a step (UnevenBatchError: the inputs of step have different"),
+        (0, "the chief failed in a step (autodist.errors.UnevenBatchError: the inputs of step have different"),
+        (1, "localhost:1 failed in a step (autodist.errors.UnevenBatchError: the inputs of step have different"),
     ],
 )
 def test_a_script_that_survives_the_failure_of_a_step_ends_the_run(tmp_path: Path, failing: int, told: str) -> None:
