@@ -82,8 +82,8 @@ def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSp
         if synchronizer.compressor != NO_COMPRESSOR:
             raise StrategyError(
                 f"{variable} is reduced by {way} and has the compressor {synchronizer.compressor.text}: "
-                "only SHUFFLE supports compressors. Use all_reduce_spec SHUFFLE for all variables, or leave the "
-                "compressor out.",
+                "only SHUFFLE and HIERARCHICAL support compressors. Use all_reduce_spec SHUFFLE for all variables, or "
+                "leave the compressor out.",
                 place,
             )
         problem = lacking[way]
