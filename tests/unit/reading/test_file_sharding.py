@@ -129,6 +129,15 @@ PIPELINES: dict[str, Callable[[list[str]], Data]] = {
 }
 
 
+_BUILDING = threading.Lock()
+
+
+def pipeline(name: str, names: list[str]) -> Data:
+    """Builds a pipeline, in one thread at a time: TensorFlow may crash if several threads build some at once."""
+    with _BUILDING:
+        return PIPELINES[name](names)
+
+
 @pytest.mark.parametrize("replicas", [[0, 1, 2], [0, 0, 0, 1, 2], [0, 2]], ids=str)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_an_epoch_has_each_record_once_and_all_workers_end_it_together(
@@ -138,7 +147,7 @@ def test_an_epoch_has_each_record_once_and_all_workers_end_it_together(
     times = 2 if name == "twice" else 1
 
     def read(files: Files) -> list[list[list[int]]]:
-        data = ShardedFiles(PIPELINES[name](names), files)
+        data = ShardedFiles(pipeline(name, names), files)
         return [[part.numpy().tolist() for part in data] for _ in range(2)]
 
     found = meeting.each(read)
@@ -154,7 +163,7 @@ def test_an_epoch_has_each_record_once_and_all_workers_end_it_together(
 
 def test_workers_agree_on_steps_ahead_and_not_on_each(names: list[str]):
     meeting = Meeting([0, 1], 2)
-    steps = meeting.each(lambda files: len(list(ShardedFiles(PIPELINES["batches of one"](names), files))))
+    steps = meeting.each(lambda files: len(list(ShardedFiles(pipeline("batches of one", names), files))))
     assert steps == [33, 33]
     assert meeting.calls == 6, "of 1, 2, 4, 8, 16 and the rest of 32"
 
@@ -165,7 +174,7 @@ def test_what_is_read_ahead_is_bounded_by_its_bytes(names: list[str], monkeypatc
     read: list[int] = []
 
     def ahead(files: Files) -> int:
-        given = iter(ShardedFiles(PIPELINES["batches of one"](names), files))
+        given = iter(ShardedFiles(pipeline("batches of one", names), files))
         most = 0
         for _ in given:
             most = max(most, len(given._ahead) + 1)
@@ -283,7 +292,7 @@ def test_a_loop_goes_on_at_its_place(names: list[str], caplog: pytest.LogCapture
     tf.random.set_seed(seed)
 
     def half(files: Files) -> tuple[list[Any], list[Any]]:
-        data = of_loop(PIPELINES["interleaved"](names), files)
+        data = of_loop(pipeline("interleaved", names), files)
         whole = [part.numpy().tolist() for part in data]
         place, rest = "", []
         for number, part in enumerate(data):
@@ -291,7 +300,7 @@ def test_a_loop_goes_on_at_its_place(names: list[str], caplog: pytest.LogCapture
                 place = data.serialize()
             if number > 3:
                 rest.append(part.numpy().tolist())
-        other = of_loop(PIPELINES["interleaved"](names), files)
+        other = of_loop(pipeline("interleaved", names), files)
         other.deserialize(place)
         assert whole
         return rest, [part.numpy().tolist() for part in other]
@@ -308,7 +317,7 @@ def test_an_epoch_of_files_that_were_dealt_to_others_begins_anew_and_that_is_tol
     places: list[str] = []
 
     def begin(files: Files) -> None:
-        data = of_loop(PIPELINES["records"](names), files)
+        data = of_loop(pipeline("records", names), files)
         given: Iterator[Any] = iter(data)
         next(given), next(given)
         if files.worker == 0:
@@ -317,7 +326,7 @@ def test_an_epoch_of_files_that_were_dealt_to_others_begins_anew_and_that_is_tol
     assert Meeting([0, 1, 2], 3).each(begin) == [None] * 3
 
     def go_on(files: Files) -> list[int]:
-        data = of_loop(PIPELINES["records"](names), files)
+        data = of_loop(pipeline("records", names), files)
         data.deserialize(places[0])
         return [int(n) for part in data for n in part]
 
