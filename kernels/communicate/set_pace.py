@@ -94,13 +94,15 @@ def _keep_state_local(item: Step, replication: Replication, context: Context) ->
     return results.to_item(local, even_parts=even)
 
 
+def _stale_variables(variable_placements: Mapping[str, VariablePlacement]) -> list[str]:
+    return sorted(name for name, placement in variable_placements.items() if placement.pace is SyncMode.STALE)
+
+
 def _require_no_boundary(
     joins: Sequence[PendingReduction], variable_placements: Mapping[str, VariablePlacement]
 ) -> None:
     cross_stage = [join for join in joins if join.kind is PendingReductionKind.BOUNDARY]
-    stale = sorted(
-        name for name, variable_placement in variable_placements.items() if variable_placement.pace is SyncMode.STALE
-    )
+    stale = _stale_variables(variable_placements)
     if cross_stage and stale:
         raise StrategyError(
             f"an update reads {cross_stage[0].local[0]}, which every replica computes, and {stale[0]} has staleness: "
@@ -113,9 +115,7 @@ def _require_one_weight(
     joins: Sequence[PendingReduction], variable_placements: Mapping[str, VariablePlacement]
 ) -> None:
     losses = [join for join in joins if join.kind is PendingReductionKind.LOSS]
-    stale = sorted(
-        name for name, variable_placement in variable_placements.items() if variable_placement.pace is SyncMode.STALE
-    )
+    stale = _stale_variables(variable_placements)
     if losses and stale:
         raise StrategyError(
             "the loss has terms with different weights (a mean and a sum, or a ratio of sums), or its gradient is not "
