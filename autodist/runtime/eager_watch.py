@@ -80,6 +80,11 @@ def watch(variable: tf.Variable, watcher: Watcher) -> Callable[[], None]:
     return end
 
 
+def is_watched(variable: tf.Variable) -> bool:
+    """Returns True if some watcher is called for the uses of a variable."""
+    return id(variable) in _watched
+
+
 @contextmanager
 def unwatched() -> Iterator[None]:
     """Context in which no watcher is called for this thread's operations."""

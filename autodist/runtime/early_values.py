@@ -16,6 +16,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # base class of every eager variable
 
+from autodist.runtime.eager_watch import is_watched
+
 _ELEMENTS = 1 << 10
 """Number of elements in a digest: a random initializer draws all of a value, so the first ones suffice."""
 
@@ -70,10 +72,14 @@ def _digests() -> dict[str, tuple[weakref.ref[Any], str]]:
 
 
 def _is_value(variable: Any) -> bool:
-    """Returns False for variables in a graph, variables of other dtypes, and uninitialized variables."""
+    """Returns False for variables of a run or a graph, variables of other dtypes, and uninitialized variables.
+
+    A run of this process reads its variables from where they are kept, which may be another machine.
+    """
     handle = variable.handle
     return (
-        isinstance(handle, tf.Tensor)
+        not is_watched(variable)
+        and isinstance(handle, tf.Tensor)
         and hasattr(handle, "numpy")
         and variable.dtype.is_floating
         and bool(tf.raw_ops.VarIsInitializedOp(resource=handle))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.runtime.eager_watch import Watcher, watch
 from autodist.runtime.early_values import EarlyValues
 
 
@@ -56,3 +57,16 @@ def test_a_script_that_builds_a_graph_has_the_values_of_its_eager_variables(made
         early = EarlyValues.now()
         assert early.told() == before.told()
         assert early.differing(chiefs(early, "early/kernel:0#1"), made) == ["early/kernel"]
+
+
+def test_the_variables_of_another_run_are_neither_read_nor_compared(made: list[tf.Variable]) -> None:
+    def before_read() -> None:
+        raise RuntimeError("Attempted to use a closed Session.")
+
+    end = watch(made[0], Watcher(before_read, lambda: None, lambda: None))
+    try:
+        early = EarlyValues.now()
+    finally:
+        end()
+    assert [name for name in early.told() if name.startswith("early/")] == ["early/kernel:0#1"]
+    assert early.differing(chiefs(early, "early/kernel:0#1"), made) == ["early/kernel"]
