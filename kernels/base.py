@@ -123,10 +123,10 @@ class Context:
         alone.graph_config.workers = 0
         return Context(alone, 0)
 
-    def goes_through_stages(self, item: Step) -> bool:
+    def goes_through_stages(self, step: Step) -> bool:
         """Returns True if there is a pipeline and the step runs in its stages: the step trains or takes a batch."""
-        takes_a_batch = any(axis is not None for axis in item.inputs.values())
-        return bool(self.plan.stages) and (bool(item.gradients) or takes_a_batch)
+        takes_a_batch = any(axis is not None for axis in step.inputs.values())
+        return bool(self.plan.stages) and (bool(step.gradients) or takes_a_batch)
 
     @functools.cached_property
     def seat(self) -> tuple[int, int]:
@@ -174,7 +174,7 @@ class Kernel(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def apply(self, item: Step, context: Context) -> Step:
+    def apply(self, step: Step, context: Context) -> Step:
         """Returns the rewritten step.
 
         Raises:
@@ -187,7 +187,7 @@ def _required(made: object) -> Step:
     if isinstance(made, Step):
         return made
     raise RewriteError(
-        f"apply returned {made!r} and no step: return the step that it received, or the result of to_item() of a "
+        f"apply returned {made!r} and no step: return the step that it received, or the result of to_step() of a "
         "StepEditor"
     )
 
@@ -195,21 +195,21 @@ def _required(made: object) -> Step:
 Watcher = Callable[[str, Step], None]
 
 
-def run_pipeline(kernels: Sequence[Kernel], item: Step, context: Context, watch: Watcher | None = None) -> Step:
+def run_pipeline(kernels: Sequence[Kernel], step: Step, context: Context, watch: Watcher | None = None) -> Step:
     """Applies the kernels in order; `watch(name, item)` is called with the captured step and after each kernel.
 
     An exception gets notes with the kernel that raised it and the script lines that created the nodes named in it.
     """
     if watch:
-        watch("captured", item)
+        watch("captured", step)
     for kernel in kernels:
         try:
-            item = _required(kernel.apply(item, context))
+            step = _required(kernel.apply(step, context))
         except Exception as error:
-            for note in origins_in(str(error), item.origin_of):
+            for note in origins_in(str(error), step.origin_of):
                 error.add_note(note)
             error.add_note(f"in the kernel {kernel.name}, for worker {context.worker}")
             raise
         if watch:
-            watch(kernel.name, item)
-    return item
+            watch(kernel.name, step)
+    return step

@@ -107,26 +107,26 @@ class Watch:
     _count: int = 0
     _since: float = field(default_factory=time.perf_counter)
 
-    def __call__(self, kernel: str, item: Step) -> None:
+    def __call__(self, kernel: str, step: Step) -> None:
         log.debug(
-            "%s: %s, %d nodes, %.3f s", self.name, kernel, len(item.graph_def.node), time.perf_counter() - self._since
+            "%s: %s, %d nodes, %.3f s", self.name, kernel, len(step.graph_def.node), time.perf_counter() - self._since
         )
         if self.folder:
             folder = pathlib.Path(self.folder) / self.name / f"worker_{self.worker}"
-            self._dump(folder / f"{self._count}_{kernel}", item)
+            self._dump(folder / f"{self._count}_{kernel}", step)
         self._count += 1
         self._since = time.perf_counter()
 
-    def _dump(self, folder: pathlib.Path, item: Step) -> None:
+    def _dump(self, folder: pathlib.Path, step: Step) -> None:
         """Writes the graph for TensorBoard and the step as text, and checks the structure of the step."""
-        verify(item)
-        self._captured = self._captured or item
+        verify(step)
+        self._captured = self._captured or step
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "step.txt").write_text(text_of_notes(item) + text_of_step(item, self._captured), encoding="utf-8")
+        (folder / "step.txt").write_text(text_of_notes(step) + text_of_step(step, self._captured), encoding="utf-8")
         with tf.Graph().as_default():  # FileWriter cannot be constructed in eager mode
             writer = tf.compat.v1.summary.FileWriter(str(folder))
             # `add_graph` also accepts a GraphDef, but warns on each call.
-            writer.add_event(tf.compat.v1.Event(graph_def=item.graph_def.SerializeToString()))
+            writer.add_event(tf.compat.v1.Event(graph_def=step.graph_def.SerializeToString()))
             writer.close()
 
 
@@ -145,7 +145,7 @@ LOCAL_KERNELS: tuple[Kernel, ...] = (Prune(), PlaceOnDevices())
 
 
 def rewrite(
-    item: Step,
+    step: Step,
     context: Context,
     name: str = "step",
     kernels: Sequence[Kernel] = KERNELS,
@@ -159,14 +159,14 @@ def rewrite(
         StrategyError, RewriteError: the step cannot be rewritten according to the strategy.
     """
     with _garbage_collection_paused():
-        return run_pipeline(with_registered(kernels), item, context, _watched(Watch(name, context.worker), also))
+        return run_pipeline(with_registered(kernels), step, context, _watched(Watch(name, context.worker), also))
 
 
 def _watched(watch: Watcher, also: Watcher | None) -> Watcher:
-    def both(kernel: str, item: Step) -> None:
-        watch(kernel, item)
+    def both(kernel: str, step: Step) -> None:
+        watch(kernel, step)
         if also is not None:
-            also(kernel, item)
+            also(kernel, step)
 
     return both
 

@@ -33,7 +33,7 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
 
     The kernel rewrites each step built from then on, for training or evaluation, on every worker. Steps that only set
     variables are left out. `apply` receives the step and the context of the worker, must not modify them, and returns
-    the same step or a new one: edit it with `autodist.graph.step_editor.StepEditor(item)` and return its `to_item()`.
+    the same step or a new one: edit it with `autodist.graph.step_editor.StepEditor(item)` and return its `to_step()`.
     The contents of the step depend on the position. Before `replicate` it is the captured step: the kernel must produce
     the same result on all workers, and added nodes are copied for each replica if they depend on the batch. From
     `replicate` on it is the step of one worker: a copy of the compute part for each of its replicas, with pending

@@ -15,39 +15,39 @@ from autodist.graph.stages import Stages
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 
 
-def sources_of(item: Step, seeds: Iterable[str], draws: Iterable[str]) -> list[str]:
+def sources_of(step: Step, seeds: Iterable[str], draws: Iterable[str]) -> list[str]:
     """Returns the nodes at which differences between replicas originate.
 
     Args:
-        item: the captured step.
+        step: the captured step.
         seeds: cotangents that gradients start from; each replica has its own.
         draws: nodes that draw from a generator's state; each replica draws its own numbers.
     """
-    batch = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
-    return [*batch, *(seed for seed in seeds if seed in item.graph_index.nodes), *draws]
+    batch = [node_of(name) for name, axis in step.inputs.items() if axis is not None]
+    return [*batch, *(seed for seed in seeds if seed in step.graph_index.nodes), *draws]
 
 
-def sources_of_replicas(item: Step, graph_index: GraphIndex) -> list[str]:
+def sources_of_replicas(step: Step, graph_index: GraphIndex) -> list[str]:
     """Returns the nodes of a replicated step at which differences between replicas originate."""
     counts = (EXAMPLES, ALL_EXAMPLES)
-    named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name in counts}
-    named |= {call.seed for call in item.gradient_calls}
-    named |= {term.seed for call in item.gradient_calls for term in call.terms}
+    named = {node_of(name) for name, axis in step.inputs.items() if axis is not None or name in counts}
+    named |= {call.seed for call in step.gradient_calls}
+    named |= {term.seed for call in step.gradient_calls for term in call.terms}
     drawn = {node.name for node in graph_index.having(Trait.SEEDED)}
     return [name for name in graph_index.nodes if name in named or name in drawn]
 
 
-def find_replica_dependent(item: Step, sources: Iterable[str], stages: Stages) -> frozenset[str]:
+def find_replica_dependent(step: Step, sources: Iterable[str], stages: Stages) -> frozenset[str]:
     """Returns the names of the nodes that need one copy per replica.
 
     Args:
-        item: the captured step.
+        step: the captured step.
         sources: names of nodes whose outputs differ between replicas.
         stages: the stages of the step; `stages.once` run once, whatever reaches them.
     """
-    found = _reached(item.graph_index, set(sources), stages.once)
+    found = _reached(step.graph_index, set(sources), stages.once)
     while late := find_late_reads(stages, found) - found:
-        found = _reached(item.graph_index, found | late, stages.once)
+        found = _reached(step.graph_index, found | late, stages.once)
     return frozenset(found)
 
 

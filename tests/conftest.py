@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept.values()
 
 
-def _shares_what_its_file_has_made(item: pytest.Item) -> bool:
-    known = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+def _shares_what_its_file_has_made(step: pytest.Item) -> bool:
+    known = step._fixtureinfo.name2fixturedefs if isinstance(step, pytest.Function) else {}
     return any(fixtures[-1].scope in {"class", "module", "package"} for fixtures in known.values())
 
 

@@ -155,7 +155,7 @@ def assemble(
             gradients += kept
             terms = tuple(Term(s.tensor.name, s.seed.op.name, s.value.op.name, s.parts) for s in call.seams)
             made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name, terms))
-    item = Step(
+    step = Step(
         graph_def=graph_def,
         variables=tuple(replace(v, is_overwritten=v.handle in notes.overwritten) for v in variables),
         gradients=tuple(gradients),
@@ -166,31 +166,31 @@ def assemble(
         targets=tuple(targets),
         noted=note_specs(notes.graph, present, notes.placeholders),
     )
-    item = _with_applied(item, notes.applied) if gradients else item
-    writes = (name for name, effect in item.graph_index.effects.items() if effect.writes)
-    return replace(item, origin_of=note_origins(notes.graph, [*item.named, *writes, *_takes_rows(item)]))
+    step = _with_applied(step, notes.applied) if gradients else step
+    writes = (name for name, effect in step.graph_index.effects.items() if effect.writes)
+    return replace(step, origin_of=note_origins(notes.graph, [*step.named, *writes, *_takes_rows(step)]))
 
 
-def _takes_rows(item: Step) -> list[str]:
+def _takes_rows(step: Step) -> list[str]:
     """Returns the nodes that may select rows by constants, except those that act on shapes."""
     of_shapes = having(Trait.OF_SHAPES)
     nodes = (
-        item.graph_index.nodes[name]
-        for name in item.graph_index.order
-        if item.graph_index.nodes[name].op in having(Trait.PICKS)
+        step.graph_index.nodes[name]
+        for name in step.graph_index.order
+        if step.graph_index.nodes[name].op in having(Trait.PICKS)
     )
     return [
-        node.name for node in nodes if not {item.graph_index.nodes[node_of(i)].op for i in node.input[:1]} & of_shapes
+        node.name for node in nodes if not {step.graph_index.nodes[node_of(i)].op for i in node.input[:1]} & of_shapes
     ]
 
 
-def _with_applied(item: Step, applied: Mapping[str, str] | None) -> Step:
+def _with_applied(step: Step, applied: Mapping[str, str] | None) -> Step:
     """Returns the step with its synchronized gradients, each assigned to the variable that it is applied to."""
     if applied is None:
-        return replace(item, gradients=find_applied(item, find_stages(item)))
-    planned = (replace(g, variable=applied[t]) for g in item.gradients if (t := g.tensors[-1]) in applied)
-    item = replace(item, gradients=tuple(planned))
-    return replace(item, gradients=find_stages(item).gradients)
+        return replace(step, gradients=find_applied(step, find_stages(step)))
+    planned = (replace(g, variable=applied[t]) for g in step.gradients if (t := g.tensors[-1]) in applied)
+    step = replace(step, gradients=tuple(planned))
+    return replace(step, gradients=find_stages(step).gradients)
 
 
 def _tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[str, ...]:
@@ -199,11 +199,11 @@ def _tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[str, ...]:
     return (gradient.name,)
 
 
-def warn_of_variables_without_gradient(item: Step, notes: CaptureNotes) -> None:
+def warn_of_variables_without_gradient(step: Step, notes: CaptureNotes) -> None:
     """Logs the variables that were differentiated by but do not affect the loss."""
-    by_handle = item.by_handle
+    by_handle = step.by_handle
     lost = {by_handle[h].name for c in notes.calls for s in c.without if (h := notes.handle_of(s)) in by_handle}
-    lost -= {g.variable for g in item.gradients}
+    lost -= {g.variable for g in step.gradients}
     if lost:
         log.warning(
             "the loss does not depend on %s; without a gradient they are not synchronised and keep their values.",

@@ -51,7 +51,7 @@ class Dealt:
         return sorted(parts | {self.examples + 1} if 1 in parts else parts)
 
 
-def require_any_length(item: Step, dealt: Dealt) -> None:
+def require_any_length(step: Step, dealt: Dealt) -> None:
     """Checks that the step accepts the part of its batch that a replica gets.
 
     The shapes of all tensors are inferred for such a part, as when the replica's graph is built; nothing runs.
@@ -59,18 +59,18 @@ def require_any_length(item: Step, dealt: Dealt) -> None:
     Raises:
         CaptureError: a constant of the step, or a variable with a row for each example, fits the whole batch only.
     """
-    if dealt.replicas == 1 or dealt.examples == 0 or item.apart or all(axis is None for axis in item.inputs.values()):
+    if dealt.replicas == 1 or dealt.examples == 0 or step.apart or all(axis is None for axis in step.inputs.values()):
         return
-    flows = flows_of(item)
-    fixed = _fixed_tensor(item, flows)
-    if fixed is None and not _is_unclear(item, flows):
+    flows = flows_of(step)
+    fixed = _fixed_tensor(step, flows)
+    if fixed is None and not _is_unclear(step, flows):
         return
-    kept = _kept_rows(item, dealt.examples)
+    kept = _kept_rows(step, dealt.examples)
     if dealt.shares > 1:
-        found = _fault_of(item, dealt, dealt.lengths)
+        found = _fault_of(step, dealt, dealt.lengths)
         if found is not None:
-            raise CaptureError(_message(item, dealt, *found, fixed, kept))
-    elif kept and _fault_of(item, dealt, [dealt.examples + 1]) is not None:
+            raise CaptureError(_message(step, dealt, *found, fixed, kept))
+    elif kept and _fault_of(step, dealt, [dealt.examples + 1]) is not None:
         raise CaptureError(
             f"{_named(kept)} hold a row for each of the {dealt.examples} examples of a batch from step to step, as in "
             f"a stateful RNN, and each of the {dealt.replicas} replicas has other examples, so these rows cannot be "
@@ -78,69 +78,69 @@ def require_any_length(item: Step, dealt: Dealt) -> None:
         )
 
 
-def _is_unclear(item: Step, flows: Propagation) -> bool:
+def _is_unclear(step: Step, flows: Propagation) -> bool:
     """Returns True if it is unknown how a loss or an output depends on the batch."""
-    return any(isinstance(flows.kind(name), Unknown) for name in _results(item))
+    return any(isinstance(flows.kind(name), Unknown) for name in _results(step))
 
 
-def _results(item: Step) -> list[str]:
-    return [*item.outputs, *(t for call in item.gradient_calls for t in call.targets)]
+def _results(step: Step) -> list[str]:
+    return [*step.outputs, *(t for call in step.gradient_calls for t in call.targets)]
 
 
-def _fixed_tensor(item: Step, flows: Propagation) -> str | None:
+def _fixed_tensor(step: Step, flows: Propagation) -> str | None:
     """Returns the first tensor before a result that has a row for each example and a fixed number of rows."""
-    needed = reach(map(node_of, _results(item)), item.graph_index.data.__getitem__)
-    for name in item.graph_index.order:
+    needed = reach(map(node_of, _results(step)), step.graph_index.data.__getitem__)
+    for name in step.graph_index.order:
         kind = flows.kind(name) if name in needed else None
         if isinstance(kind, PerExample):
-            shape = item.spec_of(f"{name}:0").shape
+            shape = step.spec_of(f"{name}:0").shape
             if shape.rank is not None and shape[kind.axis] is not None:
                 return f"{name}:0"
     return None
 
 
-def _kept_rows(item: Step, examples: int) -> list[Variable]:
+def _kept_rows(step: Step, examples: int) -> list[Variable]:
     """Returns the variables that the forward computation writes and that may have a row for each example."""
-    trained = {g.variable for g in item.gradients}
-    stages = find_stages(item)
-    written = [item.by_handle[h] for h in sorted({h for w in stages.state_writes for h in stages.effects[w].writes})]
+    trained = {g.variable for g in step.gradients}
+    stages = find_stages(step)
+    written = [step.by_handle[h] for h in sorted({h for w in stages.state_writes for h in stages.effects[w].writes})]
     return [v for v in written if v.shape[:1] == (examples,) and v.name not in trained and not v.trainable]
 
 
-def fault_in_parts(item: Step, rows: Mapping[str, int], shares: int) -> str | None:
+def fault_in_parts(step: Step, rows: Mapping[str, int], shares: int) -> str | None:
     """Returns TensorFlow's error if a step's shapes do not fit the whole batch or the parts of some replica; else None.
 
     Args:
-        item: the step.
+        step: the step.
         rows: number of rows of each split input.
         shares: number of replicas among which they are divided.
     """
     parts = [{name: n // shares + (k < n % shares) for name, n in rows.items()} for k in range(shares)]
     distinct = {tuple(part.values()): part for part in (rows, *parts)}
-    return next((fault for part in distinct.values() if (fault := shape_fault(item, part)) is not None), None)
+    return next((fault for part in distinct.values() if (fault := shape_fault(step, part)) is not None), None)
 
 
-def _fault_of(item: Step, dealt: Dealt, lengths: list[int]) -> tuple[int, str] | None:
+def _fault_of(step: Step, dealt: Dealt, lengths: list[int]) -> tuple[int, str] | None:
     """Returns the first of `lengths` that a step's shapes do not fit, and the error; None if the batch fails too."""
     for length in lengths:
-        fault = shape_fault(item, length)
+        fault = shape_fault(step, length)
         if fault is not None:
-            return (length, fault) if shape_fault(item, dealt.examples) is None else None
+            return (length, fault) if shape_fault(step, dealt.examples) is None else None
     return None
 
 
-def shape_fault(item: Step, examples: int | Mapping[str, int]) -> str | None:
+def shape_fault(step: Step, examples: int | Mapping[str, int]) -> str | None:
     """Returns TensorFlow's error if the shapes of a step do not fit a number of examples; None if they do.
 
     Args:
-        item: the step.
+        step: the step.
         examples: the number of examples of all split inputs, or of each.
     """
     definition = tf.compat.v1.GraphDef()
-    definition.CopyFrom(item.graph_def)
-    axes = {node_of(name): axis for name, axis in item.inputs.items() if axis is not None}
+    definition.CopyFrom(step.graph_def)
+    axes = {node_of(name): axis for name, axis in step.inputs.items() if axis is not None}
     for node in definition.node:
-        shape = item.spec_of(f"{node.name}:0").shape if node.name in axes else tf.TensorShape(None)
+        shape = step.spec_of(f"{node.name}:0").shape if node.name in axes else tf.TensorShape(None)
         if shape.rank is not None:
             own = examples if isinstance(examples, int) else examples[f"{node.name}:0"]
             lengths = [own if axis == axes[node.name] else length for axis, length in enumerate(shape)]
@@ -170,12 +170,12 @@ def _show_shapes_of_lookups(definition: tf.compat.v1.GraphDef) -> None:
         node.attr["SrcT"].type, node.attr["DstT"].type = source, target
 
 
-def _message(item: Step, dealt: Dealt, length: int, fault: str, fixed: str | None, kept: list[Variable]) -> str:
-    split = [name for name, axis in item.inputs.items() if axis is not None]
+def _message(step: Step, dealt: Dealt, length: int, fault: str, fixed: str | None, kept: list[Variable]) -> str:
+    split = [name for name, axis in step.inputs.items() if axis is not None]
     inputs = ", ".join(dict.fromkeys(dealt.names.get(name, node_of(name)) for name in split))
     why = [f"With {length}, TensorFlow says: {fault}."]
     if fixed is not None:
-        why.append(f"{dealt.names.get(fixed, fixed)} has the fixed shape {item.spec_of(fixed).shape}.")
+        why.append(f"{dealt.names.get(fixed, fixed)} has the fixed shape {step.spec_of(fixed).shape}.")
     if kept:
         why.append(f"{_named(kept)} hold a row for each of them from step to step, as a stateful RNN's do.")
     return (
@@ -191,21 +191,21 @@ def _named(variables: list[Variable]) -> str:
 _OF_SHAPES = having(Trait.OF_SHAPES)
 
 
-def require_no_rows_by_position(item: Step, dealt: Dealt) -> None:
+def require_no_rows_by_position(step: Step, dealt: Dealt) -> None:
     """Checks that the training does not depend on rows of the batch that constants select by position.
 
     Raises:
         CaptureError: it does, and the batch is divided among several replicas.
     """
-    if dealt.replicas == 1 or dealt.examples == 0 or not item.gradient_calls:
+    if dealt.replicas == 1 or dealt.examples == 0 or not step.gradient_calls:
         return
-    if all(axis is None for axis in item.inputs.values()):
+    if all(axis is None for axis in step.inputs.values()):
         return
-    taken = next(_taken_by_position(item, flows_of(item), dealt.examples), None)
+    taken = next(_taken_by_position(step, flows_of(step), dealt.examples), None)
     if taken is None:
         return
-    node, line = item.graph_index.nodes[node_of(taken)], item.origin_of(node_of(taken))
-    split = [dealt.names.get(name, node_of(name)) for name, axis in item.inputs.items() if axis is not None]
+    node, line = step.graph_index.nodes[node_of(taken)], step.origin_of(node_of(taken))
+    split = [dealt.names.get(name, node_of(name)) for name, axis in step.inputs.items() if axis is not None]
     axes = ", ".join(f'"{name}": None' for name in dict.fromkeys(split))
     raise CaptureError(
         f"{node.name} ({node.op}{f', {line}' if line else ''}) takes rows of the batch by their position, as y[2:] "
@@ -215,20 +215,20 @@ def require_no_rows_by_position(item: Step, dealt: Dealt) -> None:
     )
 
 
-def _taken_by_position(item: Step, flows: Propagation, examples: int) -> Iterator[str]:
+def _taken_by_position(step: Step, flows: Propagation, examples: int) -> Iterator[str]:
     """Yields the first tensors with such rows, before losses whose gradients are summed over the replicas."""
-    joined = joined_calls(item)
-    targets = [t for k in live_calls(item) if k in joined for t in item.gradient_calls[k].targets]
-    for name in reach(targets, lambda name: _unknown_inputs(item, flows, name)):
+    joined = joined_calls(step)
+    targets = [t for k in live_calls(step) if k in joined for t in step.gradient_calls[k].targets]
+    for name in reach(targets, lambda name: _unknown_inputs(step, flows, name)):
         kind = flows.kind(name)
         if isinstance(kind, ByPosition) and (kind.whole_up_to is None or examples > kind.whole_up_to):
-            if not any(isinstance(flows.kind(i), ByPosition) for i in _unknown_inputs(item, flows, name)):
+            if not any(isinstance(flows.kind(i), ByPosition) for i in _unknown_inputs(step, flows, name)):
                 yield name
 
 
-def _unknown_inputs(item: Step, flows: Propagation, name: str) -> list[str]:
+def _unknown_inputs(step: Step, flows: Propagation, name: str) -> list[str]:
     """Returns the inputs of a tensor with an unknown kind; none for an op that returns a shape."""
-    node = item.graph_index.nodes[node_of(name)]
+    node = step.graph_index.nodes[node_of(name)]
     if node.op in _OF_SHAPES:
         return []
     return [tensor(i) for i in node.input if not is_control(i) and isinstance(flows.kind(tensor(i)), Unknown)]

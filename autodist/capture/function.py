@@ -145,14 +145,14 @@ def _capture(
     stand_for = {name: captured for name, (_, captured) in tables.items()}
     notes = CaptureNotes(graph, calls, handle_of, stand_for, handles_of_overwritten, sums=sums.sums)
     axes = dict(zip(inputs, batch_axes, strict=True))
-    item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
-    item = replace(item, jit_compile=jit_compile)
-    require_unchanged(item.graph_def, "the step")
-    demands.require_training(item, calls)
+    step = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
+    step = replace(step, jit_compile=jit_compile)
+    require_unchanged(step.graph_def, "the step")
+    demands.require_training(step, calls)
     returned = tf.nest.map_structure(_without_graph, concrete.structured_outputs)
     sources = tuple(one.source for one in found)
     tables_read = tuple(t for t, _ in tables.values())
-    return _Made(CapturedFunction(item, sources, tuple(inputs), returned, tables_read), notes)
+    return _Made(CapturedFunction(step, sources, tuple(inputs), returned, tables_read), notes)
 
 
 def _without_graph(leaf: Any) -> Any:

@@ -148,8 +148,8 @@ class CapturedGraph:
         variables = [v for v in self.variables if v.handle in editor]
         notes = self._notes(calls, {node_of(new): name for name, new in fed.items()}, self._applied)
         axes = {fed[name]: axis for name, axis in inputs.items()}
-        item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
-        return replace(item, noted=_inferred_specs(item)) if ranks else item
+        step = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
+        return replace(step, noted=_inferred_specs(step)) if ranks else step
 
     def _trained_by(self, needed: set[str]) -> list[str]:
         """Returns the handles of the variables that a run's gradients are applied to, by this run or a later one."""
@@ -245,11 +245,11 @@ def noted_nodes(gradient: tf.Tensor | tf.IndexedSlices) -> list[str]:
     return [(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient).op.name]
 
 
-def _inferred_specs(item: Step) -> Callable[[str], tf.TensorSpec]:
+def _inferred_specs(step: Step) -> Callable[[str], tf.TensorSpec]:
     """Returns the static shapes that TensorFlow infers with the additional ranks of fed tensors."""
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(item.graph_def, name="")
-    return note_specs(graph, [node.name for node in item.graph_def.node])
+        tf.import_graph_def(step.graph_def, name="")
+    return note_specs(graph, [node.name for node in step.graph_def.node])
 
 
 def _is_used(call: RecordedGradientCall, needed: set[str]) -> bool:

@@ -69,17 +69,17 @@ def _tensors_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[s
             front.append(one.op)
 
 
-def only_makes_iterators(item: Step) -> bool:
+def only_makes_iterators(step: Step) -> bool:
     """Returns True if a run initializes iterators and trains nothing; its feeds are then all the data, not a batch."""
-    return not item.gradients and bool(item.graph_index.of_op(MAKES))
+    return not step.gradients and bool(step.graph_index.of_op(MAKES))
 
 
-def concerns_iterators_alone(item: Step) -> bool:
+def concerns_iterators_alone(step: Step) -> bool:
     """Returns True if a run initializes or names iterators and touches no variable."""
-    return not item.variables and bool(item.graph_index.having(Trait.ITERATOR))
+    return not step.variables and bool(step.graph_index.having(Trait.ITERATOR))
 
 
-def share_iterators(item: Step, session: str) -> Step:
+def share_iterators(step: Step, session: str) -> Step:
     """Makes all runs of a session use the same iterators.
 
     A one-shot iterator, which each of its nodes would create again, becomes one that is created before the first run.
@@ -87,16 +87,16 @@ def share_iterators(item: Step, session: str) -> Step:
     Args:
         session: a name that no other session has.
     """
-    kept = [node.name for node in item.graph_index.having(Trait.ITERATOR)]
+    kept = [node.name for node in step.graph_index.having(Trait.ITERATOR)]
     if not kept:
-        return item
-    editor = GraphEditor(item.graph_def, item.graph_index)
-    initializers = dict(item.initializers)
+        return step
+    editor = GraphEditor(step.graph_def, step.graph_index)
+    initializers = dict(step.initializers)
     for name in kept:
         shared = share(editor[name], session)
         if editor[name].op == _ONE_SHOT:
             initializers[shared] = _make_before(editor, editor[name])
-    return replace(item, graph_def=editor.to_graph_def(), initializers=initializers)
+    return replace(step, graph_def=editor.to_graph_def(), initializers=initializers)
 
 
 def _make_before(editor: GraphEditor, iterator: NodeDef) -> str:

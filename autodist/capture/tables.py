@@ -145,9 +145,9 @@ def _changes(what: str, name: str, op: str) -> CaptureError:
     )
 
 
-def fills_tables_alone(item: Step) -> bool:
+def fills_tables_alone(step: Step) -> bool:
     """Returns True if a run fills tables and touches no variable."""
-    return not item.variables and next(_writes(item.graph_def), None) is not None
+    return not step.variables and next(_writes(step.graph_def), None) is not None
 
 
 def _writes(graph_def: GraphDef) -> Iterator[NodeDef]:
@@ -155,19 +155,19 @@ def _writes(graph_def: GraphDef) -> Iterator[NodeDef]:
     return (node for nodes in every for node in nodes if node.op in _WRITES)
 
 
-def share_tables(item: Step, session: str) -> Step:
+def share_tables(step: Step, session: str) -> Step:
     """Makes all runs of a session use the same tables, which other sessions do not share.
 
     Args:
         session: a name that no other session has.
     """
-    kept = [node.name for node in item.graph_index.having(Trait.TABLE)]
+    kept = [node.name for node in step.graph_index.having(Trait.TABLE)]
     if not kept:
-        return item
-    editor = GraphEditor(item.graph_def, item.graph_index)
+        return step
+    editor = GraphEditor(step.graph_def, step.graph_index)
     for name in kept:
         share(editor[name], session)
-    return item.with_graph(editor.to_graph_def())
+    return step.with_graph(editor.to_graph_def())
 
 
 def share(node: NodeDef, session: str) -> str:

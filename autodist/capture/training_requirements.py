@@ -65,26 +65,26 @@ class TrainingRequirements:
         if not self.may_evaluate:
             raise CaptureError(_NONE)
 
-    def require_training(self, item: Step, calls: Sequence[RecordedGradientCall]) -> None:
+    def require_training(self, step: Step, calls: Sequence[RecordedGradientCall]) -> None:
         """Checks that gradients are applied, or that the step trains nothing and may do so.
 
         Raises:
             CaptureError: gradients are not applied, or trainable variables are written from the batch without
                 gradients.
         """
-        if not self.needs_gradients or item.gradients:
+        if not self.needs_gradients or step.gradients:
             return
         if any(c.pairs for c in calls):
             raise CaptureError(_UNUSED)
-        written = (item.by_handle[handle] for handle in _written_of_batch(item))
+        written = (step.by_handle[handle] for handle in _written_of_batch(step))
         if any(v.trainable and not v.dtype.is_integer for v in written):  # a counter is trainable by default
             raise CaptureError(_NONE)
 
 
-def _written_of_batch(item: Step) -> set[str]:
+def _written_of_batch(step: Step) -> set[str]:
     """Returns the VarHandleOps of the variables whose new values depend on the batch, or are random."""
-    graph_index = item.graph_index
-    split = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
+    graph_index = step.graph_index
+    split = [node_of(name) for name, axis in step.inputs.items() if axis is not None]
     drawn = [name for name, node in graph_index.nodes.items() if node.op in having(Trait.SEEDED | Trait.GENERATOR)]
     effects = graph_index.effects
     return {

@@ -143,8 +143,8 @@ class _Forward:
         editor.prune([*roots, *map(node_of, fed)])
         placeholders = {node_of(name): t.name for name, t in fed.items()}
         noted = CaptureNotes(graph, present, handle_name, placeholders, sums=notes.sums)
-        item = assemble(noted, editor.to_graph_def(), (), {name: axes[t.ref()] for name, t in fed.items()}, [], [])
-        return cls(graph, item, fed)
+        step = assemble(noted, editor.to_graph_def(), (), {name: axes[t.ref()] for name, t in fed.items()}, [], [])
+        return cls(graph, step, fed)
 
     def statistics(self) -> Statistics | None:
         """Returns the sums and means to compute over the whole batch, as `find_statistics`."""
@@ -164,17 +164,17 @@ class _Forward:
         return self.fed[name] if name in self.fed else self.graph.get_tensor_by_name(name)
 
 
-def warn_replica_statistics(item: Step, graph: tf.Graph, seeds: Collection[str]) -> None:
+def warn_replica_statistics(step: Step, graph: tf.Graph, seeds: Collection[str]) -> None:
     """Warns of sums and means in a loss that each replica takes over its own examples instead of the batch.
 
     Args:
-        item: the step that trains, with its batches.
+        step: the step that trains, with its batches.
         graph: its graph.
         seeds: seeds of the calls of `gradient` that train variables.
     """
     made = {op.name: op for op in graph.get_operations()}
-    calls = [k for k, call in enumerate(item.gradient_calls) if call.seed in seeds]
-    left = find_statistics(item, flows_of(item), functools.partial(is_layers, made), calls)
+    calls = [k for k, call in enumerate(step.gradient_calls) if call.seed in seeds]
+    left = find_statistics(step, flows_of(step), functools.partial(is_layers, made), calls)
     if left:
         lines = dict.fromkeys(line_of(made[place.node]) or place.node for place in _in_order(left))
         log.warning(

@@ -187,8 +187,8 @@ class _Needed:
     """
 
     def __init__(self, captured: Captured) -> None:
-        item, made = captured.item, {op.name: op for op in captured.graph.get_operations()}
-        self.batch = next(((name, axis) for name, axis in item.inputs.items() if axis is not None), None)
+        step, made = captured.item, {op.name: op for op in captured.graph.get_operations()}
+        self.batch = next(((name, axis) for name, axis in step.inputs.items() if axis is not None), None)
         self.read_again: frozenset[str] = frozenset()
         self.branches: frozenset[str] = frozenset()
         self.statistics: Statistics | None = None
@@ -196,11 +196,11 @@ class _Needed:
             return
 
         is_left = functools.partial(is_layers, made)
-        flows = flows_of(item)
-        self.read_again = frozenset(writes_read_again(item, flows))
-        self.branches = frozenset(branches_read_again(item, flows))
-        behind = find_behind(self.read_again, item, flows, is_left)
-        self.statistics = behind or find_statistics(item, flows, is_left)
+        flows = flows_of(step)
+        self.read_again = frozenset(writes_read_again(step, flows))
+        self.branches = frozenset(branches_read_again(step, flows))
+        behind = find_behind(self.read_again, step, flows, is_left)
+        self.statistics = behind or find_statistics(step, flows, is_left)
 
 
 def is_layers(made: Mapping[str, tf.Operation], node: str) -> bool:

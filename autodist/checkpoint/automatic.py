@@ -101,9 +101,9 @@ class Automatic(StepObserver):
         if not self.is_left_out:
             self.loop.after_step()
 
-    def on_tracked(self, item: Step, variables: Mapping[str, TrackedVariable]) -> None:
+    def on_tracked(self, step: Step, variables: Mapping[str, TrackedVariable]) -> None:
         """Registers and restores the variables of a training step."""
-        if self.is_left_out or not item.gradients:
+        if self.is_left_out or not step.gradients:
             return
         self._begin()
         found = {

@@ -47,13 +47,13 @@ class PlannedStep:
         rehearses: True if the item is all that will run, so that it can be rewritten.
     """
 
-    def __init__(self, item: Step, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool) -> None:
-        self._item, self._spec, self._rehearses = item, spec, rehearses
-        self._global_shapes, own = shapes, _of_the_chief(item, shapes, spec)
-        self._rows, self._flops = gradient_rows(item, own), count_flops(item, own)
-        self._global_rows = gradient_rows(item, shapes)
-        self._synced = {variable.name: variable for variable in synced_variables(item)}
-        self._slots = find_slots(item)
+    def __init__(self, step: Step, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool) -> None:
+        self._item, self._spec, self._rehearses = step, spec, rehearses
+        self._global_shapes, own = shapes, _of_the_chief(step, shapes, spec)
+        self._rows, self._flops = gradient_rows(step, own), count_flops(step, own)
+        self._global_rows = gradient_rows(step, shapes)
+        self._synced = {variable.name: variable for variable in synced_variables(step)}
+        self._slots = find_slots(step)
         self._names = [worker.name for worker in spec.workers]
 
     def plan(self, name: str, steps: PlannedSteps, names: Mapping[str, str], shown_as: str = "") -> PlannedStrategy:
@@ -68,16 +68,16 @@ class PlannedStep:
         Raises:
             StrategyError, RewriteError: the strategy is not possible for this step.
         """
-        strategy, item = steps.next(self._item, names)
+        strategy, step = steps.next(self._item, names)
         seen, context = Rewriting(), Context(strategy, 0)
         if self._rehearses:
             with errors_with_place(steps.builder):
-                rewrite(item, context, "plan", also=seen)  # raises what the kernels refuse
+                rewrite(step, context, "plan", also=seen)  # raises what the kernels refuse
         named = name or f"{strategy.builder} (the script's)"
-        held = held_bytes(item, strategy, len(self._names))
+        held = held_bytes(step, strategy, len(self._names))
         if strategy.pipeline.stages:
             return self._of_pipeline(
-                named, shown_as, strategy, held, costs_of(item, context, self._global_shapes, seen)
+                named, shown_as, strategy, held, costs_of(step, context, self._global_shapes, seen)
             )
         links: dict[WorkerConnection, int] = {}
         variables = []
@@ -184,12 +184,12 @@ class PlannedStep:
         )
 
 
-def held_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
+def held_bytes(step: Step, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
     """Returns the bytes of variables, slots included, that each worker holds between two steps."""
-    placements: Mapping[str, Placement] = find_placements(item, strategy) if workers > 1 else {}
+    placements: Mapping[str, Placement] = find_placements(step, strategy) if workers > 1 else {}
     computing = {replica.worker for replica in strategy.graph_config.replicas}
     everywhere, with_replicas, held = 0, 0, [0] * workers
-    for variable in item.variables:
+    for variable in step.variables:
         for shard in placements.get(variable.name, Placement()).shards(variable.shape):
             size = prod(shard.shape) * variable.dtype.size
             if shard.owner == EVERY_WORKER:
@@ -197,7 +197,7 @@ def held_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int) -> lis
             else:
                 for holder in (shard.owner, *shard.stage_group):
                     held[holder] += size
-    synced = {variable.name: variable for variable in synced_variables(item)}
+    synced = {variable.name: variable for variable in synced_variables(step)}
     for node in strategy.nodes:
         for piece, part, count in distinct_shards(synced[node.variable], node):
             if part.has_cached_copy and part.owner is not None:
@@ -206,16 +206,16 @@ def held_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int) -> lis
     return [own + everywhere + (with_replicas if k in computing else 0) for k, own in enumerate(held)]
 
 
-def _of_the_chief(item: Step, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec) -> dict[str, tuple[int, ...]]:
+def _of_the_chief(step: Step, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the inputs in the chief's part of the first batch; `shapes` are those on one device.
 
     An input that the script feeds as one worker's own part keeps its shape.
     """
-    if not item.is_global:
+    if not step.is_global:
         return {name: tuple(shape) for name, shape in shapes.items()}
     found = {}
     for name, shape in shapes.items():
-        axis, lengths = item.inputs.get(name), list(shape)
+        axis, lengths = step.inputs.get(name), list(shape)
         if axis is not None and lengths:
             share = share_of(lengths[axis], spec.replica_workers, 0)
             lengths[axis] = share.size
@@ -226,19 +226,19 @@ def _of_the_chief(item: Step, shapes: Mapping[str, Sequence[int]], spec: Resourc
 _INPUTS = having(Trait.FED | Trait.ITERATOR_GET)
 
 
-def count_flops(item: Step, shapes: Mapping[str, Sequence[int]]) -> int | None:
+def count_flops(step: Step, shapes: Mapping[str, Sequence[int]]) -> int | None:
     """Counts the FLOPs of a step by `flops_of_nodes`, without ops that lack a formula or a shape.
 
     A loop body counts once.
 
     Args:
-        item: the captured step.
+        step: the captured step.
         shapes: of its inputs, by name.
 
     Returns:
         None if the shape of a fed or iterator-produced tensor is not known.
     """
-    graph = with_inferred_shapes(item, sorted(item.named), shapes)
+    graph = with_inferred_shapes(step, sorted(step.named), shapes)
     inputs = [t for op in graph.get_operations() if op.type in _INPUTS for t in op.outputs]
     if not all(tensor.shape.is_fully_defined() for tensor in inputs):
         return None

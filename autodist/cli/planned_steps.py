@@ -28,18 +28,18 @@ class PlannedSteps:
         self._plans = StepPlans(arranged(builder, spec), builder, 0, None)
         self._placements: dict[str, Placement] = {}
 
-    def next(self, item: Step, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, Step]:
+    def next(self, step: Step, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, Step]:
         """Returns the strategy for the next step, and the step with its variables placed by the earlier steps.
 
         Args:
-            item: the step.
+            step: the step.
             names: maps each variable to its name in the session.
 
         Raises:
             StrategyError: the strategy is not possible for this step.
         """
         placed = place_variables(
-            item, {name: self._placements[kept] for name, kept in names.items() if kept in self._placements}
+            step, {name: self._placements[kept] for name, kept in names.items() if kept in self._placements}
         )
         strategy = self._plans.build(placed, names)
         self._plans.decide(strategy, names, Renaming())

@@ -122,14 +122,14 @@ class PlanningDryRun:
         self._count_call(is_new)
         self._is_counted = True
 
-    def answers(self, item: Step, values: Sequence[Any]) -> list[np.ndarray]:
+    def answers(self, step: Step, values: Sequence[Any]) -> list[np.ndarray]:
         """Returns ones in the shapes that the step's outputs have for these values, or ends the script."""
         if not self._is_counted:
             self._count_call(is_new=False)
         self._is_counted = False
-        shapes = {name: np.shape(value) for name, value in zip(item.inputs, values, strict=True)}
-        graph = with_inferred_shapes(item, list(item.outputs), shapes)
-        outputs = [graph.get_tensor_by_name(name) for name in item.outputs]
+        shapes = {name: np.shape(value) for name, value in zip(step.inputs, values, strict=True)}
+        graph = with_inferred_shapes(step, list(step.outputs), shapes)
+        outputs = [graph.get_tensor_by_name(name) for name in step.outputs]
         for output in outputs:
             if not output.shape.is_fully_defined():
                 self._end(f"An output of that step has a shape that is known only after the step runs: {output.name}.")

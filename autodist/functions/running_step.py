@@ -183,9 +183,9 @@ class RunningStep:
 
     def rewrite(self) -> None:
         """Makes the program for the current placements, and moves variables that are not placed yet."""
-        item = _as_settled(self.item, self.variables)
+        step = _as_settled(self.item, self.variables)
         names = {name: one.shared_name for name, one in self.variables.items()}
-        self._program, rewritten = self.run.program(item, self.strategy, names, Fetching.BY_ALL)
+        self._program, rewritten = self.run.program(step, self.strategy, names, Fetching.BY_ALL)
         planned = {node.variable for node in self.strategy.nodes}
         for name, tracked in self.variables.items():
             placement = rewritten.placement(name)
@@ -216,7 +216,7 @@ def _is_asynchronous(rewritten: Step, name: str) -> bool:
     return any(variable_placements[part].pace is SyncMode.ASYNCHRONOUS for part in parts if part in variable_placements)
 
 
-def _as_settled(item: Step, variables: Mapping[str, TrackedVariable]) -> Step:
+def _as_settled(step: Step, variables: Mapping[str, TrackedVariable]) -> Step:
     """Returns the step with its variables placed as earlier steps have placed them."""
     settled = {name: one.placement for name, one in variables.items() if one.is_settled}
-    return place_variables(item, settled)
+    return place_variables(step, settled)

@@ -30,91 +30,91 @@ class Application:
     is_plain: bool
 
 
-def find_applied(item: Step, stages: Stages) -> tuple[VariableGradient, ...]:
+def find_applied(step: Step, stages: Stages) -> tuple[VariableGradient, ...]:
     """Returns the gradients of a step, each with the variable that it updates.
 
     That is its own variable, or another network's if the gradient reaches no write of its own: the workers of A3C
     differentiate with respect to a network of their own and apply the result to a global one.
     """
     return tuple(
-        replace(g, variable=_applied_to(item, stages, g)) if k in stages.unapplied_gradients else g
+        replace(g, variable=_applied_to(step, stages, g)) if k in stages.unapplied_gradients else g
         for k, g in enumerate(stages.gradients)
     )
 
 
-def _applied_to(item: Step, stages: Stages, gradient: VariableGradient) -> str:
+def _applied_to(step: Step, stages: Stages, gradient: VariableGradient) -> str:
     """Returns the trained variable that is written last, after its slots; if none, the gradient's own variable.
 
     None is written if, say, the gradient is accumulated for another run.
     """
-    shape = item.by_name[gradient.variable].shape
-    written = [a.variable for a in _applications(item, stages, gradient.tensors[-1])]
+    shape = step.by_name[gradient.variable].shape
+    written = [a.variable for a in _applications(step, stages, gradient.tensors[-1])]
     trained = [v.name for v in written if v.trainable and v.shape == shape]
     return trained[-1] if trained else gradient.variable
 
 
-def find_fed_updates(item: Step) -> dict[str, Variable]:
+def find_fed_updates(step: Step) -> dict[str, Variable]:
     """Maps placeholders that update trained variables like gradients to these variables."""
-    placeholders = item.graph_index.of_op("Placeholder")
-    if not placeholders or not any(effect.writes for effect in item.graph_index.effects.values()):
+    placeholders = step.graph_index.of_op("Placeholder")
+    if not placeholders or not any(effect.writes for effect in step.graph_index.effects.values()):
         return {}
-    stages = find_stages(item)
+    stages = find_stages(step)
     result = {}
     for node in placeholders:
         name = f"{node.name}:0"
-        shape = item.spec_of(name).shape
+        shape = step.spec_of(name).shape
         if shape.rank == 0:
             continue
-        for applied in _applications(item, stages, name):
+        for applied in _applications(step, stages, name):
             if applied.variable.trainable and shape.is_compatible_with(applied.variable.shape) and not applied.is_plain:
                 result[name] = applied.variable
     return result
 
 
-def _applications(item: Step, stages: Stages, name: str) -> list[Application]:
+def _applications(step: Step, stages: Stages, name: str) -> list[Application]:
     """Returns the writes that a tensor reaches by way of tensors of its shape, in the order of the writes.
 
     Writes inside functions are ignored: the analysis does not resolve which variable a function writes.
     """
-    shape = item.spec_of(name).shape
+    shape = step.spec_of(name).shape
     applications: dict[str, Application] = {}
     is_plain = {name: True}
     front = [name]
     while front:
         made = front.pop()
-        for reader in _readers(item, made):
+        for reader in _readers(step, made):
             effect = stages.effects.get(reader.name)
             handle = node_of(reader.input[0])  # the first input of an update op; slots come after it
             onward: list[str] = []
             if effect is None or not effect.writes:
-                onward = _outputs(item, reader.name)
+                onward = _outputs(step, reader.name)
             elif handle in effect.writes:
                 passes = is_plain[made] and reader.op == "AssignVariableOp"
-                applications[reader.name] = Application(item.by_handle[handle], passes)
-                onward = _read_after(item, stages, reader.name, handle)
+                applications[reader.name] = Application(step.by_handle[handle], passes)
+                onward = _read_after(step, stages, reader.name, handle)
             for t in onward:
-                if t not in is_plain and shape.is_compatible_with(item.spec_of(t).shape):
+                if t not in is_plain and shape.is_compatible_with(step.spec_of(t).shape):
                     is_plain[t] = is_plain[made] and reader.op in _PASSING
                     front.append(t)
     return [applications[write] for write in sorted(applications, key=stages.order.__getitem__)]
 
 
-def _readers(item: Step, name: str) -> Iterator[tf.compat.v1.NodeDef]:
-    for consumer in item.graph_index.consumers[node_of(name)]:
-        node = item.graph_index.nodes[consumer]
+def _readers(step: Step, name: str) -> Iterator[tf.compat.v1.NodeDef]:
+    for consumer in step.graph_index.consumers[node_of(name)]:
+        node = step.graph_index.nodes[consumer]
         if any(tensor(i) == name for i in node.input if not is_control(i)):
             yield node
 
 
-def _outputs(item: Step, node: str) -> list[str]:
+def _outputs(step: Step, node: str) -> list[str]:
     """Returns the outputs of a node that are read."""
-    read = (i for c in item.graph_index.consumers[node] for i in item.graph_index.nodes[c].input if not is_control(i))
+    read = (i for c in step.graph_index.consumers[node] for i in step.graph_index.nodes[c].input if not is_control(i))
     return list(dict.fromkeys(tensor(i) for i in read if node_of(i) == node))
 
 
-def _read_after(item: Step, stages: Stages, write: str, handle: str) -> list[str]:
+def _read_after(step: Step, stages: Stages, write: str, handle: str) -> list[str]:
     """Returns the values read of a variable after a write."""
     readers = [r for r in stages.readers(handle) if write in stages.writes_before(r, handle) and r != write]
     return [
-        t for reader in readers if item.graph_index.nodes[reader].op == "ReadVariableOp" for t in _outputs(item, reader)
+        t for reader in readers if step.graph_index.nodes[reader].op == "ReadVariableOp" for t in _outputs(step, reader)
     ]

@@ -57,19 +57,19 @@ class Baked(NamedTuple):
     shape: tuple[int, ...] | None = None
 
 
-def baked_values(item: Step) -> tuple[Baked, ...]:
+def baked_values(step: Step) -> tuple[Baked, ...]:
     """Returns the values on which the writes and outputs of a step depend, except seeds and strings.
 
     For the complete graph of a session, which has no outputs, these are the values on which training depends, without
     initial values.
     """
-    graph_index, nodes = item.graph_index, item.graph_index.nodes
-    gradients = [name for g in item.gradients for t in g.tensors if (name := node_of(t)) in nodes]
+    graph_index, nodes = step.graph_index, step.graph_index.nodes
+    gradients = [name for g in step.gradients for t in g.tensors if (name := node_of(t)) in nodes]
     updates = reach(gradients, graph_index.consumers.__getitem__)
     writes = [n for n, e in graph_index.effects.items() if e.writes and nodes[n].op != _PLAIN_WRITE]
-    computed = [node_of(t) for t in item.outputs if nodes[node_of(t)].op != "Const"]
+    computed = [node_of(t) for t in step.outputs if nodes[node_of(t)].op != "Const"]
     needed = reach(
-        [*updates, *writes, *computed, *item.targets],
+        [*updates, *writes, *computed, *step.targets],
         lambda name: _data_sources(nodes[name].op, nodes[name].input),
     )
     functions = {f.signature.name: f for f in graph_index.graph_def.library.function}

@@ -37,7 +37,7 @@ Statistics = Mapping[NodeInput, Statistic]
 
 
 def find_statistics(
-    item: Step, flows: Propagation, is_left: Callable[[str], bool], calls: Iterable[int] | None = None
+    step: Step, flows: Propagation, is_left: Callable[[str], bool], calls: Iterable[int] | None = None
 ) -> Statistics | None:
     """Returns the sums and means that make the dependence of a loss on the batch unknown, by their inputs.
 
@@ -45,7 +45,7 @@ def find_statistics(
     mean. This holds even if the dependence of the loss on the batch is known, as for covariances of features.
 
     Args:
-        item: the step.
+        step: the step.
         flows: dependence of its tensors on the batch.
         is_left: returns True for a node of a layer that is specified to see its replica's examples only.
         calls: positions of the calls of `gradient` to consider; None: those whose gradients are summed over the
@@ -55,75 +55,75 @@ def find_statistics(
         None if all differentiated tensors are known and equal those of one device; empty if something other than sums
         and means is the obstacle.
     """
-    parts = list(_differentiated_parts(item, flows, _joined(item) if calls is None else calls))
+    parts = list(_differentiated_parts(step, flows, _joined(step) if calls is None else calls))
     unknown = [name for name in parts if isinstance(flows.kind(name), Unknown)]
     if unknown:
-        return met_behind(item, flows, unknown, is_left)
-    begun = [node for node in _mixing(item, flows, parts) if not is_left(node) and _begins(item, flows, node)]
-    return _find_at_each(item, flows, begun, is_left) if begun else None
+        return met_behind(step, flows, unknown, is_left)
+    begun = [node for node in _mixing(step, flows, parts) if not is_left(node) and _begins(step, flows, node)]
+    return _find_at_each(step, flows, begun, is_left) if begun else None
 
 
 def met_behind(
-    item: Step, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
+    step: Step, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     """Returns the sums and means that make some tensors unknown; empty if there is another obstacle."""
-    return _find_at_each(item, flows, _first_unknown(item, flows, unknown), is_left)
+    return _find_at_each(step, flows, _first_unknown(step, flows, unknown), is_left)
 
 
 def met_mixing(
-    item: Step, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
+    step: Step, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     """Returns the sums and means that are combined with examples before some tensors."""
     result: dict[NodeInput, Statistic] = {}
-    for node in _mixing(item, flows, names):
+    for node in _mixing(step, flows, names):
         if not is_left(node):
-            result |= _find_at(item, flows, node, is_left)
+            result |= _find_at(step, flows, node, is_left)
     return result
 
 
 def _find_at_each(
-    item: Step, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
+    step: Step, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     statistics: dict[NodeInput, Statistic] = {}
     for node in nodes:
-        met = _find_at(item, flows, node, is_left)
+        met = _find_at(step, flows, node, is_left)
         if not met:
             return {}
         statistics |= met
     return statistics | met_mixing(
-        item, flows, [inputs_of(item, place.node)[place.index] for place in statistics], is_left
+        step, flows, [inputs_of(step, place.node)[place.index] for place in statistics], is_left
     )
 
 
-def _find_at(item: Step, flows: Propagation, node: str, is_left: Callable[[str], bool]) -> dict[NodeInput, Statistic]:
+def _find_at(step: Step, flows: Propagation, node: str, is_left: Callable[[str], bool]) -> dict[NodeInput, Statistic]:
     result: dict[NodeInput, Statistic] = {}
-    for k, name in enumerate(inputs_of(item, node)):
+    for k, name in enumerate(inputs_of(step, node)):
         kind = flows.kind(name)
-        if isinstance(kind, Sum | Mean) and can_be_whole(item, name, kind):
+        if isinstance(kind, Sum | Mean) and can_be_whole(step, name, kind):
             result[NodeInput(node, k)] = kind
         elif isinstance(kind, Unknown):  # unknown, although examples are known before it: the root of a mean, say
-            result |= met_behind(item, flows, [name], is_left)
+            result |= met_behind(step, flows, [name], is_left)
     return result
 
 
-def inputs_of(item: Step, node: str) -> list[str]:
+def inputs_of(step: Step, node: str) -> list[str]:
     """Returns the data inputs of a node, by name."""
-    return [tensor(name) for name in item.graph_index.nodes[node].input if not is_control(name)]
+    return [tensor(name) for name in step.graph_index.nodes[node].input if not is_control(name)]
 
 
-def _joined(item: Step) -> list[int]:
-    joined = joined_calls(item)
-    return [k for k in live_calls(item) if k in joined]
+def _joined(step: Step) -> list[int]:
+    joined = joined_calls(step)
+    return [k for k in live_calls(step) if k in joined]
 
 
-def _differentiated_parts(item: Step, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
+def _differentiated_parts(step: Step, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
     """Yields the tensors that some calls differentiate, or their terms."""
     for k in calls:
-        call = item.gradient_calls[k]
-        yield from [term.tensor for term in find_terms(item, flows, call)] or call.targets
+        call = step.gradient_calls[k]
+        yield from [term.tensor for term in find_terms(step, flows, call)] or call.targets
 
 
-def _first_unknown(item: Step, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
+def _first_unknown(step: Step, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
     """Yields the nodes whose outputs are unknown while all inputs are known."""
     front, seen = [node_of(name) for name in names], set()
     while front:
@@ -131,35 +131,35 @@ def _first_unknown(item: Step, flows: Propagation, names: Sequence[str]) -> Iter
         if node in seen:
             continue
         seen.add(node)
-        unknown = [name for name in inputs_of(item, node) if isinstance(flows.kind(name), Unknown)]
+        unknown = [name for name in inputs_of(step, node) if isinstance(flows.kind(name), Unknown)]
         if (
-            not unknown and item.graph_index.nodes[node].op not in _OF_SHAPES
+            not unknown and step.graph_index.nodes[node].op not in _OF_SHAPES
         ):  # a node that reads a shape knows whose rows it counts
             yield node
         front += map(node_of, unknown)
 
 
-def _mixing(item: Step, flows: Propagation, names: Sequence[str]) -> set[str]:
+def _mixing(step: Step, flows: Propagation, names: Sequence[str]) -> set[str]:
     """Returns the nodes before some tensors that combine examples with a value shared by several of them."""
 
     def mixed(name: str) -> list[str]:
-        return [one for one in inputs_of(item, node_of(name)) if _is_mixed(flows.kind(one))]
+        return [one for one in inputs_of(step, node_of(name)) if _is_mixed(flows.kind(one))]
 
     seen = reach([name for name in names if _is_mixed(flows.kind(name))], mixed)
     return {node_of(name) for name in seen if isinstance(flows.kind(name), PerExample)}
 
 
-def _begins(item: Step, flows: Propagation, node: str) -> bool:
-    return not any(_is_mixed(flows.kind(name)) for name in inputs_of(item, node))
+def _begins(step: Step, flows: Propagation, node: str) -> bool:
+    return not any(_is_mixed(flows.kind(name)) for name in inputs_of(step, node))
 
 
 def _is_mixed(kind: Kind) -> bool:
     return isinstance(kind, PerExample | Sum | Mean) and kind.mixed_at is not None
 
 
-def can_be_whole(item: Step, name: str, kind: Statistic) -> bool:
+def can_be_whole(step: Step, name: str, kind: Statistic) -> bool:
     """Returns True if replicas can exchange it while the step computes."""
     weight = kind.weight if isinstance(kind, Mean) else None
     while isinstance(weight, Total):
         weight = weight.weight
-    return not isinstance(weight, Elements) and item.spec_of(name).shape.is_fully_defined()
+    return not isinstance(weight, Elements) and step.spec_of(name).shape.is_fully_defined()

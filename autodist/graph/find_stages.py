@@ -14,20 +14,20 @@ from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 
-def find_stages(item: Step) -> Stages:
+def find_stages(step: Step) -> Stages:
     """Separates compute from nodes that run once; see `autodist.graph.stages`.
 
     The result is cached for a graph, its gradients, variables and inputs, and shared by all kernels.
     """
-    batch = tuple(name for name, axis in item.inputs.items() if axis is not None)
-    key = (item.gradients, tuple((v.name, v.handle) for v in item.variables), batch)
-    return item.graph_index.once("stages", key, lambda: _find(item))
+    batch = tuple(name for name, axis in step.inputs.items() if axis is not None)
+    key = (step.gradients, tuple((v.name, v.handle) for v in step.variables), batch)
+    return step.graph_index.once("stages", key, lambda: _find(step))
 
 
-def _find(item: Step) -> Stages:
-    gradients = list(item.gradients)
+def _find(step: Step) -> Stages:
+    gradients = list(step.gradients)
     while True:
-        walk = _Walk(item, gradients)
+        walk = _Walk(step, gradients)
         walk.run()
         kept = [g for k, g in enumerate(gradients) if walk.reaches_write(k)]
         if len(kept) == len(gradients):
@@ -197,6 +197,6 @@ class _Walk:
         )
 
 
-def written_handles(item: Step) -> set[str]:
+def written_handles(step: Step) -> set[str]:
     """Returns the VarHandleOps of the variables that a step writes."""
-    return {handle for effect in item.graph_index.effects.values() for handle in effect.writes}
+    return {handle for effect in step.graph_index.effects.values() for handle in effect.writes}

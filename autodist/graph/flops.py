@@ -17,10 +17,10 @@ from autodist.graph.step import Step
 _CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 
 
-def with_inferred_shapes(item: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.Graph:
+def with_inferred_shapes(step: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.Graph:
     """Returns a graph that computes some tensors from inputs of these shapes, with shapes inferred by TensorFlow."""
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(with_shapes(item, wanted, shapes), name="")
+        tf.import_graph_def(with_shapes(step, wanted, shapes), name="")
     return graph
 
 

@@ -9,24 +9,24 @@ from autodist.graph.seeds import declare_seeds
 from autodist.graph.step import Step
 
 
-def flows_of(item: Step) -> Propagation:
+def flows_of(step: Step) -> Propagation:
     """Propagates the batch axis through the captured step; the seeds are declared."""
-    axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
+    axes = {name: axis for name, axis in step.inputs.items() if axis is not None}
     flows = propagate(
-        item.graph_def,
+        step.graph_def,
         axes,
-        lambda name: item.spec_of(name).shape,
-        nodes=item.graph_index.nodes,
-        whole_sums={s.node: s for s in item.whole_sums},
-        apart=item.apart,
-        declared={variable.handle: Replicated(is_generator=True) for variable in item.variables if variable.is_seed},
+        lambda name: step.spec_of(name).shape,
+        nodes=step.graph_index.nodes,
+        whole_sums={s.node: s for s in step.whole_sums},
+        apart=step.apart,
+        declared={variable.handle: Replicated(is_generator=True) for variable in step.variables if variable.is_seed},
     )
-    declare_seeds(item, flows)
+    declare_seeds(step, flows)
     return flows
 
 
-def row_axes(item: Step) -> Sequence[int | None]:
+def row_axes(step: Step) -> Sequence[int | None]:
     """Returns for each output of a captured step the axis whose rows belong to examples; None: there is none."""
-    flows = flows_of(item)
-    kinds = [flows.kind(name) for name in item.outputs]
+    flows = flows_of(step)
+    kinds = [flows.kind(name) for name in step.outputs]
     return [kind.axis if isinstance(kind, PerExample) else None for kind in kinds]

@@ -11,20 +11,20 @@ from autodist.graph.names import node_of
 from autodist.graph.step import Step
 
 
-def gradient_rows(item: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+def gradient_rows(step: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Returns the number of gradient rows of each sparse variable; omits those that depend on the data.
 
     Args:
-        item: the captured step.
+        step: the captured step.
         shapes: of its inputs, by name.
     """
     indices: dict[str, list[str]] = {}
-    for gradient in item.gradients:
+    for gradient in step.gradients:
         if gradient.is_sparse:
             indices.setdefault(gradient.variable, []).append(gradient.tensors[0])
     if not indices:
         return {}
-    definition = with_shapes(item, [name for names in indices.values() for name in names], shapes)
+    definition = with_shapes(step, [name for names in indices.values() for name in names], shapes)
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(definition, name="")
     result = {}
@@ -35,12 +35,12 @@ def gradient_rows(item: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, 
     return result
 
 
-def with_shapes(item: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.compat.v1.GraphDef:
+def with_shapes(step: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.compat.v1.GraphDef:
     """Returns the nodes that compute some tensors from inputs of these shapes; an import infers the other shapes."""
-    editor = GraphEditor(item.graph_def, item.graph_index)
+    editor = GraphEditor(step.graph_def, step.graph_index)
     editor.prune(wanted)
     for name, shape in shapes.items():
-        if name in item.inputs and node_of(name) in editor and editor[node_of(name)].op == "Placeholder":
+        if name in step.inputs and node_of(name) in editor and editor[node_of(name)].op == "Placeholder":
             editor[node_of(name)].attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
     definition = editor.to_graph_def()
     for node in definition.node:  # shapes inferred for an unknown batch size

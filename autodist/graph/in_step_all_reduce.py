@@ -51,25 +51,25 @@ class InStepAllReduce:
     is_asked: bool = True
 
 
-def find_depths(item: Step) -> Mapping[str, int]:
+def find_depths(step: Step) -> Mapping[str, int]:
     """Maps each node to its communication round: the longest chain of exchanges between replicas up to the node.
 
     The node's own exchange counts. Exchanges of equal depth do not wait for each other. A seed and the value of a loss
     term over the whole batch count as exchanges of all values that the loss is computed from.
     """
-    sums = {s.node for s in item.whole_sums}
+    sums = {s.node for s in step.whole_sums}
     known: dict[str, int] = {}
-    for call in item.gradient_calls:
-        depths = _walk(item, sums, known)
+    for call in step.gradient_calls:
+        depths = _walk(step, sums, known)
         behind = [*call.targets, *(term.tensor for term in call.terms)]
         depth = 1 + max((depths.get(node_of(name), 0) for name in behind), default=0)
         known |= dict.fromkeys([call.seed, *(name for t in call.terms for name in (t.seed, t.value))], depth)
-    return _walk(item, sums, known)
+    return _walk(step, sums, known)
 
 
-def _walk(item: Step, sums: set[str], known: Mapping[str, int]) -> dict[str, int]:
+def _walk(step: Step, sums: set[str], known: Mapping[str, int]) -> dict[str, int]:
     result: dict[str, int] = {}
-    for name in item.graph_index.order:
-        depth = max((result.get(source, 0) for source in item.graph_index.sources[name]), default=0)
+    for name in step.graph_index.order:
+        depth = max((result.get(source, 0) for source in step.graph_index.sources[name]), default=0)
         result[name] = max(depth + (name in sums), known.get(name, 0))
     return result

@@ -16,35 +16,35 @@ OPEN_LENGTH = 32
 _FED = having(Trait.FED)
 
 
-def layer_flops(item: Step, layers: Sequence[Collection[str]]) -> list[int] | None:
+def layer_flops(step: Step, layers: Sequence[Collection[str]]) -> list[int] | None:
     """Returns the FLOPs of each layer, forward and backward, as if each were a pipeline stage.
 
     Batches have `OPEN_LENGTH` examples, since the batch is unknown when a strategy is chosen. The number scales all
     layers alike, so equal steps have equal counts. Nodes without a formula or a shape count as 0.
 
     Args:
-        item: the captured step.
+        step: the captured step.
         layers: names of the variables of each layer, in the order of the layers.
 
     Returns:
         None if nothing can be counted, or the step does not support such lengths.
     """
-    layer_of = {item.by_name[name].handle: k for k, names in enumerate(layers) for name in names}
-    wanted = sorted({node_of(t) for gradient in item.gradients for t in gradient.tensors})
-    shapes = {tensor(name): lengths for name in item.inputs if (lengths := _filled(item, name)) is not None}
+    layer_of = {step.by_name[name].handle: k for k, names in enumerate(layers) for name in names}
+    wanted = sorted({node_of(t) for gradient in step.gradients for t in gradient.tensors})
+    shapes = {tensor(name): lengths for name in step.inputs if (lengths := _filled(step, name)) is not None}
     try:
-        of_nodes = flops_of_nodes(with_inferred_shapes(item, wanted, shapes))
+        of_nodes = flops_of_nodes(with_inferred_shapes(step, wanted, shapes))
     except ValueError:  # TensorFlow's: the step does not support such lengths
         return None
     flops = [0] * len(layers)
-    for name, part in _Estimate(item, layer_of, len(layers)).run().items():
+    for name, part in _Estimate(step, layer_of, len(layers)).run().items():
         flops[part.stage] += of_nodes.get(name) or 0
     return flops if any(flops) else None
 
 
-def _filled(item: Step, name: str) -> list[int] | None:
+def _filled(step: Step, name: str) -> list[int] | None:
     """Returns the shape of an input with unknown lengths replaced; None if not even its rank is known."""
-    node = item.graph_index.nodes.get(node_of(name))
+    node = step.graph_index.nodes.get(node_of(name))
     if node is None or node.op not in _FED or "shape" not in node.attr or node.attr["shape"].shape.unknown_rank:
         return None
     return [dim.size if dim.size >= 0 else OPEN_LENGTH for dim in node.attr["shape"].shape.dim]

@@ -26,17 +26,17 @@ from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 
-def loss_kind(item: Step, flows: Propagation, name: str) -> Kind:
+def loss_kind(step: Step, flows: Propagation, name: str) -> Kind:
     """Returns the reduction kind of a differentiated tensor.
 
     A graph that was built for a fixed number of examples may divide a sum by that number as by any constant. The kind
     is then unknown: a sum or a mean.
     """
     kind = flows.kind(name)
-    if item.rows is None or not isinstance(kind, Sum | PerExample):
+    if step.rows is None or not isinstance(kind, Sum | PerExample):
         return kind
     return Unknown(
-        f"what it is fed has fixed shapes, for {item.rows} examples a worker, and it adds up over them: a constant may "
+        f"what it is fed has fixed shapes, for {step.rows} examples a worker, and it adds up over them: a constant may "
         "divide it by their number"
     )
 
@@ -49,13 +49,13 @@ def one_weight(kinds: Sequence[Kind]) -> bool:
     return len(weights) <= 1 and all(isinstance(kind, Mean | Replicated) for kind in kinds)
 
 
-def find_terms(item: Step, flows: Propagation, call: GradientCall) -> list[Term]:
+def find_terms(step: Step, flows: Propagation, call: GradientCall) -> list[Term]:
     """Returns the terms of one gradient call, each with a scale of its own; empty if one scale suits all.
 
     A value known to be a mean, a sum or equal on all replicas is a term. Other values are decomposed if arithmetic
     computes them from known values.
     """
-    return _Search(item, flows, call).run() if call.terms else []
+    return _Search(step, flows, call).run() if call.terms else []
 
 
 @dataclass(frozen=True)

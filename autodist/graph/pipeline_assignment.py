@@ -25,7 +25,7 @@ class Assignment:
     """Follows the arithmetic of a step from stage to stage, in the order of `run`.
 
     Args:
-        item: the step.
+        step: the step.
         stage_of: maps the handle of each variable that a stage holds to the stage.
         count: number of stages.
 
@@ -38,13 +38,13 @@ class Assignment:
         shared_before: maps each access of a variable that no stage holds to the earlier accesses that matter.
     """
 
-    def __init__(self, item: Step, stage_of: Mapping[str, int], count: int) -> None:
-        self.item, self.stage_of, self.count, self.graph_index = item, stage_of, count, item.graph_index
-        self.stages = find_stages(item)
+    def __init__(self, step: Step, stage_of: Mapping[str, int], count: int) -> None:
+        self.item, self.stage_of, self.count, self.graph_index = step, stage_of, count, step.graph_index
+        self.stages = find_stages(step)
         self.leads: dict[str, set[int]] = {}
         self._computed = [name for name in self.graph_index.order if name not in self.stages.once]
         self._lists = find_lists(self.graph_index, self._computed)
-        self.shared_before = find_shared_before(item, set(self._computed), stage_of.keys())
+        self.shared_before = find_shared_before(step, set(self._computed), stage_of.keys())
         self._stage_of_lists: dict[frozenset[str], int] = {}
         """The stage of nodes connected by lists of tensors: the latest stage of any of them."""
         self._reset()

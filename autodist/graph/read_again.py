@@ -30,64 +30,64 @@ from autodist.graph.step import Step
 from autodist.graph.walks import reach
 
 
-def find_behind(writes: Iterable[str], item: Step, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics:
+def find_behind(writes: Iterable[str], step: Step, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics:
     """Returns the sums and means that are read again, by input.
 
     The input is that of the write, or of an earlier node if several values are written.
 
     Args:
         writes: the result of `writes_read_again`.
-        item: the step.
+        step: the step.
         flows: dependence of its tensors on the batch.
         is_left: returns True for a node of a layer that is specified to see its replica's examples only.
     """
     result: dict[NodeInput, Statistic] = {}
     for write in writes:
-        value = inputs_of(item, write)[1]
+        value = inputs_of(step, write)[1]
         kind = flows.kind(value)
         if is_left(write):
             continue
         if isinstance(kind, Unknown):
-            result |= met_behind(item, flows, [value], is_left)
-        elif isinstance(kind, Sum | Mean) and can_be_whole(item, value, kind):
-            result |= {NodeInput(write, 1): kind} | met_mixing(item, flows, [value], is_left)
+            result |= met_behind(step, flows, [value], is_left)
+        elif isinstance(kind, Sum | Mean) and can_be_whole(step, value, kind):
+            result |= {NodeInput(write, 1): kind} | met_mixing(step, flows, [value], is_left)
     return result
 
 
-def writes_read_again(item: Step, flows: Propagation) -> Iterator[str]:
+def writes_read_again(step: Step, flows: Propagation) -> Iterator[str]:
     """Yields writes of replica-dependent values to a variable that a differentiated tensor reads afterwards."""
-    updates, effects = _after_gradients(item), item.graph_index.effects
-    writes = [n.name for n in item.graph_index.having(Trait.ASSIGNMENT) if n.name not in updates]
+    updates, effects = _after_gradients(step), step.graph_index.effects
+    writes = [n.name for n in step.graph_index.having(Trait.ASSIGNMENT) if n.name not in updates]
     if not writes:
         return
-    readers = _readers(item)
+    readers = _readers(step)
     for write in writes:
         reads = [reader for handle in effects.get(write, NO_EFFECT).writes for reader in readers.get(handle, ())]
         if (
             reads
-            and _is_replica_dependent(item, flows, write)
-            and write in reach(reads, item.graph_index.sources.__getitem__)
+            and _is_replica_dependent(step, flows, write)
+            and write in reach(reads, step.graph_index.sources.__getitem__)
         ):
             yield write
 
 
-def branches_read_again(item: Step, flows: Propagation) -> Iterator[str]:
+def branches_read_again(step: Step, flows: Propagation) -> Iterator[str]:
     """Yields conditionals with a replicated condition that write replica-dependent values which are read again.
 
     Both branches of these may be computed: they only compute and write, and return values of known shapes.
     """
-    updates, functions = _after_gradients(item), {f.signature.name: f for f in item.graph_def.library.function}
-    for node in item.graph_index.of_op("If"):
-        handles = item.graph_index.effects.get(node.name, NO_EFFECT).writes
+    updates, functions = _after_gradients(step), {f.signature.name: f for f in step.graph_def.library.function}
+    for node in step.graph_index.of_op("If"):
+        handles = step.graph_index.effects.get(node.name, NO_EFFECT).writes
         if node.name in updates or not handles or not _may_have_both(node, functions):
             continue
-        condition, *given = inputs_of(item, node.name)
-        shapes = (item.spec_of(f"{node.name}:{k}").shape for k in range(len(node.attr["Tout"].list.type)))
+        condition, *given = inputs_of(step, node.name)
+        shapes = (step.spec_of(f"{node.name}:{k}").shape for k in range(len(node.attr["Tout"].list.type)))
         is_agreed = isinstance(flows.kind(condition), Replicated) and all(s.is_fully_defined() for s in shapes)
         if not is_agreed or all(isinstance(flows.kind(name), Replicated) for name in given):
             continue
-        reads = [reader for handle in handles for reader in _readers(item).get(handle, ())]
-        if reads and node.name in reach(reads, item.graph_index.sources.__getitem__):
+        reads = [reader for handle in handles for reader in _readers(step).get(handle, ())]
+        if reads and node.name in reach(reads, step.graph_index.sources.__getitem__):
             yield node.name
 
 
@@ -101,26 +101,26 @@ def _may_have_both(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionD
     return True
 
 
-def _readers(item: Step) -> dict[str, list[str]]:
+def _readers(step: Step) -> dict[str, list[str]]:
     """Maps each handle to the reads of its variable that differentiated tensors need, for reduced gradients."""
-    joined = joined_calls(item)
-    targets = [node_of(t) for k in live_calls(item) if k in joined for t in item.gradient_calls[k].targets]
+    joined = joined_calls(step)
+    targets = [node_of(t) for k in live_calls(step) if k in joined for t in step.gradient_calls[k].targets]
     result: dict[str, list[str]] = {}
-    for name in reach(targets, item.graph_index.data.__getitem__):
-        if item.graph_index.nodes[name].op in READS:
-            for handle in item.graph_index.effects.get(name, NO_EFFECT).reads:
+    for name in reach(targets, step.graph_index.data.__getitem__):
+        if step.graph_index.nodes[name].op in READS:
+            for handle in step.graph_index.effects.get(name, NO_EFFECT).reads:
                 result.setdefault(handle, []).append(name)
     return result
 
 
-def _is_replica_dependent(item: Step, flows: Propagation, write: str) -> bool:
-    return not isinstance(flows.kind(inputs_of(item, write)[1]), Replicated)
+def _is_replica_dependent(step: Step, flows: Propagation, write: str) -> bool:
+    return not isinstance(flows.kind(inputs_of(step, write)[1]), Replicated)
 
 
-def _after_gradients(item: Step) -> set[str]:
+def _after_gradients(step: Step) -> set[str]:
     """Returns the nodes that depend on gradients, which are reduced before the step uses them."""
-    result = {node_of(t) for g in item.gradients for t in g.tensors}
-    for name in item.graph_index.order:
-        if not result.isdisjoint(item.graph_index.data[name]):
+    result = {node_of(t) for g in step.gradients for t in g.tensors}
+    for name in step.graph_index.order:
+        if not result.isdisjoint(step.graph_index.data[name]):
             result.add(name)
     return result

@@ -40,10 +40,10 @@ class Renaming:
             return f"^{self.node(node_of(name))}"
         return self.node(node_of(name)) + name.removeprefix(node_of(name))
 
-    def item(self, item: Step) -> Step:
+    def item(self, step: Step) -> Step:
         """Returns a captured step under the chief's names."""
         if not self:
-            return item
+            return step
         inverse = {theirs: name for name, theirs in self.nodes.items()}
         back = Renaming(inverse)
         calls = tuple(
@@ -54,28 +54,28 @@ class Renaming:
                     for t in call.terms
                 ),
             )
-            for call in item.gradient_calls
+            for call in step.gradient_calls
         )  # fmt: skip
         gradients = (
-            replace(g, variable=self.variable(g.variable), tensors=self._tensors(g.tensors)) for g in item.gradients
+            replace(g, variable=self.variable(g.variable), tensors=self._tensors(g.tensors)) for g in step.gradients
         )
-        sums = (replace(s, node=self.node(s.node), of=s.of and self.node(s.of)) for s in item.whole_sums)
-        variables = (replace(v, name=self.variable(v.name), handle=self.node(v.handle)) for v in item.variables)
+        sums = (replace(s, node=self.node(s.node), of=s.of and self.node(s.of)) for s in step.whole_sums)
+        variables = (replace(v, name=self.variable(v.name), handle=self.node(v.handle)) for v in step.variables)
         return replace(
-            item,
-            graph_def=self._graph(item.graph_def),
+            step,
+            graph_def=self._graph(step.graph_def),
             variables=tuple(variables),
             gradients=tuple(gradients),
             gradient_calls=calls,
             whole_sums=tuple(sums),
-            inputs={self.tensor(name): axis for name, axis in item.inputs.items()},
-            apart={self.tensor(name): self.tensor(by) for name, by in item.apart.items()},
-            outputs=self._tensors(item.outputs),
-            targets=tuple(map(self.node, item.targets)),
-            owners={self.variable(name): owner for name, owner in item.owners.items()},
-            cuts={self.variable(name): cut for name, cut in item.cuts.items()},
-            noted=lambda name: item.spec_of(back.tensor(tensor(name))),
-            origin_of=lambda name: item.origin_of(back.node(name)),
+            inputs={self.tensor(name): axis for name, axis in step.inputs.items()},
+            apart={self.tensor(name): self.tensor(by) for name, by in step.apart.items()},
+            outputs=self._tensors(step.outputs),
+            targets=tuple(map(self.node, step.targets)),
+            owners={self.variable(name): owner for name, owner in step.owners.items()},
+            cuts={self.variable(name): cut for name, cut in step.cuts.items()},
+            noted=lambda name: step.spec_of(back.tensor(tensor(name))),
+            origin_of=lambda name: step.origin_of(back.node(name)),
         )
 
     def _tensors(self, names: Iterable[str]) -> tuple[str, ...]:

@@ -41,16 +41,16 @@ class Undecided:
     reason: str
 
 
-def seed_weight(item: Step, flows: Propagation, call: GradientCall, is_joined: bool) -> Weight | Undecided | None:
+def seed_weight(step: Step, flows: Propagation, call: GradientCall, is_joined: bool) -> Weight | Undecided | None:
     """Returns the weight that determines each replica's share as the seed; None if the seed is 1 on all.
 
     Args:
-        item: the step.
+        step: the step.
         flows: dependence of tensors on the batch; the seeds of earlier calls are declared.
         call: a call of `gradient` whose targets have one weight.
         is_joined: True if its gradients are summed over the replicas.
     """
-    kinds = [loss_kind(item, flows, target) if is_joined else flows.kind(target) for target in call.targets]
+    kinds = [loss_kind(step, flows, target) if is_joined else flows.kind(target) for target in call.targets]
     weights = {kind.weight for kind in kinds if isinstance(kind, Mean)}
     if all(isinstance(kind, Sum | PerExample) for kind in kinds):
         return None
@@ -62,65 +62,65 @@ def seed_weight(item: Step, flows: Propagation, call: GradientCall, is_joined: b
     return Undecided(*(unknown or [(call.targets[0], "its targets are means with different weights")])[0])
 
 
-def live_calls(item: Step) -> list[int]:
+def live_calls(step: Step) -> list[int]:
     """Returns the positions of the calls of `gradient` that an output or target depends on."""
-    roots = [*map(node_of, item.outputs), *item.targets]
-    needed = reach(roots, item.graph_index.sources.__getitem__)
-    return [k for k, call in enumerate(item.gradient_calls) if not needed.isdisjoint(_seeds_of(call, call.terms))]
+    roots = [*map(node_of, step.outputs), *step.targets]
+    needed = reach(roots, step.graph_index.sources.__getitem__)
+    return [k for k, call in enumerate(step.gradient_calls) if not needed.isdisjoint(_seeds_of(call, call.terms))]
 
 
-def varying_seeds(item: Step, flows: Propagation) -> list[str]:
+def varying_seeds(step: Step, flows: Propagation) -> list[str]:
     """Returns the seeds that differ between replicas, once the terms are settled."""
-    joined = joined_calls(item)
+    joined = joined_calls(step)
     result = []
-    for k in live_calls(item):
-        call = item.gradient_calls[k]
-        weight = None if call.terms else seed_weight(item, flows, call, k in joined)
+    for k in live_calls(step):
+        call = step.gradient_calls[k]
+        weight = None if call.terms else seed_weight(step, flows, call, k in joined)
         if k in joined or call.terms or not (weight is None or isinstance(weight, Undecided)):
             result += _seeds_of(call, call.terms)
     return result
 
 
-def declare_seeds(item: Step, flows: GraphPropagation) -> None:
+def declare_seeds(step: Step, flows: GraphPropagation) -> None:
     """Declares the seeds to the propagation, in the order of the gradient calls."""
-    joined = joined_calls(item)
-    for position, call in enumerate(item.gradient_calls):
-        terms = call.terms if call.is_settled else find_terms(item, flows, call)
+    joined = joined_calls(step)
+    for position, call in enumerate(step.gradient_calls):
+        terms = call.terms if call.is_settled else find_terms(step, flows, call)
         for term in terms:
-            _declare_term(item, flows, term)
+            _declare_term(step, flows, term)
         if terms:
             continue
-        weight = seed_weight(item, flows, call, position in joined)
+        weight = seed_weight(step, flows, call, position in joined)
         if isinstance(weight, Undecided):
             weight = Examples() if position in joined else None  # the assumption in this case
         if weight is not None:
             flows.declare_share(call.seed, weight)
 
 
-def _declare_term(item: Step, flows: GraphPropagation, term: Term) -> None:
-    kind = loss_kind(item, flows, term.tensor)
+def _declare_term(step: Step, flows: GraphPropagation, term: Term) -> None:
+    kind = loss_kind(step, flows, term.tensor)
     if isinstance(kind, Mean | Unknown):
         flows.declare_share(term.seed, kind.weight if isinstance(kind, Mean) else Examples())
     elif isinstance(kind, Replicated):
         flows.declare_share(term.seed, None)
 
 
-def joined_calls(item: Step) -> set[int]:
+def joined_calls(step: Step) -> set[int]:
     """Returns the positions of the calls of `gradient` whose gradients are summed over the replicas."""
-    joined = {gradient.call for gradient in item.gradients}
-    return joined | calls_through_all_reduce(item, joined)
+    joined = {gradient.call for gradient in step.gradients}
+    return joined | calls_through_all_reduce(step, joined)
 
 
-def calls_through_all_reduce(item: Step, but: Collection[int]) -> set[int]:
+def calls_through_all_reduce(step: Step, but: Collection[int]) -> set[int]:
     """Returns the positions of the calls whose gradients pass an in-step all-reduce.
 
     Args:
-        item: the step.
+        step: the step.
         but: positions of calls to ignore.
     """
-    gradients = [tensor(s.node) for s in item.whole_sums if s.of is not None]
-    candidates = [k for k in range(len(item.gradient_calls)) if k not in but] if gradients else []
-    seen = {k: find_linearity(item.graph_index, [item.gradient_calls[k].seed]) for k in candidates}
+    gradients = [tensor(s.node) for s in step.whole_sums if s.of is not None]
+    candidates = [k for k in range(len(step.gradient_calls)) if k not in but] if gradients else []
+    seen = {k: find_linearity(step.graph_index, [step.gradient_calls[k].seed]) for k in candidates}
     return {k for k, linearity in seen.items() if any(linearity.of(name) is Grade.LINEAR for name in gradients)}
 
 

@@ -203,11 +203,11 @@ class Step:
         return {v.handle: v for v in self.variables}
 
 
-def place_variables(item: Step, placements: Mapping[str, Placement]) -> Step:
+def place_variables(step: Step, placements: Mapping[str, Placement]) -> Step:
     """Returns the step with the placements of its variables, keyed by the captured variables' names."""
     owners: dict[str, int] = {}
     cuts = {name: placement.cut for name, placement in placements.items() if placement.cut is not None}
     for name, placement in placements.items():
         names = [name] if placement.cut is None else [shard_name(name, k) for k in range(len(placement.owners))]
         owners.update(zip(names, placement.owners, strict=True))
-    return replace(item, owners=owners, cuts=cuts)
+    return replace(step, owners=owners, cuts=cuts)

@@ -25,17 +25,17 @@ class StepEditor(GraphEditor):
     the target.
 
     Args:
-        item: the step to start from; not modified.
+        step: the step to start from; not modified.
     """
 
-    def __init__(self, item: Step) -> None:
-        super().__init__(item.graph_def, item.graph_index)
-        self._item = item
-        self._outputs = item.outputs
+    def __init__(self, step: Step) -> None:
+        super().__init__(step.graph_def, step.graph_index)
+        self._item = step
+        self._outputs = step.outputs
         self._targets, self._background, self._flush_targets = map(
-            dict.fromkeys, (item.targets, item.served, item.flush_targets)
+            dict.fromkeys, (step.targets, step.served, step.flush_targets)
         )
-        self._initializers = dict(item.initializers)
+        self._initializers = dict(step.initializers)
         self._specs: dict[str, tf.TensorSpec] = {}
 
     @property
@@ -48,7 +48,7 @@ class StepEditor(GraphEditor):
         """The nodes that run without being returned."""
         return tuple(self._targets)
 
-    def to_item(self, **changes: Any) -> Step:
+    def to_step(self, **changes: Any) -> Step:
         """Returns the step in its current state.
 
         Args:
@@ -62,8 +62,10 @@ class StepEditor(GraphEditor):
             raise RewriteError(f"{lost}, an output of the step, is no longer in the graph: a kernel removed it")
         return self._with_roots(changes).with_graph(self.to_graph_def())
 
+    to_item = to_step  # its former name, which kernels of scripts may use
+
     def named(self, **changes: Any) -> frozenset[str]:
-        """Returns the nodes that the step refers to in its current state (`Step.named`); `changes` as for `to_item`."""
+        """Returns the nodes that the step refers to in its current state (`Step.named`); `changes` as for `to_step`."""
         return self._with_roots(changes).named
 
     # -- shapes and dtypes -----------------------------------------------------------------------------------------

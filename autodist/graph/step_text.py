@@ -25,36 +25,36 @@ from autodist.graph.parts import GradientCall, PendingReduction, Variable
 from autodist.graph.step import Step
 
 
-def text_of_step(item: Step, captured: Step) -> str:
+def text_of_step(step: Step, captured: Step) -> str:
     """Returns the program of one worker and the placements of its variables, as text.
 
     Args:
-        item: the rewritten step.
+        step: the rewritten step.
         captured: the step before the rewrite.
     """
-    variable_placements = item.replication.variable_placements if item.replication else {}
+    variable_placements = step.replication.variable_placements if step.replication else {}
     return _text(
         {
-            "runs": _runs(item),
-            "inputs": [*_pairs(item.inputs), *(f"{name} has as many rows as {by}" for name, by in item.apart.items())],
-            "variables": sorted(_variable(item, v) for v in item.variables),
-            "placements": [_placement(item, v.name) for v in captured.variables],
+            "runs": _runs(step),
+            "inputs": [*_pairs(step.inputs), *(f"{name} has as many rows as {by}" for name, by in step.apart.items())],
+            "variables": sorted(_variable(step, v) for v in step.variables),
+            "placements": [_placement(step, v.name) for v in captured.variables],
             "keepers": [
                 f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(variable_placements.items())
             ],
-            **sections_of_graph(item.graph_def),
+            **sections_of_graph(step.graph_def),
         }
     )
 
 
-def text_of_notes(item: Step) -> str:
+def text_of_notes(step: Step) -> str:
     """Returns the notes of kernels on a step that is not completely rewritten, as text."""
-    made = item.replication
+    made = step.replication
     return _text(
         {
-            "gradients": [f"{g.variable}: {', '.join(g.tensors)} of call {g.call}" for g in item.gradients],
-            "gradient calls": map(_call, item.gradient_calls),
-            "whole sums": map(_all_reduce, item.whole_sums),
+            "gradients": [f"{g.variable}: {', '.join(g.tensors)} of call {g.call}" for g in step.gradients],
+            "gradient calls": map(_call, step.gradient_calls),
+            "whole sums": map(_all_reduce, step.whole_sums),
             "joins": map(_join, made.joins if made else ()),
             "joined gradients": sorted(made.joined_gradients if made else ()),
         }
@@ -83,14 +83,14 @@ def _join(join: PendingReduction) -> str:
     )
 
 
-def _runs(item: Step) -> Iterator[str]:
+def _runs(step: Step) -> Iterator[str]:
     """Yields the outputs in order, and the targets."""
-    made = item.replication
-    yield f"returns {', '.join(item.outputs)}" + (", which counts examples" if made and made.counts_examples else "")
-    yield from (f"target {name}" for name in sorted(item.targets))
-    yield from (f"served {name}" for name in sorted(item.served))
-    yield from (f"landed {name}" for name in sorted(item.flush_targets))
-    yield from (f"initially {key}: {name}" for key, name in sorted(item.initializers.items()))
+    made = step.replication
+    yield f"returns {', '.join(step.outputs)}" + (", which counts examples" if made and made.counts_examples else "")
+    yield from (f"target {name}" for name in sorted(step.targets))
+    yield from (f"served {name}" for name in sorted(step.served))
+    yield from (f"landed {name}" for name in sorted(step.flush_targets))
+    yield from (f"initially {key}: {name}" for key, name in sorted(step.initializers.items()))
     if made is not None and made.even_parts is not None:
         yield f"needs even parts: {made.even_parts}"
 
@@ -99,14 +99,14 @@ def _pairs(mapping: Mapping[str, object]) -> Iterator[str]:
     return (f"{name}: {value}" for name, value in mapping.items())
 
 
-def _variable(item: Step, variable: Variable) -> str:
-    owner = item.owners.get(variable.name)
+def _variable(step: Step, variable: Variable) -> str:
+    owner = step.owners.get(variable.name)
     text = f"{variable.name}: {variable.dtype.name}{list(variable.shape)} in {variable.handle}"
     return f"{text} of {owner}" if owner else text
 
 
-def _placement(item: Step, name: str) -> str:
-    placement = item.placement(name)
+def _placement(step: Step, name: str) -> str:
+    placement = step.placement(name)
     cut = placement.cut and f"Cut(axis={placement.cut.axis}, sizes={placement.cut.sizes})"
     return f"{name}: cut {cut}, owners {placement.owners}, copies {placement.copies}"
 

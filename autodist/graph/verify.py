@@ -13,7 +13,7 @@ from autodist.graph.parts import PendingReduction
 from autodist.graph.step import Step
 
 
-def verify(item: Step) -> None:
+def verify(step: Step) -> None:
     """Passes if TensorFlow accepts the step's graph and the recorded properties of its nodes and tensors hold.
 
     Raises:
@@ -23,23 +23,23 @@ def verify(item: Step) -> None:
     """
     graph = ImportedGraph()
     try:
-        graph.import_nodes(item.graph_def)
+        graph.import_nodes(step.graph_def)
     except ValueError as error:
         raise RewriteError(f"TensorFlow does not accept the step's graph: {error}") from error
-    for use, name in _roots(item):
+    for use, name in _roots(step):
         _find(graph.get_operation_by_name, use, name)
-    for use, name in _tensors(item):
+    for use, name in _tensors(step):
         _find(graph.get_tensor_by_name, use, tensor(name))
-    for join in _joins(item):
+    for join in _joins(step):
         dtype = graph.get_tensor_by_name(tensor(join.local[-1])).dtype
         if dtype != join.dtype:
             raise RewriteError(
                 f"the reduction {join.name} is of {join.dtype.name}, but the replicas' values are of {dtype.name}"
             )
-    if item.replication is None:  # after replication each replica has only a part of the captured value
-        for node in item.graph_def.node:
+    if step.replication is None:  # after replication each replica has only a part of the captured value
+        for node in step.graph_def.node:
             for made in graph.get_operation_by_name(node.name).outputs:
-                _require_as_noted(item, made)
+                _require_as_noted(step, made)
 
 
 def _find(find: Callable[[str], object], use: str, name: str) -> None:
@@ -49,14 +49,14 @@ def _find(find: Callable[[str], object], use: str, name: str) -> None:
         raise RewriteError(f"{use} {name} is not in the step's graph") from None
 
 
-def _joins(item: Step) -> Sequence[PendingReduction]:
-    return item.replication.joins if item.replication else ()
+def _joins(step: Step) -> Sequence[PendingReduction]:
+    return step.replication.joins if step.replication else ()
 
 
-def _require_as_noted(item: Step, made: tf.Tensor) -> None:
+def _require_as_noted(step: Step, made: tf.Tensor) -> None:
     """Passes if the recorded spec of a tensor, if any, is compatible with the one that TensorFlow infers."""
     try:
-        noted = item.noted(made.name)
+        noted = step.noted(made.name)
     except KeyError:
         return
     if noted.dtype != made.dtype or not noted.shape.is_compatible_with(made.shape):
@@ -66,17 +66,17 @@ def _require_as_noted(item: Step, made: tf.Tensor) -> None:
         )
 
 
-def _roots(item: Step) -> Iterator[tuple[str, str]]:
-    yield from (("the target", name) for name in item.targets)
-    yield from (("the background node", name) for name in item.served)
-    yield from (("the flush target", name) for name in item.flush_targets)
-    yield from (("the initializer", name) for name in item.initializers.values())
+def _roots(step: Step) -> Iterator[tuple[str, str]]:
+    yield from (("the target", name) for name in step.targets)
+    yield from (("the background node", name) for name in step.served)
+    yield from (("the flush target", name) for name in step.flush_targets)
+    yield from (("the initializer", name) for name in step.initializers.values())
 
 
-def _tensors(item: Step) -> Iterator[tuple[str, str]]:
-    yield from (("the input", name) for name in item.inputs)
-    yield from (("the output", name) for name in item.outputs)
-    for join in _joins(item):
+def _tensors(step: Step) -> Iterator[tuple[str, str]]:
+    yield from (("the input", name) for name in step.inputs)
+    yield from (("the output", name) for name in step.outputs)
+    for join in _joins(step):
         owner = f"of the reduction {join.name}"
         yield from ((f"{owner} the local tensor", name) for name in join.local)
         yield from ((f"{owner} the result", name) for name in join.result)

@@ -41,7 +41,7 @@ class DryRun(Protocol):
 
     def on_step(
         self,
-        item: Step,
+        step: Step,
         names: Mapping[str, str],
         shapes: Mapping[str, Sequence[int]],
         rehearses: bool,
@@ -49,11 +49,11 @@ class DryRun(Protocol):
     ) -> None:
         """Called when the script reaches a training step; the arguments are those of `Run.plan`."""
 
-    def answers(self, item: Step, values: Sequence[Any]) -> list[np.ndarray]:
+    def answers(self, step: Step, values: Sequence[Any]) -> list[np.ndarray]:
         """Called for each call of a training step; returns values for its outputs.
 
         Args:
-            item: the step.
+            step: the step.
             values: of its inputs.
         """
 

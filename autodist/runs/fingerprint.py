@@ -50,15 +50,15 @@ class Fingerprint:
     lengths: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, item: Step, kernels: tuple[str, ...] = ()) -> Fingerprint:
+    def of(cls, step: Step, kernels: tuple[str, ...] = ()) -> Fingerprint:
         return cls(
-            tuple((v.name, f"{v.shape} {v.dtype.name}") for v in item.variables),
-            tuple((g.variable, g.tensors) for g in item.gradients),
-            tuple((n.name, n.op, tuple(n.input)) for n in item.graph_def.node),
-            tuple(item.apart.items()),
+            tuple((v.name, f"{v.shape} {v.dtype.name}") for v in step.variables),
+            tuple((g.variable, g.tensors) for g in step.gradients),
+            tuple((n.name, n.op, tuple(n.input)) for n in step.graph_def.node),
+            tuple(step.apart.items()),
             kernels,
-            baked_values(item),
-            tuple(str(tf.TensorShape(n.attr["shape"].shape)) for n in item.graph_index.of_op("Placeholder")),
+            baked_values(step),
+            tuple(str(tf.TensorShape(n.attr["shape"].shape)) for n in step.graph_index.of_op("Placeholder")),
         )
 
     @cached_property
@@ -116,7 +116,7 @@ class Fingerprint:
         ), content
 
 
-def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: Step | None = None) -> Renaming:
+def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, step: Step | None = None) -> Renaming:
     """Checks that two workers captured the same step, up to counters in names; returns the chief's names by mine.
 
     A process that has made one more layer of a kind has higher counters ("dense_4" for "dense_3"), which do not affect
@@ -126,7 +126,7 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: Step |
         chief: the step of the chief.
         mine: the step of this worker.
         name: of this worker.
-        item: the step of this worker; the error shows the line of the script that uses a value.
+        step: the step of this worker; the error shows the line of the script that uses a value.
 
     Raises:
         CaptureMismatchError: the steps differ; shows the first different line or value, or the script's own kernels if
@@ -141,10 +141,10 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: Step |
             "before the first step (register_kernel)."
         )
     if chief.lines == mine.lines:
-        _require_same_values(chief, mine, name, item)
+        _require_same_values(chief, mine, name, step)
         return Renaming()
     if chief.structure == mine.structure:
-        _require_same_values(chief, mine, name, item)
+        _require_same_values(chief, mine, name, step)
         nodes = {ours: theirs for (theirs, *_), (ours, *_) in zip(chief.nodes, mine.nodes, strict=True)}
         variables = {ours: theirs for (theirs, _), (ours, _) in zip(chief.variables, mine.variables, strict=True)}
         return Renaming(_changes(nodes), _changes(variables))
@@ -157,9 +157,9 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: Step |
     )
 
 
-def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, item: Step | None) -> None:
+def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, step: Step | None) -> None:
     nodes = [(node, op) for node, op, _ in mine.nodes]
-    require_same_values(chief.values, mine.values, name, nodes, chief.lengths != mine.lengths, item)
+    require_same_values(chief.values, mine.values, name, nodes, chief.lengths != mine.lengths, step)
 
 
 def _without_counters(name: str) -> str:
@@ -199,7 +199,7 @@ def require_same_values(
     name: str,
     nodes: Sequence[tuple[str, str]],
     have_own_lengths: bool = False,
-    item: Step | None = None,
+    step: Step | None = None,
 ) -> None:
     """Checks that a step has the same numbers on two workers; logs a warning for arrays that differ.
 
@@ -209,7 +209,7 @@ def require_same_values(
         name: of this worker.
         nodes: name and op of each node of this worker's step.
         have_own_lengths: True if the graphs are traced for different numbers of examples; integers may differ then.
-        item: the step of this worker; the error shows the line of the script that uses a value.
+        step: the step of this worker; the error shows the line of the script that uses a value.
 
     Raises:
         CaptureMismatchError: a number differs by more than rounding.
@@ -223,7 +223,7 @@ def require_same_values(
             continue
         node, op = nodes[key[0]]
         difference = (
-            f"    chief:  {_format(pair[0])}\n    here:   {_format(pair[1])}\n{_used_by(item, node, op, key[1])}"
+            f"    chief:  {_format(pair[0])}\n    here:   {_format(pair[1])}\n{_used_by(step, node, op, key[1])}"
         )
         if all(one is not None and one.shape for one in pair):
             log.warning(
@@ -272,15 +272,15 @@ def _format(value: Baked | None) -> str:
     return f"{value.text} ({value.dtype}{shape})"
 
 
-def _used_by(item: Step | None, node: str, op: str, what: str) -> str:
+def _used_by(step: Step | None, node: str, op: str, what: str) -> str:
     """Returns a sentence that names the node with the value, and the first line of the script that depends on it."""
     place = f"{what} of {node} ({op})" if what else f"the constant {node}"
-    if item is None:
+    if step is None:
         return f"It is {place}."
-    graph_index, front, visited = item.graph_index, [node], {node}
-    while front and not any(map(item.origin_of, front)):
+    graph_index, front, visited = step.graph_index, [node], {node}
+    while front and not any(map(step.origin_of, front)):
         front = [n for n in dict.fromkeys(c for f in front for c in graph_index.consumers[f]) if n not in visited]
         visited.update(front)
-    line = next(filter(None, map(item.origin_of, front)), None)
+    line = next(filter(None, map(step.origin_of, front)), None)
     readers = ", ".join(graph_index.consumers[node][:2])
     return f"It is {place}{f', which {readers} reads' if readers else ''}{f' ({line} depends on it)' if line else ''}."

@@ -26,7 +26,7 @@ WIDTH = 150
 
 def log_strategy(
     strategy: strategy_pb2.Strategy,
-    item: Step,
+    step: Step,
     rewritten: Step | None,
     spec: ResourceSpec,
     columns: int | None,
@@ -37,7 +37,7 @@ def log_strategy(
 
     Args:
         strategy: the plan for the step.
-        item: the captured step.
+        step: the captured step.
         rewritten: the rewritten step, if it exists already; not needed with one worker.
         spec: the machines.
         columns: of the terminal; None: there is none.
@@ -50,20 +50,20 @@ def log_strategy(
     text, width = io.StringIO(), columns or WIDTH
     console = rich.console.Console(file=text, width=width, force_jupyter=False)
     names = [worker.name for worker in spec.workers]
-    held, rows = _held_bytes(item, rewritten, len(names)), gradient_rows(item, shapes)
-    console.print(strategy_table(strategy, item, names, width, held, rows, spec))
+    held, rows = _held_bytes(step, rewritten, len(names)), gradient_rows(step, shapes)
+    console.print(strategy_table(strategy, step, names, width, held, rows, spec))
     if strategy.pipeline.stages:
-        costs = costs_of(item, Context(strategy, 0), shapes, seen)
-        for table in stage_tables(figures_of(strategy, item, names, held, costs)):
+        costs = costs_of(step, Context(strategy, 0), shapes, seen)
+        for table in stage_tables(figures_of(strategy, step, names, held, costs)):
             console.print(table)
     log.info("the strategy:\n%s", text.getvalue())
 
 
-def _held_bytes(item: Step, rewritten: Step | None, workers: int) -> list[int] | None:
+def _held_bytes(step: Step, rewritten: Step | None, workers: int) -> list[int] | None:
     """Returns the bytes of variables that each worker holds; None if the step is not rewritten yet."""
     if workers > 1 and rewritten is None:
         return None
-    placed = item if rewritten is None else rewritten
+    placed = step if rewritten is None else rewritten
     held = [0] * workers
     for variable in placed.variables:
         owner = placed.owners.get(variable.name) if rewritten is not None else None

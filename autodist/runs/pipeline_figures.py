@@ -19,7 +19,7 @@ _NOT_KNOWN = PartialCount(is_least=True)
 
 def figures_of(
     strategy: strategy_pb2.Strategy,
-    item: Step,
+    step: Step,
     names: Sequence[str],
     held: Sequence[int] | None,
     costs: StageCosts | None,
@@ -28,12 +28,12 @@ def figures_of(
 
     Args:
         strategy: with pipeline stages.
-        item: the captured step.
+        step: the captured step.
         names: of the workers.
         held: bytes of variables that each worker holds, optimizer slots included; None: not known.
         costs: of the stages; None: not known.
     """
-    variables = {variable.name: variable for variable in synced_variables(item)}
+    variables = {variable.name: variable for variable in synced_variables(step)}
     seats = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]
     stage_variables = [
         [variables[n.variable] for n in strategy.nodes if stage_of(strategy, n) == s] for s in range(len(seats))

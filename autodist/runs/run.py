@@ -260,7 +260,7 @@ class Run:
 
     def program(
         self,
-        item: Step,
+        step: Step,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
         fetching: Fetching,
@@ -269,7 +269,7 @@ class Run:
         """Rewrites a step for this worker; returns the program that runs it and the rewritten step.
 
         Args:
-            item: the step.
+            step: the step.
             strategy: returned by `plan`.
             names: the session's name of each variable.
             fetching: the workers that fetch the outputs.
@@ -279,35 +279,35 @@ class Run:
             FetchedElsewhereError: an output is computed on other workers, and workers may fetch different outputs.
         """
         self._has_program = self._has_program or kernels is not SETTING_KERNELS
-        if item.gradients:
+        if step.gradients:
             self.on_training()
-            self.draws |= {node.name for node in item.graph_index.having(Trait.SEEDED)}
-        rewritten = self._plans.rewritten(item, strategy, names, fetching, kernels)
+            self.draws |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
+        rewritten = self._plans.rewritten(step, strategy, names, fetching, kernels)
         # Guarded because the first run prepared in a session waits for all servers of the run.
-        program: Program = self.guard(Program, self.graph_runners, rewritten, list(item.inputs), self._updates)
+        program: Program = self.guard(Program, self.graph_runners, rewritten, list(step.inputs), self._updates)
         if program.land is not None:
             self._flushes.append(program.land)
-        if item.gradients and self.on_first_program is not None:
+        if step.gradients and self.on_first_program is not None:
             look, self.on_first_program = self.on_first_program, None
             look()
         return program, rewritten
 
-    def _build(self, item: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+    def _build(self, step: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         """On the chief, builds the strategy for a step; once all workers have joined, all raise its StrategyError."""
         try:
-            return self._plans.build(item, names)
+            return self._plans.build(step, names)
         except StrategyError as error:
             if self._peers.have_joined:
                 self.coordination.passes()
                 self.coordination.exchange(json.dumps({_REFUSAL: str(error)}).encode())
             raise
 
-    def _agree(self, item: Step, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
+    def _agree(self, step: Step, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
         """Returns the chief's strategy and node names on every worker; checks that all captured the same step."""
         self.coordination.passes()
         if strategy is not None and self.workers == 1:
             return strategy, Renaming()
-        fingerprint = Fingerprint.of(item, registered_kernels())
+        fingerprint = Fingerprint.of(step, registered_kernels())
         if strategy is not None:
             self.coordination.exchange(fingerprint.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()
@@ -315,7 +315,7 @@ class Run:
         if message.startswith(b"{"):
             raise StrategyError(json.loads(message)[_REFUSAL])
         chief_fingerprint, content = Fingerprint.unpack(message)
-        renaming = require_equal(chief_fingerprint, fingerprint, f"worker {self.index}", item)
+        renaming = require_equal(chief_fingerprint, fingerprint, f"worker {self.index}", step)
         return strategy_pb2.Strategy.FromString(content), renaming
 
     @property

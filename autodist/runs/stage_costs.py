@@ -64,31 +64,31 @@ class Rewriting:
     assigned: Step | None = None
     replicated: Step | None = None
 
-    def __call__(self, kernel: str, item: Step) -> None:
-        if kernel == AssignStages.name and item.pipeline_parts:
-            self.assigned = item
+    def __call__(self, kernel: str, step: Step) -> None:
+        if kernel == AssignStages.name and step.pipeline_parts:
+            self.assigned = step
         elif kernel == Replicate.name and self.assigned is not None:
-            self.replicated = item
+            self.replicated = step
 
 
 def costs_of(
-    item: Step, context: Context, shapes: Mapping[str, Sequence[int]], seen: Rewriting | None = None
+    step: Step, context: Context, shapes: Mapping[str, Sequence[int]], seen: Rewriting | None = None
 ) -> StageCosts | None:
     """Returns the costs of the stages of a pipeline; None if they cannot be computed from the step alone.
 
     Args:
-        item: the captured step.
+        step: the captured step.
         context: of one of its workers.
         shapes: of its inputs in the first batch, by name, if known.
         seen: the step's rewriting, if it has been rewritten.
     """
     seen = seen or Rewriting()
-    if not (item.targets or item.outputs):
+    if not (step.targets or step.outputs):
         return None  # the entire graph of a session: the parts that will run are not known
     if seen.replicated is None:
         kernels = tuple(takewhile(lambda one: not isinstance(one, PlaceStages), KERNELS))
         try:
-            run_pipeline(kernels, item, context, seen)
+            run_pipeline(kernels, step, context, seen)
         except AutoDistError:  # raised again when the step is rewritten for training
             return None
     if seen.assigned is None or seen.replicated is None:
@@ -221,9 +221,9 @@ class _Costs:
         return tf.compat.v1.placeholder(kind, None if original is None else original.shape)
 
 
-def _without_order(item: Step, nodes: Iterable[tf.compat.v1.NodeDef]) -> tf.compat.v1.GraphDef:
+def _without_order(step: Step, nodes: Iterable[tf.compat.v1.NodeDef]) -> tf.compat.v1.GraphDef:
     """Returns a graph of some nodes of a step without control dependencies."""
-    graph_def = tf.compat.v1.GraphDef(library=item.graph_def.library, versions=item.graph_def.versions)
+    graph_def = tf.compat.v1.GraphDef(library=step.graph_def.library, versions=step.graph_def.versions)
     for node in nodes:
         copy = graph_def.node.add()
         copy.CopyFrom(node)

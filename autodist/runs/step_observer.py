@@ -15,11 +15,11 @@ class StepObserver:
     All workers make each of these calls in the same order.
     """
 
-    def on_tracked(self, item: Step, variables: Mapping[str, TrackedVariable]) -> None:
+    def on_tracked(self, step: Step, variables: Mapping[str, TrackedVariable]) -> None:
         """Called when a step of eager variables was captured and has not run yet.
 
         Args:
-            item: the step.
+            step: the step.
             variables: variables that it reads or writes, by their names in the step.
         """
 

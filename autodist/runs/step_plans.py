@@ -59,36 +59,36 @@ class StepPlans:
         """The step that was rewritten in advance; None once it has been used."""
         return None if self._rehearsed is None else self._rehearsed[1]
 
-    def build(self, item: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+    def build(self, step: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         """On the chief, builds the strategy for a step; a variable of an earlier step keeps its placement.
 
         The bytes that earlier steps have placed on owners count as those owners' loads.
 
         Args:
-            item: the step.
+            step: the step.
             names: the session's name of each variable.
 
         Raises:
             StrategyError: the strategy is not possible for this step.
         """
-        if not item.gradients:
+        if not step.gradients:
             return resolve_specs(
-                strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec)), item, self._spec
+                strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec)), step, self._spec
             )
         assert self._builder is not None, "the chief builds the strategy"
-        trained = {names[variable.name] for variable in synced_variables(item)}
+        trained = {names[variable.name] for variable in synced_variables(step)}
         spec = self._spec.with_owned_bytes(self._other_owned_bytes(trained))
-        strategy = ask_builder(self._builder, item, spec)
+        strategy = ask_builder(self._builder, step, spec)
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
             if earlier is not None:
                 variable = node.variable
                 node.CopyFrom(earlier)
                 node.variable = variable
-        check_strategy(strategy, item, self._spec)
+        check_strategy(strategy, step, self._spec)
         self._check_stages_known(strategy)
-        self._record_owned(strategy, item, names)
-        if not strategy.pipeline.stages and not self._has_warned_of_marks and has_stage_marks(item):
+        self._record_owned(strategy, step, names)
+        if not strategy.pipeline.stages and not self._has_warned_of_marks and has_stage_marks(step):
             self._has_warned_of_marks = True
             log.warning(
                 "ad.stage means nothing to %s, which has no pipeline stages: each replica computes the complete model. "
@@ -96,7 +96,7 @@ class StepPlans:
             )  # fmt: skip
         if self._recorder is not None:
             self._recorder.require_exact(strategy)
-        return resolve_specs(strategy, item, self._spec)
+        return resolve_specs(strategy, step, self._spec)
 
     def _other_owned_bytes(self, names: Set[str]) -> list[int]:
         """Returns, for each worker, the bytes that it owns of the variables of earlier steps.
@@ -109,8 +109,8 @@ class StepPlans:
             owned[owner] += byte_size
         return owned
 
-    def _record_owned(self, strategy: strategy_pb2.Strategy, item: Step, names: Mapping[str, str]) -> None:
-        variables = {variable.name: variable for variable in synced_variables(item)}
+    def _record_owned(self, strategy: strategy_pb2.Strategy, step: Step, names: Mapping[str, str]) -> None:
+        variables = {variable.name: variable for variable in synced_variables(step)}
         for node in strategy.nodes:
             parts = pieces(variables[node.variable], node)
             self._owned[names.get(node.variable, node.variable)] = [
@@ -142,10 +142,10 @@ class StepPlans:
             self._pipeline = strategy.pipeline
         self._decided.update({shared[node.variable]: node for node in strategy.nodes})
 
-    def rehearse(self, item: Step, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
+    def rehearse(self, step: Step, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
         """Rewrites the first step while the others may still trace, so that a kernel's error is raised by then."""
         self._seen = Rewriting() if strategy.pipeline.stages else None
-        self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names, seen=self._seen))
+        self._rehearsed = (step.graph_def, self._rewrite(step, strategy, names, seen=self._seen))
 
     def take_seen(self) -> Rewriting | None:
         """Returns the rewriting recorded in `rehearse` for a pipeline; later calls return None."""
@@ -154,7 +154,7 @@ class StepPlans:
 
     def rewritten(
         self,
-        item: Step,
+        step: Step,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
         fetching: Fetching,
@@ -166,9 +166,9 @@ class StepPlans:
             FetchedElsewhereError: workers may fetch different outputs, and one is computed on other workers.
         """
         rehearsed, self._rehearsed = self._rehearsed, None
-        if rehearsed is not None and rehearsed[0] is item.graph_def:
+        if rehearsed is not None and rehearsed[0] is step.graph_def:
             return rehearsed[1]
-        return self._rewrite(item, strategy, names, fetching, kernels)
+        return self._rewrite(step, strategy, names, fetching, kernels)
 
     def _with_stages(self, strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
         """Adds a training step's pipeline stages, which hold the variables, to the strategy of another step."""
@@ -181,7 +181,7 @@ class StepPlans:
 
     def _rewrite(
         self,
-        item: Step,
+        step: Step,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
         fetching: Fetching = Fetching.BY_ALL,
@@ -192,22 +192,22 @@ class StepPlans:
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
         with errors_with_place(self._builder):
-            rewritten = rewrite(share_names(item, names), context, f"step_{self._count}", kernels, seen)
+            rewritten = rewrite(share_names(step, names), context, f"step_{self._count}", kernels, seen)
         self._count += 1
         return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 
 
-def share_names(item: Step, names: Mapping[str, str]) -> Step:
+def share_names(step: Step, names: Mapping[str, str]) -> Step:
     """Gives the variables of a step the names that all steps share in the session.
 
     Args:
-        item: the step.
+        step: the step.
         names: by a variable's name, the session's.
     """
     definition = tf.compat.v1.GraphDef()
-    definition.CopyFrom(item.graph_def)
-    by_handle = {v.handle: names[v.name] for v in item.variables}
+    definition.CopyFrom(step.graph_def)
+    by_handle = {v.handle: names[v.name] for v in step.variables}
     for node in definition.node:
         if node.name in by_handle:
             node.attr["shared_name"].s = by_handle[node.name].encode()
-    return item.with_graph(definition)
+    return step.with_graph(definition)

@@ -33,7 +33,7 @@ class Program:
 
     Args:
         graph_runners: of this worker.
-        item: the rewritten step.
+        step: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
         updates: runs background updates that a step leaves for later.
 
@@ -41,10 +41,10 @@ class Program:
         land: waits until all updates of this worker's steps have been applied; None: the steps wait for them.
     """
 
-    def __init__(self, graph_runners: GraphRunners, item: Step, inputs: Sequence[str], updates: Updates) -> None:
-        graph_runner, prefix = graph_runners.add(item.graph_def)
-        present = {node.name for node in item.graph_def.node}
-        graph_runners.initialize(graph_runner, {key: prefix + name for key, name in item.initializers.items()})
+    def __init__(self, graph_runners: GraphRunners, step: Step, inputs: Sequence[str], updates: Updates) -> None:
+        graph_runner, prefix = graph_runners.add(step.graph_def)
+        present = {node.name for node in step.graph_def.node}
+        graph_runners.initialize(graph_runner, {key: prefix + name for key, name in step.initializers.items()})
         self._used = [node_of(name) in present for name in inputs]
         feeds = [prefix + name for name, used in zip(inputs, self._used, strict=True) if used]
         batch = len(feeds)
@@ -54,23 +54,23 @@ class Program:
         self._counts_all_examples = node_of(ALL_EXAMPLES) in present
         if self._counts_all_examples:
             feeds.append(prefix + ALL_EXAMPLES)
-        operations = [graph_runner.graph.get_operation_by_name(prefix + name) for name in item.targets]
-        outputs = [graph_runner.graph.get_tensor_by_name(prefix + name) for name in item.outputs]
-        collective = any(node.op.startswith("Collective") for node in item.graph_def.node)
-        trace = trace_file(prefix.rstrip("/"), _worker_of(item, feeds[0].removeprefix(prefix))) if feeds else None
+        operations = [graph_runner.graph.get_operation_by_name(prefix + name) for name in step.targets]
+        outputs = [graph_runner.graph.get_tensor_by_name(prefix + name) for name in step.outputs]
+        collective = any(node.op.startswith("Collective") for node in step.graph_def.node)
+        trace = trace_file(prefix.rstrip("/"), _worker_of(step, feeds[0].removeprefix(prefix))) if feeds else None
         self._run = graph_runner.callable(outputs, operations, feeds, collective, trace)
         self._make_run_with_options = lambda: graph_runner.callable_with_options(outputs, operations, feeds, collective)
         self._updates = updates
         self._graph_runner, self._trace = graph_runner, trace
         fed = [graph_runner.graph.get_tensor_by_name(name) for name in feeds]
-        self._returns_examples = item.replication is not None and item.replication.counts_examples
+        self._returns_examples = step.replication is not None and step.replication.counts_examples
         self._parts = StepTensors(outputs, operations, fed[:batch], fed[batch:], self._returns_examples)
         self._repeated: dict[int, Callable[..., list[np.ndarray]]] = {}
-        self._frees_memory = bool(item.gradients)
-        self._even = item.replication.even_parts if item.replication else None
-        self._is_global = item.is_global
-        self._update = _callable_of(graph_runner, prefix, item.served)
-        self.land = _callable_of(graph_runner, prefix, item.flush_targets)
+        self._frees_memory = bool(step.gradients)
+        self._even = step.replication.even_parts if step.replication else None
+        self._is_global = step.is_global
+        self._update = _callable_of(graph_runner, prefix, step.served)
+        self.land = _callable_of(graph_runner, prefix, step.flush_targets)
 
     def run(
         self,
@@ -200,9 +200,9 @@ def _callable_of(graph_runner: GraphRunner, prefix: str, operations: Sequence[st
     )
 
 
-def _worker_of(item: Step, fed: str) -> int:
+def _worker_of(step: Step, fed: str) -> int:
     """Returns the worker that runs the step: the one that feeds one of its inputs."""
-    device = next(node.device for node in item.graph_def.node if node.name == node_of(fed))
+    device = next(node.device for node in step.graph_def.node if node.name == node_of(fed))
     return int(tf.DeviceSpec.from_string(device).task or 0)
 
 

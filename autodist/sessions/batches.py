@@ -109,21 +109,21 @@ class SessionBatches:
         if not elements:
             return None
         needed = sorted(fed_to_iterators(elements, fed.keys()))
-        item = self._captured.step([t.name for t in elements], [], dict.fromkeys(needed))
-        return _IteratorRun(elements, [fed[name] for name in needed], self._make_program(item))
+        step = self._captured.step([t.name for t in elements], [], dict.fromkeys(needed))
+        return _IteratorRun(elements, [fed[name] for name in needed], self._make_program(step))
 
 
-def require_no_queue(item: Step, replicas: int) -> None:
+def require_no_queue(step: Step, replicas: int) -> None:
     """Checks that a run reads no queue and, with several replicas, no optional elements of an iterator.
 
     Args:
-        item: the run.
+        step: the run.
         replicas: of all workers.
 
     Raises:
         CaptureError: it does. Each run has separate queues, and would wait forever.
     """
-    pulling = item.graph_index.of_op(*sorted(_PULLS if replicas > 1 else _QUEUES))
+    pulling = step.graph_index.of_op(*sorted(_PULLS if replicas > 1 else _QUEUES))
     if pulling:
         raise CaptureError(
             f"the graph takes its data from a queue or from an iterator's optional elements ({pulling[0].name}), whose "

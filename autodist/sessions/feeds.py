@@ -91,12 +91,12 @@ class SessionFeeds:
         if not split or replicas == 1:
             return
         gradients = [t for g in whole.gradients for t in g.tensors]
-        item = captured.step(gradients, [], {t.name: axis for t, axis in split.items()})
+        step = captured.step(gradients, [], {t.name: axis for t, axis in split.items()})
         if shares > 1 and len(lengths) == 1:
-            require_any_length(item, Dealt(lengths.pop(), shares, replicas))
+            require_any_length(step, Dealt(lengths.pop(), shares, replicas))
         if self.spec.splits_batches:
             seeds = {whole.gradient_calls[g.call].seed for g in whole.gradients}
-            warn_replica_statistics(item, captured.graph, seeds)
+            warn_replica_statistics(step, captured.graph, seeds)
 
     def axes_of(self, arrays: Arrays, capture: Callable[[], Step]) -> list[int | None]:
         """Returns the batch axis of each fed tensor.
@@ -109,8 +109,8 @@ class SessionFeeds:
             CaptureError: an axis is ambiguous.
         """
         if self._may_set(arrays):
-            item = capture()
-            if only_makes_iterators(item) or _sets_what_is_fed(item, arrays):
+            step = capture()
+            if only_makes_iterators(step) or _sets_what_is_fed(step, arrays):
                 return [None] * len(arrays)  # for example Variable.load, which feeds an initial value
         return [self._axis_of_fed(t, array) for t, array in arrays.items()]
 
@@ -246,23 +246,23 @@ def _is_open(tensor: tf.Tensor) -> bool:
     return tensor.shape.rank is None or (tensor.shape.rank > 0 and tensor.shape[0] is None)
 
 
-def _sets_what_is_fed(item: Step, arrays: Arrays) -> bool:
+def _sets_what_is_fed(step: Step, arrays: Arrays) -> bool:
     """Returns True if a run only sets variables, and no feed can be a batch."""
-    if not only_sets(item):
+    if not only_sets(step):
         return False
-    values = _assigned(item) | find_fed_updates(item).keys()
+    values = _assigned(step) | find_fed_updates(step).keys()
     return all(t.name in values or not _is_open(t) for t, a in arrays.items() if a.ndim)
 
 
-def _assigned(item: Step) -> set[str]:
+def _assigned(step: Step) -> set[str]:
     """Returns the inputs of a run that are assigned to variables unchanged, and not used otherwise."""
     assigned = set()
-    for name in item.inputs:
+    for name in step.inputs:
         front, ends = [node_of(name)], True
         while front and ends:
             source = front.pop()
-            for consumer in item.graph_index.consumers[source]:
-                node = item.graph_index.nodes[consumer]
+            for consumer in step.graph_index.consumers[source]:
+                node = step.graph_index.nodes[consumer]
                 if node.op in _PASSING:
                     front.append(consumer)
                 elif node.op != "AssignVariableOp" or node_of(node.input[1]) != source:

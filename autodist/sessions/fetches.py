@@ -32,31 +32,31 @@ class Fetches:
     own: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, item: Step, strategy: strategy_pb2.Strategy) -> Fetches:
+    def of(cls, step: Step, strategy: strategy_pb2.Strategy) -> Fetches:
         """Finds the fetches of a run that all workers make.
 
         Args:
-            item: the captured run.
+            step: the captured run.
             strategy: of the session.
         """
         if strategy.pipeline.stages:  # they hold all values of the run
-            return cls(item.outputs)
-        flows, stages = flows_of(item), find_stages(item)
+            return cls(step.outputs)
+        flows, stages = flows_of(step), find_stages(step)
         own = [
-            name for name in item.outputs
+            name for name in step.outputs
             if node_of(name) not in stages.once and isinstance(flows.kind(name), Joined | Unknown)
         ]  # fmt: skip
         if not _is_in_lockstep(strategy):
             return cls(own=tuple(own))
-        writes = {name for name, effect in item.graph_index.effects.items() if effect.writes}
+        writes = {name for name, effect in step.graph_index.effects.items() if effect.writes}
 
         def depends(name: str) -> bool:
             node = node_of(name)
             return node in stages.once or any(
-                name in writes for name in reach([node], item.graph_index.sources.__getitem__)
+                name in writes for name in reach([node], step.graph_index.sources.__getitem__)
             )
 
-        shared = [name for name in item.outputs if name in own or depends(name)]
+        shared = [name for name in step.outputs if name in own or depends(name)]
         return cls(tuple(shared), tuple(own))
 
 

@@ -47,22 +47,22 @@ class InitialValues:
         self._initializers = initializers_of(captured.graph)
         self.settled = settled
 
-    def note_set(self, item: Step) -> None:
+    def note_set(self, step: Step) -> None:
         """Records the variables that a run sets."""
-        for effect in item.graph_index.effects.values():
+        for effect in step.graph_index.effects.values():
             self.settled |= effect.writes
 
-    def give_before(self, item: Step, sets: bool) -> None:
+    def give_before(self, step: Step, sets: bool) -> None:
         """Initializes unset variables, if a run needs values of variables.
 
         Args:
-            item: the run.
+            step: the run.
             sets: True if it only sets variables. It then needs only those that it reads before it assigns them.
         """
-        if not item.graph_index.effects:
+        if not step.graph_index.effects:
             return
         unset = self._initializers.keys() - self.settled
-        if unset and (not sets or not unset.isdisjoint(_read_before_assigned(item.graph_index))):
+        if unset and (not sets or not unset.isdisjoint(_read_before_assigned(step.graph_index))):
             self.give()
 
     def give(self) -> None:

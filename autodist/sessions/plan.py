@@ -77,25 +77,25 @@ class SessionPlan:
                 )
         return placements
 
-    def placed(self, item: Step) -> Step:
+    def placed(self, step: Step) -> Step:
         """Returns a run of the graph, with the placements of its variables."""
-        return place_variables(item, self._placements)
+        return place_variables(step, self._placements)
 
     def kept(self, variable: Variable) -> StoredVariable:
         """Returns one of its variables as the session stores it."""
         placement = self._placements.get(variable.name, Placement())
         return StoredVariable(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
 
-    def program(self, item: Step, kernels: Sequence[Kernel], fetching: Fetching = Fetching.BY_EACH) -> Program:
+    def program(self, step: Step, kernels: Sequence[Kernel], fetching: Fetching = Fetching.BY_EACH) -> Program:
         """Rewrites a run of the graph for this worker.
 
         Args:
-            item: the run.
+            step: the run.
             kernels: the rewrites to apply.
             fetching: the workers that fetch the outputs.
 
         Raises:
             FetchedElsewhereError: workers may fetch different outputs, and one is computed on other workers.
         """
-        shared = share_tables(share_iterators(item, self._prefix), self._prefix)
+        shared = share_tables(share_iterators(step, self._prefix), self._prefix)
         return self._run.program(shared, self.strategy, self._names, fetching, kernels)[0]

@@ -94,52 +94,52 @@ class SessionPrograms:
         ranks = {t.name: a.ndim for t, a in arrays.items() if t.shape.rank is None}
         capture = functools.partial(self._captured.step, outputs, targets, ranks=ranks)
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
-        item = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
-        if disagree(arrays, axes) and _is_alone(item):  # each replica computes the whole, as one device does
+        step = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
+        if disagree(arrays, axes) and _is_alone(step):  # each replica computes the whole, as one device does
             axes = [None] * len(axes)
-            item = self._plan.placed(capture(dict.fromkeys((t.name for t in arrays), None)))
-        require_no_queue(item, len(self._run.spec.replicas))
+            step = self._plan.placed(capture(dict.fromkeys((t.name for t in arrays), None)))
+        require_no_queue(step, len(self._run.spec.replicas))
         are_gathered = self._feeds.are_gathered(arrays, axes)
         is_global = are_gathered or self._feeds.are_global(arrays, axes)
-        item = replace(item, is_global=is_global, rows=self._feeds.fixed_rows(arrays, axes))
+        step = replace(step, is_global=is_global, rows=self._feeds.fixed_rows(arrays, axes))
         dealt = self._feeds.dealt(arrays, axes)
-        require_no_rows_by_position(item, dealt)
-        require_any_length(item, dealt)
-        if item.gradients:
+        require_no_rows_by_position(step, dealt)
+        require_any_length(step, dealt)
+        if step.gradients:
             warn_empty_micro_batches(dealt.examples, self._run.spec.micro_batches)
-        updates = {} if item.gradients else find_fed_updates(item)
+        updates = {} if step.gradients else find_fed_updates(step)
         if updates:
             self._run.on_training()
-        sets = only_sets(item)
-        is_local = concerns_iterators_alone(item) or fills_tables_alone(item)
+        sets = only_sets(step)
+        is_local = concerns_iterators_alone(step) or fills_tables_alone(step)
         kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if is_local else KERNELS
         if kernels is KERNELS and len(self._run.spec.replicas) > 1:
-            require_unchanged(item.graph_def, "a run that takes a batch")
-        looks = not item.gradients and all(axis is None for axis in axes)
-        is_alone = _is_alone(item)
+            require_unchanged(step.graph_def, "a run that takes a batch")
+        looks = not step.gradients and all(axis is None for axis in axes)
+        is_alone = _is_alone(step)
         if outputs or targets:
-            self._initial_values.give_before(item, sets)
+            self._initial_values.give_before(step, sets)
         if sets:
-            self._initial_values.note_set(item)
+            self._initial_values.note_set(step)
         is_staged = bool(self._plan.strategy.pipeline.stages)
         is_common = self._run.workers > 1 and kernels is KERNELS and (is_staged or not is_alone)
-        fetches = Fetches.of(item, self._plan.strategy) if is_common and item.outputs else Fetches()
-        programs = RunPrograms(functools.partial(self._plan.program, item, kernels)) if outputs or targets else None
+        fetches = Fetches.of(step, self._plan.strategy) if is_common and step.outputs else Fetches()
+        programs = RunPrograms(functools.partial(self._plan.program, step, kernels)) if outputs or targets else None
         if programs is not None and not fetches.shared:
             programs.of(Fetching.BY_EACH)  # now, so that an error comes before this worker's part of the run
         return Prepared(
-            programs, axes, sets, bool(item.gradients), looks, item.is_global, is_alone,
-            functools.partial(_gives_rows, item), {t: updates[t.name].name for t in arrays if t.name in updates},
-            fetches, are_gathered and (not is_alone or bool(fetches.shared)), functools.partial(row_axes, item),
+            programs, axes, sets, bool(step.gradients), looks, step.is_global, is_alone,
+            functools.partial(_gives_rows, step), {t: updates[t.name].name for t in arrays if t.name in updates},
+            fetches, are_gathered and (not is_alone or bool(fetches.shared)), functools.partial(row_axes, step),
         )  # fmt: skip
 
 
-def _is_alone(item: Step) -> bool:
+def _is_alone(step: Step) -> bool:
     """Returns True if no other worker takes part in a run, since it trains nothing and writes nothing."""
-    return not item.gradients and not written_handles(item)
+    return not step.gradients and not written_handles(step)
 
 
-def _gives_rows(item: Step) -> bool:
+def _gives_rows(step: Step) -> bool:
     """Returns True if each output has a row for each example, or does not depend on the batch."""
-    flows = flows_of(item)
-    return all(isinstance(flows.kind(name), PerExample | Replicated) for name in item.outputs)
+    flows = flows_of(step)
+    return all(isinstance(flows.kind(name), PerExample | Replicated) for name in step.outputs)

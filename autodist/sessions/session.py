@@ -70,14 +70,14 @@ class DistributedSession(SessionInterface):
         self._feeds = feeds.with_rows(whole, captured, even_alone=run.recorder is not None and run.recorder.permutes)
         require_training(captured, whole)
         warn_unordered_updates(whole)
-        self._batches = SessionBatches(run.spec, captured, lambda item: self._plan.program(item, LOCAL_KERNELS))
+        self._batches = SessionBatches(run.spec, captured, lambda step: self._plan.program(step, LOCAL_KERNELS))
         self._batches.require_divisible(whole)
         self._feeds.require_open_axes(whole, captured)
         self._plan: SessionPlan = SessionPlan(run, captured, whole, None if earlier is None else earlier._plan)
         self._initial_values: InitialValues = InitialValues(
             run,
             captured,
-            lambda item, kernels: self._plan.program(self._plan.placed(item), kernels),
+            lambda step, kernels: self._plan.program(self._plan.placed(step), kernels),
             set() if earlier is None else earlier._initial_values.settled,
         )
         self._programs = SessionPrograms(run, captured, self._feeds, self._plan, self._initial_values)

@@ -118,34 +118,34 @@ class Recorder:
         ]
 
     def after_step(
-        self, item: Step, worker: int, values: Callable[[], Mapping[str, Any]], outputs: Callable[[], Any]
+        self, step: Step, worker: int, values: Callable[[], Mapping[str, Any]], outputs: Callable[[], Any]
     ) -> None:
         """Records a training step; exits the script after the last one.
 
         Args:
-            item: the captured step.
+            step: the captured step.
             worker: index of this worker.
             values: returns the values of the step's variables, by name.
             outputs: returns the outputs of the step.
         """
         if self._steps < self._recording.steps:
             if worker == 0:
-                self._write_notes(item)
-                self._write(item, values(), outputs())
+                self._write_notes(step)
+                self._write(step, values(), outputs())
             self._steps += 1
-        if self._steps >= self._recording.steps or not self._has_requested_precision(item):
+        if self._steps >= self._recording.steps or not self._has_requested_precision(step):
             raise SystemExit(0)
 
-    def _has_requested_precision(self, item: Step) -> bool:
-        return not self._recording.in_float64 or is_in_float64(item)
+    def _has_requested_precision(self, step: Step) -> bool:
+        return not self._recording.in_float64 or is_in_float64(step)
 
-    def _write_notes(self, item: Step) -> None:
+    def _write_notes(self, step: Step) -> None:
         if self._has_notes:
             return
         self._has_notes = True
-        ops = sorted({item.graph_index.nodes[name].op for name in _training_nodes(item)})
+        ops = sorted({step.graph_index.nodes[name].op for name in _training_nodes(step)})
         notes = {
-            "is_in_float64": is_in_float64(item),
+            "is_in_float64": is_in_float64(step),
             "draws": [op for op in ops if draws_numbers(op) or op in having(Trait.SEEDED | Trait.GENERATOR)],
             "normalises": [op for op in ops if op.startswith("FusedBatchNorm")],
             "is_permuted": self._is_permuted,
@@ -155,9 +155,9 @@ class Recorder:
         }
         (self._folder / NOTES).write_text(json.dumps(notes), encoding="utf-8")
 
-    def _write(self, item: Step, values: Mapping[str, Any], outputs: Any) -> None:
-        trained = {gradient.variable for gradient in item.gradients}
-        slots = {slot.name for kept in find_slots(item).values() for slot in kept}
+    def _write(self, step: Step, values: Mapping[str, Any], outputs: Any) -> None:
+        trained = {gradient.variable for gradient in step.gradients}
+        slots = {slot.name for kept in find_slots(step).values() for slot in kept}
         kinds = {name: VARIABLES if name in trained else SLOTS if name in slots else STATE for name in values}
         arrays = {f"{kinds[name]} {name}": _as_numbers(value) for name, value in values.items()}
         arrays |= {f"{OUTPUTS} {name}": _as_numbers(value) for name, value in _named(outputs)}
@@ -186,16 +186,16 @@ def _permuted(array: np.ndarray, axis: int, draws: np.random.Generator) -> np.nd
     return np.take(array, draws.permutation(array.shape[axis]), axis)
 
 
-def _training_nodes(item: Step) -> set[str]:
+def _training_nodes(step: Step) -> set[str]:
     """Returns the nodes of a step's training; in a session's graph, without those of initial values."""
-    gradients = [node_of(t) for gradient in item.gradients for t in gradient.tensors]
-    updates = reach(gradients, item.graph_index.consumers.__getitem__)
-    return reach(updates, item.graph_index.data.__getitem__)
+    gradients = [node_of(t) for gradient in step.gradients for t in gradient.tensors]
+    updates = reach(gradients, step.graph_index.consumers.__getitem__)
+    return reach(updates, step.graph_index.data.__getitem__)
 
 
-def is_in_float64(item: Step) -> bool:
+def is_in_float64(step: Step) -> bool:
     """Returns True if all trained variables of a step are float64."""
-    return all(item.by_name[gradient.variable].dtype == tf.float64 for gradient in item.gradients)
+    return all(step.by_name[gradient.variable].dtype == tf.float64 for gradient in step.gradients)
 
 
 def _named(outputs: Any) -> list[tuple[str, Any]]:

@@ -40,18 +40,18 @@ class AsynchronousServers(Kernel):
 
     name: ClassVar[str] = "asynchronous-servers"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        replication = item.replication
+    def apply(self, step: Step, context: Context) -> Step:
+        replication = step.replication
         if replication is None:
-            return item
+            return step
         kept = {
-            item.by_name[name].handle: placement.owner
+            step.by_name[name].handle: placement.owner
             for name, placement in replication.variable_placements.items() if placement.pace is SyncMode.ASYNCHRONOUS
         }  # fmt: skip
         if not kept:
-            return item
-        updates = _Updates(item, replication, context, kept)
-        return updates.run() if updates.writes else item
+            return step
+        updates = _Updates(step, replication, context, kept)
+        return updates.run() if updates.writes else step
 
 
 @dataclass
@@ -76,14 +76,14 @@ class _Lock:
 class _Updates:
     """Implements one `AsynchronousServers.apply`; the methods are in the order of `run`."""
 
-    def __init__(self, item: Step, replication: Replication, context: Context, kept: Mapping[str, int]) -> None:
-        self.item, self.context, self.kept = item, context, kept
+    def __init__(self, step: Step, replication: Replication, context: Context, kept: Mapping[str, int]) -> None:
+        self.item, self.context, self.kept = step, context, kept
         self.stages, self.variable_placements = replication.stages, replication.variable_placements
-        self.results = Results(item, replication)
+        self.results = Results(step, replication)
         self.editor = self.results.editor
-        self.effects = {n: e for n, e in item.graph_index.effects.items() if (e.reads | e.writes) & kept.keys()}
+        self.effects = {n: e for n, e in step.graph_index.effects.items() if (e.reads | e.writes) & kept.keys()}
         self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
-        self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in kept]
+        self.joins = [j for j in replication.joins if j.variable and step.by_name[j.variable].handle in kept]
         self.means: dict[str, PendingReduction] = {}
 
     def run(self) -> Step:
@@ -97,7 +97,7 @@ class _Updates:
         else:
             self._remove_writes()
         self._make_lock()
-        return self.results.to_item(self.joins)
+        return self.results.to_step(self.joins)
 
     # -- gradients -------------------------------------------------------------------------------------------------
 

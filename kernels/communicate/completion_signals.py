@@ -30,9 +30,9 @@ class Group:
     key: str
 
 
-def group_writes(item: Step, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[Group]:
+def group_writes(step: Step, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[Group]:
     """Groups the writes of owned variables (`owner`, by handle) by owner and rank."""
-    effects = item.graph_index.effects
+    effects = step.graph_index.effects
     together: dict[tuple[int, int], list[str]] = {}
     for name in filter(ranks.__contains__, effects):
         [holder] = {owner[h] for h in effects[name].writes if h in owner}
@@ -40,7 +40,7 @@ def group_writes(item: Step, owner: Mapping[str, int], ranks: Mapping[str, int])
     groups: list[Group] = []
     times: Counter[str] = Counter()
     for (holder, _), writes in sorted(together.items()):
-        what = _key(item, effects, writes)
+        what = _key(step, effects, writes)
         key = f"{what}/{times[what]}" if what in times else what  # the same variables may be written again, later
         times[what] += 1
         groups.append(Group(holder, tuple(writes), key))
@@ -97,6 +97,6 @@ def _take_later(before: dict[int, int], found: Mapping[int, int], is_away: int) 
         before[holder] = max(rank | is_away, before.get(holder, 0))
 
 
-def _key(item: Step, effects: Mapping[str, Effect], writes: list[str]) -> str:
-    handles = sorted({item.by_handle[h].name for w in writes for h in effects[w].writes})
+def _key(step: Step, effects: Mapping[str, Effect], writes: list[str]) -> str:
+    handles = sorted({step.by_handle[h].name for w in writes for h in effects[w].writes})
     return f"token/{digest(';'.join(handles))}"

@@ -38,7 +38,7 @@ class NodeAssignment:
 
 
 def assign_nodes(
-    item: Step,
+    step: Step,
     effects: Mapping[str, Effect],
     owner: Mapping[str, int],
     private: Mapping[str, Owners],
@@ -48,14 +48,14 @@ def assign_nodes(
     """Assigns nodes to workers: walks from each worker's roots (its writes and outputs) to their inputs.
 
     Args:
-        item: the step.
+        step: the step.
         effects: the effects of its nodes.
         owner: the owner of each owned variable, by handle.
         private: the workers that have all inputs of a node (see `WorkerPart`).
         brought: the worker that has the gradient behind each tensor that the part that runs once reads.
         context: the worker for which the step is rewritten.
     """
-    return _Walk(item, effects, owner, private, brought, context).run()
+    return _Walk(step, effects, owner, private, brought, context).run()
 
 
 def only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:
@@ -65,9 +65,9 @@ def only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:
     return only if only not in (me, EVERY_WORKER) else None
 
 
-def once(item: Step) -> list[str]:
+def once(step: Step) -> list[str]:
     """Returns the nodes that run once, in topological order."""
-    stages = item.replication and item.replication.stages
+    stages = step.replication and step.replication.stages
     return sorted(stages.once, key=stages.order.__getitem__) if stages else []
 
 
@@ -76,16 +76,16 @@ class _Walk:
 
     def __init__(
         self,
-        item: Step,
+        step: Step,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
         private: Mapping[str, Owners],
         brought: Mapping[str, int],
         context: Context,
     ) -> None:
-        self._item, self._effects, self._owner, self._private = item, effects, owner, private
+        self._item, self._effects, self._owner, self._private = step, effects, owner, private
         self._brought, self._every = brought, (1 << context.workers) - 1
-        self._outputs = item.outputs if context.joins_outputs else ()
+        self._outputs = step.outputs if context.joins_outputs else ()
         self._runs: dict[str, Workers] = {}
         self._new: dict[str, Workers] = {}
         self._of_holder: dict[str, Workers] = {}

@@ -67,7 +67,7 @@ class WorkerPart:
     @classmethod
     def find(
         cls,
-        item: Step,
+        step: Step,
         context: Context,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
@@ -76,15 +76,15 @@ class WorkerPart:
         """Analyzes the graph after gradients were sent to their owners.
 
         Args:
-            item: the step before that; the results of its pending reductions stand for the gradients on every worker.
+            step: the step before that; the results of its pending reductions stand for the gradients on every worker.
             owner: the owner of each owned variable, by handle.
         """
-        brought = {t: item.owners[j.variable or ""] for j in joins for t in j.result}
-        private = _find_private(item, effects, owner, _holders(item, brought))
-        assignment = assign_nodes(item, effects, owner, private, brought, context)
+        brought = {t: step.owners[j.variable or ""] for j in joins for t in j.result}
+        private = _find_private(step, effects, owner, _holders(step, brought))
+        assignment = assign_nodes(step, effects, owner, private, brought, context)
         me = context.worker
         transfers = [
-            Transfer(source, reader, name, _level(item, name))
+            Transfer(source, reader, name, _level(step, name))
             for name, source, readers in assignment.tensors
             for reader in (readers if source == me else [me] if me in readers else [])
         ]
@@ -92,7 +92,7 @@ class WorkerPart:
         runs = {name: assignment.runs.get(name, 0) for name in private}
         transferred = frozenset(name for name, _, _ in assignment.tensors)
         specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
-        return cls(item, private, _in_rounds(item, transfers, transferred), me, specs, assignment.by(me), runs)
+        return cls(step, private, _in_rounds(step, transfers, transferred), me, specs, assignment.by(me), runs)
 
     def exchange_boundary(self, results: Results, context: Context) -> None:
         """Sends the tensors that other workers need from this one, and receives those that it needs."""
@@ -139,20 +139,20 @@ class WorkerPart:
                 editor.set_inputs(node.name, [i for i in node.input if i not in lost])
 
 
-def _in_rounds(item: Step, transfers: Sequence[Transfer], transferred: Collection[str]) -> tuple[Transfer, ...]:
+def _in_rounds(step: Step, transfers: Sequence[Transfer], transferred: Collection[str]) -> tuple[Transfer, ...]:
     """Returns the transfers with their rounds, which depend on all tensors sent between workers."""
     if not transfers:
         return ()
     rounds: dict[str, int] = {}
-    for name in item.graph_index.order:
-        inputs = item.graph_index.nodes[name].input
+    for name in step.graph_index.order:
+        inputs = step.graph_index.nodes[name].input
         after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in transferred) for i in inputs]
         rounds[name] = max(after, default=0)
     return tuple(replace(t, round=rounds[node_of(t.name)]) for t in transfers)
 
 
-def _level(item: Step, name: str) -> int:
-    return item.replication.stages.level_of(node_of(name)) if item.replication else 1
+def _level(step: Step, name: str) -> int:
+    return step.replication.stages.level_of(node_of(name)) if step.replication else 1
 
 
 def _spec_of_result(join: PendingReduction, result: str) -> tf.TensorSpec:
@@ -160,18 +160,18 @@ def _spec_of_result(join: PendingReduction, result: str) -> tf.TensorSpec:
     return tf.TensorSpec([None], join.index_dtype) if is_indices else tf.TensorSpec(join.shape, join.dtype)
 
 
-def _holders(item: Step, brought: Mapping[str, int]) -> dict[str, int]:
+def _holders(step: Step, brought: Mapping[str, int]) -> dict[str, int]:
     """Maps the tensors that the part that runs once reads of each gradient to the worker that has the gradient."""
-    joined = item.replication.joined_gradients if item.replication else frozenset()
+    joined = step.replication.joined_gradients if step.replication else frozenset()
     return {**dict.fromkeys(joined, EVERY_WORKER), **brought}
 
 
 def _find_private(
-    item: Step, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
+    step: Step, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
 ) -> dict[str, Owners]:
-    nodes = item.graph_index.nodes
+    nodes = step.graph_index.nodes
     private: dict[str, Owners] = {}
-    for name in once(item):
+    for name in once(step):
         if name not in nodes:
             continue
         found = NOBODY

@@ -43,31 +43,31 @@ class ParameterServers(Kernel):
 
     name: ClassVar[str] = "parameter-servers"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        replication = item.replication
+    def apply(self, step: Step, context: Context) -> Step:
+        replication = step.replication
         if replication is None or all(
             k.pace is not SyncMode.SYNCHRONOUS for k in replication.variable_placements.values()
         ):
-            return item
-        return _Servers(item, replication, context).run()
+            return step
+        return _Servers(step, replication, context).run()
 
 
 class _Servers:
     """Implements one `ParameterServers.apply`; the methods are in the order of `run`."""
 
-    def __init__(self, item: Step, replication: Replication, context: Context) -> None:
-        self.item, self.context, self.stages = item, context, replication.stages
+    def __init__(self, step: Step, replication: Replication, context: Context) -> None:
+        self.item, self.context, self.stages = step, context, replication.stages
         self.owner = {
-            item.by_name[name].handle: placement.owner
+            step.by_name[name].handle: placement.owner
             for name, placement in replication.variable_placements.items() if placement.pace is SyncMode.SYNCHRONOUS
         }  # fmt: skip
-        self.results = Results(item, replication)
+        self.results = Results(step, replication)
         self.editor = self.results.editor
-        self.effects = item.graph_index.effects
-        self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in self.owner]
+        self.effects = step.graph_index.effects
+        self.joins = [j for j in replication.joins if j.variable and step.by_name[j.variable].handle in self.owner]
         assert replication.order is not None, "set by SetPace"
         self.order = replication.order
-        self.versions = Versions(item, replication, self.owner, self.joins, context)
+        self.versions = Versions(step, replication, self.owner, self.joins, context)
 
     def run(self) -> Step:
         self._send_gradients()
@@ -81,7 +81,7 @@ class _Servers:
         )
         part.drop_control(self.editor)
         self.editor.drop_targets(filter(part.is_others, self.editor.targets))
-        return self.results.to_item(self.joins)
+        return self.results.to_step(self.joins)
 
     def _require_same_outputs(self, part: WorkerPart) -> None:
         """Refuses fetches that need tensors of other workers: workers of a session may fetch different outputs."""

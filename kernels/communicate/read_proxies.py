@@ -33,33 +33,33 @@ class ReadProxies(Kernel):
 
     name: ClassVar[str] = "read-proxies"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        plan, replication = context.plan, item.replication
+    def apply(self, step: Step, context: Context) -> Step:
+        plan, replication = context.plan, step.replication
         names = [name for name in replication.variable_placements if plan.has_cached_copy(name)] if replication else []
         if replication is None or not names:
-            return item
-        item = replace(item, copies={**item.copies, **dict.fromkeys(names, (PROXY,))})
+            return step
+        step = replace(step, copies={**step.copies, **dict.fromkeys(names, (PROXY,))})
         if not context.computes:
-            return item
-        work = _Proxies(item, replication, context)
+            return step
+        work = _Proxies(step, replication, context)
         for name in names:
             if (
                 replication.variable_placements[name].runs_ahead
                 or replication.variable_placements[name].owner != context.worker
             ):
-                work.read_proxy(item.by_name[name])
-        return work.editor.to_item()
+                work.read_proxy(step.by_name[name])
+        return work.editor.to_step()
 
 
 class _Proxies:
     """The edited step."""
 
-    def __init__(self, item: Step, replication: Replication, context: Context) -> None:
-        self._item, self._context, self._stages = item, context, replication.stages
-        self.editor = StepEditor(item)
-        self._effects = item.graph_index.effects
+    def __init__(self, step: Step, replication: Replication, context: Context) -> None:
+        self._item, self._context, self._stages = step, context, replication.stages
+        self.editor = StepEditor(step)
+        self._effects = step.graph_index.effects
         local = [t for join in replication.joins for t in join.local]
-        self._compute = self.editor.ancestors([*local, *item.outputs], control=False) - replication.stages.once
+        self._compute = self.editor.ancestors([*local, *step.outputs], control=False) - replication.stages.once
 
     def read_proxy(self, variable: Variable) -> None:
         """Makes the compute part read a variable's proxy, if this step updates the variable."""

@@ -56,13 +56,13 @@ class ReduceByCollective(Kernel):
     bucket_bytes: int = BUCKET_BYTES
     name: ClassVar[str] = "reduce-by-collective"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        plan, replication = context.plan, item.replication
+    def apply(self, step: Step, context: Context) -> Step:
+        plan, replication = context.plan, step.replication
         if plan.collective is None or replication is None:
-            return item
+            return step
         joins = replication.joins
         _require_types_that_travel(joins, plan.collective)
-        results = Results(item, replication)
+        results = Results(step, replication)
         group = _Group(context, plan.collective)
         dense = [join for join in joins if not join.is_sparse]
         buckets = make_buckets(dense, plan.group, self.bucket_bytes)
@@ -70,7 +70,7 @@ class ReduceByCollective(Kernel):
         # Reductions of a later round depend on those of earlier rounds, and the reductions that a seed waits for
         # precede those computed from it, in seed order; the single order of NCCL has to agree with that.
         position = {join.name: k for k, join in enumerate(joins)}
-        order = find_execution_order(item.graph_index, joins, {})
+        order = find_execution_order(step.graph_index, joins, {})
         assert order is not None, "the reductions form no cycle"
         rounds = order.rounds()
         everything: list[Bucket | PendingReduction] = [*buckets, *rows]
@@ -80,7 +80,7 @@ class ReduceByCollective(Kernel):
             else:
                 _gather_rows(results, work, group)
         results.editor.run(group.effects)
-        return results.to_item(joins)
+        return results.to_step(joins)
 
 
 def _order(

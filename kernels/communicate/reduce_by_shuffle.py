@@ -61,15 +61,15 @@ class ReduceByShuffle(Kernel):
     bucket_bytes: int = BUCKET_BYTES
     name: ClassVar[str] = "reduce-by-shuffle"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        plan, replication = context.plan, item.replication
+    def apply(self, step: Step, context: Context) -> Step:
+        plan, replication = context.plan, step.replication
         joins = [join for join in replication.joins if plan.uses_shuffle(join)] if replication else []
         if replication is None or not joins:
-            return item
-        results = Results(item, replication)
-        stored_as = _names_in_session(item)
+            return step
+        results = Results(step, replication)
+        stored_as = _names_in_session(step)
         plain, compressed = self._buckets(joins, context)
-        fused, single = find_fused_buckets(item, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
+        fused, single = find_fused_buckets(step, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
         for buckets in fused:
             _reduce_together(results, buckets, context)
         for bucket in single:
@@ -81,7 +81,7 @@ class ReduceByShuffle(Kernel):
                 _gather_rows(results, join, context)
             elif join.merge is ReduceOp.ROWS:
                 _concatenate_rows(results, join, context)
-        return results.to_item(joins)
+        return results.to_step(joins)
 
     def _buckets(
         self, joins: Iterable[PendingReduction], context: Context
@@ -147,10 +147,10 @@ def _compress_bucket(
     results.editor.initialize({name: f.name(op) for name, op in reduction.initializers.items()})
 
 
-def _names_in_session(item: Step) -> dict[str, str]:
+def _names_in_session(step: Step) -> dict[str, str]:
     """Maps a variable's name to its name in the session."""
-    stored = {n.name: n.attr["shared_name"].s.decode() for n in item.graph_index.of_op("VarHandleOp")}
-    return {v.name: stored[v.handle] for v in item.variables if v.handle in stored}
+    stored = {n.name: n.attr["shared_name"].s.decode() for n in step.graph_index.of_op("VarHandleOp")}
+    return {v.name: stored[v.handle] for v in step.variables if v.handle in stored}
 
 
 def _team(exchange: Communicator, join: PendingReduction) -> SubgroupTransfers | None:
@@ -223,7 +223,7 @@ def compressor_of(plan: Plan, join: PendingReduction) -> Compressor | None:
 
 
 def find_fused_buckets(
-    item: Step, buckets: Sequence[Bucket], others: Sequence[Bucket], context: Context, most_bytes: int
+    step: Step, buckets: Sequence[Bucket], others: Sequence[Bucket], context: Context, most_bytes: int
 ) -> tuple[list[list[Bucket]], list[Bucket]]:
     """Returns groups of buckets that subgroups reduce in the same messages, and the remaining buckets, both in order.
 
@@ -233,16 +233,16 @@ def find_fused_buckets(
     its pending reductions, and no buckets are fused.
 
     Args:
-        item: the step.
+        step: the step.
         buckets: buckets that are summed directly.
         others: buckets that compressors sum.
         context: the worker for which the step is rewritten.
         most_bytes: size up to which a bucket may be fused.
     """
     small = [b for b in buckets if b.byte_size <= most_bytes and context.reduces_in_subgroups(b.joins[0])]
-    if len(small) < 2 or item.replication is None or item.replication.variable_placements:
+    if len(small) < 2 or step.replication is None or step.replication.variable_placements:
         return [], list(buckets)
-    ranks = _ranks(item, item.replication.joins, [*buckets, *others])
+    ranks = _ranks(step, step.replication.joins, [*buckets, *others])
     groups: dict[int, list[Bucket]] = {}
     for bucket in small:
         groups.setdefault(ranks[id(bucket)], []).append(bucket)
@@ -251,25 +251,25 @@ def find_fused_buckets(
     return fused, [bucket for bucket in buckets if id(bucket) not in taken]
 
 
-def _ranks(item: Step, joins: Iterable[PendingReduction], buckets: Sequence[Bucket]) -> dict[int, int]:
+def _ranks(step: Step, joins: Iterable[PendingReduction], buckets: Sequence[Bucket]) -> dict[int, int]:
     """Maps the `id` of each bucket to the longest chain of reductions and fused buckets before it."""
     bucket_of = {t: id(bucket) for bucket in buckets for join in bucket.joins for t in join.result}
     joined = {t for join in joins for t in join.result}
     ranks = {id(bucket): 0 for bucket in buckets}
     while True:  # a bucket's sums exist once all its members are computed: each iteration settles one more rank
-        before = _before(item, {t: ranks[bucket_of[t]] if t in bucket_of else 0 for t in joined})
+        before = _before(step, {t: ranks[bucket_of[t]] if t in bucket_of else 0 for t in joined})
         found = {id(bucket): max(before[node_of(t)] for t in _local(bucket)) for bucket in buckets}
         if found == ranks:
             return ranks
         ranks = found
 
 
-def _before(item: Step, joined: Mapping[str, int]) -> dict[str, int]:
+def _before(step: Step, joined: Mapping[str, int]) -> dict[str, int]:
     """Maps each node to 1 + the rank of its last sum; `joined` has lower bounds of the ranks, by tensor."""
     found: dict[str, int] = {}
-    for name in item.graph_index.order:
+    for name in step.graph_index.order:
         rank = 0
-        for i in item.graph_index.nodes[name].input:
+        for i in step.graph_index.nodes[name].input:
             before = found.get(node_of(i), 0)
             if not is_control(i) and tensor(i) in joined:
                 before = max(before, joined[tensor(i)]) + 1

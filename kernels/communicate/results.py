@@ -22,8 +22,8 @@ class Results:
         editor: the editor of the step.
     """
 
-    def __init__(self, item: Step, replication: Replication) -> None:
-        self.editor = StepEditor(item)
+    def __init__(self, step: Step, replication: Replication) -> None:
+        self.editor = StepEditor(step)
         self._replication = replication
         self._replacements: dict[str, str] = {}
 
@@ -42,8 +42,8 @@ class Results:
         """Returns the tensor that replaced a reduction's local result, or `name` itself."""
         return self._replacements.get(name, name)
 
-    def to_item(self, joins: Collection[PendingReduction], **changes: Any) -> Step:
+    def to_step(self, joins: Collection[PendingReduction], **changes: Any) -> Step:
         """Returns the step without the pending reductions `joins`, with `changes` to its replication."""
         done = {id(join) for join in joins}  # comparing them by value would cost joins × joins
         left = tuple(join for join in self._replication.joins if id(join) not in done)
-        return self.editor.to_item(replication=replace(self._replication, joins=left, **changes))
+        return self.editor.to_step(replication=replace(self._replication, joins=left, **changes))

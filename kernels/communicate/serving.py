@@ -36,14 +36,14 @@ class BackgroundProgram:
 
     def __init__(
         self,
-        item: Step,
+        step: Step,
         context: Context,
         editor: GraphEditor,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
         joins: Sequence[PendingReduction],
     ) -> None:
-        self.item, self.context, self.editor, self.owner = item, context, editor, owner
+        self.item, self.context, self.editor, self.owner = step, context, editor, owner
         self.touches, self.joins = effects, joins
         self.effects: list[str] = []
         self._replacements: dict[str, str] = {}

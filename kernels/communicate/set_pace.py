@@ -41,57 +41,57 @@ class SetPace(Kernel):
 
     name: ClassVar[str] = "set-pace"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        replication = item.replication
-        if context.workers == 1 or not item.owners or replication is None or context.goes_through_stages(item):
-            return item
-        variable_placements = find_variable_placements(item, replication, context.plan)
-        require_one_owner_per_write(item, variable_placements)
+    def apply(self, step: Step, context: Context) -> Step:
+        replication = step.replication
+        if context.workers == 1 or not step.owners or replication is None or context.goes_through_stages(step):
+            return step
+        variable_placements = find_variable_placements(step, replication, context.plan)
+        require_one_owner_per_write(step, variable_placements)
         if any(variable_placement.runs_ahead for variable_placement in variable_placements.values()):
-            require_written_by_updates(item, replication, variable_placements)
-            require_unmixed(item, replication, variable_placements)
+            require_written_by_updates(step, replication, variable_placements)
+            require_unmixed(step, replication, variable_placements)
         kept = replace(
             replication,
             variable_placements=variable_placements,
-            order=_order_of(item, replication, variable_placements),
+            order=_order_of(step, replication, variable_placements),
         )
         return (
-            _keep_state_local(item, kept, context)
+            _keep_state_local(step, kept, context)
             if runs_freely(kept, variable_placements)
-            else replace(item, replication=kept)
+            else replace(step, replication=kept)
         )
 
 
 def _order_of(
-    item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
+    step: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
 ) -> ExecutionOrder:
-    handles = {item.by_name[name].handle for name in variable_placements}
-    writes = [name for name, effect in item.graph_index.effects.items() if effect.writes & handles]
+    handles = {step.by_name[name].handle for name in variable_placements}
+    writes = [name for name, effect in step.graph_index.effects.items() if effect.writes & handles]
     captured = replication.stages.order
     writes.sort(key=lambda name: (captured.get(name, len(captured)), name))
-    order = find_execution_order(item.graph_index, replication.joins, {name: k for k, name in enumerate(writes)})
+    order = find_execution_order(step.graph_index, replication.joins, {name: k for k, name in enumerate(writes)})
     if order is None:
         raise RewriteError("the pending reductions of the step depend on each other in a cycle")
     return order
 
 
-def _keep_state_local(item: Step, replication: Replication, context: Context) -> Step:
+def _keep_state_local(step: Step, replication: Replication, context: Context) -> Step:
     local = [join for join in replication.joins if join.kind is not PendingReductionKind.GRADIENT]
     _require_no_boundary(local, replication.variable_placements)
     _require_one_weight(local, replication.variable_placements)
     _require_no_sum(local)
     if local and context.worker == 0:
         _log_local_state()
-    results = Results(item, replication)
+    results = Results(step, replication)
     for join in local:
         if join.name == EVEN_PARTS:
             _check_local_parts_alone(results, join, context)
         elif join.name == SOME_EXAMPLES:
             _assume_examples(results, join)
         elif not context.computes:
-            _return_zero(results, join, item.outputs)
+            _return_zero(results, join, step.outputs)
     even = replication.even_parts and replace(replication.even_parts, is_own=True)
-    return results.to_item(local, even_parts=even)
+    return results.to_step(local, even_parts=even)
 
 
 def _stale_variables(variable_placements: Mapping[str, VariablePlacement]) -> list[str]:

@@ -41,31 +41,31 @@ class StaleServers(Kernel):
 
     name: ClassVar[str] = "stale-servers"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        replication = item.replication
+    def apply(self, step: Step, context: Context) -> Step:
+        replication = step.replication
         stale = (
             {name: k for name, k in replication.variable_placements.items() if k.pace is SyncMode.STALE}
             if replication
             else {}
         )
         if replication is None or not stale:
-            return item
-        return _Servers(item, replication, context, {item.by_name[name].handle: k for name, k in stale.items()}).run()
+            return step
+        return _Servers(step, replication, context, {step.by_name[name].handle: k for name, k in stale.items()}).run()
 
 
 class _Servers:
     """Implements one `StaleServers.apply`; the methods are in the order of `run`."""
 
     def __init__(
-        self, item: Step, replication: Replication, context: Context, kept: dict[str, VariablePlacement]
+        self, step: Step, replication: Replication, context: Context, kept: dict[str, VariablePlacement]
     ) -> None:
-        self.item, self.context, self.order, self.kept = item, context, replication.order, kept
+        self.item, self.context, self.order, self.kept = step, context, replication.order, kept
         self.owner = {handle: variable_placement.owner for handle, variable_placement in kept.items()}
-        self.results = Results(item, replication)
+        self.results = Results(step, replication)
         self.editor = self.results.editor
-        self.effects = item.graph_index.effects
-        self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in kept]
-        self.serving = BackgroundProgram(item, context, self.editor, self.effects, self.owner, self.joins)
+        self.effects = step.graph_index.effects
+        self.joins = [j for j in replication.joins if j.variable and step.by_name[j.variable].handle in kept]
+        self.serving = BackgroundProgram(step, context, self.editor, self.effects, self.owner, self.joins)
 
     def run(self) -> Step:
         self._require_own_outputs()
@@ -81,7 +81,7 @@ class _Servers:
         self._receive_completion_signals()
         self._drop_control_dependencies(gradient_dependent)
         self.editor.serve(self.serving.effects)
-        return self.results.to_item(self.joins)
+        return self.results.to_step(self.joins)
 
     def _require_own_outputs(self) -> None:
         summed = {node_of(t): j.variable for j in self.joins for t in j.result}

@@ -72,18 +72,18 @@ class Versions:
 
     def __init__(
         self,
-        item: Step,
+        step: Step,
         replication: Replication,
         owner: Mapping[str, int],
         joins: Sequence[PendingReduction],
         context: Context,
     ) -> None:
         assert replication.order is not None, "set by SetPace"
-        self._item, self._owner, self._context = item, owner, context
+        self._item, self._owner, self._context = step, owner, context
         self._order, self._copies, self._once = replication.order, replication.copies, replication.stages.once
         self._joins: dict[str, list[PendingReduction]] = {}
         for join in joins:
-            self._joins.setdefault(item.by_name[join.variable or ""].handle, []).append(join)
+            self._joins.setdefault(step.by_name[join.variable or ""].handle, []).append(join)
 
     # -- reads that gradients acknowledge --------------------------------------------------------------------------
 

@@ -44,41 +44,41 @@ class CallUnits(Kernel):
     min_nodes: int = 4
     name: ClassVar[str] = "call-units"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if not context.goes_through_stages(item) or len(context.replicas) < self.min_calls:
-            return item
-        parts = _find_parts(item)
+    def apply(self, step: Step, context: Context) -> Step:
+        if not context.goes_through_stages(step) or len(context.replicas) < self.min_calls:
+            return step
+        parts = _find_parts(step)
         functions = {key: _function(part) for key, part in parts.items() if len(part.nodes) >= self.min_nodes}
         calls = Counter(function.name for function in functions.values())
         shared = {key: function for key, function in functions.items() if calls[function.name] >= self.min_calls}
-        return _with_calls(item, parts, shared) if shared else item
+        return _with_calls(step, parts, shared) if shared else step
 
 
-def _find_parts(item: Step) -> Subgraphs:
+def _find_parts(step: Step) -> Subgraphs:
     """Splits each unit into parts that can be called, separated by nodes that cannot."""
-    graph_index = item.graph_index
+    graph_index = step.graph_index
     constants = frozenset(node.name for node in graph_index.of_op("Const") if not graph_index.sources[node.name])
     perhaps_dead = find_maybe_dead(graph_index)
 
     def key(name: str) -> Hashable | None:
-        unit = _unit_of(item, name)
-        return unit if unit is not None and name not in perhaps_dead and _can_be_called(item, name) else None
+        unit = _unit_of(step, name)
+        return unit if unit is not None and name not in perhaps_dead and _can_be_called(step, name) else None
 
-    return split(item, key, copied=constants, cut_cycles=True)
+    return split(step, key, copied=constants, cut_cycles=True)
 
 
-def _unit_of(item: Step, name: str) -> Hashable | None:
+def _unit_of(step: Step, name: str) -> Hashable | None:
     """Returns the unit and the device that compute a node; None if it is in no unit."""
-    copies = item.replication.copies if item.replication else {}
+    copies = step.replication.copies if step.replication else {}
     if name not in copies:
         return None
     micro_batch, captured = copies[name]
-    part = item.pipeline_parts.get(name, item.pipeline_parts.get(captured))
-    return None if part is None or part.is_held else (micro_batch, part, item.graph_index.nodes[name].device)
+    part = step.pipeline_parts.get(name, step.pipeline_parts.get(captured))
+    return None if part is None or part.is_held else (micro_batch, part, step.graph_index.nodes[name].device)
 
 
-def _can_be_called(item: Step, name: str) -> bool:
-    node = item.graph_index.nodes[name]
+def _can_be_called(step: Step, name: str) -> bool:
+    node = step.graph_index.nodes[name]
     if not is_stateless(node.op) or node.op in _BY_ITSELF:
         return False
     return {RESOURCE, VARIANT}.isdisjoint((*types_of_inputs(node), *types_of_outputs(node)))
@@ -86,17 +86,17 @@ def _can_be_called(item: Step, name: str) -> bool:
 
 def _function(part: Subgraph) -> CalledFunction:
     """Returns the function of a part; its nodes have their captured names, so that all micro-batches share it."""
-    item = part.step
-    nodes = [item.graph_index.nodes[name] for name in (*part.copies, *part.nodes)]
-    return shared_function(nodes, part.gives, lambda _, name: item.replica_of(name)[1])
+    step = part.step
+    nodes = [step.graph_index.nodes[name] for name in (*part.copies, *part.nodes)]
+    return shared_function(nodes, part.gives, lambda _, name: step.replica_of(name)[1])
 
 
-def _with_calls(item: Step, parts: Subgraphs, shared: dict[Hashable, CalledFunction]) -> Step:
-    editor = StepEditor(item)
+def _with_calls(step: Step, parts: Subgraphs, shared: dict[Hashable, CalledFunction]) -> Step:
+    editor = StepEditor(step)
     called: dict[str, str] = {}
     """By tensor of a part, the output of the call that replaces it."""
     for k, key in enumerate(key for key in parts.order if key in shared):
         name = f"autodist/unit/{k}"
         put_call(editor, name, parts[key].nodes, shared[key].on(called))
         called.update({as_input(result): f"{name}:{j}" for j, result in enumerate(shared[key].results)})
-    return editor.to_item()
+    return editor.to_step()

@@ -52,52 +52,52 @@ class CompileStep(Kernel):
     min_work: int = 2
     name: ClassVar[str] = "compile-step"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        is_marked = _marked_in(item)
-        if not any(map(is_marked, item.graph_index.nodes)):
-            return item
-        item = _with_free_constants(item)
+    def apply(self, step: Step, context: Context) -> Step:
+        is_marked = _marked_in(step)
+        if not any(map(is_marked, step.graph_index.nodes)):
+            return step
+        step = _with_free_constants(step)
         regions = [
-            part for part in find_regions(item, context, is_marked).values()
-            if work_in(item.graph_index, part.nodes) >= self.min_work or may_need_compiler(item.graph_index, part.nodes)
+            part for part in find_regions(step, context, is_marked).values()
+            if work_in(step.graph_index, part.nodes) >= self.min_work or may_need_compiler(step.graph_index, part.nodes)
         ]  # fmt: skip
-        _log_uncompiled(item, context, is_marked)
+        _log_uncompiled(step, context, is_marked)
         if not regions:
-            return item
-        return Prune().apply(_with_calls(item, regions), context)
+            return step
+        return Prune().apply(_with_calls(step, regions), context)
 
 
-def _with_free_constants(item: Step) -> Step:
+def _with_free_constants(step: Step) -> Step:
     """Removes control inputs of constants: each region has its own copies, which need not wait."""
-    editor = StepEditor(item)
-    freed = free_constants(editor, item.graph_index, {*map(node_of, item.outputs), *item.targets})
-    return editor.to_item() if freed else item
+    editor = StepEditor(step)
+    freed = free_constants(editor, step.graph_index, {*map(node_of, step.outputs), *step.targets})
+    return editor.to_step() if freed else step
 
 
-def _marked_in(item: Step) -> Callable[[str], bool]:
-    return (lambda _: True) if item.jit_compile else is_in_jit_scope
+def _marked_in(step: Step) -> Callable[[str], bool]:
+    return (lambda _: True) if step.jit_compile else is_in_jit_scope
 
 
-def _with_calls(item: Step, regions: Iterable[Subgraph]) -> Step:
-    editor = StepEditor(item)
+def _with_calls(step: Step, regions: Iterable[Subgraph]) -> Step:
+    editor = StepEditor(step)
 
     def short(_: int, name: str) -> str:
-        return item.replica_of(name)[1]
+        return step.replica_of(name)[1]
 
     for k, region in enumerate(regions):
         nodes = [editor[name] for name in (*region.copies, *region.nodes)]
         function = compiled_function(nodes, region.gives, short)
         put_call(editor, f"autodist/compiled_step/{k}", region.nodes, function)
-    return editor.to_item()
+    return editor.to_step()
 
 
-def _log_uncompiled(item: Step, context: Context, is_marked: Callable[[str], bool]) -> None:
+def _log_uncompiled(step: Step, context: Context, is_marked: Callable[[str], bool]) -> None:
     """Logs the ops marked for XLA that run without it, on the chief and once per step."""
-    part_of, compilable = PartOf(item), Compilable(item.graph_def, allows_loops=item.jit_compile)
+    part_of, compilable = PartOf(step), Compilable(step.graph_def, allows_loops=step.jit_compile)
     left = Counter(
-        node.op for name, node in item.graph_index.nodes.items()
+        node.op for name, node in step.graph_index.nodes.items()
         if node.op not in _NEEDS_NO_COMPILER and is_marked(name) and part_of(name) is not None
-        and not item.replica_of(name)[0] and not compilable.can_compile(node)
+        and not step.replica_of(name)[0] and not compilable.can_compile(node)
     )  # fmt: skip
     if left and context.worker == 0:
         ops = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(left.items()))

@@ -39,24 +39,24 @@ class CompileUpdates(Kernel):
     min_bytes: int = 16 << 20
     name: ClassVar[str] = "compile-updates"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        handles = {n.name for n in item.graph_index.of_op("VarHandleOp") if self._is_taken(n, item, context)}
+    def apply(self, step: Step, context: Context) -> Step:
+        handles = {n.name for n in step.graph_index.of_op("VarHandleOp") if self._is_taken(n, step, context)}
         if not handles:
-            return item
-        editor = StepEditor(item)
-        kept = {*map(node_of, (*item.outputs, *item.inputs)), *item.initializers.values()}
-        for region in find_regions(item, handles, kept):
+            return step
+        editor = StepEditor(step)
+        kept = {*map(node_of, (*step.outputs, *step.inputs)), *step.initializers.values()}
+        for region in find_regions(step, handles, kept):
             _compile(editor, region)
-        return editor.to_item()
+        return editor.to_step()
 
-    def _is_taken(self, handle: NodeDef, item: Step, context: Context) -> bool:
-        variable = item.by_handle.get(handle.name)
+    def _is_taken(self, handle: NodeDef, step: Step, context: Context) -> bool:
+        variable = step.by_handle.get(handle.name)
         return (
             variable is not None
             and variable.dtype in (tf.float32, tf.float64)
             and variable.byte_size >= self.min_bytes
             and handle.device == context.cpu(context.worker)
-            and (context.has_one_kind_of_processor or item.owners.get(variable.name) == context.worker)
+            and (context.has_one_kind_of_processor or step.owners.get(variable.name) == context.worker)
         )
 
 
@@ -70,19 +70,19 @@ _TYPES = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, 
 """XLA may keep intermediate values of smaller dtypes in a larger dtype."""
 
 
-def find_regions(item: Step, handles: Collection[str], kept: Collection[str]) -> list[list[str]]:
+def find_regions(step: Step, handles: Collection[str], kept: Collection[str]) -> list[list[str]]:
     """Finds regions of nodes that can each be replaced by one node at the same time, in topological order.
 
     No other node reads the values computed in a region. Its last node is a write, and all others are ancestors of it. A
     write without other nodes is not a region.
 
     Args:
-        item: the step.
+        step: the step.
         handles: of the variables.
         kept: nodes that belong to no region.
     """
-    search = _Search(item.graph_index, frozenset(handles), frozenset(kept))
-    writes = [node.name for node in item.graph_index.having(Trait.ASSIGNMENT) if search.is_write(node)]
+    search = _Search(step.graph_index, frozenset(handles), frozenset(kept))
+    writes = [node.name for node in step.graph_index.having(Trait.ASSIGNMENT) if search.is_write(node)]
     found = {write: search.region_of(write) for write in writes}
     # The write of a slot is also in the region of the weight that is computed from it.
     largest = sorted((write for write in found if len(found[write]) > 1), key=lambda write: -len(found[write]))
@@ -92,7 +92,7 @@ def find_regions(item: Step, handles: Collection[str], kept: Collection[str]) ->
             if regions.keys().isdisjoint(found[write]):
                 regions.update(dict.fromkeys(found[write], write))
         try:
-            split(item, regions.get, copied=())
+            split(step, regions.get, copied=())
         except PartsError as error:  # a path leaves one of the regions and returns to it
             largest.remove(max(error.keys, key=largest.index))
         else:

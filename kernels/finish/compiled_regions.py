@@ -48,12 +48,12 @@ class PartOf:
         return (COMPUTE, replica, level) if captured in replication.copies else (SHARED, level)
 
 
-def _copied(item: Step) -> frozenset[str]:
+def _copied(step: Step) -> frozenset[str]:
     """Returns the nodes that are copied to each region that reads them: constants, and empty lists shared by replicas.
 
     Constants created by kernels are not copied: they may differ between replicas, which should share their functions.
     """
-    part_of, graph_index = PartOf(item), item.graph_index
+    part_of, graph_index = PartOf(step), step.graph_index
     constants = (
         n.name for n in graph_index.of_op("Const") if not graph_index.sources[n.name] and part_of(n.name) is not None
     )
@@ -61,27 +61,27 @@ def _copied(item: Step) -> frozenset[str]:
     return frozenset([*constants, *(name for name in lists if (part_of(name) or ("",))[0] == SHARED)])
 
 
-def find_regions(item: Step, context: Context, is_marked: Callable[[str], bool]) -> Subgraphs:
+def find_regions(step: Step, context: Context, is_marked: Callable[[str], bool]) -> Subgraphs:
     """Finds the parts of a step that can be replaced by one node each, all at the same time.
 
     The nodes of a region are on one device of this worker, belong to the same runs, and wait for the same
     communication. So no two workers can wait for each other, and a late message does not delay independent work.
 
     Args:
-        item: the step, with devices.
+        step: the step, with devices.
         context: the worker that runs the graph.
         is_marked: returns True if a node is marked for XLA.
     """
     # TensorFlow builds loops and their gradients for XLA only if the whole step is marked for XLA.
-    parts = _find_parts(item, context, is_marked, allows_loops=item.jit_compile)
-    if item.jit_compile and _parts_of_loops_leave(item.graph_index, parts):
-        return _find_parts(item, context, is_marked, allows_loops=False)
+    parts = _find_parts(step, context, is_marked, allows_loops=step.jit_compile)
+    if step.jit_compile and _parts_of_loops_leave(step.graph_index, parts):
+        return _find_parts(step, context, is_marked, allows_loops=False)
     return parts
 
 
-def _find_parts(item: Step, context: Context, is_marked: Callable[[str], bool], allows_loops: bool) -> Subgraphs:
-    search = _Search(item, context, is_marked, PartOf(item), _copied(item), allows_loops)
-    return split(item, search.keys().get, copied=search.copied, cut_cycles=True)
+def _find_parts(step: Step, context: Context, is_marked: Callable[[str], bool], allows_loops: bool) -> Subgraphs:
+    search = _Search(step, context, is_marked, PartOf(step), _copied(step), allows_loops)
+    return split(step, search.keys().get, copied=search.copied, cut_cycles=True)
 
 
 def _parts_of_loops_leave(graph_index: GraphIndex, parts: Subgraphs) -> bool:

@@ -28,21 +28,21 @@ class LeaveOutCompute(Kernel):
 
     name: ClassVar[str] = "leave-out-compute"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if context.computes or context.goes_through_stages(item):
-            return item
-        editor = StepEditor(item)
-        computed = _reached(editor, sources_of_replicas(item, item.graph_index))
-        editor.drop_targets(computed & set(item.targets))
+    def apply(self, step: Step, context: Context) -> Step:
+        if context.computes or context.goes_through_stages(step):
+            return step
+        editor = StepEditor(step)
+        computed = _reached(editor, sources_of_replicas(step, step.graph_index))
+        editor.drop_targets(computed & set(step.targets))
         roots = [
-            *map(node_of, item.outputs),
+            *map(node_of, step.outputs),
             *editor.targets,
-            *item.served,
-            *item.flush_targets,
-            *item.initializers.values(),
+            *step.served,
+            *step.flush_targets,
+            *step.initializers.values(),
         ]
         redirect_control_inputs(editor, _needed(editor, roots, computed))
-        return editor.to_item()
+        return editor.to_step()
 
 
 def _reached(editor: GraphEditor, sources: Iterable[str]) -> set[str]:

@@ -24,21 +24,21 @@ class PlaceOnDevices(Kernel):
 
     name: ClassVar[str] = "place-on-devices"
 
-    def apply(self, item: Step, context: Context) -> Step:
+    def apply(self, step: Step, context: Context) -> Step:
         devices = [context.replicas[k].device for k in context.local_replicas] or [context.first_device(context.worker)]
         placed = tf.compat.v1.GraphDef()
-        placed.CopyFrom(item.graph_def)
+        placed.CopyFrom(step.graph_def)
         known: dict[tuple[str, str], str] = {}
-        nodes = dict(zip(item.graph_index.nodes, placed.node, strict=True))
+        nodes = dict(zip(step.graph_index.nodes, placed.node, strict=True))
         for name, node in nodes.items():
-            key = (node.device, _replica_device(item, name, devices))
+            key = (node.device, _replica_device(step, name, devices))
             if key not in known:
                 known[key] = _device(*key, context)
             node.device = known[key]
             # A class that names a node on another worker would override the device.
             node.attr.pop("_class", None)
-        _stay_with_variables(item, nodes, context)
-        return replace(item, graph_def=placed)
+        _stay_with_variables(step, nodes, context)
+        return replace(step, graph_def=placed)
 
 
 def _device(captured: str, replica_device: str, context: Context) -> str:
@@ -50,20 +50,20 @@ def _device(captured: str, replica_device: str, context: Context) -> str:
     return device_of(context.worker, context.workers, replica_device)
 
 
-def _stay_with_variables(item: Step, nodes: Mapping[str, NodeDef], context: Context) -> None:
+def _stay_with_variables(step: Step, nodes: Mapping[str, NodeDef], context: Context) -> None:
     this_task = context.task(context.worker)
     devices = {}
-    for handle in item.graph_index.of_op("VarHandleOp"):
+    for handle in step.graph_index.of_op("VarHandleOp"):
         node = nodes[handle.name]
         if node.device.startswith(this_task):
             node.device = context.home(context.worker, tf.as_dtype(node.attr["dtype"].type))
         devices[handle.name] = node.device
-    for name in {consumer for handle in devices for consumer in item.graph_index.consumers[handle]}:
+    for name in {consumer for handle in devices for consumer in step.graph_index.consumers[handle]}:
         handle_input = next((i for i in nodes[name].input if i in devices), None)
         if handle_input is not None:
             nodes[name].device = devices[handle_input]
 
 
-def _replica_device(item: Step, name: str, devices: list[str]) -> str:
-    position, _ = item.replica_of(name)
+def _replica_device(step: Step, name: str, devices: list[str]) -> str:
+    position, _ = step.replica_of(name)
     return devices[position if position < len(devices) else 0]

@@ -18,14 +18,14 @@ class Prune(Kernel):
 
     name: ClassVar[str] = "prune"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        returned = [*map(node_of, item.outputs), *item.targets]
-        background = [*item.initializers.values(), *item.served, *item.flush_targets]
-        handles = [v.handle for v in item.variables if v.handle in item.graph_index.nodes]
-        roots = [*returned, *background, *map(node_of, item.inputs), *handles]
-        needed = reach(roots, item.graph_index.sources.__getitem__)
-        if len(needed) == len(item.graph_index.nodes):
-            return item
-        kept = item.graph_index.only(needed)
+    def apply(self, step: Step, context: Context) -> Step:
+        returned = [*map(node_of, step.outputs), *step.targets]
+        background = [*step.initializers.values(), *step.served, *step.flush_targets]
+        handles = [v.handle for v in step.variables if v.handle in step.graph_index.nodes]
+        roots = [*returned, *background, *map(node_of, step.inputs), *handles]
+        needed = reach(roots, step.graph_index.sources.__getitem__)
+        if len(needed) == len(step.graph_index.nodes):
+            return step
+        kept = step.graph_index.only(needed)
         drop_lost_colocation(kept.nodes)
-        return replace(item, graph_def=kept.graph_def, graph_index=kept)
+        return replace(step, graph_def=kept.graph_def, graph_index=kept)

@@ -84,8 +84,8 @@ class BothBranches:
     Within a branch, a read returns the value that the branch has written before.
     """
 
-    def __init__(self, editor: StepEditor, item: Step) -> None:
-        self._editor, self._item = editor, item
+    def __init__(self, editor: StepEditor, step: Step) -> None:
+        self._editor, self._item = editor, step
         self._library = Library(editor.library)
         self._arithmetic = Arithmetic(editor)
 

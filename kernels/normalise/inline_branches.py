@@ -39,13 +39,13 @@ class InlineBranches(Kernel):
 
     name: ClassVar[str] = "inline-branches"
 
-    def apply(self, item: Step, context: Context) -> Step:
+    def apply(self, step: Step, context: Context) -> Step:
         if context.is_alone:
-            return item
-        return inline_state(inline_shared_updates(item, context.plan))
+            return step
+        return inline_state(inline_shared_updates(step, context.plan))
 
 
-def inline_shared_updates(item: Step, plan: Plan) -> Step:
+def inline_shared_updates(step: Step, plan: Plan) -> Step:
     """Inlines conditionals that update variables to which the strategy gives different owners.
 
     A conditional that updates an asynchronous variable is not inlined. Other workers write such a variable
@@ -56,15 +56,15 @@ def inline_shared_updates(item: Step, plan: Plan) -> Step:
     """
     variable_placements = {variable: plan.variable_placement(variable) for variable in plan.variables}
     chosen = []
-    for node in item.graph_index.of_op("If"):
-        names = _written(item, node)
+    for node in step.graph_index.of_op("If"):
+        names = _written(step, node)
         placements = {variable_placements[name] for name in names if name in variable_placements}
         is_awaited = all(
             variable_placement is None or variable_placement.pace is not SyncMode.ASYNCHRONOUS
             for variable_placement in placements
         )
         if is_awaited and len(placements) > 1:
-            hindrance = find_hindrance(node, item.graph_def.library)
+            hindrance = find_hindrance(node, step.graph_def.library)
             if hindrance is not None:
                 raise StrategyError(
                     f"{listed(names)} are written under one condition ({node.name}), and the strategy gives them "
@@ -73,30 +73,30 @@ def inline_shared_updates(item: Step, plan: Plan) -> Step:
                     "or use AllReduce for all of them."
                 )
             chosen.append(node)
-    return _inlined(item, chosen) if chosen else item
+    return _inlined(step, chosen) if chosen else step
 
 
-def inline_state(item: Step) -> Step:
+def inline_state(step: Step) -> Step:
     """Inlines conditionals of the compute part that write values which differ between replicas.
 
     Raises:
         RewriteError: replicas may disagree on such a condition, or it has side effects other than writes of variables.
     """
-    if not any(_written(item, node) for node in item.graph_index.of_op("If")):
-        return item
-    stages = find_stages(item)
-    draws = [name for name, _ in reads_to_offset(GraphEditor(item.graph_def, item.graph_index), item)]
-    seeds = [name for call in item.gradient_calls for name in (call.seed, *(term.seed for term in call.terms))]
-    varying = find_replica_dependent(item, sources_of(item, seeds, draws), stages)
+    if not any(_written(step, node) for node in step.graph_index.of_op("If")):
+        return step
+    stages = find_stages(step)
+    draws = [name for name, _ in reads_to_offset(GraphEditor(step.graph_def, step.graph_index), step)]
+    seeds = [name for call in step.gradient_calls for name in (call.seed, *(term.seed for term in call.terms))]
+    varying = find_replica_dependent(step, sources_of(step, seeds, draws), stages)
     chosen = [
-        item.graph_index.nodes[w] for w in stages.state_writes if w in varying and item.graph_index.nodes[w].op == "If"
+        step.graph_index.nodes[w] for w in stages.state_writes if w in varying and step.graph_index.nodes[w].op == "If"
     ]
     if not chosen:
-        return item
-    flows = flows_of(item)
+        return step
+    flows = flows_of(step)
     for node in chosen:
-        subject = f"{listed(_written(item, node))} is written under a condition ({node.name})"
-        reason = _why_not_agreed(item, flows, node.input[0])
+        subject = f"{listed(_written(step, node))} is written under a condition ({node.name})"
+        reason = _why_not_agreed(step, flows, node.input[0])
         if reason is not None:
             raise RewriteError(
                 f"{subject} on which the replicas may not agree ({reason}), so that their values cannot be combined. "
@@ -104,24 +104,24 @@ def inline_state(item: Step) -> Step:
                 "sums over the batch; or write tf.where(condition, new, old) in every step, and set the variable's "
                 "`aggregation` to the way in which its values are to be combined."
             )
-        hindrance = find_hindrance(node, item.graph_def.library)
+        hindrance = find_hindrance(node, step.graph_def.library)
         if hindrance is not None:
             raise RewriteError(
                 f"{subject} with values that differ between replicas. Both branches cannot be computed: {hindrance} "
                 "stands in one. Take it out of the condition."
             )
-    inlined = _inlined(item, chosen)
-    _require_not_read_again(item, inlined)
+    inlined = _inlined(step, chosen)
+    _require_not_read_again(step, inlined)
     return inlined
 
 
-def _require_not_read_again(item: Step, inlined: Step) -> None:
+def _require_not_read_again(step: Step, inlined: Step) -> None:
     """Checks that replicas do not use, in the same step, their own values of a variable written under a condition.
 
     Raises:
         RewriteError: a loss depends on a read of such a variable after the write.
     """
-    writes = [w for w in writes_read_again(inlined, flows_of(inlined)) if w not in item.graph_index.nodes]
+    writes = [w for w in writes_read_again(inlined, flows_of(inlined)) if w not in step.graph_index.nodes]
     if writes:
         names = sorted({name for write in writes for name in _written(inlined, inlined.graph_index.nodes[write])})
         raise RewriteError(
@@ -132,35 +132,35 @@ def _require_not_read_again(item: Step, inlined: Step) -> None:
         )
 
 
-def _why_not_agreed(item: Step, flows: Propagation, condition: str) -> str | None:
+def _why_not_agreed(step: Step, flows: Propagation, condition: str) -> str | None:
     """Returns the reason why replicas may disagree on a condition even if its inputs are reduced, or None."""
 
     def is_whole(name: str, kind: Kind) -> bool | None:
-        is_float = item.spec_of(name).dtype.is_floating
+        is_float = step.spec_of(name).dtype.is_floating
         return True if isinstance(kind, Sum | Reduced) else is_float if isinstance(kind, Mean) else None
 
     kind = flows.kind(condition)
-    if isinstance(kind, Replicated) or find_recomputed(item, tensor(condition), flows.kind, is_whole):
+    if isinstance(kind, Replicated) or find_recomputed(step, tensor(condition), flows.kind, is_whole):
         return None
     return kind.reason if isinstance(kind, Unknown) else f"{condition} differs between them"
 
 
-def _written(item: Step, node: NodeDef) -> list[str]:
+def _written(step: Step, node: NodeDef) -> list[str]:
     """Returns the names of the variables that a node writes."""
-    effect = item.graph_index.effects.get(node.name, NO_EFFECT)
-    return sorted(item.by_handle[h].name for h in effect.writes if h in item.by_handle)
+    effect = step.graph_index.effects.get(node.name, NO_EFFECT)
+    return sorted(step.by_handle[h].name for h in effect.writes if h in step.by_handle)
 
 
-def _inlined(item: Step, nodes: Sequence[NodeDef]) -> Step:
-    editor = StepEditor(item)
-    branches = BothBranches(editor, item)
-    places = {name: place for place, name in enumerate(item.graph_index.order)}
+def _inlined(step: Step, nodes: Sequence[NodeDef]) -> Step:
+    editor = StepEditor(step)
+    branches = BothBranches(editor, step)
+    places = {name: place for place, name in enumerate(step.graph_index.order)}
     for node in sorted(nodes, key=lambda node: places[node.name]):  # later ones are still in the graph
-        _replace(editor, item, node.name, branches.take(editor[node.name]))
-    return editor.to_item()
+        _replace(editor, step, node.name, branches.take(editor[node.name]))
+    return editor.to_step()
 
 
-def _replace(editor: StepEditor, item: Step, name: str, taken: Taken) -> None:
+def _replace(editor: StepEditor, step: Step, name: str, taken: Taken) -> None:
     """Replaces an `If` for its consumers and for nodes that wait for it.
 
     Nodes that write a variable which the `If` only read wait for that read. Its writes run even if no node waits for
@@ -173,17 +173,17 @@ def _replace(editor: StepEditor, item: Step, name: str, taken: Taken) -> None:
     if not editor.consumers(name):
         editor.run(writes)
     for consumer in editor.consumers(name):
-        written = item.graph_index.effects.get(consumer, NO_EFFECT).writes
+        written = step.graph_index.effects.get(consumer, NO_EFFECT).writes
         reads = [read for handle, read in taken.reads.items() if handle in written and handle not in taken.writes]
         editor.replace_control(name, [*writes, *reads], [consumer])
-    _come_after(editor, item, name, taken.writes)
+    _come_after(editor, step, name, taken.writes)
     editor.remove([name])
 
 
-def _come_after(editor: StepEditor, item: Step, name: str, writes: Mapping[str, Sequence[str]]) -> None:
+def _come_after(editor: StepEditor, step: Step, name: str, writes: Mapping[str, Sequence[str]]) -> None:
     """Orders accesses to a variable that an `If` wrote after the write, if the captured graph ordered them so."""
-    after = reach(item.graph_index.consumers[name], item.graph_index.consumers.__getitem__)
-    for later in sorted(after & item.graph_index.effects.keys()):
-        effect = item.graph_index.effects[later]
+    after = reach(step.graph_index.consumers[name], step.graph_index.consumers.__getitem__)
+    for later in sorted(after & step.graph_index.effects.keys()):
+        effect = step.graph_index.effects[later]
         for handle in sorted(writes.keys() & (effect.reads | effect.writes)):
             editor.add_control(later, writes[handle])

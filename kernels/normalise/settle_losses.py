@@ -25,24 +25,24 @@ class SettleLosses(Kernel):
 
     name: ClassVar[str] = "settle-losses"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if not any(call.terms for call in item.gradient_calls):
-            return item
-        flows = None if context.is_alone else item.flows or flows_of(item)
-        editor = StepEditor(item)
+    def apply(self, step: Step, context: Context) -> Step:
+        if not any(call.terms for call in step.gradient_calls):
+            return step
+        flows = None if context.is_alone else step.flows or flows_of(step)
+        editor = StepEditor(step)
         calls = []
-        for call in item.gradient_calls:
-            kept = find_terms(item, flows, call) if flows is not None else []
+        for call in step.gradient_calls:
+            kept = find_terms(step, flows, call) if flows is not None else []
             for term in call.terms:
                 if term not in kept:
-                    _remove_scaling(editor, item, term)
+                    _remove_scaling(editor, step, term)
             calls.append(replace(call, terms=tuple(replace(term, parts=()) for term in kept), is_settled=True))
-        points = [name for call in item.gradient_calls for term in call.terms for name in (term.value, term.seed)]
-        remove_unused(editor, item.named, points)
-        return editor.to_item(gradient_calls=tuple(calls))
+        points = [name for call in step.gradient_calls for term in call.terms for name in (term.value, term.seed)]
+        remove_unused(editor, step.named, points)
+        return editor.to_step(gradient_calls=tuple(calls))
 
 
-def _remove_scaling(editor: GraphEditor, item: Step, term: Term) -> None:
+def _remove_scaling(editor: GraphEditor, step: Step, term: Term) -> None:
     """Makes all consumers read the unscaled value, and lets gradients pass without a weight."""
     if term.value in editor:
         scaled = node_of(editor[term.value].input[0])
@@ -51,6 +51,6 @@ def _remove_scaling(editor: GraphEditor, item: Step, term: Term) -> None:
         return
     for name in sorted(editor.consumers(term.seed)):
         factors = [i for i in editor[name].input if node_of(i) != term.seed]
-        if editor[name].op == "Mul" and len(factors) == 1 and name not in item.named:
+        if editor[name].op == "Mul" and len(factors) == 1 and name not in step.named:
             editor.rewire(tensor(name), factors[0])
     editor.rewire(tensor(term.seed), tensor(editor[term.seed].input[0]))

@@ -27,34 +27,34 @@ class SettleSums(Kernel):
 
     name: ClassVar[str] = "settle-sums"
 
-    def apply(self, item: Step, context: Context) -> Step:
+    def apply(self, step: Step, context: Context) -> Step:
         if not context.is_alone:
-            _require_top_level(item)
-        if not item.whole_sums:
-            return item
+            _require_top_level(step)
+        if not step.whole_sums:
+            return step
         kept = (
             ()
             if context.is_alone
-            else tuple(s for s in _differing(item) if s.is_asked or not _runs_ahead(item, context))
+            else tuple(s for s in _differing(step) if s.is_asked or not _runs_ahead(step, context))
         )
-        editor = StepEditor(item)
-        out = [s.node for s in item.whole_sums if s not in kept]
+        editor = StepEditor(step)
+        out = [s.node for s in step.whole_sums if s not in kept]
         for node in out:
             editor.rewire(tensor(node), editor[node].input[0])
             editor.replace_control(node, [])
         remove_unused(editor, editor.named(whole_sums=kept), out)
-        return editor.to_item(whole_sums=kept)
+        return editor.to_step(whole_sums=kept)
 
 
-def _differing(item: Step) -> tuple[InStepAllReduce, ...]:
-    flows, once = flows_of(item), find_stages(item).once
-    kept = {s.node for s in item.whole_sums if s.of is None and s.node not in once and _differs(item, flows, s)}
-    return tuple(s for s in item.whole_sums if (s.of or s.node) in kept and s.node not in once)
+def _differing(step: Step) -> tuple[InStepAllReduce, ...]:
+    flows, once = flows_of(step), find_stages(step).once
+    kept = {s.node for s in step.whole_sums if s.of is None and s.node not in once and _differs(step, flows, s)}
+    return tuple(s for s in step.whole_sums if (s.of or s.node) in kept and s.node not in once)
 
 
-def _runs_ahead(item: Step, context: Context) -> bool:
+def _runs_ahead(step: Step, context: Context) -> bool:
     """Returns True if no step waits for another worker, since all variables are asynchronous or stale."""
-    variable_placements = [context.plan.variable_placement(g.variable) for g in item.gradients]
+    variable_placements = [context.plan.variable_placement(g.variable) for g in step.gradients]
     return (
         context.workers > 1
         and bool(variable_placements)
@@ -62,13 +62,13 @@ def _runs_ahead(item: Step, context: Context) -> bool:
     )
 
 
-def _differs(item: Step, flows: Propagation, reduction: InStepAllReduce) -> bool:
+def _differs(step: Step, flows: Propagation, reduction: InStepAllReduce) -> bool:
     """Returns True if the values of the replicas differ, and add up to the value on one device.
 
     Raises:
         RewriteError: the replicas' values do not add up to the value on one device.
     """
-    name = tensor(item.graph_index.nodes[reduction.node].input[0])
+    name = tensor(step.graph_index.nodes[reduction.node].input[0])
     kind = flows.kind(name)
     if isinstance(kind, Replicated):
         return False
@@ -88,9 +88,9 @@ def _differs(item: Step, flows: Propagation, reduction: InStepAllReduce) -> bool
             "Call tf.distribute's all_reduce with sums (ReduceOp.SUM), numbers of examples included, and divide "
             "after it."
         )
-    if not item.spec_of(name).shape.is_fully_defined():
+    if not step.spec_of(name).shape.is_fully_defined():
         raise RewriteError(
-            f"the step asks for the sum over all replicas of {name}, whose shape {item.spec_of(name).shape} is not "
+            f"the step asks for the sum over all replicas of {name}, whose shape {step.spec_of(name).shape} is not "
             "known before it runs. Sum over the batch first, and give the result a known shape (tf.ensure_shape)."
         )
     return True
@@ -113,15 +113,15 @@ def _require_rows(flows: Propagation, name: str, axis: int) -> None:
     )
 
 
-def _require_top_level(item: Step) -> None:
+def _require_top_level(step: Step) -> None:
     """Checks that all in-step all-reduces are at the top level of the graph.
 
     Raises:
         RewriteError: one is in the body of a loop or of a conditional.
     """
-    registered = {s.node for s in item.whole_sums}
-    inner = (node.name for function in item.graph_def.library.function for node in function.node_def)
-    outer = (node.name for node in item.graph_index.of_op("PlaceholderWithDefault") if node.name not in registered)
+    registered = {s.node for s in step.whole_sums}
+    inner = (node.name for function in step.graph_def.library.function for node in function.node_def)
+    outer = (node.name for node in step.graph_index.of_op("PlaceholderWithDefault") if node.name not in registered)
     hidden = next(_named_as_sums((*outer, *inner)), None)
     if hidden is not None:
         raise RewriteError(

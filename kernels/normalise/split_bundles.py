@@ -21,22 +21,22 @@ class SplitBundles(Kernel):
 
     name: ClassVar[str] = "split-bundles"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        bundles = [node.name for node in item.graph_index.of_op("IdentityN")]
+    def apply(self, step: Step, context: Context) -> Step:
+        bundles = [node.name for node in step.graph_index.of_op("IdentityN")]
         if not bundles:
-            return item
-        editor = StepEditor(item)
-        replaced = {t: t for t in (*item.outputs, *(t for g in item.gradients for t in g.tensors))}
+            return step
+        editor = StepEditor(step)
+        replaced = {t: t for t in (*step.outputs, *(t for g in step.gradients for t in g.tensors))}
         for name in bundles:
             _unbundle(editor, name)
         for t in replaced:
             while (node := editor[node_of(replaced[t])]).op == "IdentityN":
                 replaced[t] = tensor(node.input[output_index(replaced[t])])
-        editor.set_outputs(replaced[t] for t in item.outputs)
-        gradients = tuple(replace(g, tensors=tuple(replaced[t] for t in g.tensors)) for g in item.gradients)
+        editor.set_outputs(replaced[t] for t in step.outputs)
+        gradients = tuple(replace(g, tensors=tuple(replaced[t] for t in g.tensors)) for g in step.gradients)
         named = editor.named(gradients=gradients)
         editor.remove_unread(bundles, lambda node: node.name in named)
-        return editor.to_item(gradients=gradients)
+        return editor.to_step(gradients=gradients)
 
 
 def _unbundle(editor: GraphEditor, name: str) -> None:

@@ -45,53 +45,53 @@ class WholeCotangents(Kernel):
 
     name: ClassVar[str] = "whole-cotangents"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if context.is_alone or not item.gradients:
-            return item
-        item = replace(item, gradients=tuple(_before_cast(item, gradient) for gradient in item.gradients))
+    def apply(self, step: Step, context: Context) -> Step:
+        if context.is_alone or not step.gradients:
+            return step
+        step = replace(step, gradients=tuple(_before_cast(step, gradient) for gradient in step.gradients))
         # Up to the nodes that run once, and no less: the gradient of one weight may lead to that of another, as the
         # gradient of the shift does in batch normalisation.
-        once = find_stages(item).once
-        seen = find_linearity(item.graph_index, [call.seed for call in item.gradient_calls], without=once)
-        if not _nonlinear(item, seen):
-            return item
-        flows = flows_of(item)
-        seen = find_linearity(item.graph_index, _seeds_of_parts(item, flows), without=once)
-        nonlinear = _nonlinear(item, seen)
-        paths = _Paths(item, seen, flows)
+        once = find_stages(step).once
+        seen = find_linearity(step.graph_index, [call.seed for call in step.gradient_calls], without=once)
+        if not _nonlinear(step, seen):
+            return step
+        flows = flows_of(step)
+        seen = find_linearity(step.graph_index, _seeds_of_parts(step, flows), without=once)
+        nonlinear = _nonlinear(step, seen)
+        paths = _Paths(step, seen, flows)
         moved = {gradient: paths.whole(gradient) for gradient in nonlinear}
-        return replace(item, gradients=tuple(moved.get(g, g) for g in item.gradients))
+        return replace(step, gradients=tuple(moved.get(g, g) for g in step.gradients))
 
 
-def _nonlinear(item: Step, seen: Linearity) -> list[VariableGradient]:
-    return [gradient for gradient in item.gradients if seen.of(gradient.tensors[-1]) is Grade.BENT]
+def _nonlinear(step: Step, seen: Linearity) -> list[VariableGradient]:
+    return [gradient for gradient in step.gradients if seen.of(gradient.tensors[-1]) is Grade.BENT]
 
 
-def _seeds_of_parts(item: Step, flows: Propagation) -> list[str]:
+def _seeds_of_parts(step: Step, flows: Propagation) -> list[str]:
     """Returns the seeds of gradients that may be partial; gradients of targets that all replicas share are complete."""
-    joined = joined_calls(item)
+    joined = joined_calls(step)
     return [
         call.seed
-        for k, call in enumerate(item.gradient_calls)
+        for k, call in enumerate(step.gradient_calls)
         if k in joined or not all(isinstance(flows.kind(target), Replicated) for target in call.targets)
     ]
 
 
-def _before_cast(item: Step, gradient: VariableGradient) -> VariableGradient:
+def _before_cast(step: Step, gradient: VariableGradient) -> VariableGradient:
     """Returns the gradient in float16, if the captured gradient is a cast of it."""
-    node = item.graph_index.nodes[node_of(gradient.tensors[-1])]
+    node = step.graph_index.nodes[node_of(gradient.tensors[-1])]
     if gradient.is_sparse or node.op != "Cast" or node.attr["SrcT"].type != tf.float16.as_datatype_enum:
         return gradient
     original = tensor(node.input[0])
-    has_one_reader = item.graph_index.consumers[node_of(original)] == [node.name] and original not in item.outputs
+    has_one_reader = step.graph_index.consumers[node_of(original)] == [node.name] and original not in step.outputs
     return replace(gradient, tensors=(original,)) if has_one_reader else gradient
 
 
 class _Paths:
     """The paths from the seeds to gradients that are not proportional to them."""
 
-    def __init__(self, item: Step, seen: Linearity, flows: Propagation) -> None:
-        self._item, self._seen, self._flows = item, seen, flows
+    def __init__(self, step: Step, seen: Linearity, flows: Propagation) -> None:
+        self._item, self._seen, self._flows = step, seen, flows
 
     def whole(self, gradient: VariableGradient) -> VariableGradient:
         """Returns the gradient to reduce, from which the captured gradient is computed once.

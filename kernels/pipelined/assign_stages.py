@@ -29,59 +29,59 @@ class AssignStages(Kernel):
 
     name: ClassVar[str] = "assign-stages"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if not context.goes_through_stages(item):
-            return item
-        _require_independent_micro_batches(item)
-        item = _without_shared_waits(item)
-        assignment = Assignment(item, stage_of_handles(item, context), len(context.plan.stages))
+    def apply(self, step: Step, context: Context) -> Step:
+        if not context.goes_through_stages(step):
+            return step
+        _require_independent_micro_batches(step)
+        step = _without_shared_waits(step)
+        assignment = Assignment(step, stage_of_handles(step, context), len(context.plan.stages))
         parts = assignment.run()
-        freed = _without_waits_for_others(item, parts, assignment.stages.once)
+        freed = _without_waits_for_others(step, parts, assignment.stages.once)
         return replace(_in_order_of_shared_state(freed, assignment.shared_before), pipeline_parts=parts)
 
 
-def _require_independent_micro_batches(item: Step) -> None:
+def _require_independent_micro_batches(step: Step) -> None:
     """Checks that no micro-batch waits for other micro-batches before its computation ends.
 
     Raises:
         StrategyError: the step computes with a sum over all micro-batches.
     """
-    if item.whole_sums:
+    if step.whole_sums:
         raise OptionError(
             "builder",
-            f"the step reduces or gathers over all examples while it computes ({item.whole_sums[0].node}), as "
+            f"the step reduces or gathers over all examples while it computes ({step.whole_sums[0].node}), as "
             "synchronized batch normalisation, all_gather and losses of deviations from a batch mean do, but a "
             "pipeline processes micro-batches one after another. Set synchronized=False, gather nothing and use "
             "keras.layers.BatchNormalization, or use a strategy without pipeline stages.",
         )
 
 
-def _without_shared_waits(item: Step) -> Step:
+def _without_shared_waits(step: Step) -> Step:
     """Removes waits of micro-batches for each other through shared nodes.
 
     Constants and NoOps are shared by all micro-batches, and would wait for all of them.
     """
-    editor = StepEditor(item)
-    roots = {*map(node_of, item.outputs), *item.targets}
-    freed = free_constants(editor, item.graph_index, roots)
+    editor = StepEditor(step)
+    roots = {*map(node_of, step.outputs), *step.targets}
+    freed = free_constants(editor, step.graph_index, roots)
     idle = {
-        node.name for node in item.graph_index.of_op("NoOp")
-        if node.name not in roots and item.graph_index.consumers[node.name] and item.graph_index.sources[node.name]
+        node.name for node in step.graph_index.of_op("NoOp")
+        if node.name not in roots and step.graph_index.consumers[node.name] and step.graph_index.sources[node.name]
     }  # fmt: skip
     if idle:
         redirect_control_inputs(editor, set(editor.names) - idle)
         editor.remove(idle)
-    return editor.to_item() if freed or idle else item
+    return editor.to_step() if freed or idle else step
 
 
-def _without_waits_for_others(item: Step, parts: Mapping[str, PipelinePart], once: Collection[str]) -> Step:
+def _without_waits_for_others(step: Step, parts: Mapping[str, PipelinePart], once: Collection[str]) -> Step:
     """Removes control dependencies between stages, and dependencies of shared nodes on single micro-batches.
 
     A node that depends only on variables, such as a factor in the gradient of `tf.square`, is the same for all
     micro-batches and waits for none. An open node, which any stage may compute, waits for none either. Its readers wait
     instead, each for the nodes of its own stage (for an assertion, for example).
     """
-    editor, graph_index = StepEditor(item), item.graph_index
+    editor, graph_index = StepEditor(step), step.graph_index
     waited: dict[str, set[str]] = {}
     """Maps each open node to the nodes in stages that it or its inputs waited for."""
     for name in graph_index.order:
@@ -102,7 +102,7 @@ def _without_waits_for_others(item: Step, parts: Mapping[str, PipelinePart], onc
             editor.set_inputs(name, kept)
         if part is not None:
             editor.add_control(name, sorted(one for one in before if parts[one].stage == part.stage))
-    return editor.to_item()
+    return editor.to_step()
 
 
 def _may_wait(part: PipelinePart, before: PipelinePart | None, is_for_all: bool) -> bool:
@@ -125,10 +125,10 @@ def _in_order_of_shared_state(freed: Step, before: Mapping[str, Iterable[str]]) 
     editor = StepEditor(freed)
     for name, waits in before.items():
         editor.add_control(name, waits)
-    return editor.to_item()
+    return editor.to_step()
 
 
-def stage_of_handles(item: Step, context: Context) -> dict[str, int]:
+def stage_of_handles(step: Step, context: Context) -> dict[str, int]:
     """Returns the pipeline stage of each owned variable, by handle."""
     stage_of = {worker: stage for stage, worker in enumerate(context.plan.stages)}
-    return {v.handle: stage_of[item.owners[v.name]] for v in item.variables if v.name in item.owners}
+    return {v.handle: stage_of[step.owners[v.name]] for v in step.variables if v.name in step.owners}

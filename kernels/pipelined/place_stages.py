@@ -45,36 +45,36 @@ class PlaceStages(Kernel):
 
     name: ClassVar[str] = "place-stages"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if not context.goes_through_stages(item):
-            return item
-        placement = StagePlacement(item, context)
+    def apply(self, step: Step, context: Context) -> Step:
+        if not context.goes_through_stages(step):
+            return step
+        placement = StagePlacement(step, context)
         _require_fetched_by_all(placement, context)
         order, sent = find_order(placement, context), parcels(placement)
         mine = {name for name, workers in placement.runs_at.items() if context.worker in workers}
-        editor = StepEditor(item)
+        editor = StepEditor(step)
         nodes = nodes_of_units(placement, order[context.worker])
         starts = enforce_order(editor, placement, nodes)
         StageExchange(editor, placement, context).exchange(sent)
         recomputed = recompute(editor, placement.graph_index, nodes, starts) if context.plan.recomputes else {}
         _exchange_completion_signals(editor, placement, context)
         editor.drop_targets([name for name in editor.targets if name in placement.runs_at and name not in mine])
-        made = set(editor.names) - item.graph_index.nodes.keys()
+        made = set(editor.names) - step.graph_index.nodes.keys()
         redirect_control_inputs(editor, mine | made)
-        return _with_micro_batches(editor.to_item(), recomputed)
+        return _with_micro_batches(editor.to_step(), recomputed)
 
 
-def _with_micro_batches(item: Step, originals: Mapping[str, str]) -> Step:
+def _with_micro_batches(step: Step, originals: Mapping[str, str]) -> Step:
     """Registers copies as belonging to the micro-batches of their originals."""
-    replication = item.replication
+    replication = step.replication
     if replication is None or not originals:
-        return item
-    made = {copy: item.replica_of(name) for copy, name in originals.items()}
-    recomputed = {copy: replace(item.pipeline_parts[own], is_anew=True) for copy, (_, own) in made.items()}
+        return step
+    made = {copy: step.replica_of(name) for copy, name in originals.items()}
+    recomputed = {copy: replace(step.pipeline_parts[own], is_anew=True) for copy, (_, own) in made.items()}
     return replace(
-        item,
+        step,
         replication=replace(replication, copies={**replication.copies, **made}),
-        pipeline_parts={**item.pipeline_parts, **recomputed},
+        pipeline_parts={**step.pipeline_parts, **recomputed},
     )
 
 
@@ -197,11 +197,11 @@ def _require_values(placement: StagePlacement, transfers: Sequence[StageTransfer
         )
 
 
-def _rounds(item: Step, travelling: Collection[str]) -> Mapping[str, int]:
+def _rounds(step: Step, travelling: Collection[str]) -> Mapping[str, int]:
     """Maps each node to the number of transfers that precede it, one after another."""
     rounds: dict[str, int] = {}
-    for name in item.graph_index.order:
-        inputs = item.graph_index.nodes[name].input
+    for name in step.graph_index.order:
+        inputs = step.graph_index.nodes[name].input
         after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in travelling) for i in inputs]
         rounds[name] = max(after, default=0)
     return rounds
@@ -263,8 +263,8 @@ class StageExchange:
 
     def _spec(self, name: str) -> tf.TensorSpec:
         """Returns a tensor's dtype, and its shape as far as the captured step determines it for parts of its batch."""
-        item = self.placement.item
-        kind = tf.as_dtype(type_of(item.graph_index, name))
-        captured = item.replica_of(node_of(name))[1]
-        known = item.spec_of(f"{captured}:{output_index(name)}")
+        step = self.placement.item
+        kind = tf.as_dtype(type_of(step.graph_index, name))
+        captured = step.replica_of(node_of(name))[1]
+        known = step.spec_of(f"{captured}:{output_index(name)}")
         return tf.TensorSpec(known.shape if known.dtype == kind else None, kind)

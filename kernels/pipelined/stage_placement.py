@@ -74,11 +74,11 @@ class StagePlacement:
         micro_batches: the number of micro-batches of each pipeline.
     """
 
-    def __init__(self, item: Step, context: Context) -> None:
-        self.item, self.context, self.graph_index = item, context, item.graph_index
+    def __init__(self, step: Step, context: Context) -> None:
+        self.item, self.context, self.graph_index = step, context, step.graph_index
         self.pipelines = context.plan.pipelines
         self.micro_batches = len(context.replicas) // self.pipelines
-        self.stage_of = stage_of_handles(item, context)
+        self.stage_of = stage_of_handles(step, context)
         self._rank_of = {
             worker: (stage, pipeline)
             for stage, workers in enumerate(context.plan.seats) for pipeline, worker in enumerate(workers)

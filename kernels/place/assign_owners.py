@@ -33,22 +33,22 @@ class AssignOwners(Kernel):
 
     name: ClassVar[str] = "assign-owners"
 
-    def apply(self, item: Step, context: Context) -> Step:
+    def apply(self, step: Step, context: Context) -> Step:
         if context.workers == 1:
-            return replace(item, owners={}, cuts={})
-        placed = _with_owners(item, context.plan)
+            return replace(step, owners={}, cuts={})
+        placed = _with_owners(step, context.plan)
         owners = {name: w for name, w in placed.owners.items() if w != EVERY_WORKER}
         return replace(placed, owners=owners, stage_group=context.plan.stage_group)
 
 
-def find_placements(item: Step, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
+def find_placements(step: Step, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
     """Returns the placements of all variables of a step, by name."""
     plan = Plan(strategy)
-    placed = replace(_with_owners(inline_shared_updates(item, plan), plan), stage_group=plan.stage_group)
-    return {variable.name: placed.placement(variable.name) for variable in item.variables}
+    placed = replace(_with_owners(inline_shared_updates(step, plan), plan), stage_group=plan.stage_group)
+    return {variable.name: placed.placement(variable.name) for variable in step.variables}
 
 
-def _with_owners(item: Step, plan: Plan) -> Step:
+def _with_owners(step: Step, plan: Plan) -> Step:
     """Returns the step with the partitioning and owners of its variables; those from an earlier step are kept.
 
     A slot is partitioned and placed like the variables that it serves. These are the variables whose update reads it,
@@ -56,49 +56,49 @@ def _with_owners(item: Step, plan: Plan) -> Step:
     or a variable that every worker holds, is held by every worker. So is a slot of a partitioned variable with another
     shape. If all variables are asynchronous, the owner of the first one owns the update counters.
     """
-    fixed = item.owners.keys() | item.cuts.keys()
-    cuts, owners = dict(item.cuts), dict(item.owners)
+    fixed = step.owners.keys() | step.cuts.keys()
+    cuts, owners = dict(step.cuts), dict(step.owners)
     for variable in plan.variables:
-        if variable in item.by_name and variable not in fixed:
+        if variable in step.by_name and variable not in fixed:
             if variable in plan.cuts:
                 cuts[variable] = plan.cuts[variable]
             owners.update(plan.owners_of(variable))
-    if (cuts or owners) and not fixed >= item.by_name.keys():
-        _place_slots(item, {*plan.variables, *fixed}, cuts, owners)
+    if (cuts or owners) and not fixed >= step.by_name.keys():
+        _place_slots(step, {*plan.variables, *fixed}, cuts, owners)
     if plan.is_asynchronous:
         first = next(iter(plan.owners_of(next(iter(plan.variables))).values()))
-        owners.update({name: first for name in find_counters(item) if name not in owners})
-    return replace(item, cuts=cuts, owners=owners)
+        owners.update({name: first for name in find_counters(step) if name not in owners})
+    return replace(step, cuts=cuts, owners=owners)
 
 
-def _place_slots(item: Step, known: Set[str], cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
+def _place_slots(step: Step, known: Set[str], cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
     """Adds the placements of variables that are not `known`, by the variables that they serve."""
-    stages = find_stages(item)
-    cut_variables = dict(enumerate((name for name in cuts if name in item.by_name), start=_PARTITIONED))
+    stages = find_stages(step)
+    cut_variables = dict(enumerate((name for name in cuts if name in step.by_name), start=_PARTITIONED))
     holders = {name: owners.get(name, EVERY_WORKER) for name in known}
     holders.update({name: stand_in for stand_in, name in cut_variables.items()})
-    decided = {item.by_name[name].handle: holder for name, holder in holders.items() if name in item.by_name}
-    serves = find_served_owners(item, stages, decided)
-    read_before = find_served_owners(item, stages, decided, reads_before=True)
-    for variable in item.variables:
+    decided = {step.by_name[name].handle: holder for name, holder in holders.items() if name in step.by_name}
+    serves = find_served_owners(step, stages, decided)
+    read_before = find_served_owners(step, stages, decided, reads_before=True)
+    for variable in step.variables:
         handle = variable.handle
         if handle in decided:
             continue
         if _is_updated(stages, handle):
-            served = serves.get(handle) or read_before.get(handle) or computed_from(item, stages, decided, handle)
+            served = serves.get(handle) or read_before.get(handle) or computed_from(step, stages, decided, handle)
         else:
-            served = _written_together(item, stages, decided, handle)
+            served = _written_together(step, stages, decided, handle)
         owner = next(iter(served)) if len(served) == 1 else EVERY_WORKER
         if owner in cut_variables:
-            _partition_like(item, variable, cut_variables[owner], cuts, owners)
+            _partition_like(step, variable, cut_variables[owner], cuts, owners)
         elif owner != EVERY_WORKER:
             owners[variable.name] = owner
 
 
 def _partition_like(
-    item: Step, slot: Variable, served: str, cuts: dict[str, Partitioning], owners: dict[str, int]
+    step: Step, slot: Variable, served: str, cuts: dict[str, Partitioning], owners: dict[str, int]
 ) -> None:
-    if slot.shape != item.by_name[served].shape:
+    if slot.shape != step.by_name[served].shape:
         return
     cuts[slot.name] = cuts[served]
     for k in range(len(cuts[served].sizes)):
@@ -110,31 +110,31 @@ def _is_updated(stages: Stages, handle: str) -> bool:
     return any(handle in stages.effects[w].writes for w in stages.writes if w in stages.update)
 
 
-def _written_together(item: Step, stages: Stages, decided: Mapping[str, int], handle: str) -> Owners:
+def _written_together(step: Step, stages: Stages, decided: Mapping[str, int], handle: str) -> Owners:
     """Returns the owners of the decided variables that one op writes together with `handle`; it runs where they are.
 
     No gradient reaches such an op if some runs accumulate gradients in variables and others apply them. A branch or a
     function with several ops may write variables of several workers.
     """
-    ops = [write for write in stages.writes if item.graph_index.nodes[write].op not in _SEVERAL_OPS]
+    ops = [write for write in stages.writes if step.graph_index.nodes[write].op not in _SEVERAL_OPS]
     written = [stages.effects[write].writes for write in ops]
     return frozenset(decided[h] for handles in written if handle in handles for h in handles if h in decided)
 
 
 def find_served_owners(
-    item: Step, stages: Stages, decided: Mapping[str, int], reads_before: bool = False
+    step: Step, stages: Stages, decided: Mapping[str, int], reads_before: bool = False
 ) -> dict[str, Owners]:
     """Returns, for each variable, the owners of the decided variables whose writes depend on it.
 
     Args:
-        item: the step. stages: the stages of the step. decided: owners, by handle. reads_before: True to also follow
+        step: the step. stages: the stages of the step. decided: owners, by handle. reads_before: True to also follow
             nodes that are computed only for the part that runs once (from an early read of a slot that is written
             later). After partitioning, such nodes may compute concatenations of all shards.
     """
-    nodes = item.graph_index.nodes
+    nodes = step.graph_index.nodes
     leads: dict[str, Owners] = {}
     serves: dict[str, Owners] = {}
-    for name in _of_updates(item, stages) if reads_before else _backwards(stages):
+    for name in _of_updates(step, stages) if reads_before else _backwards(stages):
         effect = stages.effects.get(name)
         reached = leads.get(name, frozenset())
         if effect:
@@ -155,18 +155,18 @@ def _backwards(stages: Stages) -> list[str]:
     return sorted(stages.once, key=stages.order.__getitem__, reverse=True)
 
 
-def _of_updates(item: Step, stages: Stages) -> list[str]:
+def _of_updates(step: Step, stages: Stages) -> list[str]:
     """Returns the nodes that run once and those computed only for them, in reverse topological order."""
     found: dict[str, None] = {}
-    for name in reversed(item.graph_index.order):
-        readers = [c for c in item.graph_index.consumers[name] if name in item.graph_index.data[c]]
+    for name in reversed(step.graph_index.order):
+        readers = [c for c in step.graph_index.consumers[name] if name in step.graph_index.data[c]]
         if name in stages.once or (readers and all(reader in found for reader in readers)):
             found[name] = None
     return list(found)
 
 
 def computed_from(
-    item: Step,
+    step: Step,
     stages: Stages,
     decided: Mapping[str, int],
     handle: str,
@@ -178,10 +178,10 @@ def computed_from(
         gradients: maps tensors that the updates read to the variable that they are the gradient of; by default as
             captured.
     """
-    nodes = item.graph_index.nodes
+    nodes = step.graph_index.nodes
     if gradients is None:
         gradients = {t: g.variable for g in stages.gradients for t in g.tensors}
-    gradient_of = {t: item.by_name[variable].handle for t, variable in gradients.items()}
+    gradient_of = {t: step.by_name[variable].handle for t, variable in gradients.items()}
     found: set[int] = set()
     front = [w for w in stages.writes if handle in stages.effects[w].writes]
     seen = set(front)
@@ -205,20 +205,20 @@ Nodes = Mapping[str, list[tuple[str, str]]]
 """By node, the nodes and tensors of its data inputs."""
 
 
-def find_counters(item: Step) -> list[str]:
+def find_counters(step: Step) -> list[str]:
     """Returns the names of update counters, which every step writes with values that do not depend on the batch.
 
     The updates read them (Adam's number of steps), or the script declares that one replica's write is enough. Keras
     declares this for an optimizer's `iterations`.
     """
-    stages = find_stages(item)
+    stages = find_stages(step)
     nodes: Nodes = {
-        n.name: [(node_of(i), tensor(i)) for i in n.input if not is_control(i)] for n in item.graph_def.node
+        n.name: [(node_of(i), tensor(i)) for i in n.input if not is_control(i)] for n in step.graph_def.node
     }
     read = _read_by_updates(stages, nodes)
-    written = _written_alike(item, stages, nodes)
+    written = _written_alike(step, stages, nodes)
     return [
-        v.name for v in item.variables
+        v.name for v in step.variables
         if v.handle in written and (v.handle in read or v.aggregation is Aggregation.ONLY_FIRST_REPLICA)
     ]  # fmt: skip
 
@@ -231,15 +231,15 @@ def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
     return {h for name in found if name in stages.effects for h in stages.effects[name].reads}
 
 
-def _written_alike(item: Step, stages: Stages, nodes: Nodes) -> set[str]:
+def _written_alike(step: Step, stages: Stages, nodes: Nodes) -> set[str]:
     """Returns the handles that the compute part writes with values that depend on no batch and no random number."""
-    batch = {node_of(name) for name, axis in item.inputs.items() if axis is not None}
-    batch |= {node.name for node in item.graph_index.having(Trait.SEEDED)}
+    batch = {node_of(name) for name, axis in step.inputs.items() if axis is not None}
+    batch |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
     by_handle: dict[str, list[str]] = {}
     for write in stages.state_writes:
         for handle in stages.effects[write].writes:
             by_handle.setdefault(handle, []).append(write)
-    seeds = {v.handle for v in item.variables if v.is_seed}
+    seeds = {v.handle for v in step.variables if v.is_seed}
     return {h for h, writes in by_handle.items() if h not in seeds and not batch & _data_ancestors(nodes, writes)}
 
 

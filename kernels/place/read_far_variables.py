@@ -28,44 +28,44 @@ class ReadFarVariables(Kernel):
 
     name: ClassVar[str] = "read-far-variables"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        far = {v.handle: context.near(item.owners[v.name]) for v in item.variables if v.name in item.owners}
+    def apply(self, step: Step, context: Context) -> Step:
+        far = {v.handle: context.near(step.owners[v.name]) for v in step.variables if v.name in step.owners}
         far = {handle: owner for handle, owner in far.items() if owner != context.worker}
         if context.workers == 1 or not far:
-            return item
-        editor = StepEditor(item)
-        _read_far(editor, item, context, far)
-        return editor.to_item()
+            return step
+        editor = StepEditor(step)
+        _read_far(editor, step, context, far)
+        return editor.to_step()
 
 
-def _read_far(editor: GraphEditor, item: Step, context: Context, far: Mapping[str, int]) -> None:
-    written = {name: effect.writes for name, effect in item.graph_index.effects.items()}
+def _read_far(editor: GraphEditor, step: Step, context: Context, far: Mapping[str, int]) -> None:
+    written = {name: effect.writes for name, effect in step.graph_index.effects.items()}
     for handle, worker in far.items():
         if handle not in editor:
             continue
         _merge_reads(editor, handle)
         takers = [name for name in sorted(editor.consumers(handle)) if editor[name].op not in READS | QUERIES]
         _give_copy(
-            editor, item.by_handle[handle], context, worker, context.worker,
+            editor, step.by_handle[handle], context, worker, context.worker,
             [name for name in takers if not written.get(name)],
         )  # fmt: skip
-        device = context.home(worker, item.by_handle[handle].dtype)
+        device = context.home(worker, step.by_handle[handle].dtype)
         editor[handle].device = device
         for name in editor.consumers(handle):
             editor[name].device = device
     for name, handles in written.items():
         if name in editor and any(h in far for h in handles):
-            _use_copies(editor, item, context, far, name, next(far[h] for h in handles if h in far))
+            _use_copies(editor, step, context, far, name, next(far[h] for h in handles if h in far))
 
 
 def _use_copies(
-    editor: GraphEditor, item: Step, context: Context, far: Mapping[str, int], writer: str, worker: int
+    editor: GraphEditor, step: Step, context: Context, far: Mapping[str, int], writer: str, worker: int
 ) -> None:
     """Makes a node that writes at `worker` use copies there of the variables that lie elsewhere."""
-    taken = {node_of(i) for i in editor[writer].input if not is_control(i)} & item.by_handle.keys()
+    taken = {node_of(i) for i in editor[writer].input if not is_control(i)} & step.by_handle.keys()
     for handle in sorted(taken):
         if far.get(handle, context.worker) != worker:
-            _give_copy(editor, item.by_handle[handle], context, far.get(handle, context.worker), worker, [writer])
+            _give_copy(editor, step.by_handle[handle], context, far.get(handle, context.worker), worker, [writer])
 
 
 def _merge_reads(editor: GraphEditor, handle: str) -> None:

@@ -27,27 +27,27 @@ class SetByChief(Kernel):
 
     name: ClassVar[str] = "set-by-chief"
 
-    def apply(self, item: Step, context: Context) -> Step:
+    def apply(self, step: Step, context: Context) -> Step:
         if context.workers == 1:
-            return item
-        writes = {name: effect.writes for name, effect in item.graph_index.effects.items() if effect.writes}
+            return step
+        writes = {name: effect.writes for name, effect in step.graph_index.effects.items() if effect.writes}
         return (
-            self._write_everywhere(item, context, writes)
+            self._write_everywhere(step, context, writes)
             if context.worker == 0
-            else self._remove_writes(item, list(writes))
+            else self._remove_writes(step, list(writes))
         )
 
     @staticmethod
-    def _write_everywhere(item: Step, context: Context, writes: dict[str, frozenset[str]]) -> Step:
-        editor = StepEditor(item)
+    def _write_everywhere(step: Step, context: Context, writes: dict[str, frozenset[str]]) -> Step:
+        editor = StepEditor(step)
         plan = context.plan
         by_handle: dict[str, list[str]] = {}
         for name, handles in writes.items():
             for handle in handles:
                 by_handle.setdefault(handle, []).append(name)
         for handle, names in by_handle.items():
-            variable = item.by_handle[handle]
-            owner = item.owners.get(variable.name)
+            variable = step.by_handle[handle]
+            owner = step.owners.get(variable.name)
             if owner is None:
                 _write_copies(editor, variable, names, range(1, context.workers), context)
                 continue
@@ -59,17 +59,17 @@ class SetByChief(Kernel):
                 _write_copies(editor, variable, names, range(context.workers), context, PROXY)
         # Written variables are placed here; variables that are only read are placed by a later kernel.
         read = {
-            v.name: item.owners[v.name] for v in item.variables if v.name in item.owners and v.handle not in by_handle
+            v.name: step.owners[v.name] for v in step.variables if v.name in step.owners and v.handle not in by_handle
         }
-        return editor.to_item(owners=read)
+        return editor.to_step(owners=read)
 
     @staticmethod
-    def _remove_writes(item: Step, writes: list[str]) -> Step:
-        editor = StepEditor(item)
+    def _remove_writes(step: Step, writes: list[str]) -> Step:
+        editor = StepEditor(step)
         for name in writes:
             editor.replace_control(name, [])
         editor.remove(writes)
-        return editor.to_item()
+        return editor.to_step()
 
 
 def _write_copies(
@@ -93,13 +93,13 @@ def _write_copies(
     editor.run(made)
 
 
-def only_sets(item: Step) -> bool:
+def only_sets(step: Step) -> bool:
     """Returns True if a run writes variables with values that are equal on all replicas, and trains nothing."""
-    if item.gradients:
+    if step.gradients:
         return False
-    writes = [name for name, effect in item.graph_index.effects.items() if effect.writes]
+    writes = [name for name, effect in step.graph_index.effects.items() if effect.writes]
     if not writes:
         return False
-    batch = {name.partition(":")[0] for name, axis in item.inputs.items() if axis is not None}
-    needed = reach(writes, item.graph_index.data.__getitem__)
+    batch = {name.partition(":")[0] for name, axis in step.inputs.items() if axis is not None}
+    needed = reach(writes, step.graph_index.data.__getitem__)
     return needed.isdisjoint(batch)

@@ -14,25 +14,25 @@ from autodist.kernels.place.assign_owners import computed_from, find_served_owne
 from autodist.kernels.plan import Plan
 
 
-def find_variable_placements(item: Step, replication: Replication, plan: Plan) -> dict[str, VariablePlacement]:
+def find_variable_placements(step: Step, replication: Replication, plan: Plan) -> dict[str, VariablePlacement]:
     """Returns the placement of each owned variable of a step; a slot is placed like the variables that it serves."""
     stages = replication.stages
-    requested = {name: plan.variable_placement(name) for name in item.by_name}
-    owned = {name: owner for name, owner in item.owners.items() if name in item.by_name}
+    requested = {name: plan.variable_placement(name) for name in step.by_name}
+    owned = {name: owner for name, owner in step.owners.items() if name in step.by_name}
     free = [k for k in requested.values() if k is not None and k.runs_ahead]
     if not free:
         return {name: VariablePlacement(owner) for name, owner in owned.items()}
     distinct = list(dict.fromkeys(k for k in requested.values() if k is not None))
-    mirrored = {g.variable for g in item.gradients}
+    mirrored = {g.variable for g in step.gradients}
     decided = {
-        item.by_name[name].handle: EVERY_WORKER if variable_placement is None else distinct.index(variable_placement)
+        step.by_name[name].handle: EVERY_WORKER if variable_placement is None else distinct.index(variable_placement)
         for name, variable_placement in requested.items() if variable_placement is not None or name in mirrored
     }  # fmt: skip
-    serves = find_served_owners(item, stages, decided)
+    serves = find_served_owners(step, stages, decided)
     found = {}
     for name, owner in owned.items():
-        handle = item.by_name[name].handle
-        served = serves.get(handle) or computed_from(item, stages, decided, handle, replication.trained)
+        handle = step.by_name[name].handle
+        served = serves.get(handle) or computed_from(step, stages, decided, handle, replication.trained)
         like = [distinct[k] for k in sorted(served) if k != EVERY_WORKER]
         pace = SyncMode.ASYNCHRONOUS if plan.is_asynchronous else SyncMode.SYNCHRONOUS
         found[name] = requested[name] or (
@@ -47,15 +47,15 @@ def runs_freely(replication: Replication, variable_placements: Mapping[str, Vari
     return bool(trained) and all(v in variable_placements and variable_placements[v].runs_ahead for v in trained)
 
 
-def require_one_owner_per_write(item: Step, variable_placements: Mapping[str, VariablePlacement]) -> None:
+def require_one_owner_per_write(step: Step, variable_placements: Mapping[str, VariablePlacement]) -> None:
     """Checks that each operation writes variables of one owner and one mode.
 
     Raises:
         StrategyError: names the variables and the operation.
     """
-    for name, effect in item.graph_index.effects.items():
-        node = item.graph_index.nodes[name]
-        written = sorted(item.by_handle[h].name for h in effect.writes)
+    for name, effect in step.graph_index.effects.items():
+        node = step.graph_index.nodes[name]
+        written = sorted(step.by_handle[h].name for h in effect.writes)
         places = {(k.owner, k.pace) if (k := variable_placements.get(name)) else None for name in written}
         if len(places) > 1:
             raise StrategyError(
@@ -66,7 +66,7 @@ def require_one_owner_per_write(item: Step, variable_placements: Mapping[str, Va
 
 
 def require_written_by_updates(
-    item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
+    step: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
 ) -> None:
     """Checks that a step does not itself write a trained variable whose updates run ahead.
 
@@ -76,7 +76,7 @@ def require_written_by_updates(
         StrategyError: names the variable and the operation.
     """
     stages = replication.stages
-    trained = {item.by_name[name].handle: name for name in replication.trained.values() if name in variable_placements}
+    trained = {step.by_name[name].handle: name for name in replication.trained.values() if name in variable_placements}
     for write in stages.state_writes:
         for handle in sorted(stages.effects[write].writes & trained.keys()):
             name = trained[handle]
@@ -88,25 +88,25 @@ def require_written_by_updates(
                 )
 
 
-def require_unmixed(item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]) -> None:
+def require_unmixed(step: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]) -> None:
     """Checks that no update depends on gradients that are combined at different times.
 
     Raises:
         StrategyError: names the variables and the operation that combines them.
     """
-    flow = _Flow(item, replication, variable_placements)
-    for name in item.graph_index.order:
-        flow.visit(item.graph_index.nodes[name])
+    flow = _Flow(step, replication, variable_placements)
+    for name in step.graph_index.order:
+        flow.visit(step.graph_index.nodes[name])
 
 
 class _Flow:
     """The variables, one per mode, whose gradients and values the nodes of the updates depend on."""
 
     def __init__(
-        self, item: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
+        self, step: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
     ) -> None:
-        self._item, self._replication, self._placements = item, replication, variable_placements
-        self._effects = item.graph_index.effects
+        self._item, self._replication, self._placements = step, replication, variable_placements
+        self._effects = step.graph_index.effects
         self._depends_on: dict[str, Mapping[SyncMode, str]] = {}
         self._combined_at: dict[str, tuple[str, str]] = {}
 

@@ -33,23 +33,23 @@ class AdvanceAlike(Kernel):
 
     name: ClassVar[str] = "advance-alike"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        draws = [node.name for node in item.graph_index.of_op("RngReadAndSkip")]
+    def apply(self, step: Step, context: Context) -> Step:
+        draws = [node.name for node in step.graph_index.of_op("RngReadAndSkip")]
         if context.is_alone or not draws:
-            return item
-        editor = StepEditor(item)
+            return step
+        editor = StepEditor(step)
         with subgraph(editor, "advance_alike") as f:
             amount = tf.constant(STRIDE * len(context.replicas), tf.uint64)
         for name in draws:
             handle, algorithm, _, *control = editor[name].input
             editor.set_inputs(name, [handle, algorithm, f.name(amount), *control])
-        return editor.to_item()
+        return editor.to_step()
 
 
-def reads_to_offset(editor: GraphEditor, item: Step) -> list[tuple[str, str]]:
+def reads_to_offset(editor: GraphEditor, step: Step) -> list[tuple[str, str]]:
     """Returns inputs (consumer, tensor) that draw from a generator's state, except those that advance the state."""
     reads = []
-    for variable in item.variables:
+    for variable in step.variables:
         if not variable.is_seed:
             continue
         touching = sorted(editor.consumers(variable.handle))
@@ -85,18 +85,18 @@ class AddedToDraws:
         return AddedToDraws(self.indices + other.indices, {**self.nodes, **other.nodes})
 
 
-def offset_seeds(editor: GraphEditor, item: Step, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
+def offset_seeds(editor: GraphEditor, step: Step, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
     """Adds a constant to each read of a state or seed; it is multiplied by the replica's index later.
 
     Args:
         editor: of the step.
-        item: the captured step.
+        step: the captured step.
         reads: pairs of the drawing node and the tensor that it draws from.
     """
     indices: list[str] = []
     nodes: dict[str, str] = {}
     for k, (consumer, read) in enumerate(reads):
-        dtype = item.spec_of(read).dtype
+        dtype = step.spec_of(read).dtype
         with subgraph(editor, f"draw_apart/{k}") as f:
             offset = tf.constant([STRIDE], tf.int64)
             state = f.input(read, dtype, [None])

@@ -25,8 +25,8 @@ class BatchDegree:
         flows: the dependence of its tensors on the batch.
     """
 
-    def __init__(self, item: Step, flows: Propagation) -> None:
-        self._item, self._flows = item, flows
+    def __init__(self, step: Step, flows: Propagation) -> None:
+        self._item, self._flows = step, flows
 
     def of(self, name: str, depth: int = 0) -> int | None:
         """Returns the power of the number of examples with which a tensor grows: 0 for an average, 1 for a sum.

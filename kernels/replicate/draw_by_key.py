@@ -36,9 +36,9 @@ class SharedSeedDraw:
     per: int = 0
 
 
-def find_shared_seed_draws(item: Step, flows: Propagation, varying: Set[str]) -> Iterator[SharedSeedDraw]:
+def find_shared_seed_draws(step: Step, flows: Propagation, varying: Set[str]) -> Iterator[SharedSeedDraw]:
     """Yields the draws from a seed shared by all replicas, among the nodes that are copied for every replica."""
-    for node in item.graph_index.having(Trait.BY_KEY):
+    for node in step.graph_index.having(Trait.BY_KEY):
         inputs = [tensor(name) for name in node.input if not is_control(name)]
         first, *_ = called = input_names(node.op)
         seed = next(inputs[k] for k, name in enumerate(called) if name in ("seed", "key"))
@@ -52,9 +52,9 @@ def find_shared_seed_draws(item: Step, flows: Propagation, varying: Set[str]) ->
             yield SharedSeedDraw(node.name, seed)
 
 
-def all_examples(item: Step, context: Context) -> str | None:
+def all_examples(step: Step, context: Context) -> str | None:
     """Returns the tensor with the number of examples of all replicas; None if each worker only knows its own."""
-    if item.is_global:
+    if step.is_global:
         return ALL_EXAMPLES
     return EXAMPLES if context.workers == 1 else None
 
@@ -103,7 +103,7 @@ def rows_of_whole(
 
 
 def draw_for_all(
-    editor: GraphEditor, item: Step, draws: Sequence[SharedSeedDraw], examples: str, replicas: int
+    editor: GraphEditor, step: Step, draws: Sequence[SharedSeedDraw], examples: str, replicas: int
 ) -> AddedToDraws:
     """Makes nodes draw for the whole batch and slice the rows of their replica, so that they equal those of one device.
 
@@ -111,7 +111,7 @@ def draw_for_all(
 
     Args:
         editor: of the step.
-        item: the captured step.
+        step: the captured step.
         draws: the nodes.
         examples: the tensor with the number of examples of all replicas.
         replicas: number of replicas.
@@ -121,10 +121,10 @@ def draw_for_all(
     for draw in draws:
         node = editor[draw.node]
         inputs = [name for name in node.input if not is_control(name)]
-        with subgraph(editor, f"draw_for_all/{draw.node}", item.spec_of) as f:
+        with subgraph(editor, f"draw_for_all/{draw.node}", step.spec_of) as f:
             index = tf.constant([1], tf.int64)
             first, count = first_and_all(f, index, examples, replicas)
-            dtype = item.spec_of(tensor(draw.node)).dtype
+            dtype = step.spec_of(tensor(draw.node)).dtype
             rows = rows_of_whole(f, node, inputs, dtype, (draw.axis or 0, draw.per), first, count)
         editor.pass_on(draw.node, f.name(rows), rows.dtype, filter(is_control, node.input))
         indices.append(node_of(f.name(index)))

@@ -28,7 +28,7 @@ Draws = Mapping[DrawAt, RowsOfDraw | None]
 
 
 def draw_in_functions(
-    editor: GraphEditor, item: Step, flows: Propagation, varying: Set[str], examples: str | None, replicas: int
+    editor: GraphEditor, step: Step, flows: Propagation, varying: Set[str], examples: str | None, replicas: int
 ) -> AddedToDraws:
     """Makes functions draw for the whole batch and slice the rows of their replica, equal to those of one device.
 
@@ -37,7 +37,7 @@ def draw_in_functions(
 
     Args:
         editor: of the step.
-        item: the captured step.
+        step: the captured step.
         flows: the dependence of its tensors on the batch.
         varying: the nodes that are copied for every replica.
         examples: the tensor with the number of examples of all replicas; None: each worker only knows its own.
@@ -45,7 +45,7 @@ def draw_in_functions(
     """
     indices: list[str] = []
     nodes: dict[str, str] = {}
-    for node in item.graph_index.having(Trait.CALL | Trait.BRANCH | Trait.LOOP):
+    for node in step.graph_index.having(Trait.CALL | Trait.BRANCH | Trait.LOOP):
         draws = flows.draws_within(node.name) if node.name in varying else {}
         if not draws:
             continue

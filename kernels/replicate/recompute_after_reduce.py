@@ -26,12 +26,12 @@ class RecomputedValue:
 
 
 def find_recomputed(
-    item: Step, name: str, kind_of: Callable[[str], Kind], is_whole: Callable[[str, Kind], bool | None]
+    step: Step, name: str, kind_of: Callable[[str], Kind], is_whole: Callable[[str, Kind], bool | None]
 ) -> RecomputedValue | None:
     """Returns the computation of a captured tensor; None if an input's value for the whole batch is not known.
 
     Args:
-        item: the captured step.
+        step: the captured step.
         name: of the tensor, of unknown kind itself.
         kind_of: returns the dependence of a tensor on the batch.
         is_whole: returns True if a tensor's value for the whole batch is known; None: that depends on its inputs.
@@ -40,7 +40,7 @@ def find_recomputed(
     between: dict[str, None] = {node_of(name): None}
     front = [node_of(name)]
     while front:
-        node = item.graph_index.nodes[front.pop()]
+        node = step.graph_index.nodes[front.pop()]
         if draws_numbers(node.op):
             return None
         for i in node.input:
@@ -52,7 +52,7 @@ def find_recomputed(
                 return None
             if known:
                 wholes[tensor(i)] = None
-            elif isinstance(kind, Unknown) and item.spec_of(tensor(i)).shape.is_fully_defined():
+            elif isinstance(kind, Unknown) and step.spec_of(tensor(i)).shape.is_fully_defined():
                 if node_of(i) not in between:
                     between[node_of(i)] = None
                     front.append(node_of(i))

@@ -53,23 +53,23 @@ class Replicate(Kernel):
 
     name: ClassVar[str] = "replicate"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if context.goes_through_stages(item):
+    def apply(self, step: Step, context: Context) -> Step:
+        if context.goes_through_stages(step):
             context = context.of_replicas
         if context.is_alone:
-            return item
-        return _Replication(item, context).run()
+            return step
+        return _Replication(step, context).run()
 
 
 class _Replication:
     """The work of one `Replicate.apply`, in the order of `run`."""
 
-    def __init__(self, item: Step, context: Context) -> None:
-        self.item, self.context = item, context
-        self.stages: Stages = find_stages(item)
-        self.flows: Propagation = item.flows or flows_of(item)
-        self.editor = StepEditor(item)
-        self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.graph_index.having(Trait.SEEDED)}
+    def __init__(self, step: Step, context: Context) -> None:
+        self.item, self.context = step, context
+        self.stages: Stages = find_stages(step)
+        self.flows: Propagation = step.flows or flows_of(step)
+        self.editor = StepEditor(step)
+        self.captured_seeds = {n.name: n.attr["seed2"].i for n in step.graph_index.having(Trait.SEEDED)}
 
     def run(self) -> Step:
         self._free_constants()
@@ -107,7 +107,7 @@ class _Replication:
         self.editor.run([*(c.write for c in changes), *joiner.checks])
         known = self.item.pipeline_parts
         copies = {copy: (k, name) for k, renamed in enumerate(clones) for name, copy in renamed.items()}
-        made = self.editor.to_item(
+        made = self.editor.to_step(
             origin_of=_origins_of_copies(self.item.origin_of, copies),
             inputs={**self.item.inputs, **parts.given},
             pipeline_parts={**known, **{name: known[draw] for name, draw in added.nodes.items() if draw in known}},
@@ -180,11 +180,11 @@ class _Replication:
                 self.editor.replace_target(name, [renamed[name] for renamed in clones])
 
 
-def _with_settled_depths(item: Step) -> Step:
-    if item.replication is None or not item.replication.joins:
-        return item
-    joins = settle_depths(item.graph_index, item.replication.joins)
-    return replace(item, replication=replace(item.replication, joins=joins))
+def _with_settled_depths(step: Step) -> Step:
+    if step.replication is None or not step.replication.joins:
+        return step
+    joins = settle_depths(step.graph_index, step.replication.joins)
+    return replace(step, replication=replace(step.replication, joins=joins))
 
 
 def _origins_of_copies(origin_of: Origins, copies: Mapping[str, tuple[int, str]]) -> Origins:

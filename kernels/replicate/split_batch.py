@@ -16,56 +16,56 @@ from autodist.kernels.replicate.weights import ReplicaWeights
 Clones = Sequence[Mapping[str, str]]
 
 
-def split_batch(editor: GraphEditor, item: Step, clones: Clones) -> ReplicaWeights:
+def split_batch(editor: GraphEditor, step: Step, clones: Clones) -> ReplicaWeights:
     """Slices each batch input per local replica; the first `examples % replicas` parts have one more example."""
 
     def named(name: str, k: int) -> str:
         node = node_of(name)
         return tensor(name).replace(node, clones[k].get(node, node), 1)
 
-    axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
+    axes = {name: axis for name, axis in step.inputs.items() if axis is not None}
     if not axes:
-        return ReplicaWeights(None, named, item.spec_of)
-    for fed in (EXAMPLES, ALL_EXAMPLES)[: 1 + item.is_global]:
+        return ReplicaWeights(None, named, step.spec_of)
+    for fed in (EXAMPLES, ALL_EXAMPLES)[: 1 + step.is_global]:
         node = NodeDef(name=node_of(fed), op="Placeholder")
         node.attr["dtype"].type = tf.int64.as_datatype_enum
         node.attr["shape"].shape.SetInParent()
         editor.add(node)
-    lengths = {by: _count_rows(editor, item, by) for by in dict.fromkeys(item.apart.values())}
+    lengths = {by: _count_rows(editor, step, by) for by in dict.fromkeys(step.apart.values())}
     if len(clones) == 1:
-        return ReplicaWeights((EXAMPLES,), named, item.spec_of, item.is_global, {by: (n,) for by, n in lengths.items()})
-    main = {name: axis for name, axis in axes.items() if name not in item.apart}
-    sizes = _slice_inputs(editor, item, main, clones, EXAMPLES, "split_batch")
+        return ReplicaWeights((EXAMPLES,), named, step.spec_of, step.is_global, {by: (n,) for by, n in lengths.items()})
+    main = {name: axis for name, axis in axes.items() if name not in step.apart}
+    sizes = _slice_inputs(editor, step, main, clones, EXAMPLES, "split_batch")
     apart = {
         by: _slice_inputs(
             editor,
-            item,
-            {n: axes[n] for n in axes if item.apart.get(n) == by},
+            step,
+            {n: axes[n] for n in axes if step.apart.get(n) == by},
             clones,
             count,
             f"split_apart/{node_of(by)}",
         )
         for by, count in lengths.items()
     }
-    return ReplicaWeights(sizes, named, item.spec_of, item.is_global, apart)
+    return ReplicaWeights(sizes, named, step.spec_of, step.is_global, apart)
 
 
-def _count_rows(editor: GraphEditor, item: Step, name: str) -> str:
+def _count_rows(editor: GraphEditor, step: Step, name: str) -> str:
     """Returns the number of rows of an input that this worker is fed."""
-    spec, axis = item.spec_of(name), item.inputs[name]
+    spec, axis = step.spec_of(name), step.inputs[name]
     with subgraph(editor, f"rows/{node_of(name)}") as f:
         count = tf.shape(f.input(name, spec.dtype, spec.shape), out_type=tf.int64)[axis]
     return f.name(count)
 
 
 def _slice_inputs(
-    editor: GraphEditor, item: Step, axes: Mapping[str, int], clones: Clones, counted: str, label: str
+    editor: GraphEditor, step: Step, axes: Mapping[str, int], clones: Clones, counted: str, label: str
 ) -> tuple[str, ...]:
     """Slices inputs of `counted` rows each; returns the number of rows of each replica."""
     count = len(clones)
     captured = clones[0]
     consumers = {name: [c for c in editor.consumers(node_of(name)) if c in captured] for name in axes}
-    specs = [item.spec_of(name) for name in axes]
+    specs = [step.spec_of(name) for name in axes]
     cutting = _cutting(count, tuple((spec.dtype, spec.shape, axis) for spec, axis in zip(specs, axes.values())))
     made = cutting.splice(editor, label, [counted, *axes])
     sizes, parts = made[:count], iter(made[count:])

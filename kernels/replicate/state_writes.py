@@ -73,7 +73,7 @@ class StateChange:
         return made.added[0] if made.base is None and len(made.added) == 1 and not made.subtracted else None
 
 
-def take_state_writes(editor: GraphEditor, item: Step, stages: Stages, varying: Collection[str]) -> list[StateChange]:
+def take_state_writes(editor: GraphEditor, step: Step, stages: Stages, varying: Collection[str]) -> list[StateChange]:
     """Replaces writes of replica-dependent values in the compute part by arithmetic and a single write per variable.
 
         v.assign(f(v, x)); y = g(v)      becomes      v1 = f(v, x); y = g(v1); and once, at the end, v.assign(combined)
@@ -91,16 +91,16 @@ def take_state_writes(editor: GraphEditor, item: Step, stages: Stages, varying: 
     for write in stages.state_writes:
         for handle in stages.effects[write].writes:
             by_variable.setdefault(handle, []).append(write)
-    owned = {item.by_name[g.variable].handle for g in stages.gradients if g.variable in item.owners}
+    owned = {step.by_name[g.variable].handle for g in stages.gradients if g.variable in step.owners}
     changes: list[StateChange] = []
     for handle, writes in by_variable.items():
         is_waited_for = handle in owned and stages.is_used_after(handle, writes)
         if is_waited_for or any(w in varying for w in writes):
-            for k, some in enumerate(_runs_of(item, stages, writes)):
+            for k, some in enumerate(_runs_of(step, stages, writes)):
                 run = _Run(
                     tuple(some), tuple(writes), f"{handle}/{k}" if k else handle, changes[-1].write if k else None
                 )
-                changes.append(_take(editor, item, stages, item.by_handle[handle], run))
+                changes.append(_take(editor, step, stages, step.by_handle[handle], run))
     return changes
 
 
@@ -121,12 +121,12 @@ class _Run:
     after: str | None
 
 
-def _runs_of(item: Step, stages: Stages, writes: Sequence[str]) -> Iterator[list[str]]:
+def _runs_of(step: Step, stages: Stages, writes: Sequence[str]) -> Iterator[list[str]]:
     """Groups the writes of a variable into runs: no write waits for a run-once node after another write of its run."""
     run: list[str] = []
     for write in writes:
-        behind = {c for earlier in run for c in item.graph_index.consumers[earlier] if c in stages.once}
-        needed: set[str] = reach([write], item.graph_index.sources.__getitem__) if behind else set()
+        behind = {c for earlier in run for c in step.graph_index.consumers[earlier] if c in stages.once}
+        needed: set[str] = reach([write], step.graph_index.sources.__getitem__) if behind else set()
         if not behind.isdisjoint(needed):
             yield run
             run = []
@@ -139,7 +139,7 @@ _OUT_OF_THE_BRANCH = (
 )
 
 
-def _take(editor: GraphEditor, item: Step, stages: Stages, variable: Variable, run: _Run) -> StateChange:
+def _take(editor: GraphEditor, step: Step, stages: Stages, variable: Variable, run: _Run) -> StateChange:
     handle, writes = variable.handle, run.writes
     for write in writes:
         op = editor[write].op
@@ -151,8 +151,8 @@ def _take(editor: GraphEditor, item: Step, stages: Stages, variable: Variable, r
             )
     before = _read(editor, variable, run)
     write = _write(editor, variable, run.label, [i for w in writes for i in editor[w].input if is_control(i)])
-    made = _made(editor, item, stages, variable, run)
-    _require_reads_that_run(item, stages, variable, set(writes))
+    made = _made(editor, step, stages, variable, run)
+    _require_reads_that_run(step, stages, variable, set(writes))
     _reads_become_values(editor, stages, handle, run, write)
     for w in writes:
         earlier = [e for e in stages.writes_before(w, handle) if e in writes and e != w]
@@ -162,13 +162,13 @@ def _take(editor: GraphEditor, item: Step, stages: Stages, variable: Variable, r
     return StateChange(variable, before, tensor(writes[-1]), made, write, run.label)
 
 
-def _require_reads_that_run(item: Step, stages: Stages, variable: Variable, writes: set[str]) -> None:
+def _require_reads_that_run(step: Step, stages: Stages, variable: Variable, writes: set[str]) -> None:
     """Checks that the single write can wait for all reads before it.
 
     Raises:
         RewriteError: a read is in a TensorFlow 1 branch. If the branch does not run, nor do nodes that wait for it.
     """
-    branched = set(find_in_branches(item.graph_index))
+    branched = set(find_in_branches(step.graph_index))
     for name in stages.readers(variable.handle):
         if name in branched and name not in writes and writes.isdisjoint(stages.writes_before(name, variable.handle)):
             raise RewriteError(
@@ -197,12 +197,12 @@ def _write(editor: GraphEditor, variable: Variable, label: str, control: list[st
     return editor.add(node)
 
 
-def _made(editor: GraphEditor, item: Step, stages: Stages, variable: Variable, run: _Run) -> dict[str, Made]:
+def _made(editor: GraphEditor, step: Step, stages: Stages, variable: Variable, run: _Run) -> dict[str, Made]:
     found = {}
     made = Made(None)
     for write in run.writes:
         value = tensor(editor[write].input[1])
-        addend = _addend(editor, item, stages, variable, run.every[: run.every.index(write)], write)
+        addend = _addend(editor, step, stages, variable, run.every[: run.every.index(write)], write)
         if addend is not None:
             made = replace(made, added=(*made.added, addend))
         elif editor[write].op == "AssignSubVariableOp":
@@ -214,7 +214,7 @@ def _made(editor: GraphEditor, item: Step, stages: Stages, variable: Variable, r
 
 
 def _addend(
-    editor: GraphEditor, item: Step, stages: Stages, variable: Variable, earlier: Sequence[str], write: str
+    editor: GraphEditor, step: Step, stages: Stages, variable: Variable, earlier: Sequence[str], write: str
 ) -> str | None:
     """Returns the tensor that a write adds to the value after the earlier ones; None if it does not add."""
     node = editor[write]
@@ -228,7 +228,7 @@ def _addend(
         if source.op == "ReadVariableOp" and node_of(source.input[0]) == variable.handle:
             added = tensor(value.input[second])
             is_current = set(earlier) <= set(stages.writes_before(source.name, variable.handle))
-            return added if is_current and item.spec_of(added).shape == tf.TensorShape(variable.shape) else None
+            return added if is_current and step.spec_of(added).shape == tf.TensorShape(variable.shape) else None
     return None
 
 

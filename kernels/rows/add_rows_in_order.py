@@ -31,15 +31,15 @@ class AddRowsInOrder(Kernel):
 
     name: ClassVar[str] = "add-rows-in-order"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        scatters = [node.name for node in item.graph_index.of_op(*_IN_ORDER)]
+    def apply(self, step: Step, context: Context) -> Step:
+        scatters = [node.name for node in step.graph_index.of_op(*_IN_ORDER)]
         if context.is_alone or not scatters:
-            return item
-        editor = StepEditor(item)
+            return step
+        editor = StepEditor(step)
         for name in scatters:
             if not _is_unique(editor, editor[name]):
                 _add_in_order(editor, editor[name])
-        return editor.to_item()
+        return editor.to_step()
 
 
 def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:

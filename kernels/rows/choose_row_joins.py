@@ -39,17 +39,17 @@ class ChooseRowJoins(Kernel):
 
     name: ClassVar[str] = "choose-row-joins"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if context.is_alone or not any(g.is_sparse for g in item.gradients):
-            return item
-        editor, flows = StepEditor(item), item.flows or flows_of(item)
+    def apply(self, step: Step, context: Context) -> Step:
+        if context.is_alone or not any(g.is_sparse for g in step.gradients):
+            return step
+        editor, flows = StepEditor(step), step.flows or flows_of(step)
         in_rows = frozenset(variable for variable, cut in context.plan.cuts.items() if cut.axis == 0)
-        chosen = [_chosen(editor, flows, item, g, in_rows) if g.is_sparse else g for g in item.gradients]
-        return replace(item, gradients=tuple(chosen))
+        chosen = [_chosen(editor, flows, step, g, in_rows) if g.is_sparse else g for g in step.gradients]
+        return replace(step, gradients=tuple(chosen))
 
 
 def _chosen(
-    editor: StepEditor, flows: Propagation, item: Step, gradient: VariableGradient, cut: Collection[str]
+    editor: StepEditor, flows: Propagation, step: Step, gradient: VariableGradient, cut: Collection[str]
 ) -> VariableGradient:
     """Returns the gradient with its row join; `cut` names the variables whose rows are split over several shards.
 
@@ -65,7 +65,7 @@ def _chosen(
         return replace(gradient, row_join=RowJoin.IN_TURN)
     if len(found) == 1:
         return replace(gradient, row_join=RowJoin.BY_INDEX)
-    aligned = _aligned_end(item, found)
+    aligned = _aligned_end(step, found)
     if aligned and gradient.variable not in cut:
         return replace(gradient, row_join=RowJoin.ENDS_ALIGNED, aligned=aligned)
     raise RewriteError(
@@ -76,13 +76,13 @@ def _chosen(
     )
 
 
-def _aligned_end(item: Step, found: Mapping[str, RowJoin]) -> int | None:
+def _aligned_end(step: Step, found: Mapping[str, RowJoin]) -> int | None:
     """Returns the number of trailing rows whose indices all replicas share, if rows of examples precede them."""
     joins = list(found.values())
     first = joins.index(RowJoin.ALIGNED) if RowJoin.ALIGNED in joins else 0
     if set(joins[:first]) != {RowJoin.IN_TURN} or set(joins[first:]) != {RowJoin.ALIGNED}:
         return None
-    counts = [item.spec_of(name).shape.num_elements() for name in list(found)[first:]]
+    counts = [step.spec_of(name).shape.num_elements() for name in list(found)[first:]]
     return sum(count for count in counts if count is not None) if None not in counts else None
 
 

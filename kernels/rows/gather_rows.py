@@ -29,8 +29,8 @@ class GatherRows(RowRule):
     name: ClassVar[str] = "gather-rows"
     ops: ClassVar[tuple[str, ...]] = ("ReadVariableOp",)
 
-    def candidates(self, item: Step) -> Iterable[str]:
-        return _reads_by_rows(item)
+    def candidates(self, step: Step) -> Iterable[str]:
+        return _reads_by_rows(step)
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         editor = rows.editor
@@ -56,11 +56,11 @@ class GatherRows(RowRule):
         return rewrite
 
 
-def _reads_by_rows(item: Step) -> list[str]:
+def _reads_by_rows(step: Step) -> list[str]:
     """Returns the ReadVariableOps whose value is the input of a gather or of a shape."""
-    nodes = item.graph_index.nodes
+    nodes = step.graph_index.nodes
     found: dict[str, None] = {}
-    for node in item.graph_index.of_op("GatherV2", "Shape"):
+    for node in step.graph_index.of_op("GatherV2", "Shape"):
         source = nodes[node_of(node.input[0])]
         while source.op == "Identity":
             source = nodes[node_of(source.input[0])]

@@ -39,21 +39,21 @@ class MergeRows(Kernel):
 
     name: ClassVar[str] = "merge-rows"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        replication = item.replication
+    def apply(self, step: Step, context: Context) -> Step:
+        replication = step.replication
         if context.workers == 1 or replication is None:
-            return item
-        editor = StepEditor(item)
-        returned = frozenset(map(tensor, item.outputs))
+            return step
+        editor = StepEditor(step)
+        returned = frozenset(map(tensor, step.outputs))
         merged = {
             join.name: _merge(editor, join) for join in replication.joins
             if join.is_sparse and join.kind is PendingReductionKind.GRADIENT
             and returned.isdisjoint(join.result) and is_summed(editor, *join.result)
         }  # fmt: skip
         if not merged:
-            return item
+            return step
         joins = tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in replication.joins)
-        return editor.to_item(replication=replace(replication, joins=joins))
+        return editor.to_step(replication=replace(replication, joins=joins))
 
 
 def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:

@@ -34,15 +34,15 @@ class RewriteRows(Kernel):
     rules: tuple[Kernel, ...] = RULES
     name: ClassVar[str] = "rewrite-rows"
 
-    def apply(self, item: Step, context: Context) -> Step:
+    def apply(self, step: Step, context: Context) -> Step:
         changing: list[str] = []
         quiet = 0
         for rule in islice(cycle(self.rules), _MOST_ROUNDS * len(self.rules)):
-            before, item = item, run_pipeline([rule], item, context)
-            quiet = quiet + 1 if item is before else 0
+            before, step = step, run_pipeline([rule], step, context)
+            quiet = quiet + 1 if step is before else 0
             changing += [] if quiet else [rule.name]
             if quiet == len(self.rules):
-                return item
+                return step
         raise RewriteError(
             f"the rules {changing[-2]} and {changing[-1]} still change the step after {_MOST_ROUNDS} rounds: each "
             "undoes the other's rewrite; make one of them refuse it"

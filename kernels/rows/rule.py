@@ -68,20 +68,20 @@ class RowRule(Kernel):
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         """Returns a function that rewrites a node, or a refusal; None if the rule does not apply. Changes nothing."""
 
-    def candidates(self, item: Step) -> Iterable[str]:
+    def candidates(self, step: Step) -> Iterable[str]:
         """Returns the nodes that may match, in order; if there are none, the step is not analysed."""
-        return [node.name for node in item.graph_index.of_op(*self.ops)]
+        return [node.name for node in step.graph_index.of_op(*self.ops)]
 
-    def apply(self, item: Step, context: Context) -> Step:
-        names = list(self.candidates(item))
+    def apply(self, step: Step, context: Context) -> Step:
+        names = list(self.candidates(step))
         if not names:
-            return item
-        editor, left = StepEditor(item), names
-        while rewrites := self._rewrites(RowFacts(item, editor), left):
+            return step
+        editor, left = StepEditor(step), names
+        while rewrites := self._rewrites(RowFacts(step, editor), left):
             for rewrite in rewrites.values():
                 rewrite()
             left = [name for name in left if name not in rewrites and name in editor]
-        return item if left == names else editor.to_item()
+        return step if left == names else editor.to_step()
 
     def _rewrites(self, rows: RowFacts, names: Iterable[str]) -> dict[str, Rewrite]:
         """Returns the rewrites of matching nodes; if there are none, logs the refusals."""

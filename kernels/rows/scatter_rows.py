@@ -37,14 +37,14 @@ class ScatterRows(RowRule):
     name: ClassVar[str] = "scatter-rows"
     ops: ClassVar[tuple[str, ...]] = tuple(_SCATTERS)
 
-    def candidates(self, item: Step) -> Iterable[str]:
-        if not item.graph_index.of_op("UnsortedSegmentSum"):
+    def candidates(self, step: Step) -> Iterable[str]:
+        if not step.graph_index.of_op("UnsortedSegmentSum"):
             return ()
-        stages = find_stages(item)
-        joined = find_replica_dependent(item, sources_of(item, (), ()), stages) & set(  # these add whole values
+        stages = find_stages(step)
+        joined = find_replica_dependent(step, sources_of(step, (), ()), stages) & set(  # these add whole values
             stages.state_writes
         )
-        return [node.name for node in item.graph_def.node if node.op in self.ops and node.name not in joined]
+        return [node.name for node in step.graph_def.node if node.op in self.ops and node.name not in joined]
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         value = node.input[1]

@@ -29,8 +29,8 @@ class SumRows(RowRule):
     name: ClassVar[str] = "sum-rows"
     ops: ClassVar[tuple[str, ...]] = ("Sum",)
 
-    def candidates(self, item: Step) -> Iterable[str]:
-        return super().candidates(item) if item.graph_index.of_op("UnsortedSegmentSum") else ()
+    def candidates(self, step: Step) -> Iterable[str]:
+        return super().candidates(step) if step.graph_index.of_op("UnsortedSegmentSum") else ()
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         editor = rows.editor

@@ -48,11 +48,11 @@ class TellTableWrites(Kernel):
 
     name: ClassVar[str] = "tell-table-writes"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if context.worker == 0 and any(gradient.is_sparse for gradient in item.gradients):
-            for table, writes in find_table_writes(item).items():
-                tell(_report(item.by_name[table], writes))
-        return item
+    def apply(self, step: Step, context: Context) -> Step:
+        if context.worker == 0 and any(gradient.is_sparse for gradient in step.gradients):
+            for table, writes in find_table_writes(step).items():
+                tell(_report(step.by_name[table], writes))
+        return step
 
 
 @functools.cache  # a table is reported for several steps, also with other shapes
@@ -75,27 +75,27 @@ def _report(table: Variable, writes: Iterable[TableWrite]) -> str:
     ) + "\n".join(lines)
 
 
-def find_table_writes(item: Step) -> dict[str, list[TableWrite]]:
+def find_table_writes(step: Step) -> dict[str, list[TableWrite]]:
     """Maps each variable with a sparse gradient to the writes of whole tables of its shape.
 
     A write belongs to it if it depends on the gradient, or writes the variable outside the update stage (weight decay).
     """
-    tables = {g.variable: item.by_name[g.variable] for g in item.gradients if g.is_sparse}
+    tables = {g.variable: step.by_name[g.variable] for g in step.gradients if g.is_sparse}
     shapes = {variable.shape for variable in tables.values()}
-    editor, stages = StepEditor(item), find_stages(item)
-    rows = RowFacts(item, editor)
+    editor, stages = StepEditor(step), find_stages(step)
+    rows = RowFacts(step, editor)
     found: dict[str, list[TableWrite]] = {}
     for name in stages.writes:
         if editor[name].op not in having(Trait.ASSIGNMENT):
             continue
         (handle,) = stages.effects[name].writes
-        variable = item.by_handle[handle]
+        variable = step.by_handle[handle]
         if variable.shape not in shapes:
             continue
         behind = _gradients_behind(editor, stages, name) if name in stages.update else [variable.name]
         for table in behind:
             if table in tables and tables[table].shape == variable.shape:
-                read = _read_by(item, editor, stages, name, variable.shape)
+                read = _read_by(step, editor, stages, name, variable.shape)
                 write = TableWrite(variable.name, name, editor[name].op, read, _refusal(rows, name))
                 found.setdefault(table, []).append(write)
     return found
@@ -129,9 +129,9 @@ def _gradients_behind(editor: GraphEditor, stages: Stages, write: str) -> list[s
     return list(found)
 
 
-def _read_by(item: Step, editor: GraphEditor, stages: Stages, write: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+def _read_by(step: Step, editor: GraphEditor, stages: Stages, write: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Returns the variables of a given shape that the value of a write reads through elementwise ops alone."""
-    handles: Mapping[str, Variable] = item.by_handle
+    handles: Mapping[str, Variable] = step.by_handle
     found: dict[str, None] = {}
     front = [node_of(editor[write].input[1])]
     seen = set(front)

@@ -44,20 +44,20 @@ def main() -> None:
     parser.add_argument("workers", type=int, nargs="+")
     parser.add_argument("--builder", action="append", required=True)
     told = parser.parse_args()
-    item = _STEPS[told.model]()
+    step = _STEPS[told.model]()
     rows = TASKS["embedding"].batch * IDS if told.model == "embedding" else 0
     found = {
-        name: {workers: dataclasses.asdict(counts_of(item, name, workers, rows)) for workers in told.workers}
+        name: {workers: dataclasses.asdict(counts_of(step, name, workers, rows)) for workers in told.workers}
         for name in told.builder
     }
     print(json.dumps(found))
 
 
-def counts_of(item: Step, builder: str, workers: int, rows: int) -> Counts:
+def counts_of(step: Step, builder: str, workers: int, rows: int) -> Counts:
     """Returns the messages of the busiest of the examined workers, and the bytes of the busiest of all workers.
 
     Args:
-        item: a captured step.
+        step: a captured step.
         builder: its name.
         workers: number of workers; each on a machine of its own, with one replica.
         rows: rows of a sparse variable that each worker touches in a step.
@@ -67,21 +67,21 @@ def counts_of(item: Step, builder: str, workers: int, rows: int) -> Counts:
         for k in range(workers)
     ]
     spec = ResourceSpec.from_dict({"nodes": nodes})
-    strategy = ask_builder(find_builder(builder)(), item, spec)
-    check_strategy(strategy, item, spec)
-    strategy = resolve_specs(strategy, item, spec)
-    seen = [_crossing(rewrite(item, Context(strategy, k)), k) for k in range(min(LOOKED_AT, workers))]
+    strategy = ask_builder(find_builder(builder)(), step, spec)
+    check_strategy(strategy, step, spec)
+    strategy = resolve_specs(strategy, step, spec)
+    seen = [_crossing(rewrite(step, Context(strategy, k)), k) for k in range(min(LOOKED_AT, workers))]
     return Counts(
-        bytes=_most_bytes(item, strategy, workers, rows),
+        bytes=_most_bytes(step, strategy, workers, rows),
         messages=max(messages for messages, _ in seen),
         peers=max(peers for _, peers in seen),
-        held=max(held_bytes(item, strategy, workers)),
+        held=max(held_bytes(step, strategy, workers)),
     )
 
 
-def _most_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int, rows: int) -> int:
+def _most_bytes(step: Step, strategy: strategy_pb2.Strategy, workers: int, rows: int) -> int:
     """Returns the bytes over the busiest link of a machine, in the busier direction."""
-    synced = {variable.name: variable for variable in synced_variables(item)}
+    synced = {variable.name: variable for variable in synced_variables(step)}
     total: dict[tuple[int, int], int] = {}
     for node in strategy.nodes:
         for link, count in link_bytes(synced[node.variable], node, strategy.graph_config, rows).items():
@@ -90,12 +90,12 @@ def _most_bytes(item: Step, strategy: strategy_pb2.Strategy, workers: int, rows:
     return max(*sent, *received)
 
 
-def _crossing(item: Step, worker: int) -> tuple[int, int]:
+def _crossing(step: Step, worker: int) -> tuple[int, int]:
     """Returns the number of tensors that one worker's step sends or receives, and the number of its peers."""
-    task = {node.name: _task(node.device, worker) for node in item.graph_def.node}
+    task = {node.name: _task(node.device, worker) for node in step.graph_def.node}
     crossing = {
         (tensor, task[node.name])
-        for node in item.graph_def.node
+        for node in step.graph_def.node
         for tensor, producer in _inputs(node)
         if task[producer] != task[node.name]
     }

@@ -37,16 +37,16 @@ def main() -> None:
         "--every-builder", action="store_true", help="use each builder, with every worker on its own machine"
     )
     told = parser.parse_args()
-    item = _captured(told.model)
+    step = _captured(told.model)
     clusters = {name: [int(n) for n in name.split("x")] for name in told.clusters}
     if told.every_builder:
-        print(json.dumps(_by_builder(item, clusters, told.repeat)))
+        print(json.dumps(_by_builder(step, clusters, told.repeat)))
         return
     seconds: dict[str, list[float]] = {name: [] for name in clusters}
     for _ in range(told.repeat):
         for name, cluster in clusters.items():
-            seconds[name].append(_rewriting(item, _one_machine(*cluster), AllReduce())[0])
-    print(json.dumps({"nodes": len(item.graph_def.node), "seconds": seconds}))
+            seconds[name].append(_rewriting(step, _one_machine(*cluster), AllReduce())[0])
+    print(json.dumps({"nodes": len(step.graph_def.node), "seconds": seconds}))
 
 
 def _captured(name: str) -> Step:
@@ -56,7 +56,7 @@ def _captured(name: str) -> Step:
     return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
 
 
-def _by_builder(item: Step, clusters: Mapping[str, Sequence[int]], repeat: int) -> dict[str, Any]:
+def _by_builder(step: Step, clusters: Mapping[str, Sequence[int]], repeat: int) -> dict[str, Any]:
     """Returns the seconds by builder and cluster, and the queues in the graph of a worker."""
     seconds: dict[str, dict[str, list[float]]] = {}
     queues: dict[str, dict[str, int]] = {}
@@ -65,7 +65,7 @@ def _by_builder(item: Step, clusters: Mapping[str, Sequence[int]], repeat: int) 
             continue
         for name, (workers, replicas) in clusters.items():
             for _ in range(repeat):
-                took, made = _rewriting(item, _machines(workers, replicas), find_builder(builder)())
+                took, made = _rewriting(step, _machines(workers, replicas), find_builder(builder)())
                 seconds.setdefault(builder, {}).setdefault(name, []).append(took)
             queues.setdefault(builder, {})[name] = len(made.graph_index.of_op("FIFOQueueV2"))
     return {"builders": seconds, "queues": queues}
@@ -82,18 +82,18 @@ def _machines(workers: int, replicas: int) -> ResourceSpec:
     return ResourceSpec.from_dict({"nodes": nodes})
 
 
-def _rewriting(item: Step, spec: ResourceSpec, builder: BuildsStrategy) -> tuple[float, Step]:
+def _rewriting(step: Step, spec: ResourceSpec, builder: BuildsStrategy) -> tuple[float, Step]:
     """Returns a worker's seconds of processor time for the rewriting, without strategy and import; and the rewritten
     step.
 
     The worker is the second one, which is like all others except the chief.
     """
-    strategy = builder.build(item, spec)
-    check_strategy(strategy, item, spec)
-    context = Context(resolve_specs(strategy, item, spec), min(1, len(spec.workers) - 1) if len(spec.nodes) > 1 else 0)
+    strategy = builder.build(step, spec)
+    check_strategy(strategy, step, spec)
+    context = Context(resolve_specs(strategy, step, spec), min(1, len(spec.workers) - 1) if len(spec.nodes) > 1 else 0)
     gc.collect()
     start = time.thread_time()
-    made = rewrite(item, context)
+    made = rewrite(step, context)
     return time.thread_time() - start, made
 
 

@@ -82,23 +82,23 @@ def _config() -> tf.compat.v1.ConfigProto:
 
 
 def _prepared(
-    server: tf.distribute.Server, item: Step, captured: CapturedFunction, workers: int
+    server: tf.distribute.Server, step: Step, captured: CapturedFunction, workers: int
 ) -> Callable[[], object]:
     """Returns a step of one worker, with initialised variables."""
     graph_runner = GraphRunner(server.target, _config())
-    present = {node.name for node in item.graph_def.node}
+    present = {node.name for node in step.graph_def.node}
     values = {v.handle: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
     with graph_runner.graph.as_default():
-        tf.import_graph_def(item.graph_def, name="")
+        tf.import_graph_def(step.graph_def, name="")
         for handle in values.keys() & present:
             resource = graph_runner.graph.get_tensor_by_name(f"{handle}:0")
             graph_runner.session.run(tf.raw_ops.AssignVariableOp(resource=resource, value=values[handle]))
-    graph_runner.session.run([graph_runner.graph.get_operation_by_name(name) for name in item.initializers.values()])
+    graph_runner.session.run([graph_runner.graph.get_operation_by_name(name) for name in step.initializers.values()])
     feeds = {name: np.ones((EXAMPLES_EACH, WIDTH), np.float32) for name in captured.item.inputs}
     feeds |= {EXAMPLES: np.int64(EXAMPLES_EACH), ALL_EXAMPLES: np.int64(EXAMPLES_EACH * workers)}
     feeds = {name: value for name, value in feeds.items() if node_of(name) in present}
-    outputs = [graph_runner.graph.get_tensor_by_name(name) for name in item.outputs]
-    targets = [graph_runner.graph.get_operation_by_name(name) for name in item.targets]
+    outputs = [graph_runner.graph.get_tensor_by_name(name) for name in step.outputs]
+    targets = [graph_runner.graph.get_operation_by_name(name) for name in step.targets]
     run = graph_runner.callable(outputs, targets, list(feeds))
     return lambda: run(*feeds.values())
 
@@ -117,9 +117,9 @@ def _run(steps: Sequence[Callable[[], object]], count: int) -> None:
         thread.join()
 
 
-def _called(item: Step, worker: int) -> int:
+def _called(step: Step, worker: int) -> int:
     """Returns the number of other workers on which a step runs nodes."""
-    tasks = {tf.DeviceSpec.from_string(node.device).task for node in item.graph_def.node if node.device}
+    tasks = {tf.DeviceSpec.from_string(node.device).task for node in step.graph_def.node if node.device}
     return len(tasks - {None, worker})
 
 

@@ -45,13 +45,13 @@ def layouts_of(step: str) -> str:
     return "".join(lines)
 
 
-def _tensors(item: Step, node: str) -> list[str]:
+def _tensors(step: Step, node: str) -> list[str]:
     """Returns the names of a node's outputs."""
     names: list[str] = []
     while True:
         name = f"{node}:{len(names)}"
         try:
-            item.spec_of(name)
+            step.spec_of(name)
         except (KeyError, IndexError):
             return names
         names.append(name)

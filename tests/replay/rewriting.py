@@ -83,25 +83,25 @@ def machines(cluster: str) -> ResourceSpec:
     return ResourceSpec.from_dict({"nodes": nodes})
 
 
-def build(item: Step, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strategy:
+def build(step: Step, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strategy:
     """Builds the strategy as a run does: a step without gradients needs no plan."""
-    if not item.gradients:
-        return resolve_specs(strategy_pb2.Strategy(builder="none", graph_config=graph_config(spec)), item, spec)
-    built = ask_builder(chosen_builder(STRATEGIES[strategy], None), item, spec)
-    check_strategy(built, item, spec)
-    return resolve_specs(built, item, spec)
+    if not step.gradients:
+        return resolve_specs(strategy_pb2.Strategy(builder="none", graph_config=graph_config(spec)), step, spec)
+    built = ask_builder(chosen_builder(STRATEGIES[strategy], None), step, spec)
+    check_strategy(built, step, spec)
+    return resolve_specs(built, step, spec)
 
 
-def _placed_as(planned: Step, item: Step, strategy: strategy_pb2.Strategy) -> Step:
+def _placed_as(planned: Step, step: Step, strategy: strategy_pb2.Strategy) -> Step:
     """Returns the item with the placements of another plan, which has other names for the variables."""
     shared = {name: planned.by_name[name].handle for name in planned.by_name}
     placements = find_placements(planned, strategy)
     known = {_shared_name(planned, handle): placements[name] for name, handle in shared.items()}
-    return place_variables(item, {v.name: known.get(_shared_name(item, v.handle), Placement()) for v in item.variables})
+    return place_variables(step, {v.name: known.get(_shared_name(step, v.handle), Placement()) for v in step.variables})
 
 
-def _shared_name(item: Step, handle: str) -> bytes:
-    return item.graph_index.nodes[handle].attr["shared_name"].s
+def _shared_name(step: Step, handle: str) -> bytes:
+    return step.graph_index.nodes[handle].attr["shared_name"].s
 
 
 def _rewrite(step: StoredStep, captured: Step, context: Context, watch: _Watch) -> Step:
@@ -124,29 +124,29 @@ class _Watch:
     _last: Mapping[str, object] = field(default_factory=dict)
     _last_joins: tuple[PendingReduction, ...] = ()
 
-    def __call__(self, kernel: str, item: Step) -> None:
-        now = {one.name: getattr(item, one.name) for one in fields(Step) if one.compare}
+    def __call__(self, kernel: str, step: Step) -> None:
+        now = {one.name: getattr(step, one.name) for one in fields(Step) if one.compare}
         if kernel != "captured" and now != self._last:
             self.changed_by.add(kernel)
         if self.verifies and now != self._last:
-            self._verify(kernel, item)
+            self._verify(kernel, step)
         if kernel == WholeCotangents.name:
-            self._try_rules(item)
-        joins = item.replication.joins if item.replication else ()
+            self._try_rules(step)
+        joins = step.replication.joins if step.replication else ()
         if joins != self._last_joins:
             self.joins.extend(joins)
         self._last, self._last_joins = now, joins
 
-    def _verify(self, kernel: str, item: Step) -> None:
+    def _verify(self, kernel: str, step: Step) -> None:
         try:
-            verify(item)
+            verify(step)
         except RewriteError as error:
             self.fault = self.fault or f"after {kernel}: {error}"
 
-    def _try_rules(self, item: Step) -> None:
+    def _try_rules(self, step: Step) -> None:
         for rule in RULES:  # one after the other, as the kernel that follows applies them
-            before, item = item, rule.apply(item, Context(strategy_pb2.Strategy(), 0))
-            if item is not before:
+            before, step = step, rule.apply(step, Context(strategy_pb2.Strategy(), 0))
+            if step is not before:
                 self.changed_by.add(rule.name)
 
 

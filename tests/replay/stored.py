@@ -49,18 +49,18 @@ class StoredStep:
 
     def save(self, name: str) -> None:
         """Writes the file of that name; equal steps give equal bytes."""
-        item = self.item
+        step = self.item
         rest = {
             "planned_by": self.planned_by,
             "pipeline": self.pipeline,
             "joins_outputs": self.joins_outputs,
-            **{field: getattr(item, field) for field in (*_AS_IT_IS, *_TUPLES)},
-            **{field: [dataclasses.asdict(part) for part in getattr(item, field)] for field in _PARTS},
-            "specs": {node.name: [_shown(spec) for spec in _specs(item, node.name)] for node in item.graph_def.node},
+            **{field: getattr(step, field) for field in (*_AS_IT_IS, *_TUPLES)},
+            **{field: [dataclasses.asdict(part) for part in getattr(step, field)] for field in _PARTS},
+            "specs": {node.name: [_shown(spec) for spec in _specs(step, node.name)] for node in step.graph_def.node},
         }
         with zipfile.ZipFile(FOLDER / f"{name}.zip", "w") as file:
             for member, content in (
-                (_GRAPH, item.graph_def.SerializeToString(deterministic=True)),
+                (_GRAPH, step.graph_def.SerializeToString(deterministic=True)),
                 (_REST, json.dumps(rest, default=_plain, sort_keys=True)),
             ):
                 file.writestr(zipfile.ZipInfo(member, _EPOCH), content, zipfile.ZIP_DEFLATED, 9)
@@ -75,31 +75,31 @@ class StoredStep:
             for node, found in rest["specs"].items()
             for k, (shape, dtype) in enumerate(found)
         }
-        item = Step(
+        step = Step(
             graph_def,
             noted=specs.__getitem__,
             **{field: rest[field] for field in _AS_IT_IS},
             **{field: tuple(rest[field]) for field in _TUPLES},
             **{field: tuple(read(**part) for part in rest[field]) for field, read in _PARTS.items()},
         )
-        return cls(item, rest["planned_by"], rest["pipeline"], rest["joins_outputs"])
+        return cls(step, rest["planned_by"], rest["pipeline"], rest["joins_outputs"])
 
 
 def stored_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.zip"))
 
 
-def undecided(item: Step) -> Step:
+def undecided(step: Step) -> Step:
     """Returns the item without placements of its variables."""
-    return replace(item, owners={}, cuts={})
+    return replace(step, owners={}, cuts={})
 
 
-def _specs(item: Step, node: str) -> Iterator[tf.TensorSpec]:
+def _specs(step: Step, node: str) -> Iterator[tf.TensorSpec]:
     """Yields the specs of a node's tensors."""
     index = 0
     while True:
         try:
-            spec = item.spec_of(f"{node}:{index}")
+            spec = step.spec_of(f"{node}:{index}")
         except (KeyError, IndexError):
             return
         yield spec

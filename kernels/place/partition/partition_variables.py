@@ -62,10 +62,10 @@ class PartitionVariables(Kernel):
 
     name: ClassVar[str] = "partition-variables"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        if not any(name in item.by_name for name in item.cuts):
-            return item
-        partitioned = partition(item)
+    def apply(self, step: Step, context: Context) -> Step:
+        if not any(name in step.by_name for name in step.cuts):
+            return step
+        partitioned = partition(step)
         _require_synchronous(partitioned.written_whole, context.plan)
         for line in partitioned.told if context.worker == 0 else ():
             log.info("%s", line)
@@ -87,11 +87,11 @@ class Partitioned:
     written_whole: Mapping[str, str]
 
 
-def partition(item: Step) -> Partitioned:
+def partition(step: Step) -> Partitioned:
     """Partitions a step's variables according to `item.cuts`."""
-    flows = item.flows or flows_of(item)  # propagation does not follow routed rows
-    stages = find_stages(item)
-    work = Work(item, StepEditor(item), stages.effects)
+    flows = step.flows or flows_of(step)  # propagation does not follow routed rows
+    stages = find_stages(step)
+    work = Work(step, StepEditor(step), stages.effects)
     _make_handles(work)
     gradients = cut_gradients(work, stages.gradients, stages.once)
     for name in sorted(stages.order, key=stages.order.__getitem__):
@@ -102,7 +102,7 @@ def partition(item: Step) -> Partitioned:
     variables = _variables(work)
     work.editor.prune(work.editor.named(gradients=gradients, variables=variables))
     told = tuple(work.put_together(stages.once))
-    made = work.editor.to_item(gradients=gradients, variables=variables, flows=CutFlows(flows, work))
+    made = work.editor.to_step(gradients=gradients, variables=variables, flows=CutFlows(flows, work))
     return Partitioned(made, told, dict(work.written_whole))
 
 

@@ -80,17 +80,17 @@ class Work:
         written_whole: by name, the partitioned variables that are written as a whole, with the op.
     """
 
-    def __init__(self, item: Step, editor: StepEditor, effects: Mapping[str, Effect]) -> None:
-        self.item, self.editor, self.effects = item, editor, effects
+    def __init__(self, step: Step, editor: StepEditor, effects: Mapping[str, Effect]) -> None:
+        self.item, self.editor, self.effects = step, editor, effects
         self.variables = {
-            item.by_name[name].handle: PartitionedVariable.of(item.by_name[name], cut)
-            for name, cut in item.cuts.items()
-            if name in item.by_name
+            step.by_name[name].handle: PartitionedVariable.of(step.by_name[name], cut)
+            for name, cut in step.cuts.items()
+            if name in step.by_name
         }
         self.copies: list[Variable] = []
         self.written_whole: dict[str, str] = {}
         self._constants = Constants(lambda name: editor[node_of(name)], lambda name: self.spec(tensor(name)).shape)
-        self._captured = {node.name for node in item.graph_def.node}
+        self._captured = {node.name for node in step.graph_def.node}
         self._pieces: dict[str, _Pieces] = {}
         self._split: dict[tuple[str, Partitioning], tuple[str, ...]] = {}
         self._sliced_from: dict[str, str] = {}

@@ -90,14 +90,14 @@ class Joiner:
     def __init__(
         self,
         editor: GraphEditor,
-        item: Step,
+        step: Step,
         context: Context,
         stages: Stages,
         flows: Propagation,
         parts: ReplicaWeights,
         varying: frozenset[str],
     ) -> None:
-        self.editor, self.item, self.context = editor, item, context
+        self.editor, self.item, self.context = editor, step, context
         self.stages, self.flows, self.parts, self.varying = stages, flows, parts, varying
         self.count = len(context.copied_replicas)
         self.joins: list[PendingReduction] = []

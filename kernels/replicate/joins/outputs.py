@@ -121,14 +121,14 @@ class OutputJoins:
         """Reduces the values shown in a text (a summary); in a merged summary, each part separately."""
         if node_of(name) not in self._joiner.varying:
             return name
-        item = self._joiner.item
-        node = item.graph_index.nodes[node_of(name)]
+        step = self._joiner.item
+        node = step.graph_index.nodes[node_of(name)]
         if node.op == "MergeSummary":
             merged = [tensor(i) for i in node.input if not is_control(i)]
             parts = {t: self._join_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
             return make_again(self._joiner.editor, label, name, RecomputedValue(tuple(parts), (node.name,)), parts)
         kind_of = self._kind
-        made_of = find_recomputed(item, name, kind_of, _is_joined)
+        made_of = find_recomputed(step, name, kind_of, _is_joined)
         if made_of is not None:
             local_only = [t for t in made_of.wholes if not self._is_of_all(t) or isinstance(kind_of(t), PerExample)]
             if self._joiner.context.computes or not local_only:

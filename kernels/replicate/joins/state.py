@@ -88,10 +88,10 @@ class StateJoins:
 
     def _find_scaled_gradient(self, change: StateChange) -> GradientCall | None:
         """Returns a call with per-replica gradients whose scale affects the written value, or None."""
-        item, flows = self._joiner.item, self._joiner.flows
-        made = [t for t in (change.in_all.base, *change.in_all.changes) if t and node_of(t) in item.graph_index.nodes]
-        needed = reach(map(node_of, made), lambda name: item.graph_index.data[name])
-        for call in item.gradient_calls:
+        step, flows = self._joiner.item, self._joiner.flows
+        made = [t for t in (change.in_all.base, *change.in_all.changes) if t and node_of(t) in step.graph_index.nodes]
+        needed = reach(map(node_of, made), lambda name: step.graph_index.data[name])
+        for call in step.gradient_calls:
             seeds = {call.targets[0]: call.seed} | {term.tensor: term.seed for term in call.terms}
             for weighed, seed in seeds.items():
                 is_whole = isinstance(flows.kind(weighed), Sum | PerExample) or flows.kind(seed) != Replicated()
@@ -127,9 +127,9 @@ class StateJoins:
 
     @functools.cached_property
     def _losses_taken_for_means(self) -> list[str]:
-        item, flows = self._joiner.item, self._joiner.flows
-        calls = [item.gradient_calls[k] for k in joined_calls(item) if not item.gradient_calls[k].terms]
-        undecided = [c for c in calls if isinstance(seed_weight(item, flows, c, True), Undecided)]
+        step, flows = self._joiner.item, self._joiner.flows
+        calls = [step.gradient_calls[k] for k in joined_calls(step) if not step.gradient_calls[k].terms]
+        undecided = [c for c in calls if isinstance(seed_weight(step, flows, c, True), Undecided)]
         return [target for call in undecided for target in call.targets]
 
     def _warn_of_averages(self) -> None:
@@ -148,9 +148,9 @@ class StateJoins:
 
     def _warn_of_local_values(self) -> None:
         """Warns of variables that replicas write, and read again before the reduction, to compute the loss."""
-        item = self._joiner.item
-        for write in writes_read_again(item, self._joiner.flows):
-            for handle in sorted(item.graph_index.effects[write].writes):
+        step = self._joiner.item
+        for write in writes_read_again(step, self._joiner.flows):
+            for handle in sorted(step.graph_index.effects[write].writes):
                 log.warning(
                     "%s is written before the gradients are computed, from each replica's part of the batch, and read "
                     "again for the loss: each replica continues with the value of its own part, and not with the value "
@@ -158,7 +158,7 @@ class StateJoins:
                     "of ad.function or fit; or rows returned by "
                     "tf.distribute.get_replica_context().all_gather(rows, axis=0); or write it when the gradients are "
                     "applied.",
-                    item.by_handle[handle].name, extra=ALIKE_EVERYWHERE,
+                    step.by_handle[handle].name, extra=ALIKE_EVERYWHERE,
                 )  # fmt: skip
 
     def _guess(self, f: SubgraphBuilder, change: StateChange, reason: str) -> str:

@@ -84,9 +84,9 @@ class Statistics:
     @functools.cached_property
     def _trained(self) -> set[str]:
         """The nodes that the losses are computed from."""
-        item = self._joiner.item
-        targets = [node_of(t) for call in item.gradient_calls for t in call.targets]
-        return reach(targets, item.graph_index.data.__getitem__)
+        step = self._joiner.item
+        targets = [node_of(t) for call in step.gradient_calls for t in call.targets]
+        return reach(targets, step.graph_index.data.__getitem__)
 
     def _is_exact(self, kind: Kind) -> bool:
         """Returns True if examples only see one another at nodes that training uses, too."""
@@ -94,14 +94,14 @@ class Statistics:
         return at is None or at in self._trained
 
     def _find(self, name: str) -> GlobalStatistic | None:
-        item, flows = self._joiner.item, self._joiner.flows
+        step, flows = self._joiner.item, self._joiner.flows
         if self._is_leaf(flows.kind(name)):
             return None
         region = self._region(name)
         if region is None:
             return None
-        inputs = dict.fromkeys(tensor(i) for n in region for i in item.graph_index.nodes[n].input if not is_control(i))
-        floats = sorted(i for i in inputs if item.spec_of(i).dtype.is_floating)
+        inputs = dict.fromkeys(tensor(i) for n in region for i in step.graph_index.nodes[n].input if not is_control(i))
+        floats = sorted(i for i in inputs if step.spec_of(i).dtype.is_floating)
         kinds: dict[str, Joined] = {}
         depths: dict[str, int] = {}
         for depth in range(_MOST_PASSES):
@@ -111,7 +111,7 @@ class Statistics:
                 return None
             kinds |= found
             depths |= dict.fromkeys(found, depth)
-            flows = _sharing(item, kinds)
+            flows = _sharing(step, kinds)
             if self._is_known(name, flows, region):
                 return GlobalStatistic(name, frozenset(region), kinds, depths, flows)
         return None
@@ -147,17 +147,17 @@ class Statistics:
         return all(self._is_known(tensor(i), flows, region) for i in inputs)
 
 
-def _sharing(item: Step, shared: Mapping[str, Joined]) -> Propagation:
+def _sharing(step: Step, shared: Mapping[str, Joined]) -> Propagation:
     """Returns the dependence of tensors on the batch, if all replicas share the values of `shared`."""
-    axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
+    axes = {name: axis for name, axis in step.inputs.items() if axis is not None}
     declared = dict.fromkeys(shared, Replicated())
     return propagate(
-        item.graph_def,
+        step.graph_def,
         axes,
-        lambda name: item.spec_of(name).shape,
+        lambda name: step.spec_of(name).shape,
         declared=declared,
-        nodes=item.graph_index.nodes,
-        apart=item.apart,
+        nodes=step.graph_index.nodes,
+        apart=step.apart,
     )
 
 

@@ -87,9 +87,9 @@ def test_a_constant_of_the_batch_size_beside_rows_behind_a_lookup_table_is_refus
     def beside_constant(x):
         return tf.concat([tf.gather(EIGHT, looked_up(x)[:, 0])[:, :2], tf.zeros([8, 2])], 1)
 
-    item = item_of(beside_constant, tf.reduce_mean)  # nothing else shows how many examples there are
+    step = item_of(beside_constant, tf.reduce_mean)  # nothing else shows how many examples there are
     with pytest.raises(CaptureError, match="takes 8 examples at a time.*With 4"):
-        require_any_length(item, Dealt(8, 2, 2))
+        require_any_length(step, Dealt(8, 2, 2))
 
 
 @pytest.mark.parametrize("name", BOUND)
@@ -110,8 +110,8 @@ def test_one_example_among_more_replicas_goes_on():
 
 
 def test_an_input_that_is_not_split_may_have_any_fixed_length():
-    item = item_of(BOUND["reshape"], after=tf.reduce_mean, axes=(None, 0))
-    require_any_length(item, Dealt(8, 2, 2))
+    step = item_of(BOUND["reshape"], after=tf.reduce_mean, axes=(None, 0))
+    require_any_length(step, Dealt(8, 2, 2))
 
 
 def test_the_sum_over_a_stated_batch_goes_on():
@@ -127,12 +127,12 @@ def test_the_tensor_is_named_and_what_the_script_calls_an_input():
 
 
 def test_a_variable_with_a_row_for_each_example_is_named():
-    item = item_of(after=with_state)
+    step = item_of(after=with_state)
     with pytest.raises(CaptureError, match=r"takes 8 examples.*state \[8, 3\] hold a row for each of them"):
-        require_any_length(item, Dealt(8, 2, 2))
+        require_any_length(step, Dealt(8, 2, 2))
     with pytest.raises(CaptureError, match=r"state \[8, 3\] hold a row for each.*2 replicas has other examples"):
-        require_any_length(item, Dealt(8, 1, 2))
-    require_any_length(item, Dealt(8, 1, 1))
+        require_any_length(step, Dealt(8, 1, 2))
+    require_any_length(step, Dealt(8, 1, 1))
 
 
 def test_a_variable_that_happens_to_have_as_many_rows_goes_on():

@@ -22,30 +22,30 @@ from tests.unit.graph.graph_text import assert_imports
 
 def test_a_step_is_captured_with_its_variables_gradients_and_outputs():
     found = captured(plain_step)
-    item = found.item
-    (variable,) = item.variables
+    step = found.item
+    (variable,) = step.variables
     assert (variable.name, variable.shape, variable.dtype, variable.trainable) == ("outside", (4, 2), tf.float32, True)
     assert found.sources[0] is OUTSIDE
-    assert names(found) == ["outside"] and not item.gradients[0].is_sparse
-    assert item.inputs == {"x:0": 0} and found.inputs == ("x:0",)
-    assert item.spec_of(item.outputs[0]) == tf.TensorSpec([], tf.float32)
-    assert_imports(item.graph_def)
+    assert names(found) == ["outside"] and not step.gradients[0].is_sparse
+    assert step.inputs == {"x:0": 0} and found.inputs == ("x:0",)
+    assert step.spec_of(step.outputs[0]) == tf.TensorSpec([], tf.float32)
+    assert_imports(step.graph_def)
 
 
 def test_gradients_are_proportional_to_a_seed_of_one():
-    item = captured(plain_step).item
-    (call,) = item.gradient_calls
-    seed = next(n for n in item.graph_def.node if n.name == call.seed)
+    step = captured(plain_step).item
+    (call,) = step.gradient_calls
+    seed = next(n for n in step.graph_def.node if n.name == call.seed)
     assert seed.op == "PlaceholderWithDefault"
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(item.graph_def, name="")
-        handle = graph.get_tensor_by_name(f"{item.variables[0].handle}:0")
+        tf.import_graph_def(step.graph_def, name="")
+        handle = graph.get_tensor_by_name(f"{step.variables[0].handle}:0")
         start = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.ones((4, 2)))
     with tf.compat.v1.Session(graph=graph) as session:
         session.run(start)
         feed = {"x:0": np.ones((2, 4))}
-        once = session.run(item.gradients[0].tensors[0], feed)
-        thrice = session.run(item.gradients[0].tensors[0], {**feed, f"{call.seed}:0": 3.0})
+        once = session.run(step.gradients[0].tensors[0], feed)
+        thrice = session.run(step.gradients[0].tensors[0], {**feed, f"{call.seed}:0": 3.0})
     np.testing.assert_allclose(thrice, 3 * once)
 
 
@@ -213,10 +213,10 @@ def test_structures_are_kept_and_python_values_stay():
 
 
 def test_outputs_do_not_wait_for_the_writes():
-    item = captured(plain_step).item
-    node = next(n for n in item.graph_def.node if n.name == node_of(item.outputs[0]))
+    step = captured(plain_step).item
+    node = next(n for n in step.graph_def.node if n.name == node_of(step.outputs[0]))
     assert node.op != "Identity"
-    assert item.targets
+    assert step.targets
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -298,16 +298,16 @@ def test_the_traced_graph_ends_with_the_capture():
 
 
 def test_every_tensor_that_remains_has_its_shape_and_dtype():
-    item = captured(plain_step).item
-    nodes = [node.name for node in item.graph_def.node]
+    step = captured(plain_step).item
+    nodes = [node.name for node in step.graph_def.node]
     graph = tf.Graph()
     with graph.as_default():
-        tf.import_graph_def(item.graph_def, name="")
+        tf.import_graph_def(step.graph_def, name="")
     for tensor in (t for name in nodes for t in graph.get_operation_by_name(name).outputs):
-        assert item.spec_of(tensor.name).dtype == tensor.dtype
-        assert item.spec_of(tensor.name).shape.is_compatible_with(tensor.shape)
+        assert step.spec_of(tensor.name).dtype == tensor.dtype
+        assert step.spec_of(tensor.name).shape.is_compatible_with(tensor.shape)
     with pytest.raises(KeyError):
-        item.spec_of("nothing:0")
+        step.spec_of("nothing:0")
 
 
 def test_names_do_not_depend_on_what_the_process_did_before():

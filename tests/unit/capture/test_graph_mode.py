@@ -28,18 +28,18 @@ def built():
 
 def test_a_training_step_has_the_gradient_and_keeps_the_loss_for_its_weight(built):
     graph, notes = built
-    item = CapturedGraph.of(graph, notes.calls).step([], ["train"], {"x:0": 0})
-    assert [g.variable for g in item.gradients] == ["weight"]
-    assert item.gradient_calls[0].targets == ("loss:0",)
-    assert {v.name for v in item.variables} == {"weight", "weight/Momentum"}
+    step = CapturedGraph.of(graph, notes.calls).step([], ["train"], {"x:0": 0})
+    assert [g.variable for g in step.gradients] == ["weight"]
+    assert step.gradient_calls[0].targets == ("loss:0",)
+    assert {v.name for v in step.variables} == {"weight", "weight/Momentum"}
 
 
 def test_a_prediction_has_no_gradient_and_only_what_it_needs(built):
     graph, notes = built
-    item = CapturedGraph.of(graph, notes.calls).step(["predicted:0"], [], {"x:0": 0})
-    assert not item.gradients
-    assert {v.name for v in item.variables} == {"weight"}
-    assert not only_sets(item)
+    step = CapturedGraph.of(graph, notes.calls).step(["predicted:0"], [], {"x:0": 0})
+    assert not step.gradients
+    assert {v.name for v in step.variables} == {"weight"}
+    assert not only_sets(step)
 
 
 def test_initialisers_only_set(built):
@@ -49,8 +49,8 @@ def test_initialisers_only_set(built):
 
 def test_any_tensor_may_be_fed(built):
     graph, notes = built
-    item = CapturedGraph.of(graph, notes.calls).step(["predicted:0"], [], {"predicted:0": 0})
-    assert [node.op for node in item.graph_def.node] == ["Placeholder"]
+    step = CapturedGraph.of(graph, notes.calls).step(["predicted:0"], [], {"predicted:0": 0})
+    assert [node.op for node in step.graph_def.node] == ["Placeholder"]
 
 
 def test_what_is_added_later_may_report_and_may_not_train(built):

@@ -31,19 +31,19 @@ def test_sums_of_gradients_are_none() -> None:
 
 
 def test_a_layer_asks_for_sums_and_their_gradients() -> None:
-    item = captured(keras.layers.BatchNormalization(synchronized=True)).item
-    nodes = [s.node for s in item.whole_sums if s.of is None]
+    step = captured(keras.layers.BatchNormalization(synchronized=True)).item
+    nodes = [s.node for s in step.whole_sums if s.of is None]
     assert len(nodes) == 3
-    assert {s.of for s in item.whole_sums if s.of is not None} == set(nodes[:2])
-    assert not any(s.is_mean for s in item.whole_sums)
+    assert {s.of for s in step.whole_sums if s.of is not None} == set(nodes[:2])
+    assert not any(s.is_mean for s in step.whole_sums)
 
 
 def test_gradients_are_exchanged_after_the_loss() -> None:
-    item = captured(keras.layers.BatchNormalization(synchronized=True)).item
-    depths = find_depths(item)
-    assert {depths[s.node] for s in item.whole_sums if s.of is None} == {1}
-    assert depths[item.gradient_calls[0].seed] == 2
-    assert {depths[s.node] for s in item.whole_sums if s.of is not None} == {3}
+    step = captured(keras.layers.BatchNormalization(synchronized=True)).item
+    depths = find_depths(step)
+    assert {depths[s.node] for s in step.whole_sums if s.of is None} == {1}
+    assert depths[step.gradient_calls[0].seed] == 2
+    assert {depths[s.node] for s in step.whole_sums if s.of is not None} == {3}
 
 
 def test_means_and_nests() -> None:

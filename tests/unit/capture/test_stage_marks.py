@@ -14,12 +14,12 @@ from autodist.graph.stage_marks import has_stage_marks, marked_stage
 from tests.unit.kernels.in_one_process import capture
 
 
-def marks(item, op):
-    return [marked_stage(node) for node in item.graph_def.node if node.op == op]
+def marks(step, op):
+    return [marked_stage(node) for node in step.graph_def.node if node.op == op]
 
 
-def stages(item):
-    return {v.name.removeprefix("sequential/"): v.stage for v in item.variables}
+def stages(step):
+    return {v.name.removeprefix("sequential/"): v.stage for v in step.variables}
 
 
 def trained_by(model):
@@ -97,13 +97,13 @@ def test_a_layer_of_keras_computes_in_its_stage_whenever_it_is_called(form):
         model = keras.Sequential([*([keras.Input((3,))] if form == "made" else []), *made])
         if form == "built_late":
             model(np.ones((1, 3), "float32"))
-    item = trained_by(model)
-    assert [v.stage for v in item.variables] == [0, 0, 1, 1]
-    assert marks(item, "Relu") == [0]
-    assert marks(item, "Softmax") == [1]
-    assert 0 in marks(item, "MatMul")
-    assert 1 in marks(item, "MatMul")
-    assert marks(item, "ReluGrad") == [None]
+    step = trained_by(model)
+    assert [v.stage for v in step.variables] == [0, 0, 1, 1]
+    assert marks(step, "Relu") == [0]
+    assert marks(step, "Softmax") == [1]
+    assert 0 in marks(step, "MatMul")
+    assert 1 in marks(step, "MatMul")
+    assert marks(step, "ReluGrad") == [None]
 
 
 def test_a_layer_that_is_called_in_two_stages_computes_where_its_inputs_are():
@@ -152,8 +152,8 @@ def test_a_graph_of_tensorflow_1_is_marked():
             last = tf.compat.v1.get_variable("last", [3, 1])
             loss = tf.reduce_mean(tf.sin(h @ last))
         train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
-        item = CapturedGraph.of(graph, notes.calls).step([loss.name], [train.name], {x.name: 0})
-    assert stages(item) == {"first": 0, "last": 1}
-    assert marks(item, "Relu") == [0]
-    assert marks(item, "Sin") == [1]
-    assert marks(item, "ReluGrad") == [None]
+        step = CapturedGraph.of(graph, notes.calls).step([loss.name], [train.name], {x.name: 0})
+    assert stages(step) == {"first": 0, "last": 1}
+    assert marks(step, "Relu") == [0]
+    assert marks(step, "Sin") == [1]
+    assert marks(step, "ReluGrad") == [None]

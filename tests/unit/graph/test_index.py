@@ -44,22 +44,22 @@ def test_a_copy_without_nodes_leaves_the_graph_alone():
 
 
 def test_an_item_hands_its_wiring_on_to_the_same_graph_alone():
-    item = Step(from_text(TEXT))
-    assert replace(item, targets=("c",)).graph_index is item.graph_index
-    other = item.with_graph(from_text("a = Placeholder()"))
-    assert other.graph_index is not item.graph_index and list(other.graph_index.nodes) == ["a"]
+    step = Step(from_text(TEXT))
+    assert replace(step, targets=("c",)).graph_index is step.graph_index
+    other = step.with_graph(from_text("a = Placeholder()"))
+    assert other.graph_index is not step.graph_index and list(other.graph_index.nodes) == ["a"]
 
 
 def test_an_editor_that_is_given_the_wiring_knows_the_same_consumers():
-    item = Step(from_text(TEXT))
-    given, found = GraphEditor(item.graph_def, item.graph_index), GraphEditor(item.graph_def)
+    step = Step(from_text(TEXT))
+    given, found = GraphEditor(step.graph_def, step.graph_index), GraphEditor(step.graph_def)
     for editor in (given, found):
         editor.set_inputs("c", ["v", "a"])
         editor.remove(["b"])
-        editor.add(item.graph_index.nodes["b"])
+        editor.add(step.graph_index.nodes["b"])
     assert {n.name: given.consumers(n.name) for n in given} == {n.name: found.consumers(n.name) for n in found}
     assert to_text(given.to_graph_def()) == to_text(found.to_graph_def())
-    assert item.graph_index.consumers["b"] == ["c"]
+    assert step.graph_index.consumers["b"] == ["c"]
 
 
 def test_what_is_found_with_other_things_is_kept_until_these_change():

@@ -61,8 +61,8 @@ def test_what_a_library_makes_is_made_where_the_script_calls_it():
         model.weights[0].value.assign_sub(tape.gradient(loss, model.weights[0].value))
         return loss
 
-    item = captured(with_model)
-    assert item.origin_of(node_of(item.outputs[0])) == here(with_model, "# here")
+    step = captured(with_model)
+    assert step.origin_of(node_of(step.outputs[0])) == here(with_model, "# here")
 
 
 def test_files_in_the_working_directory_are_told_by_their_names(tmp_path):

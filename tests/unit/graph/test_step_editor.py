@@ -34,13 +34,13 @@ def step() -> Step:
 def test_what_all_read_the_step_returns(step: Step) -> None:
     editor = StepEditor(step)
     editor.rewire("double", "x")
-    assert editor.to_item().outputs == ("x:0", "sum:0")
+    assert editor.to_step().outputs == ("x:0", "sum:0")
 
 
 def test_what_some_read_the_step_does_not_return(step: Step) -> None:
     editor = StepEditor(step)
     editor.rewire("double:0", "x:0", ["sum"])
-    made = editor.to_item()
+    made = editor.to_step()
     assert made.outputs == step.outputs
     assert made.graph_index.nodes["sum"].input[0] == "x"
 
@@ -48,7 +48,7 @@ def test_what_some_read_the_step_does_not_return(step: Step) -> None:
 def test_what_all_wait_for_the_step_runs(step: Step) -> None:
     editor = StepEditor(step)
     editor.replace_control("double", ["log", "x"])
-    made = editor.to_item()
+    made = editor.to_step()
     assert made.targets == ("log", "x", "check")
     assert list(made.graph_index.nodes["check"].input) == ["^log", "^x"]
 
@@ -56,13 +56,13 @@ def test_what_all_wait_for_the_step_runs(step: Step) -> None:
 def test_what_some_wait_for_the_step_does_not_run(step: Step) -> None:
     editor = StepEditor(step)
     editor.replace_control("double", ["log"], ["check"])
-    assert editor.to_item().targets == step.targets
+    assert editor.to_step().targets == step.targets
 
 
 def test_a_removed_node_runs_no_more(step: Step) -> None:
     editor = StepEditor(step)
     editor.remove(["check", "log"])
-    made = editor.to_item()
+    made = editor.to_step()
     assert (made.targets, made.served, made.flush_targets) == (("double",), (), ())
 
 
@@ -70,7 +70,7 @@ def test_another_node_runs_in_the_place_of_one_in_every_program(step: Step) -> N
     editor = StepEditor(step)
     editor.replace_target("check", ["log"])
     editor.replace_target("log", ["sum", "double"])
-    made = editor.to_item()
+    made = editor.to_step()
     assert (made.targets, made.served, made.flush_targets) == (("double", "sum"), ("sum", "double"), ("sum", "double"))
 
 
@@ -80,7 +80,7 @@ def test_roots_are_added_each_once(step: Step) -> None:
     editor.serve(["log", "sum"])
     editor.land(["sum"])
     editor.initialize({"log/0": "log"})
-    made = editor.to_item()
+    made = editor.to_step()
     assert (made.targets, made.served, made.flush_targets) == (
         ("double", "check", "sum"),
         ("log", "sum"),
@@ -93,7 +93,7 @@ def test_a_step_that_returns_what_was_removed_is_refused(step: Step) -> None:
     editor = StepEditor(step)
     editor.remove(["sum"])
     with pytest.raises(RewriteError, match="sum:0, an output of the step, is no longer in the graph"):
-        editor.to_item()
+        editor.to_step()
 
 
 def test_the_step_that_is_changed_stays_as_it_was(step: Step) -> None:
@@ -101,32 +101,32 @@ def test_the_step_that_is_changed_stays_as_it_was(step: Step) -> None:
     editor = StepEditor(step)
     editor.rewire("double:0", "x:0")
     editor.run(["sum"])
-    assert editor.to_item().outputs != step.outputs
+    assert editor.to_step().outputs != step.outputs
     assert step.graph_def.SerializeToString(deterministic=True) == before
     assert step.targets == ("double", "check")
 
 
 def test_what_is_known_of_tensors_is_what_was_captured_and_what_was_noted():
-    item = Step(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
-    editor = StepEditor(item)
+    step = Step(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
+    editor = StepEditor(step)
     with editor.subgraph("more") as f:
         taken = f.name(tf.transpose(f.input("a")))
     editor.note({"b:0": tf.TensorSpec([2, 3])})
-    made = editor.to_item()
+    made = editor.to_step()
     assert made.spec_of("a:0") == editor.spec("a") == tf.TensorSpec([None, 3])
     assert made.spec_of(taken) == tf.TensorSpec([3, None])
     assert editor.shape("b") == tf.TensorShape([2, 3])
     assert editor.shape("c").rank is None
     with pytest.raises(KeyError):
-        item.spec_of(taken)
+        step.spec_of(taken)
 
 
 def test_of_what_kernels_have_made_is_known_what_tensorflow_infers():
-    item = Step(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
-    editor = StepEditor(item)
+    step = Step(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
+    editor = StepEditor(step)
     editor.add_graph(from_text("c = Relu(b, ^a)\nn = Const()"))
-    made = editor.to_item()
-    assert item.spec_of("b:0") == editor.spec("c") == made.spec_of("c:0") == tf.TensorSpec([None, 3])
+    made = editor.to_step()
+    assert step.spec_of("b:0") == editor.spec("c") == made.spec_of("c:0") == tf.TensorSpec([None, 3])
     assert editor.spec("n") == made.spec_of("n:0") == tf.TensorSpec([], tf.int32)
 
 
@@ -141,6 +141,6 @@ def test_running_all_instead_is_running_one_after_the_other_instead(step: Step) 
     for old, new in (("check", ["log", "sum"]), ("log", ["double"])):
         one.replace_target(old, new)
     all_at_once.replace_targets({"check": ["log", "sum"], "log": ["double"]})
-    made, expected = all_at_once.to_item(), one.to_item()
+    made, expected = all_at_once.to_step(), one.to_step()
     assert made.targets == expected.targets == ("double", "sum")
     assert (made.served, made.flush_targets) == (expected.served, expected.flush_targets)

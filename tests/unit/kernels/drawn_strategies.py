@@ -91,12 +91,12 @@ def kept() -> st.SearchStrategy[Kept]:
 
 
 def strategy_of(
-    item: Step, workers: int, replicas: int, kept_by_name: Mapping[str, Kept], servers: int = 0
+    step: Step, workers: int, replicas: int, kept_by_name: Mapping[str, Kept], servers: int = 0
 ) -> strategy_pb2.Strategy:
     """The strategy that keeps each variable as drawn; those that are not named are all-reduced.
 
     Args:
-        item: the captured step.
+        step: the captured step.
         workers: with replicas.
         replicas: of each of them.
         kept_by_name: for variables with a gradient.
@@ -104,8 +104,8 @@ def strategy_of(
     """
     whole = Kept((Way(),), 0, (1,))
     nodes = [
-        kept_by_name.get(name, whole).node(name, item.by_name[name].shape, workers + servers)
-        for name in dict.fromkeys(g.variable for g in item.gradients)
+        kept_by_name.get(name, whole).node(name, step.by_name[name].shape, workers + servers)
+        for name in dict.fromkeys(g.variable for g in step.gradients)
     ]
     devices = [strategy_pb2.Replica(worker=w, device=f"cpu:{k}") for w in range(workers) for k in range(replicas)]
     config = strategy_pb2.GraphConfig(replicas=devices, workers=workers + servers)

@@ -49,14 +49,14 @@ class Cluster:
         """Returns each worker's fetches; runs that only initialise variables run first on the chief."""
         fed = {f"{name}:0": value for name, value in feeds.items()}
         inputs = {name: self._axis(name) for name in fed}
-        item = place_variables(self.captured.step(outputs, targets, inputs), self.placements)
-        sets = only_sets(item)
+        step = place_variables(self.captured.step(outputs, targets, inputs), self.placements)
+        sets = only_sets(step)
         contexts = [
             Context(self.strategy, w, Fetching.BY_ALL if fetches_alike else Fetching.BY_EACH)
             for w in range(self.workers)
         ]
         with without_stacks():
-            runs = [self._add(item, context, SETTING_KERNELS if sets else KERNELS, fed) for context in contexts]
+            runs = [self._add(step, context, SETTING_KERNELS if sets else KERNELS, fed) for context in contexts]
         return [self._run([one])[0] for one in runs] if sets else self._run(runs)
 
     def _axis(self, name: str) -> int | None:
@@ -64,8 +64,8 @@ class Cluster:
         shape = self.captured.graph.get_tensor_by_name(name).shape
         return 0 if shape.rank and shape[0] is None else None
 
-    def _add(self, item: Step, context: Context, kernels: Sequence[Kernel], fed: Mapping[str, np.ndarray]) -> Run:
-        made, worker = rewrite(item, context, kernels=kernels), context.worker
+    def _add(self, step: Step, context: Context, kernels: Sequence[Kernel], fed: Mapping[str, np.ndarray]) -> Run:
+        made, worker = rewrite(step, context, kernels=kernels), context.worker
         self._count += 1
         prefix = f"run_{self._count}/"
         definition = in_one_session(made.graph_def)

@@ -69,7 +69,7 @@ def capture_one_weight() -> CapturedFunction:
 
 
 def plan(
-    item: Step,
+    step: Step,
     workers: int = 1,
     replicas: int = 1,
     owners: Mapping[str, int] | None = None,
@@ -84,7 +84,7 @@ def plan(
     """
     said = None if compressor is None else compressor.to_message()
     nodes = []
-    for name in dict.fromkeys(g.variable for g in item.gradients):
+    for name in dict.fromkeys(g.variable for g in step.gradients):
         if owners and name in owners:
             server = strategy_pb2.ParameterServer(owner=owners[name], **options)
             nodes.append(strategy_pb2.VariableNode(variable=name, parameter_server=server))
@@ -109,8 +109,8 @@ def rewritten(
     alike = () if registered_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
     workers = range(first.workers)
     with without_stacks():
-        item = rewrite(captured.item, first, kernels=alike)
-        return [rewrite(item, Context(strategy, worker), kernels=kernels[len(alike) :]) for worker in workers]
+        step = rewrite(captured.item, first, kernels=alike)
+        return [rewrite(step, Context(strategy, worker), kernels=kernels[len(alike) :]) for worker in workers]
 
 
 @dataclass(frozen=True)
@@ -225,22 +225,22 @@ class Session:
     ) -> list[list]:
         """The outputs of each worker's step, its targets, and the tensors `names`; a trace, if `metadata` takes it."""
         feeds, fetches, targets = {}, [], []
-        for worker, item in enumerate(self.items):
-            feeds.update(self._feeds(worker, item, batch))
-            fetches.append([f"worker_{worker}/{name}" for name in returned_by(item)])
-            run = (*item.targets, *item.served)
+        for worker, step in enumerate(self.items):
+            feeds.update(self._feeds(worker, step, batch))
+            fetches.append([f"worker_{worker}/{name}" for name in returned_by(step)])
+            run = (*step.targets, *step.served)
             targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
         options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
         if metadata is not None:
             options.trace_level = tf.compat.v1.RunOptions.FULL_TRACE
         return self.session.run([fetches, targets, list(names)], feeds, options=options, run_metadata=metadata)
 
-    def _feeds(self, worker: int, item: Step, batch: Batch) -> dict[str, object]:
+    def _feeds(self, worker: int, step: Step, batch: Batch) -> dict[str, object]:
         axes = self.captured.item.inputs
         count = next((len(value) for value, axis in zip(batch, axes.values(), strict=True) if axis is not None), 0)
         replicas = [r.worker for r in self.strategy.graph_config.replicas]
         share = share_of(count, replicas, worker)
-        present = {node.name for node in item.graph_def.node}
+        present = {node.name for node in step.graph_def.node}
         fed: dict[str, object] = {
             f"worker_{worker}/{name}": value
             if axis is None
@@ -263,9 +263,9 @@ class Session:
 
     def _proxies(self) -> Iterator[tuple[str, str]]:
         """The handle of each worker's proxies, and the variable's name."""
-        for worker, item in enumerate(self.items):
-            present = {node.name for node in item.graph_def.node}
-            for variable in item.variables:
+        for worker, step in enumerate(self.items):
+            present = {node.name for node in step.graph_def.node}
+            for variable in step.variables:
                 if f"autodist/proxy/{variable.handle}" in present:
                     yield f"worker_{worker}/autodist/proxy/{variable.handle}:0", variable.name
 
@@ -278,9 +278,9 @@ class Session:
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
 
 
-def returned_by(item: Step) -> list[str]:
+def returned_by(step: Step) -> list[str]:
     """The outputs that are the script's."""
-    return list(item.outputs[:-1] if item.replication and item.replication.counts_examples else item.outputs)
+    return list(step.outputs[:-1] if step.replication and step.replication.counts_examples else step.outputs)
 
 
 def in_shards(values: Values, cuts: Mapping[str, Partitioning]) -> Values:

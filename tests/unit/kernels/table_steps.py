@@ -40,9 +40,9 @@ def repeated_ids(count: int, size: int, rows: int = 6, seed: int = 0) -> list[tu
     return [(rng.integers(0, rows, (size, 2)).astype(np.int32),) for _ in range(count)]
 
 
-def nodes_with_rows(item: Step, rows: int) -> Sequence[str]:
+def nodes_with_rows(step: Step, rows: int) -> Sequence[str]:
     """`op name` of the nodes that make a tensor with `rows` rows, as TensorFlow infers shapes."""
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(item.graph_def, name="")
+        tf.import_graph_def(step.graph_def, name="")
     made = ((op, t) for op in graph.get_operations() for t in op.outputs if op.type not in ("Const", "VarHandleOp"))
     return [f"{op.type} {op.name}" for op, t in made if t.shape.rank and t.shape[0] == rows]

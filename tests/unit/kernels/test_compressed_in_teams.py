@@ -34,8 +34,8 @@ SIZES = (7, 11, 1, 2)
 """Examples a step: fewer than workers, too."""
 
 
-def planned(item, compressor, teams, servers=0):
-    strategy = plan(item, len(teams) - servers, compressor=compressor, servers=servers)
+def planned(step, compressor, teams, servers=0):
+    strategy = plan(step, len(teams) - servers, compressor=compressor, servers=servers)
     strategy.graph_config.teams[:] = teams
     for node in strategy.nodes:
         node.all_reduce.spec = strategy_pb2.AllReduce.HIERARCHICAL
@@ -130,10 +130,10 @@ def test_calls_and_messages_grow_with_the_root_of_the_workers(compressor, worker
     captured = capture(given_gradient(tf.Variable(np.zeros((64, 48)), name="v")), gradients((64, 48), (3,))[0])
     root = int(sqrt(workers))
     strategy = planned(captured.item, compressor, [worker // root for worker in range(workers)])
-    item = rewrite(captured.item, Context(strategy, 1))
-    called = {task_of_device(node.device) for node in item.graph_def.node} - {1}
+    step = rewrite(captured.item, Context(strategy, 1))
+    called = {task_of_device(node.device) for node in step.graph_def.node} - {1}
     assert len(called) == 2 * (root - 1)
-    puts = [node for node in item.graph_def.node if node.op == "QueueEnqueueV2"]
+    puts = [node for node in step.graph_def.node if node.op == "QueueEnqueueV2"]
     assert len(puts) <= 2 * 4 * root + 2 * (root - 1)  # of each factor, or of the pieces; and the weight's
 
 

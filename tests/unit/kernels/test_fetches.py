@@ -45,8 +45,8 @@ def build() -> None:
 def built(owners: str, **options: bool) -> Iterator[tuple[Cluster, v1.Session]]:
     """The workers of a graph, and one device that runs the same."""
 
-    def two_workers(item: Step) -> strategy_pb2.Strategy:
-        return plan(item, 2, 1, OWNERS[owners], **options)
+    def two_workers(step: Step) -> strategy_pb2.Strategy:
+        return plan(step, 2, 1, OWNERS[owners], **options)
 
     with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         build()

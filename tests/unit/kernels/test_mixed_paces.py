@@ -57,8 +57,8 @@ SYNCHRONIZERS = st.lists(st.none() | SERVER, min_size=1, max_size=3)
     optimizer=st.sampled_from(["adam", "adamw", "average", "momentum", "sgd"]),
 )
 def test_updates_are_those_of_one_device(nodes, optimizer):
-    def strategy(item):
-        made = plan(item, WORKERS, 1, servers=SERVERS)
+    def strategy(step):
+        made = plan(step, WORKERS, 1, servers=SERVERS)
         made.ClearField("nodes")
         made.nodes.extend(node(name, servers) for name, servers in nodes.items())
         return made
@@ -69,8 +69,8 @@ def test_updates_are_those_of_one_device(nodes, optimizer):
 def test_a_slot_has_the_pace_of_its_own_shard():
     """Nesterov's momentum is read as a whole before the update, for all shards, and is written shard by shard."""
 
-    def strategy(item):
-        made = plan(item, WORKERS, 1, servers=SERVERS)
+    def strategy(step):
+        made = plan(step, WORKERS, 1, servers=SERVERS)
         stale, synchronous = (strategy_pb2.ParameterServer(owner=owner, staleness=3 * owner) for owner in (1, 0))
         del made.nodes[0]
         made.nodes.append(node("table", [None, stale, synchronous]))

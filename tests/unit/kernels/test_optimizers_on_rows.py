@@ -46,9 +46,9 @@ COSTS_TABLE = {
 EVERY = {**COSTS_ROWS, **{name: make for name, (make, _) in COSTS_TABLE.items()}}
 
 
-def cut_over_servers(item):
+def cut_over_servers(step):
     """The table in two uneven shards, each at a worker of its own."""
-    strategy = plan(item, 2, 1)
+    strategy = plan(step, 2, 1)
     (node,) = strategy.nodes
     node.ClearField("all_reduce")
     node.partition.axis = 0
@@ -59,10 +59,10 @@ def cut_over_servers(item):
 
 
 LAYOUTS = {
-    "2 replicas": lambda item: plan(item, 1, 2),
-    "2 workers, server": lambda item: plan(item, 2, 1, {"table": 1}),
+    "2 replicas": lambda step: plan(step, 1, 2),
+    "2 workers, server": lambda step: plan(step, 2, 1, {"table": 1}),
     "2 workers, cut over both": cut_over_servers,
-    "2 workers of 2": lambda item: plan(item, 2, 2),
+    "2 workers of 2": lambda step: plan(step, 2, 2),
 }
 
 
@@ -95,10 +95,10 @@ def test_that_is_so_because_the_step_was_rewritten(name):
 @pytest.mark.parametrize("name", ["rmsprop", "adadelta"])
 def test_the_table_itself_is_updated_by_rows_where_only_the_slots_decay(name):
     captured, _ = captured_with(name)
-    (item,) = rewritten(captured, plan(captured.item, 1, 2))
-    divided = [node.name for node in item.graph_def.node if node.op == "RealDiv" and "divide_rows" in node.name]
+    (step,) = rewritten(captured, plan(captured.item, 1, 2))
+    divided = [node.name for node in step.graph_def.node if node.op == "RealDiv" and "divide_rows" in node.name]
     assert len(divided) == 1
-    assert not [node for node in nodes_with_rows(item, ROWS) if node.split()[0] in ("Sqrt", "IsNan", "Equal", "Any")]
+    assert not [node for node in nodes_with_rows(step, ROWS) if node.split()[0] in ("Sqrt", "IsNan", "Equal", "Any")]
 
 
 @pytest.mark.parametrize("name", COSTS_TABLE)

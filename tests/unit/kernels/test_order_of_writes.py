@@ -60,16 +60,16 @@ def test_the_write_comes_after_all_reads(name: str):
         assert sent & arrived, f"worker {1 - owner} does not tell that it has read {variable.name}"
 
 
-def _sent_after_reads(item: Step, handle: str, to: int) -> set[str]:
+def _sent_after_reads(step: Step, handle: str, to: int) -> set[str]:
     """Returns the queues by which a worker signals another after a read of the variable."""
-    editor, effects = GraphEditor(item.graph_def), Effects(item.graph_def)
+    editor, effects = GraphEditor(step.graph_def), Effects(step.graph_def)
     reads = {node.name for node in editor if handle in effects.of(node).reads}
     sends = [node for node in editor if node.op == "QueueEnqueueV2" and f"task:{to}" in node.device]
     return {_queue(editor, node.input[0]) for node in sends if reads <= editor.ancestors([node.name])}
 
 
-def _arrived_before_writes(item: Step, handle: str) -> set[str]:
-    editor, effects = GraphEditor(item.graph_def), Effects(item.graph_def)
+def _arrived_before_writes(step: Step, handle: str) -> set[str]:
+    editor, effects = GraphEditor(step.graph_def), Effects(step.graph_def)
     (write,) = [node.name for node in editor if handle in effects.of(node).writes]
     before = editor.ancestors([write])
     return {_queue(editor, editor[name].input[0]) for name in before if editor[name].op == "QueueDequeueV2"}

@@ -78,5 +78,5 @@ def test_nccls_one_order_agrees_with_that_of_the_parts(name: str):
     strategy = plan(captured.item, 2, 1)
     for node in strategy.nodes:
         node.all_reduce.spec = strategy_pb2.AllReduce.NCCL
-    for item in rewritten(captured, strategy):
-        assert len(item.graph_index.order) == len(item.graph_index.nodes)  # no cycle
+    for step in rewritten(captured, strategy):
+        assert len(step.graph_index.order) == len(step.graph_index.nodes)  # no cycle

@@ -47,13 +47,13 @@ class HalfSteps(Kernel):
     factor: float = 0.5
     name: ClassVar[str] = "half-steps"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        editor = StepEditor(item)
-        for node in item.graph_index.of_op("AssignSubVariableOp"):
+    def apply(self, step: Step, context: Context) -> Step:
+        editor = StepEditor(step)
+        for node in step.graph_index.of_op("AssignSubVariableOp"):
             with editor.subgraph(f"half_steps/{node.name}") as f:
                 half = f.input(node.input[1], tf.float64, [2]) * tf.constant(self.factor, tf.float64)
             editor.set_inputs(node.name, [node.input[0], f.name(half), *node.input[2:]])
-        return editor.to_item()
+        return editor.to_step()
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Silent(Kernel):
 
     name: ClassVar[str] = "silent"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        return item
+    def apply(self, step: Step, context: Context) -> Step:
+        return step
 
 
 def names_of(kernels):
@@ -184,8 +184,8 @@ def test_a_name_is_one_kernel_s(taken):
 class NoDataclass(Kernel):
     name: ClassVar[str] = "no-dataclass"
 
-    def apply(self, item: Step, context: Context) -> Step:
-        return item
+    def apply(self, step: Step, context: Context) -> Step:
+        return step
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,8 @@ class WithoutApply(Kernel):
 
 @dataclass(frozen=True)
 class Unnamed(Kernel):
-    def apply(self, item: Step, context: Context) -> Step:
-        return item
+    def apply(self, step: Step, context: Context) -> Step:
+        return step
 
 
 @dataclass(frozen=True)
@@ -224,12 +224,12 @@ def test_what_is_no_kernel_is_refused_with_the_reason(found, fault):
 
 
 def test_workers_that_register_other_kernels_are_told_which():
-    item = capture_one_weight().item
+    step = capture_one_weight().item
     register_kernel(after="replicate")(HalfSteps)
-    chief, _ = Fingerprint.unpack(Fingerprint.of(item, registered_kernels()).packed_with(b""))
-    require_equal(chief, Fingerprint.of(item, registered_kernels()), "worker 1")
+    chief, _ = Fingerprint.unpack(Fingerprint.of(step, registered_kernels()).packed_with(b""))
+    require_equal(chief, Fingerprint.of(step, registered_kernels()), "worker 1")
     told = (
         r"\n    chief:  half-steps after replicate: HalfSteps\(factor=0.5\)\n    here:   none\nThe script must register"
     )
     with pytest.raises(CaptureMismatchError, match=told):
-        require_equal(chief, Fingerprint.of(item), "worker 1")
+        require_equal(chief, Fingerprint.of(step), "worker 1")

@@ -121,9 +121,9 @@ def test_a_captured_step_is_the_same_once_it_was_stored(name, monkeypatch, tmp_p
             assert found.item.spec_of(tensor) == step.item.spec_of(tensor)
 
 
-def _has_spec(item, tensor):
+def _has_spec(step, tensor):
     try:
-        item.spec_of(tensor)
+        step.spec_of(tensor)
     except IndexError:
         return False
     return True

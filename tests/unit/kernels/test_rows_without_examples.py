@@ -86,8 +86,8 @@ def count_each_touch(table, gradient):
 UPDATES = [shrink_each_touched_row, count_each_touch]
 
 
-def in_two_shards(item):
-    strategy = plan(item, 2, 2)
+def in_two_shards(step):
+    strategy = plan(step, 2, 2)
     (node,) = strategy.nodes
     node.ClearField("all_reduce")
     node.partition.axis = 0
@@ -98,12 +98,12 @@ def in_two_shards(item):
 
 
 LAYOUTS = {
-    "3 replicas": lambda item: plan(item, 1, 3),
-    "3 workers": lambda item: plan(item, 3, 1),
-    "3 workers, server": lambda item: plan(item, 3, 1, {"table": 1}),
-    "2 workers of 2, server": lambda item: plan(item, 2, 2, {"table": 0}),
+    "3 replicas": lambda step: plan(step, 1, 3),
+    "3 workers": lambda step: plan(step, 3, 1),
+    "3 workers, server": lambda step: plan(step, 3, 1, {"table": 1}),
+    "2 workers of 2, server": lambda step: plan(step, 2, 2, {"table": 0}),
     "2 workers of 2, in shards": in_two_shards,
-    "2 workers of 2": lambda item: plan(item, 2, 2),
+    "2 workers of 2": lambda step: plan(step, 2, 2),
 }
 
 BATCHES = [

@@ -23,10 +23,10 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
 }
 LAYOUTS = {
-    "2 replicas": lambda item: plan(item, 1, 2),
-    "2 workers, servers": lambda item: plan(item, 2, 1, {"matrix": 1, "embedding": 0, "bias": 0}),
-    "2 workers, one on a server": lambda item: plan(item, 2, 1, {"matrix": 1}),
-    "2 workers of 2": lambda item: plan(item, 2, 2),
+    "2 replicas": lambda step: plan(step, 1, 2),
+    "2 workers, servers": lambda step: plan(step, 2, 1, {"matrix": 1, "embedding": 0, "bias": 0}),
+    "2 workers, one on a server": lambda step: plan(step, 2, 1, {"matrix": 1}),
+    "2 workers of 2": lambda step: plan(step, 2, 2),
 }
 
 

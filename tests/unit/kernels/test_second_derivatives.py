@@ -138,9 +138,9 @@ STEPS = [
     of_a_loss_with_a_penalty_of_keras, along_a_direction,
 ]  # fmt: skip
 LAYOUTS = {
-    "2 replicas": lambda item: plan(item, 1, 2),
-    "2 workers, server": lambda item: plan(item, 2, 1, {g.variable: 1 for g in item.gradients}),
-    "2 workers of 2": lambda item: plan(item, 2, 2),
+    "2 replicas": lambda step: plan(step, 1, 2),
+    "2 workers, server": lambda step: plan(step, 2, 1, {g.variable: 1 for g in step.gradients}),
+    "2 workers of 2": lambda step: plan(step, 2, 2),
 }
 BATCHES = [(np.random.default_rng(1).normal(size=(n, 3)),) for n in (6, 5, 2)]
 

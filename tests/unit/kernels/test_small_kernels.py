@@ -27,18 +27,18 @@ ONE = context((0, "cpu:0"))
 
 
 def test_what_is_needed_stays():
-    item = Step(from_text(GRAPH), variables=(V,), outputs=("b:0",), targets=("c",))
-    assert_text(Prune().apply(item, ONE).graph_def, GRAPH)
+    step = Step(from_text(GRAPH), variables=(V,), outputs=("b:0",), targets=("c",))
+    assert_text(Prune().apply(step, ONE).graph_def, GRAPH)
 
 
 def test_what_nothing_needs_goes_and_inputs_and_handles_stay():
-    item = Step(from_text(GRAPH), variables=(V,), inputs={"a:0": 0})
-    assert_text(Prune().apply(item, ONE).graph_def, "a = Placeholder()\nv = VarHandleOp()")
+    step = Step(from_text(GRAPH), variables=(V,), inputs={"a:0": 0})
+    assert_text(Prune().apply(step, ONE).graph_def, "a = Placeholder()\nv = VarHandleOp()")
 
 
 def test_a_variable_that_is_gone_already_does_no_harm():
-    item = Step(from_text("a = Placeholder()"), variables=(V,), outputs=("a:0",))
-    assert_text(Prune().apply(item, ONE).graph_def, "a = Placeholder()")
+    step = Step(from_text("a = Placeholder()"), variables=(V,), outputs=("a:0",))
+    assert_text(Prune().apply(step, ONE).graph_def, "a = Placeholder()")
 
 
 def placed(names_and_devices, where):

@@ -29,8 +29,8 @@ WHOLE = 64
 """Bytes up to which a bucket goes whole: a loss does, the kernel's gradient goes in pieces, which are cut again."""
 
 
-def planned(item, teams, servers=0, spec="HIERARCHICAL", **options):
-    strategy = plan(item, len(teams) - servers, servers=servers, **options)
+def planned(step, teams, servers=0, spec="HIERARCHICAL", **options):
+    strategy = plan(step, len(teams) - servers, servers=servers, **options)
     strategy.graph_config.teams[:] = teams
     for node in strategy.nodes:
         if node.HasField("all_reduce"):
@@ -114,8 +114,8 @@ def test_messages_and_calls_grow_with_the_root_of_the_workers(workers, captured,
     monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", WHOLE)
     root = int(sqrt(workers))
     strategy = planned(captured.item, [worker // root for worker in range(workers)])
-    item = rewrite(captured.item, Context(strategy, 1))
-    nodes = {node.name: node for node in item.graph_def.node}
+    step = rewrite(captured.item, Context(strategy, 1))
+    nodes = {node.name: node for node in step.graph_def.node}
     puts = [node for node in nodes.values() if node.op == "QueueEnqueueV2"]
     shared = [nodes[node_of(node.input[0])].attr["shared_name"].s.decode() for node in puts]
     buckets = {name.partition("/")[0] for name in shared}
@@ -125,10 +125,10 @@ def test_messages_and_calls_grow_with_the_root_of_the_workers(workers, captured,
 
 
 def test_small_sums_travel_in_the_same_messages(captured):
-    item = rewrite(captured.item, Context(planned(captured.item, TEAMS["9"]), 1))
-    whole = [name for name in _queues(item) if "/whole/" in name]
+    step = rewrite(captured.item, Context(planned(captured.item, TEAMS["9"]), 1))
+    whole = [name for name in _queues(step) if "/whole/" in name]
     assert len({name.partition("/")[0] for name in whole}) == 1
 
 
-def _queues(item):
-    return [n.attr["shared_name"].s.decode() for n in item.graph_def.node if n.op == "FIFOQueueV2"]
+def _queues(step):
+    return [n.attr["shared_name"].s.decode() for n in step.graph_def.node if n.op == "FIFOQueueV2"]

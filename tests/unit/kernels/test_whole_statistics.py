@@ -215,9 +215,9 @@ def test_plain_batch_normalisation_sees_its_replicas_examples_as_before() -> Non
     def loss(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         return normalised_advantages(layer(made, training=True), tf.reduce_sum(layer(made, training=True), 1)[:, None])
 
-    item = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
-    of_layers = {name for name in item.graph_index.nodes if "batch_normalization" in name and "whole" in name}
-    assert item.whole_sums and not of_layers
+    step = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
+    of_layers = {name for name in step.graph_index.nodes if "batch_normalization" in name and "whole" in name}
+    assert step.whole_sums and not of_layers
 
 
 def test_a_trace_that_names_other_nodes_is_not_taken() -> None:
@@ -228,8 +228,8 @@ def test_a_trace_that_names_other_nodes_is_not_taken() -> None:
         with tf.name_scope(f"trace_{len(traces)}"):
             return normalised_advantages(made, x)
 
-    item = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
-    assert not item.whole_sums and any(name.startswith("trace_1/") for name in item.graph_index.nodes)
+    step = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
+    assert not step.whole_sums and any(name.startswith("trace_1/") for name in step.graph_index.nodes)
 
 
 @pytest.mark.parametrize("pace", [{"asynchronous": True}, {"staleness": 1}], ids=str)

@@ -108,7 +108,7 @@ def test_they_are_those_of_the_whole_batch(
     wanted, at_each = of_one_device(*losses)
     with noting() as (graph, notes, sums):
         build(*losses)
-    cluster = Cluster(graph, notes.calls, lambda item: plan(item, *shape, owners), sums.sums)
+    cluster = Cluster(graph, notes.calls, lambda step: plan(step, *shape, owners), sums.sums)
     cluster.run(targets=["init"])
     for batch, loss in zip(BATCHES, at_each, strict=True):
         for found, *_ in cluster.run(["loss:0"], ["train"], fetches_alike=True, x=batch):

@@ -127,16 +127,16 @@ def test_owners_and_a_worker_without_replicas() -> None:
 def test_sums_of_one_layer_travel_together() -> None:
     captured, _ = on_one_device(steps.several_layers, (8, 7, 3), 2)
     before = KERNELS[: next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))]
-    item = rewrite(captured.item, Context(plan(captured.item, 2), 0), kernels=before)
-    joins = [join for join in item.replication.joins if join.kind is PendingReductionKind.WHOLE]
+    step = rewrite(captured.item, Context(plan(captured.item, 2), 0), kernels=before)
+    joins = [join for join in step.replication.joins if join.kind is PendingReductionKind.WHOLE]
     assert len(joins) == 3 * 3 + 3 * 2  # sums, sums of squares and counts; of counts there is no gradient
     assert len(make_buckets(joins, lambda join: None)) == 2 * 3
 
 
 def test_one_replica_alone_adds_up_nothing() -> None:
     captured, _ = on_one_device(steps.several_layers, (8, 7, 3), 2)
-    item = rewrite(captured.item, Context(plan(captured.item), 0))
-    assert not [node for node in item.graph_def.node if SUM_NAME in node.name]
+    step = rewrite(captured.item, Context(plan(captured.item), 0))
+    assert not [node for node in step.graph_def.node if SUM_NAME in node.name]
     assert_same(*trained(steps.several_layers, (1, 1)))
 
 

@@ -38,11 +38,11 @@ def crossings(items: Sequence[Step]) -> list[Sent]:
     of its enqueue op, which runs on the queue's worker.
     """
     found: dict[Sent, None] = {}
-    for worker, item in enumerate(items):
-        nodes = {node.name: node for node in item.graph_def.node}
+    for worker, step in enumerate(items):
+        nodes = {node.name: node for node in step.graph_def.node}
         with tf.Graph().as_default() as graph:
-            tf.import_graph_def(item.graph_def, name="")
-        for node in item.graph_def.node:
+            tf.import_graph_def(step.graph_def, name="")
+        for node in step.graph_def.node:
             to = task_of_device(node.device)
             for name in (tensor(i) for i in node.input if not is_control(i)):
                 source = task_of_device(nodes[node_of(name)].device)

@@ -11,15 +11,15 @@ from autodist.graph.names import node_of
 from autodist.graph.step import Step
 
 
-def sent_bytes(item: Step) -> Mapping[str, int]:
+def sent_bytes(step: Step) -> Mapping[str, int]:
     """Returns the bytes that a worker enqueues at other workers in one step, by purpose.
 
     Args:
-        item: its queues all have tensors of fixed shapes.
+        step: its queues all have tensors of fixed shapes.
     """
-    queues = {n.name: n for n in item.graph_def.node if n.op == "FIFOQueueV2"}
+    queues = {n.name: n for n in step.graph_def.node if n.op == "FIFOQueueV2"}
     sent: Counter[str] = Counter()
-    for node in item.graph_def.node:
+    for node in step.graph_def.node:
         if node.op == "QueueEnqueueV2":
             queue = queues[node_of(node.input[0])]
             _, what, _, _ = queue.attr["shared_name"].s.decode().rsplit("/", 3)

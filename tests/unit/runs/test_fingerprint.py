@@ -52,7 +52,7 @@ def constant(value):
 
 def test_a_constant_that_differs_is_refused_with_both_values_and_its_reader():
     with pytest.raises(CaptureMismatchError) as told:
-        require_equal(*map(Fingerprint.of, (constant(0.1), constant(0.3))), name="worker 1", item=constant(0.3))
+        require_equal(*map(Fingerprint.of, (constant(0.1), constant(0.3))), name="worker 1", step=constant(0.3))
     assert "chief:  0.1 (float32)\n    here:   0.3 (float32)\nIt is the constant c, which m reads." in str(told.value)
 
 

@@ -29,8 +29,8 @@ def program(graph_runners):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [4, 4], name="x")
         tf.identity(x @ x + 1.0, name="y")
-    item = Step(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",))
-    return Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
+    step = Step(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",))
+    return Program(graph_runners, step, ["x:0"], Updates(lambda failure: failure))
 
 
 def run(step, times):

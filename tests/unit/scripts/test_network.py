@@ -57,8 +57,8 @@ def test_each_link_carries_what_the_model_says(name, whole, captured, monkeypatc
 def _sent(items):
     """Returns the messages between workers for the weight's gradient, whose bucket is the largest."""
     sent: dict[str, list[tuple[tuple[int, int], int]]] = {}
-    for item in items:
-        nodes = {node.name: node for node in item.graph_def.node}
+    for step in items:
+        nodes = {node.name: node for node in step.graph_def.node}
         for put in (node for node in nodes.values() if node.op == "QueueEnqueueV2"):
             queue = nodes[node_of(put.input[0])]
             key, _, source, to = queue.attr["shared_name"].s.decode().rsplit("/", 3)

@@ -44,7 +44,7 @@ def test_an_exception_names_builder_place_and_cause(language_model, cluster):
 
 
 def test_errors_of_our_own_stay_what_they_are(language_model, cluster):
-    def refuse(item, spec):
+    def refuse(step, spec):
         raise CaptureError("no")
 
     with pytest.raises(CaptureError, match="^no$"):
@@ -62,12 +62,12 @@ def test_what_is_no_strategy_is_refused(returned, kind, language_model, cluster)
 
 def test_a_builder_that_changes_the_step_is_refused(cluster):
     graph = types.SimpleNamespace(graph_def=tf.compat.v1.GraphDef(), variables=(), gradients=())
-    error = asked(lambda item, spec: item.graph_def.node.add(), graph, cluster)
+    error = asked(lambda step, spec: step.graph_def.node.add(), graph, cluster)
     assert "returned a NodeDef" in str(error)
 
-    def change(item, spec):
-        item.graph_def.node.add(name="mine")
-        return PS().build(item, spec)
+    def change(step, spec):
+        step.graph_def.node.add(name="mine")
+        return PS().build(step, spec)
 
     error = asked(change, graph, cluster)
     assert str(error).startswith("The builder Builder changed the graph of the step in build (")

@@ -17,13 +17,13 @@ from autodist.strategies import (
 def resolve(strategy, workers=1, bandwidth=10):
     names = [node.variable for node in strategy.nodes]
     kind = SimpleNamespace(name="float32", is_floating=True)
-    item = SimpleNamespace(
+    step = SimpleNamespace(
         variables=[SimpleNamespace(name=n, shape=(1 << 20,), dtype=kind, byte_size=4 << 20) for n in names],
         gradients=[SimpleNamespace(variable=name, is_sparse=False) for name in names],
     )
     nodes = [{"address": f"10.0.0.{k + 1}", "cpus": [0], "network_bandwidth": bandwidth} for k in range(workers)]
     nodes[0]["chief"] = True
-    return resolve_specs(strategy, item, ResourceSpec.from_dict({"nodes": nodes}))
+    return resolve_specs(strategy, step, ResourceSpec.from_dict({"nodes": nodes}))
 
 
 SERVED = parameter_server_node("served", 0)

@@ -41,11 +41,11 @@ def item() -> Step:
 VALUES: Callable[[], dict[str, np.ndarray]] = lambda: {"weight": np.ones((3, 2)), "moment": np.zeros((3, 2))}  # noqa: E731
 
 
-def test_steps_are_written_by_kind_and_the_script_ends_with_the_last(tmp_path: Path, item: Step) -> None:
+def test_steps_are_written_by_kind_and_the_script_ends_with_the_last(tmp_path: Path, step: Step) -> None:
     one = recorder(tmp_path)
-    one.after_step(item, 0, VALUES, lambda: {"loss": tf.constant(2.0), "name": "text"})
+    one.after_step(step, 0, VALUES, lambda: {"loss": tf.constant(2.0), "name": "text"})
     with pytest.raises(SystemExit) as ended:
-        one.after_step(item, 0, VALUES, lambda: tf.constant(1.0))
+        one.after_step(step, 0, VALUES, lambda: tf.constant(1.0))
     assert ended.value.code == 0
     with np.load(tmp_path / "0.npz") as first, np.load(tmp_path / "1.npz") as second:
         assert set(first) == {"variable weight", "slot moment", "output loss"}
@@ -53,20 +53,20 @@ def test_steps_are_written_by_kind_and_the_script_ends_with_the_last(tmp_path: P
     notes = json.loads((tmp_path / NOTES).read_text())
     assert notes["is_in_float64"] is False and notes["draws"] and not notes["normalises"]
     with pytest.raises(SystemExit):  # a script that has caught it
-        one.after_step(item, 0, VALUES, dict)
+        one.after_step(step, 0, VALUES, dict)
     assert len(list(tmp_path.glob("*.npz"))) == 2
 
 
-def test_other_workers_make_as_many_steps_and_write_nothing(tmp_path: Path, item: Step) -> None:
+def test_other_workers_make_as_many_steps_and_write_nothing(tmp_path: Path, step: Step) -> None:
     one = recorder(tmp_path, steps=1)
     with pytest.raises(SystemExit):
-        one.after_step(item, 1, VALUES, dict)
+        one.after_step(step, 1, VALUES, dict)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_script_of_another_precision_ends_at_once_where_float64_was_tried(tmp_path: Path, item: Step) -> None:
+def test_a_script_of_another_precision_ends_at_once_where_float64_was_tried(tmp_path: Path, step: Step) -> None:
     with pytest.raises(SystemExit):
-        recorder(tmp_path, in_float64=True, steps=9).after_step(item, 0, VALUES, dict)
+        recorder(tmp_path, in_float64=True, steps=9).after_step(step, 0, VALUES, dict)
 
 
 def test_the_reference_is_the_step_as_it_was_captured(tmp_path: Path) -> None:
@@ -74,32 +74,32 @@ def test_the_reference_is_the_step_as_it_was_captured(tmp_path: Path) -> None:
     assert recorder(tmp_path).kernels(KERNELS) is KERNELS
 
 
-def test_examples_of_one_batch_are_permuted_alike_and_others_in_the_next_step(tmp_path: Path, item: Step) -> None:
+def test_examples_of_one_batch_are_permuted_alike_and_others_in_the_next_step(tmp_path: Path, step: Step) -> None:
     one = recorder(tmp_path, permutation=0)
     x, y, whole = np.arange(20).reshape(10, 2), tf.range(10), np.arange(3)
     first = one.in_order([x, y, whole], [0, 0, None])
     assert (first[0][:, 0] == 2 * first[1]).all() and (first[2] == whole).all()
     assert sorted(first[1]) == list(range(10)) and list(first[1]) != list(range(10))
-    one.after_step(item, 0, VALUES, dict)
+    one.after_step(step, 0, VALUES, dict)
     assert list(one.in_order([x, y], [0, 0])[1]) != list(first[1])
     assert recorder(tmp_path).in_order([x], [0])[0] is x
 
 
-def test_a_batch_that_cannot_be_permuted_is_noted(tmp_path: Path, item: Step) -> None:
+def test_a_batch_that_cannot_be_permuted_is_noted(tmp_path: Path, step: Step) -> None:
     one = recorder(tmp_path, permutation=0)
     rows = tf.SparseTensor([[0, 0]], [1.0], [2, 2])
     assert one.in_order([rows], [0]) == [rows]
-    one.after_step(item, 0, VALUES, dict)
+    one.after_step(step, 0, VALUES, dict)
     assert json.loads((tmp_path / NOTES).read_text())["is_permuted"] is False
 
 
-def test_a_batch_of_which_no_axis_is_known_is_noted_and_rates_are_no_batch(tmp_path: Path, item: Step) -> None:
+def test_a_batch_of_which_no_axis_is_known_is_noted_and_rates_are_no_batch(tmp_path: Path, step: Step) -> None:
     for number, (values, is_permuted) in enumerate([([np.arange(3), np.array(0.1)], False), ([np.array(0.1)], True)]):
         folder = tmp_path / str(number)
         folder.mkdir()
         one = recorder(folder, permutation=0)
         one.in_order(values, [None] * len(values))
-        one.after_step(item, 0, VALUES, dict)
+        one.after_step(step, 0, VALUES, dict)
         assert json.loads((folder / NOTES).read_text())["is_permuted"] is is_permuted
 
 
@@ -119,13 +119,13 @@ def test_a_strategy_that_means_another_training_is_refused(tmp_path: Path, node:
     recorder(tmp_path).require_exact(strategy_pb2.Strategy(nodes=[exact]))
 
 
-def test_a_pipeline_is_noted(tmp_path: Path, item: Step) -> None:
+def test_a_pipeline_is_noted(tmp_path: Path, step: Step) -> None:
     one, staged = recorder(tmp_path, steps=1), strategy_pb2.Strategy()
     staged.graph_config.replicas.add()
     for worker in range(2):
         staged.pipeline.stages.add(worker=worker)
     one.require_exact(staged)
     with pytest.raises(SystemExit):
-        one.after_step(item, 0, VALUES, dict)
+        one.after_step(step, 0, VALUES, dict)
     notes = json.loads((tmp_path / NOTES).read_text())
     assert (notes["stages"], notes["micro_batches"]) == (2, 1)

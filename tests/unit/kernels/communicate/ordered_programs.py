@@ -172,17 +172,17 @@ class _Union:
         self._touching: dict[tuple[str, str], list[str]] = {}
         senders: dict[str, str] = {}
         receivers: dict[str, str] = {}
-        for worker, item in enumerate(items):
-            nodes = item.graph_index.nodes
-            for name, sources in item.graph_index.sources.items():
+        for worker, step in enumerate(items):
+            nodes = step.graph_index.nodes
+            for name, sources in step.graph_index.sources.items():
                 self._sources[f"{worker}/{name}"] = [f"{worker}/{source}" for source in sources]
                 if nodes[name].op in ("QueueEnqueueV2", "QueueDequeueV2"):
                     queue = nodes[node_of(nodes[name].input[0])].attr["shared_name"].s.decode()
                     ends = senders if nodes[name].op == "QueueEnqueueV2" else receivers
                     assert queue not in ends, queue
                     ends[queue] = f"{worker}/{name}"
-            used = _used(item)
-            for name, effect in item.graph_index.effects.items():
+            used = _used(step)
+            for name, effect in step.graph_index.effects.items():
                 for handle in effect.reads | effect.writes if name in used else ():
                     self._touching.setdefault((name, handle), []).append(f"{worker}/{name}")
         assert senders.keys() == receivers.keys()
@@ -221,8 +221,8 @@ class _Union:
         return bool(self._before[second] & self._bit[first])
 
 
-def _used(item: Step) -> set[str]:
+def _used(step: Step) -> set[str]:
     """Returns the nodes that write, send or return values, and their ancestors."""
-    sent = {node.name for node in item.graph_index.of_op("QueueEnqueueV2")}
-    written = {name for name, effect in item.graph_index.effects.items() if effect.writes}
-    return reach([*sent, *written, *map(node_of, item.outputs)], item.graph_index.data.__getitem__)
+    sent = {node.name for node in step.graph_index.of_op("QueueEnqueueV2")}
+    written = {name for name, effect in step.graph_index.effects.items() if effect.writes}
+    return reach([*sent, *written, *map(node_of, step.outputs)], step.graph_index.data.__getitem__)

@@ -102,8 +102,8 @@ def test_adam_of_one_worker_is_adam():
 
 def test_only_gradients_and_scalars_travel_to_the_owner():
     captured = capture(make_step(Choices("mean", "adam", False, False, False)), *make_batches(1, [2])[0])
-    item = rewritten(captured, plan(captured.item, 2, 1, dict.fromkeys(OWNED, 1), asynchronous=True))[0]
-    nodes = {node.name: node for node in item.graph_def.node}
+    step = rewritten(captured, plan(captured.item, 2, 1, dict.fromkeys(OWNED, 1), asynchronous=True))[0]
+    nodes = {node.name: node for node in step.graph_def.node}
     sent = {
         node_of(i) for node in nodes.values() for i in node.input
         if node.op != "ResourceGather"  # only its ids are sent
@@ -111,7 +111,7 @@ def test_only_gradients_and_scalars_travel_to_the_owner():
     }  # fmt: skip
     gradients = {name for name in sent if name.startswith("autodist/own_mean/")}
     assert len(gradients) == 4  # the table's has indices and values
-    assert {captured.item.spec_of(f"{name}:0").shape.rank for name in sent - gradients} <= {0}
+    assert {captured.step.spec_of(f"{name}:0").shape.rank for name in sent - gradients} <= {0}
 
 
 def test_a_norm_over_asynchronous_and_synchronous_gradients_is_refused():
@@ -186,8 +186,8 @@ class FedSession(Session):
         super().__init__(captured, strategy)
         self.sizes = sizes
 
-    def _feeds(self, worker, item, batch):
-        fed = super()._feeds(worker, item, batch)
+    def _feeds(self, worker, step, batch):
+        fed = super()._feeds(worker, step, batch)
         (name,) = self.captured.item.inputs
         fed[f"worker_{worker}/{name}"] = batch[0][: self.sizes[worker]]
         fed[f"worker_{worker}/{EXAMPLES}"] = self.sizes[worker]

@@ -38,8 +38,8 @@ def plan_of(compressor, spec="SHUFFLE"):
 def test_one_worker_compresses_nothing():
     variable = tf.Variable(np.zeros((12, 10)), name="v")
     captured = capture(given_gradient(variable), np.zeros((3, 12, 10)))
-    (item,) = rewritten(captured, plan(captured.item, 1, 3, compressor=POWER_SGD))
-    assert not item.initializers and not sent_bytes(item)
+    (step,) = rewritten(captured, plan(captured.item, 1, 3, compressor=POWER_SGD))
+    assert not step.initializers and not sent_bytes(step)
 
 
 def test_what_would_not_become_smaller_travels_as_it_is():

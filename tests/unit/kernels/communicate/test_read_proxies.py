@@ -47,7 +47,7 @@ def test_every_gradient_counts_under_asynchronous_servers():
 @pytest.mark.parametrize("optimizer", ["adamw", "global norm"])
 def test_updates_are_those_of_one_device_under_staleness(optimizer):
     assert_trains_as_one_device(
-        optimizer, lambda item: plan(item, 2, 1, OWNERS["one owner"], staleness=2, local_proxy=True)
+        optimizer, lambda step: plan(step, 2, 1, OWNERS["one owner"], staleness=2, local_proxy=True)
     )
 
 
@@ -55,13 +55,13 @@ def test_updates_are_those_of_one_device_under_staleness(optimizer):
 def test_gradients_wait_for_no_read_from_another_worker(options):
     captured = capture(make_step(Choices("mean", "adam", True, False, False)), *make_batches(1, [2])[0])
     strategy = plan(captured.item, 2, 1, dict.fromkeys(OWNED, 1), local_proxy=True, **options)
-    item = rewritten(captured, strategy)[0]
-    editor = GraphEditor(item.graph_def)
-    loss = editor.ancestors(map(node_of, item.outputs))
+    step = rewritten(captured, strategy)[0]
+    editor = GraphEditor(step.graph_def)
+    loss = editor.ancestors(map(node_of, step.outputs))
     far = {name for name in loss if editor[name].device and task_of_device(editor[name].device) != 0}
     assert not {name for name in far if editor[name].op in ("ReadVariableOp", "ResourceGather")}
-    assert any(name.endswith("/refresh") for name in item.targets)
-    assert set(item.copies) == set(OWNED)
+    assert any(name.endswith("/refresh") for name in step.targets)
+    assert set(step.copies) == set(OWNED)
 
 
 def test_the_owner_of_synchronous_variables_reads_these_themselves():
@@ -79,11 +79,11 @@ def test_what_a_session_sets_reaches_the_proxies(local_proxy):
         tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(2.0, tf.float64), name="set")
     variable = Variable("gain", "gain", (), tf.float64, trainable=True)
     setting = Step(graph.as_graph_def(), (variable,), targets=("set",), owners={"gain": 1})
-    item = rewrite(setting, Context(strategy, 0, Fetching.BY_EACH), kernels=SETTING_KERNELS)
-    effects = Effects(item.graph_def)
-    written = {h for node in item.graph_def.node for h in effects.of(node).writes}
+    step = rewrite(setting, Context(strategy, 0, Fetching.BY_EACH), kernels=SETTING_KERNELS)
+    effects = Effects(step.graph_def)
+    written = {h for node in step.graph_def.node for h in effects.of(node).writes}
     places = {
-        (task_of_device(node.device), node.attr["shared_name"].s) for node in item.graph_def.node
+        (task_of_device(node.device), node.attr["shared_name"].s) for node in step.graph_def.node
         if node.name in written
     }  # fmt: skip
     proxies = {(worker, b"session/gain/proxy") for worker in range(3)} if local_proxy else set()

@@ -57,14 +57,14 @@ def by(spec, captured, workers=2, device="cpu"):
     return strategy
 
 
-def collectives(item):
-    return {n.name: n for n in item.graph_def.node if n.op.startswith("Collective")}
+def collectives(step):
+    return {n.name: n for n in step.graph_def.node if n.op.startswith("Collective")}
 
 
-def keys(item):
+def keys(step):
     """The instance keys of each collective: one, or those among which the number of rows chooses."""
-    editor = GraphEditor(item.graph_def)
-    return {name: constants(editor, node.input[3]) for name, node in collectives(item).items()}
+    editor = GraphEditor(step.graph_def)
+    return {name: constants(editor, node.input[3]) for name, node in collectives(step).items()}
 
 
 def constants(editor, name):
@@ -81,8 +81,8 @@ def run_together(captured, strategy, batches):
     values = [source.numpy() for source in captured.sources]
     graph, variables, outputs = tf.Graph(), [], []
     with graph.as_default():
-        for worker, item in enumerate(items):
-            tf.import_graph_def(on_device(item.graph_def, worker), name=f"w{worker}")
+        for worker, step in enumerate(items):
+            tf.import_graph_def(on_device(step.graph_def, worker), name=f"w{worker}")
             with tf.device(f"/device:CPU:{worker}"):
                 variables.append(handles(graph, worker, captured))
         initial = [
@@ -97,11 +97,11 @@ def run_together(captured, strategy, batches):
         session.run(initial)
         for batch in batches:
             feeds, fetches = {}, []
-            for worker, item in enumerate(items):
+            for worker, step in enumerate(items):
                 share = share_of(len(batch), [r.worker for r in strategy.graph_config.replicas], worker)
-                feeds[f"w{worker}/{next(iter(item.inputs))}"] = take(batch, 0, share)
+                feeds[f"w{worker}/{next(iter(step.inputs))}"] = take(batch, 0, share)
                 feeds[f"w{worker}/{EXAMPLES}"] = share.size
-                fetches += [f"w{worker}/{name}" for name in (*returned_by(item), *item.targets)]
+                fetches += [f"w{worker}/{name}" for name in (*returned_by(step), *step.targets)]
             ran = [graph.as_graph_element(name) for name in fetches]
             outputs.append([v for v in session.run(ran, feeds, options=options) if v is not None])
         return session.run(final), outputs
@@ -127,17 +127,17 @@ def test_a_step_by_shuffle_is_left_as_it_is():
     join = PendingReduction(
         "j", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.float32, tf.TensorShape([])
     )
-    item = Step(tf.compat.v1.GraphDef(), replication=replication(joins=(join,)))
-    assert ReduceByCollective().apply(item, context) is item
+    step = Step(tf.compat.v1.GraphDef(), replication=replication(joins=(join,)))
+    assert ReduceByCollective().apply(step, context) is step
 
 
 def test_no_queue_is_left_and_all_nodes_stand_on_their_own_worker():
     captured = capture(make_step(), words(4))
-    for worker, item in enumerate(rewritten(captured, by(Spec.RING, captured))):
-        assert not [n.name for n in item.graph_def.node if "Queue" in n.op or "Accumulator" in n.op]
-        assert {tf.DeviceSpec.from_string(n.device).task for n in item.graph_def.node} == {worker}
-        assert item.replication.joins == ()
-        assert set(collectives(item)) <= set(item.targets)
+    for worker, step in enumerate(rewritten(captured, by(Spec.RING, captured))):
+        assert not [n.name for n in step.graph_def.node if "Queue" in n.op or "Accumulator" in n.op]
+        assert {tf.DeviceSpec.from_string(n.device).task for n in step.graph_def.node} == {worker}
+        assert step.replication.joins == ()
+        assert set(collectives(step)) <= set(step.targets)
 
 
 def test_instance_keys_are_positive_unique_in_a_step_and_equal_on_all_workers():
@@ -168,17 +168,17 @@ def reduced_alone(weight):
         tf.TensorShape([2]),
         variable="kernel", weight_dtype=weight and tf.float64,
     )  # fmt: skip
-    item = Step(graph.as_graph_def(), replication=replication(joins=(join,)))
-    return ReduceByCollective().apply(item, Context(by(Spec.RING, captured), 0))
+    step = Step(graph.as_graph_def(), replication=replication(joins=(join,)))
+    return ReduceByCollective().apply(step, Context(by(Spec.RING, captured), 0))
 
 
 def test_the_weight_travels_in_its_bucket():
     captured = capture(make_step(), words(4))
-    item = rewritten(captured, by(Spec.RING, captured))[0]
-    reduced = [n for n in collectives(item).values() if n.op == "CollectiveReduceV2"]
+    step = rewritten(captured, by(Spec.RING, captured))[0]
+    reduced = [n for n in collectives(step).values() if n.op == "CollectiveReduceV2"]
     assert len(reduced) == 2  # kernel with bias; the loss with whether there are examples
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(item.graph_def, name="")
+        tf.import_graph_def(step.graph_def, name="")
         lengths = [graph.get_tensor_by_name(f"{n.name}:0").shape[0] for n in reduced]
     assert lengths == [8 + 8 + 1] * 2  # joins aligned to 64 bytes, and one element behind them
 
@@ -186,11 +186,11 @@ def test_the_weight_travels_in_its_bucket():
 def test_nccl_stands_on_the_gpu_and_each_collective_waits_for_the_one_before():
     captured = capture(make_step(), words(4))
     orders = []
-    for item in rewritten(captured, by(Spec.NCCL, captured, device="gpu")):
-        found = collectives(item)
+    for step in rewritten(captured, by(Spec.NCCL, captured, device="gpu")):
+        found = collectives(step)
         assert {n.attr["communication_hint"].s for n in found.values()} == {b"nccl"}
         assert {tf.DeviceSpec.from_string(n.device).device_type for n in found.values()} == {"GPU"}
-        editor = GraphEditor(item.graph_def)
+        editor = GraphEditor(step.graph_def)
         before = {name: len((editor.ancestors([name]) & set(found)) - {name}) for name in found}
         assert sorted(before.values()) == list(range(len(found)))
         orders.append(sorted(found, key=before.__getitem__))
@@ -199,9 +199,9 @@ def test_nccl_stands_on_the_gpu_and_each_collective_waits_for_the_one_before():
 
 def test_ring_collectives_do_not_wait_for_one_another():
     captured = capture(make_step(), words(4))
-    item = rewritten(captured, by(Spec.RING, captured))[0]
-    editor = GraphEditor(item.graph_def)
-    dense = [name for name, n in collectives(item).items() if n.op == "CollectiveReduceV2"]
+    step = rewritten(captured, by(Spec.RING, captured))[0]
+    editor = GraphEditor(step.graph_def)
+    dense = [name for name, n in collectives(step).items() if n.op == "CollectiveReduceV2"]
     assert all(not (editor.ancestors([name]) & set(dense)) - {name} for name in dense)
 
 

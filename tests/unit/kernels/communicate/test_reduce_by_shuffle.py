@@ -21,9 +21,9 @@ VARIABLES = ["table", "kernel", "gain"]
 PLAIN = Choices("mean", "adam", is_tied=False, is_frozen=False, counts_steps=True)
 
 
-def queues_of(item, worker):
+def queues_of(step, worker):
     """Returns for each queue of a worker's graph its dtypes, shapes, device, and the worker's use of it."""
-    nodes = {n.name: n for n in item.graph_def.node}
+    nodes = {n.name: n for n in step.graph_def.node}
     found = {}
     for node in nodes.values():
         if node.op != "FIFOQueueV2":
@@ -37,19 +37,19 @@ def queues_of(item, worker):
         )
         for use in uses:
             assert use.device == node.device, f"{use.name} runs where its queue is not"
-            assert use.name in item.targets or _is_needed(item, use.name), f"worker {worker} need not run {use.name}"
+            assert use.name in step.targets or _is_needed(step, use.name), f"worker {worker} need not run {use.name}"
     return found
 
 
-def _is_needed(item, name):
-    read = {node_of(i) for n in item.graph_def.node for i in n.input}
+def _is_needed(step, name):
+    read = {node_of(i) for n in step.graph_def.node for i in n.input}
     return name in read
 
 
 def check_queues(items):
     ends = defaultdict(list)
-    for worker, item in enumerate(items):
-        for name, (types, shapes, device, uses) in queues_of(item, worker).items():
+    for worker, step in enumerate(items):
+        for name, (types, shapes, device, uses) in queues_of(step, worker).items():
             source, to = map(int, name.rsplit("/", 2)[1:])
             assert len(uses) == 1, f"worker {worker} uses {name} by {uses}"
             assert task_of_device(device) == to, f"{name} stands on {device}"
@@ -76,9 +76,9 @@ def test_every_queue_is_filled_by_one_worker_and_emptied_by_another(choices, wor
 
 def test_one_worker_has_no_queues():
     captured = capture(make_step(PLAIN), *make_batches(0, [4])[0])
-    (item,) = rewritten(captured, plan(captured.item, 1, 3))
-    assert not queues_of(item, 0)
-    assert ReduceByShuffle().apply(item, Context(plan(captured.item, 1, 3), 0)) is item
+    (step,) = rewritten(captured, plan(captured.item, 1, 3))
+    assert not queues_of(step, 0)
+    assert ReduceByShuffle().apply(step, Context(plan(captured.item, 1, 3), 0)) is step
 
 
 def test_the_same_step_is_rewritten_to_the_same_bytes():
@@ -123,8 +123,8 @@ def test_with_more_workers_there_are_fewer_buckets(monkeypatch):
 
     def pieces(workers):
         context = Context(plan(captured.item, workers), 1)
-        item = rewrite(captured.item, context, kernels=(*before, ReduceByShuffle(50)))
-        return Counter(name.split("/")[0] for name in queues_of(item, 1) if "/piece/" in name)
+        step = rewrite(captured.item, context, kernels=(*before, ReduceByShuffle(50)))
+        return Counter(name.split("/")[0] for name in queues_of(step, 1) if "/piece/" in name)
 
     few, many = pieces(16), pieces(32)
     assert set(few.values()) == {2 * 15} and set(many.values()) == {2 * 31}

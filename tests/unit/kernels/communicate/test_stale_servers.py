@@ -62,13 +62,13 @@ def assert_trains_as_one_device(optimizer: str, make_strategy) -> None:
 
 @pytest.mark.parametrize("optimizer, owners", pairs(sorted(OPTIMIZERS), OWNERS))
 def test_updates_are_those_of_one_device(optimizer, owners):
-    assert_trains_as_one_device(optimizer, lambda item: plan(item, 2, 1, OWNERS[owners], servers=1, staleness=2))
+    assert_trains_as_one_device(optimizer, lambda step: plan(step, 2, 1, OWNERS[owners], servers=1, staleness=2))
 
 
 @pytest.mark.parametrize("owners", [{"table": 1}, {"kernel": 0, "gain": 1}])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_stale_and_synchronous_variables_stand_side_by_side(replicas, owners):
-    assert_trains_as_one_device("adam", lambda item: plan(item, 2, replicas, owners, staleness=1))
+    assert_trains_as_one_device("adam", lambda step: plan(step, 2, replicas, owners, staleness=1))
 
 
 def test_a_step_and_what_is_served_share_nothing_that_has_state():
@@ -83,14 +83,14 @@ def test_a_step_and_what_is_served_share_nothing_that_has_state():
 
 def test_a_step_waits_for_no_update():
     captured = capture(make_step(Choices("mean", "momentum", False, False, False)), *make_batches(1, [2])[0])
-    item = rewritten(captured, plan(captured.item, 2, 1, dict.fromkeys(OWNED, 0), staleness=1))[0]
-    editor, effects = GraphEditor(item.graph_def), Effects(item.graph_def)
+    step = rewritten(captured, plan(captured.item, 2, 1, dict.fromkeys(OWNED, 0), staleness=1))[0]
+    editor, effects = GraphEditor(step.graph_def), Effects(step.graph_def)
 
     def written(names):
-        return {item.by_handle[h].name for name in names for h in effects.of(editor[name]).writes} & set(OWNED)
+        return {step.by_handle[h].name for name in names for h in effects.of(editor[name]).writes} & set(OWNED)
 
-    assert written(editor.ancestors(item.served)) == set(OWNED)
-    assert not written(editor.ancestors([*map(node_of, item.outputs), *item.targets]))
+    assert written(editor.ancestors(step.served)) == set(OWNED)
+    assert not written(editor.ancestors([*map(node_of, step.outputs), *step.targets]))
 
 
 def test_a_norm_over_stale_and_synchronous_gradients_is_refused():

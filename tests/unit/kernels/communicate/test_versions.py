@@ -114,12 +114,12 @@ def test_a_worker_without_replicas_acknowledges_what_it_reads_and_no_other_worke
 def test_an_ordinary_step_sends_no_acknowledgement():
     captured, _ = make((GRADIENT, WRITE, Line("gradient", 1), Line("write", 1)), False)
     for layout in LAYOUTS:
-        for item in rewritten(captured, strategy_of(captured, layout)):
-            assert not [name for name in _sent(item) if name.startswith("read/")]
+        for step in rewritten(captured, strategy_of(captured, layout)):
+            assert not [name for name in _sent(step) if name.startswith("read/")]
 
 
-def _sent(item: Step) -> list[str]:
+def _sent(step: Step) -> list[str]:
     """The names of the queues by which a worker sends."""
-    editor = GraphEditor(item.graph_def)
+    editor = GraphEditor(step.graph_def)
     sends = [node for node in editor if node.op == "QueueEnqueueV2"]
     return [editor[node.input[0]].attr["shared_name"].s.decode() for node in sends]

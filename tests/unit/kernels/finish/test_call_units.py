@@ -17,12 +17,12 @@ def strategy_of(captured, stages=2, micro_batches=MICRO_BATCHES, schedule="GPipe
     return models.pipelined(captured, lies, stages, micro_batches, schedule, recompute=recompute)
 
 
-def calls_of(item):
-    return [node for node in item.graph_index.of_op("PartitionedCall") if node.name.startswith("autodist/unit/")]
+def calls_of(step):
+    return [node for node in step.graph_index.of_op("PartitionedCall") if node.name.startswith("autodist/unit/")]
 
 
-def functions_of(item):
-    return [node.attr["f"].func.name for node in calls_of(item)]
+def functions_of(step):
+    return [node.attr["f"].func.name for node in calls_of(step)]
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +86,11 @@ def test_what_forward_calls_give_waits_for_as_many_backward_calls_as_the_schedul
     captured, given = layers
     session = Session(captured, strategy_of(captured, stages, micro_batches, schedule))
     when = session.trace_once(given)
-    for stage, item in enumerate(session.items):
-        calls = {node.name for node in calls_of(item)}
+    for stage, step in enumerate(session.items):
+        calls = {node.name for node in calls_of(step)}
         spans = [
             (when[f"worker_{stage}/{name}"][1], when[f"worker_{stage}/{reader}"][0])
-            for name in calls for reader in item.graph_index.consumers[name] if reader in calls
+            for name in calls for reader in step.graph_index.consumers[name] if reader in calls
         ]  # fmt: skip
         assert len(spans) == micro_batches
         most = micro_batches if schedule == "GPipe" else stages - stage

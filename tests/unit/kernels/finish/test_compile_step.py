@@ -41,23 +41,23 @@ def batches(*sizes):
     return [[rng.normal(size=(size, 4))] for size in sizes]
 
 
-def called(item):
+def called(step):
     """Returns the function of each call, and the nodes outside of calls."""
-    return [n.attr["f"].func.name for n in item.graph_def.node if n.op == "StatefulPartitionedCall"]
+    return [n.attr["f"].func.name for n in step.graph_def.node if n.op == "StatefulPartitionedCall"]
 
 
-def ops_in(item, *prefixes):
+def ops_in(step, *prefixes):
     """Ops of captured nodes that stand outside of every function."""
-    return [n.op for n in item.graph_def.node if not n.name.startswith("autodist/") and n.op.startswith(prefixes)]
+    return [n.op for n in step.graph_def.node if not n.name.startswith("autodist/") and n.op.startswith(prefixes)]
 
 
-def body_of(item, function):
-    (found,) = (f for f in item.graph_def.library.function if f.signature.name == function)
+def body_of(step, function):
+    (found,) = (f for f in step.graph_def.library.function if f.signature.name == function)
     return [n.op for n in found.node_def]
 
 
-def writes_in(item, function):
-    return [op for op in body_of(item, function) if op.startswith("Assign")]
+def writes_in(step, function):
+    return [op for op in body_of(step, function) if op.startswith("Assign")]
 
 
 def test_a_step_that_does_not_ask_stays_as_it_is(keras_in_float64):
@@ -69,10 +69,10 @@ def test_a_step_that_does_not_ask_stays_as_it_is(keras_in_float64):
 
 def test_alone_the_whole_step_is_one_function(keras_in_float64):
     captured = asking(dense_step(optimizers.Adam()), *batches(8)[0])
-    (item,) = rewritten(captured, plan(captured.item))
-    (function,) = called(item)
-    assert len(writes_in(item, function)) == 7  # two weights, their two slots each, and the iterations
-    assert {n.op for n in item.graph_def.node} == {
+    (step,) = rewritten(captured, plan(captured.item))
+    (function,) = called(step)
+    assert len(writes_in(step, function)) == 7  # two weights, their two slots each, and the iterations
+    assert {n.op for n in step.graph_def.node} == {
         "Placeholder", "PlaceholderWithDefault", "Const", "VarHandleOp", "StatefulPartitionedCall",
     }  # fmt: skip
 
@@ -160,8 +160,8 @@ def test_gradients_in_two_buckets_are_updated_in_two_functions(keras_in_float64)
     strategy = plan(captured.item, 2, 1, one_machine=True)
     for k, node in enumerate(strategy.nodes):
         node.all_reduce.group = k
-    for item in rewritten(captured, strategy):
-        assert sorted(len(writes_in(item, function)) for function in called(item)) == [0, 3, 3]
+    for step in rewritten(captured, strategy):
+        assert sorted(len(writes_in(step, function)) for function in called(step)) == [0, 3, 3]
 
 
 def test_what_xla_cannot_compile_stays_outside_and_is_told(caplog):
@@ -305,8 +305,8 @@ def test_loops_of_a_nested_function_stay_outside(recurrent):
     step_with, given_batches = recurrent
     captured = capture(step_with(True), *given_batches[0])
     session = Session(captured, plan(captured.item, 1, 2))
-    (item,) = session.items
-    assert called(item) and ops_in(item, "While")
+    (step,) = session.items
+    assert called(step) and ops_in(step, "While")
     assert_same(session.train(given_batches), one_device(captured, step_with(None), given_batches), rtol=1e-11)
 
 
@@ -388,10 +388,10 @@ def test_attributes_of_tensorflow_1s_jit_scope_are_kept_in_every_replica():
         with tf.xla.experimental.jit_scope():
             hidden = tf.tanh(x * weight)
         tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden), name="train")
-    item = CapturedGraph.of(graph, notes.calls).step([], ["train"], {"x:0": 0})
-    scopes = {n.name: n.attr["_XlaScope"].s for n in item.graph_def.node if "_XlaCompile" in n.attr}
+    step = CapturedGraph.of(graph, notes.calls).step([], ["train"], {"x:0": 0})
+    scopes = {n.name: n.attr["_XlaScope"].s for n in step.graph_def.node if "_XlaCompile" in n.attr}
     assert {"Tanh", "gradients/Tanh_grad/TanhGrad"} <= scopes.keys()
-    found = rewrite(item, Context(plan(item, 1, 2), 0), kernels=KERNELS)
+    found = rewrite(step, Context(plan(step, 1, 2), 0), kernels=KERNELS)
     attributes = {n.name: n.attr for n in found.graph_def.node}
     for name in ("Tanh", "gradients/Tanh_grad/TanhGrad"):
         for copy in (name, f"autodist/replica_1/{name}"):
@@ -401,7 +401,7 @@ def test_attributes_of_tensorflow_1s_jit_scope_are_kept_in_every_replica():
 
 def test_no_control_input_of_a_function_leads_outside(keras_in_float64):
     captured = asking(dense_step(optimizers.Adam()), *batches(8)[0])
-    for item in rewritten(captured, plan(captured.item, 2, 2, one_machine=True)):
-        for function in item.graph_def.library.function:
+    for step in rewritten(captured, plan(captured.item, 2, 2, one_machine=True)):
+        for function in step.graph_def.library.function:
             inside = {n.name for n in function.node_def}
             assert {i[1:] for n in function.node_def for i in n.input if is_control(i)} <= inside

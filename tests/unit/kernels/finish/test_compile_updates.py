@@ -41,12 +41,12 @@ def batches(count=3):
     return [[rng.normal(size=(8, 4))] for _ in range(count)]
 
 
-def calls_in(item):
-    return [n for n in item.graph_def.node if n.op == "StatefulPartitionedCall" and n.attr["_XlaMustCompile"].b]
+def calls_in(step):
+    return [n for n in step.graph_def.node if n.op == "StatefulPartitionedCall" and n.attr["_XlaMustCompile"].b]
 
 
-def writes_in(item):
-    return [n.op for n in item.graph_def.node if n.op.startswith("Assign")]
+def writes_in(step):
+    return [n.op for n in step.graph_def.node if n.op.startswith("Assign")]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -60,11 +60,11 @@ def test_optimizers_train_as_on_one_device(keras_in_float64, name):
 
 def test_two_matrices_take_one_call_each_of_one_function(keras_in_float64):
     captured = capture(dense_step(optimizers.Adam()), *batches()[0])
-    (item,) = rewritten(captured, plan(captured.item, 1, 2), ALL_SIZES)
-    assert len(calls_in(item)) == 2
-    assert len(item.graph_def.library.function) == 1
-    assert writes_in(item) == ["AssignVariableOp"]  # of the iterations
-    (function,) = item.graph_def.library.function
+    (step,) = rewritten(captured, plan(captured.item, 1, 2), ALL_SIZES)
+    assert len(calls_in(step)) == 2
+    assert len(step.graph_def.library.function) == 1
+    assert writes_in(step) == ["AssignVariableOp"]  # of the iterations
+    (function,) = step.graph_def.library.function
     assert sorted(n.op for n in function.node_def if n.op.startswith("Assign")) == [
         "AssignAddVariableOp", "AssignAddVariableOp", "AssignSubVariableOp",
     ]  # fmt: skip
@@ -74,8 +74,8 @@ def test_two_matrices_take_one_call_each_of_one_function(keras_in_float64):
 
 def test_small_variables_are_left_alone(keras_in_float64):
     captured = capture(dense_step(optimizers.Adam()), *batches()[0])
-    (item,) = rewritten(captured, plan(captured.item, 1, 2))
-    assert not calls_in(item)
+    (step,) = rewritten(captured, plan(captured.item, 1, 2))
+    assert not calls_in(step)
 
 
 def test_what_workers_of_many_machines_all_update_is_left_alone_and_owned_variables_are_not(keras_in_float64):

@@ -29,9 +29,9 @@ def step_with(branches: Callable[[tf.Variable, tf.Tensor], object]) -> Step:
 
 
 def hindrance(branches: Callable[[tf.Variable, tf.Tensor], object]) -> str | None:
-    item = step_with(branches)
-    [node] = item.graph_index.of_op("If")
-    return find_hindrance(node, item.graph_def.library)
+    step = step_with(branches)
+    [node] = step.graph_index.of_op("If")
+    return find_hindrance(node, step.graph_def.library)
 
 
 def is_even(weight: tf.Variable) -> tf.Tensor:
@@ -110,11 +110,11 @@ def test_each_variable_is_read_and_written_once():
 
         tf.cond(is_even(weight), lambda: [then()][:0], lambda: [weight.assign(-weight)][:0])
 
-    item = step_with(branches)
-    editor = StepEditor(item)
-    [node] = item.graph_index.of_op("If")
+    step = step_with(branches)
+    editor = StepEditor(step)
+    [node] = step.graph_index.of_op("If")
     before = set(editor.names)
-    taken = BothBranches(editor, item).take(node)
+    taken = BothBranches(editor, step).take(node)
     made = [editor[name].op for name in editor.names if name not in before]
     assert made.count("ReadVariableOp") == made.count("AssignVariableOp") == made.count("SelectV2") == 1
     [writes] = taken.writes.values()

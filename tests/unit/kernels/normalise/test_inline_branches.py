@@ -129,33 +129,33 @@ def test_shards_of_several_owners_train_what_one_device_does(optimizer):
 def test_slots_and_accumulators_stand_with_their_variable(optimizer):
     captured = captured_step(optimizer)
     strategy = plan(captured.item, 2, 1, OWNERS["several owners"])
-    item = rewritten(captured, strategy)[0]
+    step = rewritten(captured, strategy)[0]
     kinds = ["", "_momentum", "_velocity", "_gradient_accumulator"]
     for name, owner in OWNERS["several owners"].items():
-        found = {v for v in item.owners if v.rpartition("/")[2] in [name + kind for kind in kinds]}
-        assert {item.owners[v] for v in found} == {owner}
+        found = {v for v in step.owners if v.rpartition("/")[2] in [name + kind for kind in kinds]}
+        assert {step.owners[v] for v in found} == {owner}
         assert len(found) == (4 if optimizer == "accumulated adam" else 3)
     placed = find_placements(captured.item, strategy)
-    assert {name: p.owners for name, p in placed.items() if name in item.owners} == {
-        name: (owner,) for name, owner in item.owners.items()
+    assert {name: p.owners for name, p in placed.items() if name in step.owners} == {
+        name: (owner,) for name, owner in step.owners.items()
     }
 
 
 def test_each_worker_updates_its_own_variables_alone():
     captured = captured_step("accumulated adam")
-    for worker, item in enumerate(rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))):
-        assert not item.graph_index.of_op("If")
-        written = {item.by_handle[h].name for effect in item.graph_index.effects.values() for h in effect.writes}
+    for worker, step in enumerate(rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))):
+        assert not step.graph_index.of_op("If")
+        written = {step.by_handle[h].name for effect in step.graph_index.effects.values() for h in effect.writes}
         mine = {name for name, owner in OWNERS["several owners"].items() if owner == worker}
         assert written & OWNERS["several owners"].keys() == mine
 
 
 def test_rows_that_one_branch_adds_stay_rows():
     captured = captured_step("scaled")
-    item = rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))[0]
-    handle = item.by_name["table"].handle
+    step = rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))[0]
+    handle = step.by_name["table"].handle
     touching = [
-        item.graph_index.nodes[name].op for name, e in item.graph_index.effects.items() if handle in e.reads | e.writes
+        step.graph_index.nodes[name].op for name, e in step.graph_index.effects.items() if handle in e.reads | e.writes
     ]
     assert [op for op in touching if writes_rows(op)]
     assert not {"AssignVariableOp", "ReadVariableOp"} & set(touching)
@@ -366,7 +366,7 @@ def test_what_a_condition_writes_is_written_though_nobody_waits_for_it(cuts):
     """Nodes that depended on the conditional by a value still follow its write."""
     with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         build_graph()
-        cluster = Cluster(graph, notes.calls, lambda item: sharded_plan(item, cuts, 2) if cuts else plan(item, 2, 1))
+        cluster = Cluster(graph, notes.calls, lambda step: sharded_plan(step, cuts, 2) if cuts else plan(step, 2, 1))
         with v1.Session(graph=graph) as alone, cluster.session:
             alone.run("init")
             cluster.run(targets=["init"])

@@ -17,13 +17,13 @@ ALONE = Context(
 
 
 def split(text, outputs=(), gradients=(), targets=()):
-    item = Step(from_text(text), outputs=tuple(outputs), gradients=tuple(gradients), targets=tuple(targets))
-    return SplitBundles().apply(item, ALONE)
+    step = Step(from_text(text), outputs=tuple(outputs), gradients=tuple(gradients), targets=tuple(targets))
+    return SplitBundles().apply(step, ALONE)
 
 
 def test_a_graph_without_bundles_is_left_as_it_is():
-    item = Step(from_text("a = Placeholder()\nb = Neg(a)"))
-    assert SplitBundles().apply(item, ALONE) is item
+    step = Step(from_text("a = Placeholder()\nb = Neg(a)"))
+    assert SplitBundles().apply(step, ALONE) is step
 
 
 def test_each_consumer_gets_its_own_tensor():
@@ -78,7 +78,7 @@ def test_gradients_are_those_that_were_bundled():
 
 @pytest.mark.parametrize("op", ["IdentityN"])
 def test_the_item_is_left_alone(op):
-    item = Step(from_text(f"a = Placeholder()\nb = Placeholder()\ni = {op}(a, b)\nx = Neg(i)"), targets=("x",))
-    before = item.graph_def.SerializeToString(deterministic=True)
-    assert SplitBundles().apply(item, ALONE) is not item
-    assert item.graph_def.SerializeToString(deterministic=True) == before
+    step = Step(from_text(f"a = Placeholder()\nb = Placeholder()\ni = {op}(a, b)\nx = Neg(i)"), targets=("x",))
+    before = step.graph_def.SerializeToString(deterministic=True)
+    assert SplitBundles().apply(step, ALONE) is not step
+    assert step.graph_def.SerializeToString(deterministic=True) == before

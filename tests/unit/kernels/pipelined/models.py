@@ -243,7 +243,7 @@ def pipelined(
 
 
 def pipelined_item(
-    item: Step,
+    step: Step,
     stage_of: Mapping[str, int],
     stages: int,
     micro_batches: int,
@@ -257,7 +257,7 @@ def pipelined_item(
     """
     owners = {name: stage * pipelines for name, stage in stage_of.items()}
     servers = stages * pipelines - 1
-    strategy = plan(item, 1, micro_batches * pipelines, owners=owners, servers=servers, one_machine=True)
+    strategy = plan(step, 1, micro_batches * pipelines, owners=owners, servers=servers, one_machine=True)
     strategy.pipeline.schedule = SCHEDULES.index(schedule)
     strategy.pipeline.recompute = recompute
     for first in range(0, stages * pipelines, pipelines):

@@ -154,8 +154,8 @@ def test_no_worker_waits_for_ever_or_the_step_is_refused(data, model):
 def dealt_out(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[Step]:
     """The step of each worker as `PlaceStages` leaves it."""
     first = Context(strategy, 0)
-    item = run_pipeline(BEFORE, captured.item, first)
-    return [PlaceStages().apply(item, Context(strategy, worker)) for worker in range(first.workers)]
+    step = run_pipeline(BEFORE, captured.item, first)
+    return [PlaceStages().apply(step, Context(strategy, worker)) for worker in range(first.workers)]
 
 
 def left_waiting(items: Sequence[Step]) -> list[tuple[int, str]]:
@@ -192,10 +192,10 @@ def left_waiting(items: Sequence[Step]) -> list[tuple[int, str]]:
 
 def _at_queues(items: Sequence[Step], needed: Sequence[set[str]], op: str) -> Iterator[tuple[bytes, tuple[int, str]]]:
     """Yields the ops that enqueue or dequeue: the name of the queue, and the node."""
-    for worker, item in enumerate(items):
-        for node in item.graph_index.of_op(op):
+    for worker, step in enumerate(items):
+        for node in step.graph_index.of_op(op):
             if node.name in needed[worker]:
-                yield item.graph_index.nodes[node_of(node.input[0])].attr["shared_name"].s, (worker, node.name)
+                yield step.graph_index.nodes[node_of(node.input[0])].attr["shared_name"].s, (worker, node.name)
 
 
 def test_workers_that_wait_for_each_other_are_seen():

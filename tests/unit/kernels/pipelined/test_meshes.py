@@ -84,7 +84,7 @@ def test_what_is_set_between_steps_is_set_at_all_who_hold_it_and_each_reads_its_
         values = [kernel.read_value() for kernel in kernels]
         initializer = v1.global_variables_initializer()
     stage_of = {"part_1_kernel": 0, "part_2_kernel": 1}
-    cluster = Cluster(graph, notes.calls, lambda item: models.pipelined_item(item, stage_of, 2, 2, pipelines=2))
+    cluster = Cluster(graph, notes.calls, lambda step: models.pipelined_item(step, stage_of, 2, 2, pipelines=2))
     assert {name: placed.stage_group for name, placed in cluster.placements.items()} == {
         "part_1_kernel": (1,), "part_2_kernel": (3,)
     }  # fmt: skip

@@ -87,12 +87,12 @@ def test_a_stage_keeps_the_activations_of_all_micro_batches_by_gpipe_and_of_as_m
     strategy = models.pipelined(captured, models.stage_of(captured, stages), stages, micro_batches, schedule)
     session = Session(captured, strategy, models.IN_COPIES)
     when = session.trace_once(given)
-    for stage, item in enumerate(session.items):
+    for stage, step in enumerate(session.items):
         layers = {}
-        for made in item.graph_index.of_op("Tanh"):
-            (read,) = (c for c in item.graph_index.consumers[made.name] if item.graph_index.nodes[c].op == "TanhGrad")
+        for made in step.graph_index.of_op("Tanh"):
+            (read,) = (c for c in step.graph_index.consumers[made.name] if step.graph_index.nodes[c].op == "TanhGrad")
             (_, start), (end, _) = (when[f"worker_{stage}/{name}"] for name in (made.name, read))
-            layers.setdefault(item.replica_of(made.name)[1], []).append((start, end))
+            layers.setdefault(step.replica_of(made.name)[1], []).append((start, end))
         kept = [max(sum(a <= start < b for a, b in spans) for start, _ in spans) for spans in layers.values()]
         most = micro_batches if schedule == "GPipe" else stages - stage
         assert layers

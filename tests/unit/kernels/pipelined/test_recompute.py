@@ -88,14 +88,14 @@ def most_at_once(spans):
     return max(sum(a <= start < b for a, b in spans) for start, _ in spans)
 
 
-def kept(item, when, worker, op, reader):
+def kept(step, when, worker, op, reader):
     """By captured layer, from when to when each value that an `op` makes is computed with, if some `reader` does so."""
     found = {}
-    for node in item.graph_index.of_op(op):
-        readers = [c for c in item.graph_index.consumers[node.name] if item.graph_index.nodes[c].op != "QueueEnqueueV2"]
-        if any(item.graph_index.nodes[c].op == reader for c in readers):
+    for node in step.graph_index.of_op(op):
+        readers = [c for c in step.graph_index.consumers[node.name] if step.graph_index.nodes[c].op != "QueueEnqueueV2"]
+        if any(step.graph_index.nodes[c].op == reader for c in readers):
             times = [when[f"worker_{worker}/{c}"] for c in readers]
-            layer = item.replica_of(node.name)[1] if op == "Tanh" else "came in"
+            layer = step.replica_of(node.name)[1] if op == "Tanh" else "came in"
             found.setdefault(layer, []).append((min(a for a, _ in times), max(b for _, b in times)))
     return {layer: most_at_once(spans) for layer, spans in found.items()}
 
@@ -106,10 +106,10 @@ def test_a_stage_keeps_what_came_into_it_and_the_layers_of_one_micro_batch(layer
     captured, given = layers
     session = Session(captured, plans(captured, STAGES, MICRO_BATCHES, schedule)[1], models.IN_COPIES)
     when = session.trace_once(given)
-    for stage, item in enumerate(session.items):
-        of_layers = kept(item, when, stage, "Tanh", "TanhGrad") | kept(item, when, stage, "Tanh", "MatMul")
+    for stage, step in enumerate(session.items):
+        of_layers = kept(step, when, stage, "Tanh", "TanhGrad") | kept(step, when, stage, "Tanh", "MatMul")
         assert set(of_layers.values()) == {1}
-        came = kept(item, when, stage, "QueueDequeueV2", "MatMul") if stage else {}
+        came = kept(step, when, stage, "QueueDequeueV2", "MatMul") if stage else {}
         most = MICRO_BATCHES if schedule == "GPipe" else STAGES - stage
         assert came == ({"came in": most} if stage else {})
 
@@ -162,7 +162,7 @@ def told_by_session(recompute):
         session_of_averages()
         initializer = v1.global_variables_initializer()
     said = {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 3
-    cluster = Cluster(graph, notes.calls, lambda item: models.pipelined_item(item, *said, recompute=recompute))
+    cluster = Cluster(graph, notes.calls, lambda step: models.pipelined_item(step, *said, recompute=recompute))
     with cluster.session:
         cluster.run(targets=[initializer.name])
         batch = np.random.default_rng(0).normal(size=(7, 3))

@@ -270,8 +270,8 @@ def test_replicas_draw_different_numbers_and_repeat_them():
 
 def test_the_number_of_examples_is_an_input_of_the_rewritten_step():
     captured = capture(gan(), *batches(4)[0])
-    (item,) = rewritten(captured, plan(captured.item, 1, 2))
-    assert EXAMPLES in item.inputs and EXAMPLES not in captured.item.inputs
+    (step,) = rewritten(captured, plan(captured.item, 1, 2))
+    assert EXAMPLES in step.inputs and EXAMPLES not in captured.item.inputs
 
 
 def test_gradients_of_a_frozen_variable_are_not_joined():

@@ -18,22 +18,22 @@ def sgd_step():
     return table_step(keras.optimizers.SGD(0.1))[0].item
 
 
-def ops(item):
-    return [n.op for n in item.graph_def.node]
+def ops(step):
+    return [n.op for n in step.graph_def.node]
 
 
-def applied(item, replicas=2):
-    return AddRowsInOrder().apply(item, Context(plan(item, 1, replicas), 0))
+def applied(step, replicas=2):
+    return AddRowsInOrder().apply(step, Context(plan(step, 1, replicas), 0))
 
 
 def test_one_device_scatters_as_the_script_says():
-    item = sgd_step()
-    assert applied(item, replicas=1) is item
+    step = sgd_step()
+    assert applied(step, replicas=1) is step
 
 
 def test_a_step_without_scatters_is_left_as_it_is():
-    item = Step(tf.compat.v1.GraphDef())
-    assert applied(item) is item
+    step = Step(tf.compat.v1.GraphDef())
+    assert applied(step) is step
 
 
 def test_rows_are_added_one_after_the_other():
@@ -85,10 +85,10 @@ def test_repeated_rows_add_up_to_the_same_bits_every_time():
     np.testing.assert_allclose(results[0], exact, atol=1e-2)
 
 
-def run(item, feeds, times):
+def run(step, feeds, times):
     """The table after each of `times` runs of the node "scatter" on the table's first values."""
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(item.graph_def, name="")
+        tf.import_graph_def(step.graph_def, name="")
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=4, inter_op_parallelism_threads=2)
     results = []
     with tf.compat.v1.Session(graph=graph, config=config) as session:

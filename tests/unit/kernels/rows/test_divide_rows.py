@@ -15,23 +15,23 @@ from tests.unit.kernels.in_one_process import plan
 from tests.unit.kernels.table_steps import table_step
 
 
-def ops(item):
-    return [node.op for node in item.graph_def.node]
+def ops(step):
+    return [node.op for node in step.graph_def.node]
 
 
-def applied(item):
-    return DivideRows().apply(item, Context(plan(item), 0))
+def applied(step):
+    return DivideRows().apply(step, Context(plan(step), 0))
 
 
 def test_a_step_without_conditions_is_left_as_it_is():
-    item = table_step(keras.optimizers.SGD(0.1))[0].item
-    assert applied(item) is item
+    step = table_step(keras.optimizers.SGD(0.1))[0].item
+    assert applied(step) is step
 
 
 def test_adagrad_searches_no_table():
-    item = table_step(keras.optimizers.Adagrad(0.1))[0].item
-    assert "StatelessIf" in ops(item) and "IsNan" in ops(item)
-    found = applied(item)
+    step = table_step(keras.optimizers.Adagrad(0.1))[0].item
+    assert "StatelessIf" in ops(step) and "IsNan" in ops(step)
+    found = applied(step)
     assert not {"StatelessIf", "IsNan", "Equal", "Any"} & set(ops(found))
     assert_imports(found.graph_def)
 
@@ -51,8 +51,8 @@ def test_shapes_of_what_was_inside_the_condition_are_known():
     ids=lambda pair: pair[0],
 )
 def test_a_divisor_that_may_be_zero_is_searched(optimizer):
-    item = table_step(optimizer[1]())[0].item
-    assert applied(item) is item
+    step = table_step(optimizer[1]())[0].item
+    assert applied(step) is step
 
 
 def test_other_conditions_stay():
@@ -63,8 +63,8 @@ def test_other_conditions_stay():
                 gradient, variable, tf.cond(slow, lambda: learning_rate / 2.0, lambda: learning_rate * 1.0)
             )
 
-    item = table_step(Halved(0.1))[0].item
-    assert applied(item) is item
+    step = table_step(Halved(0.1))[0].item
+    assert applied(step) is step
 
 
 def sign(build):

@@ -37,36 +37,36 @@ def item_of(build, ids_shape=(None,)):
     return Step(graph.as_graph_def(), outputs=(out.name,), noted=spec_of)
 
 
-def applied(item):
-    context = Context(plan(item), 0)
-    return GatherRows().apply(GatherBeforeArithmetic().apply(item, context), context)
+def applied(step):
+    context = Context(plan(step), 0)
+    return GatherRows().apply(GatherBeforeArithmetic().apply(step, context), context)
 
 
-def run(item, ids):
+def run(step, ids):
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(item.graph_def, name="")
+        tf.import_graph_def(step.graph_def, name="")
     with tf.compat.v1.Session(graph=graph) as session:
         session.run(["table/Assign", "other/Assign"])
-        return session.run(item.outputs[0], {"ids:0": ids})
+        return session.run(step.outputs[0], {"ids:0": ids})
 
 
-def needed(item):
+def needed(step):
     """Returns the step without unused nodes."""
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(item.graph_def, name="")
-    kept = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), [item.outputs[0].partition(":")[0]])
-    return item.with_graph(kept)
+        tf.import_graph_def(step.graph_def, name="")
+    kept = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), [step.outputs[0].partition(":")[0]])
+    return step.with_graph(kept)
 
 
-def assert_rows_only(item, ids):
-    found = applied(item)
-    assert nodes_with_rows(needed(item), ROWS) and not nodes_with_rows(needed(found), ROWS)
-    np.testing.assert_allclose(run(found, ids), run(item, ids), rtol=1e-12)
+def assert_rows_only(step, ids):
+    found = applied(step)
+    assert nodes_with_rows(needed(step), ROWS) and not nodes_with_rows(needed(found), ROWS)
+    np.testing.assert_allclose(run(found, ids), run(step, ids), rtol=1e-12)
     return found
 
 
-def assert_stays(item):
-    assert GatherBeforeArithmetic().apply(item, Context(plan(item), 0)) is item
+def assert_stays(step):
+    assert GatherBeforeArithmetic().apply(step, Context(plan(step), 0)) is step
 
 
 def test_a_step_without_gathers_is_left_as_it_is():
@@ -89,8 +89,8 @@ def test_a_gather_moves_before_the_arithmetic_and_its_name_stays():
     """
     specs = {"r:0": tf.TensorSpec((4, 2)), "x:0": tf.TensorSpec((4, 2))}
     specs |= {"ids:0": tf.TensorSpec((None,), tf.int32), "axis:0": tf.TensorSpec((), tf.int32)}
-    item = Step(from_text(text), outputs=("y:0",), noted=specs.__getitem__)
-    found = GatherBeforeArithmetic().apply(item, Context(plan(item), 0))
+    step = Step(from_text(text), outputs=("y:0",), noted=specs.__getitem__)
+    found = GatherBeforeArithmetic().apply(step, Context(plan(step), 0))
     assert_text(
         found.graph_def,
         """
@@ -134,8 +134,8 @@ def test_the_gradient_s_shape_is_asked_of_the_variable():
 
 @pytest.mark.parametrize("ids_shape", [(), (2, 2)])
 def test_indices_of_any_rank_are_served(ids_shape):
-    item = item_of(lambda t, o, i: tf.gather(tf.sqrt(t) * [1.0, 2.0, 3.0], i), ids_shape)
-    assert_rows_only(item, np.full(ids_shape, 2))
+    step = item_of(lambda t, o, i: tf.gather(tf.sqrt(t) * [1.0, 2.0, 3.0], i), ids_shape)
+    assert_rows_only(step, np.full(ids_shape, 2))
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_arithmetic_that_others_read_stays_for_them():
         root = tf.sqrt(table)
         return tf.gather(root, ids) + tf.reduce_sum(root)
 
-    item = item_of(build)
-    found = applied(item)
+    step = item_of(build)
+    found = applied(step)
     assert any(node.startswith("Sqrt") for node in nodes_with_rows(found, ROWS))
-    np.testing.assert_allclose(run(found, [2, 2]), run(item, [2, 2]), rtol=1e-12)
+    np.testing.assert_allclose(run(found, [2, 2]), run(step, [2, 2]), rtol=1e-12)
     assert_imports(found.graph_def)
 
 

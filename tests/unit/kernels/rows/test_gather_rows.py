@@ -34,24 +34,24 @@ def _rows(gradient, table):
     return gradient, tf.range(table.shape[0])
 
 
-def ops(item):
-    return [n.op for n in item.graph_def.node]
+def ops(step):
+    return [n.op for n in step.graph_def.node]
 
 
-def applied(item):
-    return GatherRows().apply(item, Context(plan(item), 0))
+def applied(step):
+    return GatherRows().apply(step, Context(plan(step), 0))
 
 
 def test_a_step_without_tables_is_left_as_it_is():
-    item = Step(from_text("v = VarHandleOp()\nr = ReadVariableOp(v)\nx = Neg(r)"))
-    assert applied(item) is item
+    step = Step(from_text("v = VarHandleOp()\nr = ReadVariableOp(v)\nx = Neg(r)"))
+    assert applied(step) is step
 
 
 def test_a_gather_of_a_read_becomes_a_gather_in_the_variable():
-    item = table_step(lambda table, ids: tf.gather(table.read_value(), ids))
-    assert "ResourceGather" not in ops(item)
-    found = applied(item)
-    assert ops(found).count("GatherV2") == ops(item).count("GatherV2") - 1
+    step = table_step(lambda table, ids: tf.gather(table.read_value(), ids))
+    assert "ResourceGather" not in ops(step)
+    found = applied(step)
+    assert ops(found).count("GatherV2") == ops(step).count("GatherV2") - 1
     assert "ResourceGather" in ops(found) and "ReadVariableOp" not in ops(found)
     assert_imports(found.graph_def)
 
@@ -65,19 +65,19 @@ def test_a_gather_of_a_read_becomes_a_gather_in_the_variable():
     ids=lambda pair: pair[0],
 )
 def test_other_gathers_stay(gather):
-    item = table_step(gather[1])
-    assert "ResourceGather" not in ops(applied(item))
+    step = table_step(gather[1])
+    assert "ResourceGather" not in ops(applied(step))
 
 
 def test_reads_that_come_after_a_write_stay_after_it():
     text = "v = VarHandleOp()\na = Placeholder()\nw = AssignVariableOp(v, a)\nr = ReadVariableOp(v, ^w)\ns = Shape(r)"
-    item = Step(from_text(text))
-    assert "s = VariableShape(v, ^w)" in to_text(applied(item).graph_def)
+    step = Step(from_text(text))
+    assert "s = VariableShape(v, ^w)" in to_text(applied(step).graph_def)
 
 
 def test_a_shape_that_only_waits_for_a_read_is_another_tensors():
-    item = Step(from_text("v = VarHandleOp()\na = Placeholder()\nr = ReadVariableOp(v)\ns = Shape(a, ^r)"))
-    assert "s = Shape(a, ^r)" in to_text(applied(item).graph_def)
+    step = Step(from_text("v = VarHandleOp()\na = Placeholder()\nr = ReadVariableOp(v)\ns = Shape(a, ^r)"))
+    assert "s = Shape(a, ^r)" in to_text(applied(step).graph_def)
 
 
 ROWS = """
@@ -99,8 +99,8 @@ def test_writes_wait_for_the_gather_where_they_waited_for_the_read():
 
 
 def test_writes_wait_for_the_gather_where_their_value_came_from_the_read():
-    item = Step(from_text(ROWS.replace("(v, a, ^r)", "(v, r)")))
-    text = to_text(applied(item).graph_def)
+    step = Step(from_text(ROWS.replace("(v, a, ^r)", "(v, r)")))
+    text = to_text(applied(step).graph_def)
     assert "w = AssignAddVariableOp(v, r, ^g)" in text
 
 

@@ -27,20 +27,20 @@ def joined(optimizer, workers=2, replicas=1):
     return run_pipeline(BEFORE, captured.item, context), context
 
 
-def merged(item, context):
+def merged(step, context):
     """Returns the names of the joins whose rows the kernel merged."""
-    found = MergeRows().apply(item, context)
+    found = MergeRows().apply(step, context)
     assert_imports(found.graph_def)
     return [
         old.name
-        for old, new in zip(item.replication.joins, found.replication.joins, strict=True)
+        for old, new in zip(step.replication.joins, found.replication.joins, strict=True)
         if old.local != new.local
     ]
 
 
 def test_nothing_travels_on_one_worker():
-    item, context = joined(keras.optimizers.SGD(0.1), workers=1, replicas=2)
-    assert MergeRows().apply(item, context) is item
+    step, context = joined(keras.optimizers.SGD(0.1), workers=1, replicas=2)
+    assert MergeRows().apply(step, context) is step
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_nothing_travels_on_one_worker():
     ids=lambda pair: pair[0],
 )
 def test_rows_that_are_scaled_and_added_are_merged(optimizer):
-    item, context = joined(optimizer[1]())
-    assert merged(item, context) == ["table/0"]
+    step, context = joined(optimizer[1]())
+    assert merged(step, context) == ["table/0"]
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_rows_that_are_scaled_and_added_are_merged(optimizer):
     ids=lambda pair: pair[0],
 )
 def test_rows_on_which_something_depends_one_by_one_are_not(optimizer):
-    item, context = joined(optimizer[1]())
-    assert [join.name for join in item.replication.joins if join.is_sparse] == ["table/0"]
-    assert MergeRows().apply(item, context) is item
+    step, context = joined(optimizer[1]())
+    assert [join.name for join in step.replication.joins if join.is_sparse] == ["table/0"]
+    assert MergeRows().apply(step, context) is step
 
 
 def test_a_join_that_the_step_returns_is_not_merged():
-    item, context = joined(keras.optimizers.SGD(0.1))
-    (join,) = (join for join in item.replication.joins if join.is_sparse)
-    returned = replace(item, outputs=(*item.outputs, join.result[0]))
+    step, context = joined(keras.optimizers.SGD(0.1))
+    (join,) = (join for join in step.replication.joins if join.is_sparse)
+    returned = replace(step, outputs=(*step.outputs, join.result[0]))
     assert MergeRows().apply(returned, context) is returned
 
 
@@ -93,8 +93,8 @@ ADDED = """
 
 def added_up(text, **shapes):
     known = {"rate:0": (), **{f"{name}:0": shape for name, shape in shapes.items()}}
-    item = Step(from_text(text), noted=lambda name: tf.TensorSpec(known[name]))
-    return is_summed(StepEditor(item), "ids:0", "rows:0")
+    step = Step(from_text(text), noted=lambda name: tf.TensorSpec(known[name]))
+    return is_summed(StepEditor(step), "ids:0", "rows:0")
 
 
 def test_rows_scaled_by_one_number_are_added_up():

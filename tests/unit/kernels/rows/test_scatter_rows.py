@@ -42,17 +42,17 @@ def item_of(build, write="assign_sub"):
     return Step(definition, targets=("write",), noted=spec_of)
 
 
-def applied(item, kernel=ScatterRows):
-    return kernel().apply(item, Context(plan(item), 0))
+def applied(step, kernel=ScatterRows):
+    return kernel().apply(step, Context(plan(step), 0))
 
 
-def ops(item):
-    return [node.op for node in item.graph_def.node]
+def ops(step):
+    return [node.op for node in step.graph_def.node]
 
 
-def run(item):
+def run(step):
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(item.graph_def, name="")
+        tf.import_graph_def(step.graph_def, name="")
     with tf.compat.v1.Session(graph=graph) as session:
         session.run(["v/Assign", "squares/Assign"])
         session.run("write", {"ids:0": IDS, "rows:0": VALUES})
@@ -60,8 +60,8 @@ def run(item):
 
 
 def test_a_step_without_sums_of_segments_is_left_as_it_is():
-    item = Step(from_text("v = VarHandleOp()\na = Placeholder()\nw = AssignAddVariableOp(v, a)"))
-    assert applied(item) is item and applied(item, SumRows) is item
+    step = Step(from_text("v = VarHandleOp()\na = Placeholder()\nw = AssignAddVariableOp(v, a)"))
+    assert applied(step) is step and applied(step, SumRows) is step
 
 
 @pytest.mark.parametrize("write", ["assign_add", "assign_sub"])
@@ -80,12 +80,12 @@ def test_a_step_without_sums_of_segments_is_left_as_it_is():
     ids=lambda pair: pair[0],
 )
 def test_rows_are_added(build, write):
-    item = item_of(build[1], write)
-    found = applied(item)
+    step = item_of(build[1], write)
+    found = applied(step)
     assert ("ResourceScatterAdd" if write == "assign_add" else "ResourceScatterSub") in ops(found)
     summed = [n for n in nodes_with_rows(found, ROWS) if n.startswith("UnsortedSegmentSum")]
     assert not summed
-    np.testing.assert_allclose(run(found), run(item), rtol=1e-12)
+    np.testing.assert_allclose(run(found), run(step), rtol=1e-12)
     assert_imports(found.graph_def)
 
 
@@ -103,16 +103,16 @@ def test_rows_are_added(build, write):
     ids=lambda pair: pair[0],
 )
 def test_what_is_not_zero_elsewhere_is_added_whole(build):
-    item = item_of(build[1])
-    assert applied(item) is item
+    step = item_of(build[1])
+    assert applied(step) is step
 
 
 def test_a_sum_that_others_read_stays_for_them():
-    item = item_of(lambda table, squares: table * tf.reduce_max(table))
-    found = applied(item)
+    step = item_of(lambda table, squares: table * tf.reduce_max(table))
+    found = applied(step)
     assert "ResourceScatterSub" in ops(found)
     assert [n for n in nodes_with_rows(found, ROWS) if n.startswith("UnsortedSegmentSum")]
-    np.testing.assert_allclose(run(found), run(item), rtol=1e-12)
+    np.testing.assert_allclose(run(found), run(step), rtol=1e-12)
 
 
 def test_shapes_of_new_tensors_are_known():
@@ -123,13 +123,13 @@ def test_shapes_of_new_tensors_are_known():
 
 
 def test_a_norm_of_the_rows_is_taken_of_the_rows():
-    item = item_of(lambda table, squares: squares * tf.reduce_sum(table))
-    found = applied(item, SumRows)
+    step = item_of(lambda table, squares: squares * tf.reduce_sum(table))
+    found = applied(step, SumRows)
     assert "UnsortedSegmentSum" not in ops(found)
-    np.testing.assert_allclose(run(found), run(item), rtol=1e-12)
+    np.testing.assert_allclose(run(found), run(step), rtol=1e-12)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_sums_along_one_axis_stay(axis):
-    item = item_of(lambda table, squares: squares + tf.reduce_sum(tf.reduce_sum(table, axis)))
-    assert applied(item, SumRows) is item
+    step = item_of(lambda table, squares: squares + tf.reduce_sum(tf.reduce_sum(table, axis)))
+    assert applied(step, SumRows) is step

@@ -39,10 +39,10 @@ def _shard(owner: int | None) -> strategy_pb2.Shard:
 
 
 def sharded_plan(
-    item: Step, cuts: Mapping[str, Partitioning], workers: int = 2, replicas: int = 1, by_server: bool = True
+    step: Step, cuts: Mapping[str, Partitioning], workers: int = 2, replicas: int = 1, by_server: bool = True
 ) -> strategy_pb2.Strategy:
     """A strategy that cuts variables; owners of shards go round, or every shard is reduced."""
-    strategy = plan(item, workers, replicas)
+    strategy = plan(step, workers, replicas)
     for position, (name, cut) in enumerate(cuts.items()):
         owners = [(k + position) % workers if by_server else SHUFFLE for k in range(len(cut.sizes))]
         cut_in_strategy(strategy, name, cut, owners)
@@ -54,9 +54,9 @@ def in_thirds(length: int) -> tuple[int, ...]:
     return {1: (1,), 2: (1, 1), 3: (1, 2)}.get(length, (2, 1, length - 3))
 
 
-def every_cut(item: Step, axis: int = 0) -> dict[str, Partitioning]:
+def every_cut(step: Step, axis: int = 0) -> dict[str, Partitioning]:
     """A cut of every variable that has a gradient, along `axis` or its last."""
-    shapes = {g.variable: item.by_name[g.variable].shape for g in item.gradients}
+    shapes = {g.variable: step.by_name[g.variable].shape for g in step.gradients}
     found = {}
     for name, shape in shapes.items():
         at = min(axis, len(shape) - 1)
@@ -65,10 +65,10 @@ def every_cut(item: Step, axis: int = 0) -> dict[str, Partitioning]:
     return found
 
 
-def partitioned(item: Step, strategy: strategy_pb2.Strategy) -> tuple[Step, tuple[str, ...]]:
+def partitioned(step: Step, strategy: strategy_pb2.Strategy) -> tuple[Step, tuple[str, ...]]:
     """Returns the partitioned step, before any other kernel, and the logged parts that are not computed by shard."""
     before = itertools.takewhile(lambda kernel: kernel != PartitionVariables(), KERNELS)
-    made = partition(run_pipeline(tuple(before), item, Context(strategy, 0)))
+    made = partition(run_pipeline(tuple(before), step, Context(strategy, 0)))
     return made.item, made.told
 
 

@@ -98,8 +98,8 @@ def test_an_id_out_of_range_fails_as_on_one_device(cut, wrong):
 
 def test_shards_are_asked_for_rows_and_never_read():
     captured, _ = table_step()
-    for item in rewritten(captured, sharded_plan(captured.item, {"table": BY_ROWS})):
-        ops = [node.op for node in item.graph_def.node]
+    for step in rewritten(captured, sharded_plan(captured.item, {"table": BY_ROWS})):
+        ops = [node.op for node in step.graph_def.node]
         assert "ReadVariableOp" not in ops
         assert ops.count("ResourceGather") == len(BY_ROWS.sizes)
 
@@ -110,11 +110,11 @@ def test_each_shard_gets_its_own_rows_of_a_sparse_gradient():
     cut_in_strategy(strategy, "table", BY_ROWS, [1, 0, 1])
     session = Session(captured, strategy)
     asked = np.array([6, 2, 3, 2, 5, 0], np.int32)
-    item = session.items[1]
+    step = session.items[1]
     places = {
-        node.input[0]: node.input[1] for node in item.graph_def.node if node.op == "ResourceScatterNdSub"
+        node.input[0]: node.input[1] for node in step.graph_def.node if node.op == "ResourceScatterNdSub"
     }  # fmt: skip
-    handles = [item.by_name[f"table/shard_{k}"].handle for k in (0, 2)]
+    handles = [step.by_name[f"table/shard_{k}"].handle for k in (0, 2)]
     assert sorted(places) == sorted(handles)
     first, third = session.fetch_once((asked,), [f"worker_1/{places[handle]}:0" for handle in handles])
     assert sorted(first.ravel()) == [0, 2, 2]

@@ -24,8 +24,8 @@ v1 = tf.compat.v1
 CUTS = {"v": Partitioning(0, (1, 3)), "table": Partitioning(0, (3, 4))}
 
 
-def sharded(item: Step) -> strategy_pb2.Strategy:
-    return sharded_plan(item, CUTS, 2)
+def sharded(step: Step) -> strategy_pb2.Strategy:
+    return sharded_plan(step, CUTS, 2)
 
 
 def build(uses_loop: bool = False, measures: bool = False) -> None:
@@ -98,10 +98,10 @@ def test_initialisers_set_the_shards_and_a_fetch_gives_the_whole():
 def test_what_a_branch_reads_is_read_after_the_question_whether_there_is_a_value():
     """Otherwise an initialiser that runs concurrently could come between, and the branch would read the old value."""
     with built() as (cluster, _):
-        item = place_variables(cluster.captured.step((), ["init"], {}), cluster.placements)
-        questions = {n.name for n in item.graph_def.node if n.op == "VarIsInitializedOp" and n.input[0] == "v"}
+        step = place_variables(cluster.captured.step((), ["init"], {}), cluster.placements)
+        questions = {n.name for n in step.graph_def.node if n.op == "VarIsInitializedOp" and n.input[0] == "v"}
         assert len(questions) == 1
-        made = rewrite(item, Context(cluster.strategy, 0, Fetching.BY_EACH), kernels=SETTING_KERNELS)
+        made = rewrite(step, Context(cluster.strategy, 0, Fetching.BY_EACH), kernels=SETTING_KERNELS)
     editor = GraphEditor(made.graph_def)
     (read,) = (node.name for node in editor if node.name.startswith("v/whole/for/") and node.name.endswith("/refresh"))
     assert questions <= editor.ancestors([read])
@@ -152,7 +152,7 @@ def test_a_loop_of_tensorflow_1_reads_the_whole(first_control_flow):
 def test_a_loop_of_tensorflow_1_reads_what_another_worker_holds(first_control_flow, local_proxy):
     """No node outside of a loop waits for one inside, as the gradients that are sent wait for reads."""
     owners = {"v": 0, "table": 1}
-    with built(lambda item: plan(item, 2, 1, owners, local_proxy=local_proxy), uses_loop=True) as (cluster, alone):
+    with built(lambda step: plan(step, 2, 1, owners, local_proxy=local_proxy), uses_loop=True) as (cluster, alone):
         assert "Enter" in {op.type for op in alone.graph.get_operations()}
         assert_trains_alike(cluster, alone)
 
@@ -165,6 +165,6 @@ def test_a_branch_of_tensorflow_1_that_writes_is_refused(first_control_flow):
         train = v1.cond(
             tf.reduce_sum(gradient) > 0.0, lambda: v.assign_sub(gradient), lambda: v.assign(gradient)
         ).op.name
-    cluster = Cluster(graph, notes.calls, lambda item: sharded_plan(item, {"v": Partitioning(0, (1, 3))}))
+    cluster = Cluster(graph, notes.calls, lambda step: sharded_plan(step, {"v": Partitioning(0, (1, 3))}))
     with pytest.raises(StrategyError, match=r"v is partitioned, and \w+ \(.*\) writes it inside a loop or a branch"):
         cluster.run(targets=[train], x=numbers(0, 6, 4))

@@ -146,22 +146,22 @@ def test_of_matrices_alone_nothing_is_put_together():
 @pytest.mark.parametrize("name, axis", pairs([name for name in EVERY if name not in IN_PART], [1, 0], each=5))
 def test_the_update_is_done_shard_by_shard(name, axis):
     captured = step_with(name).captured
-    item, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item, axis)))
+    step, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item, axis)))
     is_divided_in_a_branch = name == "rmsprop, centered"  # so does Keras, with sparse rows
     assert any("StatelessIf" in line for line in told) if is_divided_in_a_branch else told == ()
     cut = every_cut(captured.item, axis)
-    assert cut.keys().isdisjoint(item.by_name)
+    assert cut.keys().isdisjoint(step.by_name)
     assert {shard_name(variable, k) for variable, one in cut.items() for k in range(len(one.sizes))} <= set(
-        item.by_name
+        step.by_name
     )
 
 
 @pytest.mark.parametrize("name", ["clipped by global norm", "clipped by norm", "lamb"])
 def test_of_a_norm_numbers_travel_and_not_gradients(name):
     captured = dense_step(name).captured
-    item, _ = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))
-    once = find_stages(item).once
-    assert not [node.name for node in item.graph_def.node if node.name in once and node.op == "ConcatV2"]
+    step, _ = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))
+    once = find_stages(step).once
+    assert not [node.name for node in step.graph_def.node if node.name in once and node.op == "ConcatV2"]
 
 
 @pytest.mark.parametrize("name", IN_PART)

@@ -113,14 +113,14 @@ def replicated(captured, strategy, worker=0):
 
 def joins_of(make, is_global, example=None):
     captured = capture(make(), batches()[0][0] if example is None else example, is_global=is_global)
-    item = replicated(captured, plan(captured.item, 2, 1))
-    asked = [join for join in item.replication.joins if join.kind is PendingReductionKind.LOSS]
+    step = replicated(captured, plan(captured.item, 2, 1))
+    asked = [join for join in step.replication.joins if join.kind is PendingReductionKind.LOSS]
     divided = [
         join
-        for join in item.replication.joins
+        for join in step.replication.joins
         if join.kind is PendingReductionKind.GRADIENT and join.weight is not None
     ]
-    return len(asked), len(divided), node_of(ALL_EXAMPLES) in item.graph_index.nodes
+    return len(asked), len(divided), node_of(ALL_EXAMPLES) in step.graph_index.nodes
 
 
 def test_a_mean_over_what_each_worker_feeds_costs_no_exchange():
@@ -163,9 +163,9 @@ def test_a_function_of_a_part_of_a_gradient_is_refused_by_name():
 
 def test_a_clipped_gradient_of_weights_is_joined_before_it_is_clipped():
     captured = capture(steps.clip_gradient_of_weights(), *batches()[0])
-    item = replicated(captured, plan(captured.item, 2, 1))
-    (gradient,) = item.gradients
-    assert item.graph_index.nodes[node_of(gradient.tensors[0])].op == "MatMul"
+    step = replicated(captured, plan(captured.item, 2, 1))
+    (gradient,) = step.gradients
+    assert step.graph_index.nodes[node_of(gradient.tensors[0])].op == "MatMul"
     assert "clip_by_norm" in captured.item.gradients[0].tensors[0]
 
 
@@ -181,7 +181,7 @@ def test_sessions_that_fetch_a_cotangent_send_what_others_send():
     alone = replace(captured.item, outputs=captured.item.outputs[:1])
     position = next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, Replicate))
     travels = []
-    for item in (captured.item, alone):
-        made = rewrite(item, Context(strategy, 0, Fetching.BY_EACH), kernels=KERNELS[: position + 1])
+    for step in (captured.item, alone):
+        made = rewrite(step, Context(strategy, 0, Fetching.BY_EACH), kernels=KERNELS[: position + 1])
         travels.append([(j.name, j.kind, j.dtype, j.weight_dtype) for j in made.replication.joins])
     assert travels[0] == travels[1] != []

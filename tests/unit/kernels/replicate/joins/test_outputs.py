@@ -63,15 +63,15 @@ def test_a_summary_that_a_function_returns_is_that_of_all_workers(cluster, caplo
 def test_a_summary_that_a_session_fetches_is_that_of_its_own_workers_replicas():
     captured = capture(summarised(means_and_sums), *BATCHES[0])
     context = Context(plan(captured.item, 2, 2), 0, Fetching.BY_EACH)
-    item = rewrite(captured.item, context)
-    assert not [join for join in item.replication.joins if join.name.startswith("output")]
+    step = rewrite(captured.item, context)
+    assert not [join for join in step.replication.joins if join.name.startswith("output")]
     x = BATCHES[0][0]
     with tf.Graph().as_default() as graph, v1.Session() as session:
-        tf.import_graph_def(in_one_session(item.graph_def), name="")
-        weight = graph.get_tensor_by_name(f"{item.by_name['weight'].handle}:0")
+        tf.import_graph_def(in_one_session(step.graph_def), name="")
+        weight = graph.get_tensor_by_name(f"{step.by_name['weight'].handle}:0")
         session.run(tf.raw_ops.AssignVariableOp(resource=weight, value=np.ones((4, 2))))
         feeds = {next(iter(captured.item.inputs)): x, EXAMPLES: len(x)}
-        [text] = session.run([item.outputs[0]], feeds)
+        [text] = session.run([step.outputs[0]], feeds)
     shown = shown_in(text)
     loss = np.mean(np.square(x @ np.ones((4, 2))))
     assert shown == pytest.approx(

@@ -207,13 +207,13 @@ def fetched_by(worker: int, values: Values, shape: tuple[int, int], x: np.ndarra
     """Returns a worker's fetches for its own part."""
     captured = capture(step_that(values), x)
     value = captured.sources[0].numpy()
-    item = rewrite(captured.item, Context(plan(captured.item, *shape), worker, Fetching.BY_EACH))
-    assert not [join for join in item.replication.joins if join.name.startswith("output")]
+    step = rewrite(captured.item, Context(plan(captured.item, *shape), worker, Fetching.BY_EACH))
+    assert not [join for join in step.replication.joins if join.name.startswith("output")]
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
-        tf.import_graph_def(in_one_session(item.graph_def), name="")
-        weight = graph.get_tensor_by_name(f"{item.by_name['weight'].handle}:0")
+        tf.import_graph_def(in_one_session(step.graph_def), name="")
+        weight = graph.get_tensor_by_name(f"{step.by_name['weight'].handle}:0")
         session.run(tf.raw_ops.AssignVariableOp(resource=weight, value=value))
-        return session.run(returned_by(item), {next(iter(captured.item.inputs)): x, EXAMPLES: len(x)})
+        return session.run(returned_by(step), {next(iter(captured.item.inputs)): x, EXAMPLES: len(x)})
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 2), (2, 3)], ids=lambda s: f"{s[0]}x{s[1]}")
@@ -278,7 +278,7 @@ def test_it_is_told_whether_any_worker_has_examples_beside_what_is_joined_anyway
     assert none == [0.0] * shape[0]
 
 
-def bucketed(item: Step) -> list[int]:
+def bucketed(step: Step) -> list[int]:
     """Returns for each bucket of values other than gradients the number of its joins."""
-    own = [join for join in item.replication.joins if join.kind is PendingReductionKind.STATE]
+    own = [join for join in step.replication.joins if join.kind is PendingReductionKind.STATE]
     return [len(bucket.joins) // len(own) for bucket in make_buckets(own, lambda join: None)]

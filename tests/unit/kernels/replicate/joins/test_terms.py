@@ -221,7 +221,7 @@ ONE_WEIGHT = {
 @pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in ONE_WEIGHT.items()])
 def test_nothing_is_left_of_seams_where_one_weight_suits_all(loss, shape):
     captured = capture(step_of(loss), batches()[0][0])
-    (item, *_) = rewritten(captured, plan(captured.item, *shape))
-    assert not item.gradient_calls[0].terms
-    assert not [node.name for node in item.graph_def.node if "autodist_loss_value" in node.name]
-    assert sum("autodist_loss_weight" in node.name for node in item.graph_def.node) <= 1
+    (step, *_) = rewritten(captured, plan(captured.item, *shape))
+    assert not step.gradient_calls[0].terms
+    assert not [node.name for node in step.graph_def.node if "autodist_loss_value" in node.name]
+    assert sum("autodist_loss_weight" in node.name for node in step.graph_def.node) <= 1
