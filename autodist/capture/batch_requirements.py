@@ -13,10 +13,10 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
-from autodist.graph.propagation import ByPosition, PerExample, Propagation, Unknown
 from autodist.graph.seeds import joined_calls, live_calls
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
+from autodist.layout import ByPosition, PerExample, Propagation, Unknown
 
 _FIX = (
     "Leave the batch axis open (-1 or tf.shape(x)[0] in tf.reshape and tf.zeros; None in set_shape, tf.ensure_shape, "

@@ -14,7 +14,7 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 
-_TELLS, _ENTRANCES = having(Trait.TELLS), having(Trait.ENTER | Trait.SWITCH)
+_TELLS, _ENTRANCES = having(Trait.PRINTS), having(Trait.ENTER | Trait.SWITCH)
 
 
 @dataclass(frozen=True)

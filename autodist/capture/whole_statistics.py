@@ -19,9 +19,9 @@ from autodist.capture.patches import CREATE_OP, patched
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
 from autodist.graph.origins import line_of
-from autodist.graph.propagation import Mean, Scalar, Total, Weight
 from autodist.graph.read_again import branches_read_again, find_behind, writes_read_again
 from autodist.graph.step import Step
+from autodist.layout import Mean, Scalar, Total, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")

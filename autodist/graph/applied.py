@@ -14,7 +14,7 @@ from autodist.graph.parts import Variable, VariableGradient
 from autodist.graph.stages import Stages
 from autodist.graph.step import Step
 
-_PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
+_PASSING = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS)
 
 
 @dataclass(frozen=True)

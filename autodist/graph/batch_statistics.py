@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from autodist.graph.loss_terms import find_terms
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.propagation import Elements, Kind, Mean, PerExample, Propagation, Sum, Total, Unknown
 from autodist.graph.seeds import joined_calls, live_calls
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
+from autodist.layout import Elements, Kind, Mean, PerExample, Propagation, Sum, Total, Unknown
 
 
 @dataclass(frozen=True)

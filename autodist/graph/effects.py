@@ -14,7 +14,7 @@ READS = having(Trait.READ)
 QUERIES = having(Trait.QUERY)
 _BRANCHES = having(Trait.BRANCH)
 
-PASSES = having(Trait.SAME | Trait.ENTER | Trait.SWITCH)
+PASSES = having(Trait.IDENTITY | Trait.ENTER | Trait.SWITCH)
 """Ops that return a handle unchanged."""
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autodist.graph.propagation import PerExample, Propagation, Replicated, propagate
 from autodist.graph.seeds import declare_seeds
 from autodist.graph.step import Step
+from autodist.layout import PerExample, Propagation, Replicated, propagate
 
 
 def flows_of(step: Step) -> Propagation:

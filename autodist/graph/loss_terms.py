@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import GradientCall, Term
-from autodist.graph.propagation import (
+from autodist.graph.step import Step
+from autodist.graph.walks import reach
+from autodist.layout import (
     Elements,
     Examples,
     Kind,
@@ -22,8 +24,6 @@ from autodist.graph.propagation import (
     Unknown,
     Weight,
 )
-from autodist.graph.step import Step
-from autodist.graph.walks import reach
 
 
 def loss_kind(step: Step, flows: Propagation, name: str) -> Kind:

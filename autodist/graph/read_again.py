@@ -24,10 +24,10 @@ from autodist.graph.effects import NO_EFFECT, READS
 from autodist.graph.names import node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
-from autodist.graph.propagation import Mean, Propagation, Replicated, Sum, Unknown
 from autodist.graph.seeds import joined_calls, live_calls
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
+from autodist.layout import Mean, Propagation, Replicated, Sum, Unknown
 
 
 def find_behind(writes: Iterable[str], step: Step, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics:

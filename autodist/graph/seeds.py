@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.linearity import Grade, find_linearity
 from autodist.graph.loss_terms import find_terms, loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, Term
-from autodist.graph.propagation import (
+from autodist.graph.step import Step
+from autodist.graph.walks import reach
+from autodist.layout import (
     Examples,
     GraphPropagation,
     Mean,
@@ -24,8 +25,7 @@ from autodist.graph.propagation import (
     Unknown,
     Weight,
 )
-from autodist.graph.step import Step
-from autodist.graph.walks import reach
+from autodist.layout.linearity import Grade, find_linearity
 
 
 @dataclass(frozen=True)

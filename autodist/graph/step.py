@@ -17,9 +17,9 @@ from autodist.graph.origins import Origins, no_origins
 from autodist.graph.parts import EvenSharesRequired, GradientCall, PendingReduction, Variable, VariableGradient
 from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement, VariablePlacement, shard_name
-from autodist.graph.propagation import Propagation
 from autodist.graph.stages import Stages
 from autodist.graph.subgraph import SpecOf, unknown_spec
+from autodist.layout import Propagation
 
 EXAMPLES = "autodist/examples:0"
 """Placeholder of a replicated step, fed with this worker's number of examples (int64 scalar).

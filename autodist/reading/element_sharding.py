@@ -20,8 +20,8 @@ from tensorflow.python.data.util import structure  # packs the elements that dat
 from tensorflow.python.framework import op_def_registry
 
 from autodist.graph.ops import Trait, having
-from autodist.graph.propagation import propagate
-from autodist.graph.propagation.kinds import PerExample
+from autodist.layout import propagate
+from autodist.layout.kinds import PerExample
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import Counted, OwnRows, Reading, ShardedBatches
 from autodist.reading.data_sets import kind_of
@@ -40,7 +40,7 @@ _CUTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 """Operations on element numbers alone; before a one-to-one map they give the same result as after it."""
 
-_SAME_AGAIN = having(Trait.CALL | Trait.BRANCH | Trait.LOOP | Trait.READ | Trait.TABLE_READ | Trait.TELLS)
+_SAME_AGAIN = having(Trait.CALL | Trait.BRANCH | Trait.LOOP | Trait.READ | Trait.TABLE_READ | Trait.PRINTS)
 """Operations that TensorFlow counts as stateful, but whose result for an element does not depend on earlier ones."""
 
 _CALLERS = {"PyFunc": "tf.numpy_function"}

@@ -25,7 +25,7 @@ from autodist.resources import ResourceSpec
 from autodist.runs.gathered_batches import GatheredFeeds, GatheredInput
 from autodist.runtime.input_consistency import Meant
 
-_PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS) | {"NoOp"}
+_PASSING = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS) | {"NoOp"}
 
 Arrays = Mapping[tf.Tensor, np.ndarray]
 

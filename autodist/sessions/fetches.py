@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.names import node_of
-from autodist.graph.propagation import Joined, Unknown
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels import Fetching
+from autodist.layout import Joined, Unknown
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.proto import strategy_pb2
 from autodist.runtime.program import Program

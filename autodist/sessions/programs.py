@@ -17,9 +17,9 @@ from autodist.capture.tables import fills_tables_alone, require_unchanged
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of, row_axes
-from autodist.graph.propagation import PerExample, Replicated
 from autodist.graph.step import Step
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, only_sets
+from autodist.layout import PerExample, Replicated
 from autodist.runs.run import Run
 from autodist.sessions.batches import require_no_queue
 from autodist.sessions.feeds import SessionFeeds, disagree

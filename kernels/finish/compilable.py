@@ -15,7 +15,7 @@ _DRAWS = Trait.SEEDED | Trait.GENERATOR
 """XLA ignores the generator state and the seeds: a seed would no longer determine the numbers."""
 
 _CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
-_NEVER_WAITS = having(_DRAWS | Trait.TELLS | Trait.LOOKS | Trait.QUERY) | {"VarHandleOp"}
+_NEVER_WAITS = having(_DRAWS | Trait.PRINTS | Trait.CHECKS | Trait.QUERY) | {"VarHandleOp"}
 
 NOT_IN_XLA = "_autodist_not_in_xla"
 """An attribute of functions with a shape that depends on fed values, while XLA needs it at compile time."""

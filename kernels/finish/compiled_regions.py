@@ -208,4 +208,4 @@ def work_in(graph_index: GraphIndex, region: Iterable[str]) -> int:
 
 
 _CONVOLUTIONS = having(Trait.CONVOLUTION)
-_NO_WORK = having(Trait.SOURCE | Trait.SAME | Trait.RESHAPES | Trait.BY_SHAPES) | {"AssignVariableOp"}
+_NO_WORK = having(Trait.SOURCE | Trait.IDENTITY | Trait.RESHAPES | Trait.BY_SHAPES) | {"AssignVariableOp"}

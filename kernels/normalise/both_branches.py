@@ -12,10 +12,10 @@ from autodist.graph.effects import QUERIES
 from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import is_in_batches, is_stateless
-from autodist.graph.propagation.bodies import Body, Library
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.normalise.variable_versions import WRITES, Arithmetic, VariableVersion
+from autodist.layout.bodies import Body, Library
 
 _BRANCHES = ("then_branch", "else_branch")
 

@@ -13,7 +13,6 @@ from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.names import tensor
 from autodist.graph.placement import SyncMode, listed
-from autodist.graph.propagation import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
 from autodist.graph.read_again import writes_read_again
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
@@ -24,6 +23,7 @@ from autodist.kernels.plan import Plan
 from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
 from autodist.kernels.replicate.advance_alike import reads_to_offset
 from autodist.kernels.replicate.recompute_after_reduce import find_recomputed
+from autodist.layout import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
 from autodist.graph.names import tensor
-from autodist.graph.propagation import PerExample, Propagation, Replicated, Sum, Unknown
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.unused import remove_unused
+from autodist.layout import PerExample, Propagation, Replicated, Sum, Unknown
 
 
 @dataclass(frozen=True)

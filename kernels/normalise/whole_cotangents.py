@@ -12,15 +12,15 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.linearity import Grade, Linearity, find_linearity, is_nonlinear
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import VariableGradient
-from autodist.graph.propagation import Mean, PerExample, Propagation, Replicated, Sum, Unknown
 from autodist.graph.seeds import joined_calls
 from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
+from autodist.layout import Mean, PerExample, Propagation, Replicated, Sum, Unknown
+from autodist.layout.linearity import Grade, Linearity, find_linearity, is_nonlinear
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -64,7 +64,7 @@ class WholeCotangents(Kernel):
 
 
 def _nonlinear(step: Step, seen: Linearity) -> list[VariableGradient]:
-    return [gradient for gradient in step.gradients if seen.of(gradient.tensors[-1]) is Grade.BENT]
+    return [gradient for gradient in step.gradients if seen.of(gradient.tensors[-1]) is Grade.NONLINEAR]
 
 
 def _seeds_of_parts(step: Step, flows: Propagation) -> list[str]:
@@ -124,12 +124,12 @@ class _Paths:
         """Returns True if a node is a nonlinear function of partial sums."""
         node = self._item.graph_index.nodes[name]
         if node.op in _HOLD_OTHERS:
-            return name in self._seen.bends
+            return name in self._seen.nonlinear
         return node.op != "IdentityN" and is_nonlinear(node, [self._seen.of(i) for i in self._inputs(name)])
 
     def _nonlinear_inputs(self, name: str) -> Iterator[str]:
         """Returns the producers of a node's inputs that are not proportional to the seeds."""
-        return (node_of(i) for i in self._inputs(name) if self._seen.of(i) is Grade.BENT)
+        return (node_of(i) for i in self._inputs(name) if self._seen.of(i) is Grade.NONLINEAR)
 
     def _inputs(self, name: str) -> list[str]:
         return [tensor(i) for i in self._item.graph_index.nodes[name].input if not is_control(i)]

@@ -11,12 +11,12 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import input_names
 from autodist.graph.ops import Trait
-from autodist.graph.propagation import PerExample, Propagation, RowsOfDraw
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.advance_alike import AddedToDraws
 from autodist.kernels.replicate.split_batch import first_example
+from autodist.layout import PerExample, Propagation, RowsOfDraw
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import input_names, types_of_inputs, types_of_outputs
 from autodist.graph.ops import Trait, having
-from autodist.graph.propagation import DrawAt, Propagation, RowsOfDraw
 from autodist.graph.step import Step
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.communicate.buckets import digest
@@ -20,6 +19,7 @@ from autodist.kernels.finish.called_function import CalledFunction, call_node, s
 from autodist.kernels.finish.compilable import NOT_IN_XLA
 from autodist.kernels.replicate.advance_alike import STRIDE, AddedToDraws
 from autodist.kernels.replicate.draw_by_key import first_and_all, rows_of_whole
+from autodist.layout import DrawAt, Propagation, RowsOfDraw
 
 _PART, _PASSED_ON = "autodist_part", "autodist_part_passed_on"
 _LOOPS = having(Trait.LOOP)

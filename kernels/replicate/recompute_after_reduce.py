@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import draws_numbers
-from autodist.graph.propagation import Kind, Replicated, Unknown
 from autodist.graph.step import Step
+from autodist.layout import Kind, Replicated, Unknown
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import Origins
 from autodist.graph.parts import PendingReductionKind
-from autodist.graph.propagation import Propagation
 from autodist.graph.seeds import varying_seeds
 from autodist.graph.stages import Stages
 from autodist.graph.step import Replication, Step
@@ -35,6 +34,7 @@ from autodist.kernels.replicate.joins import (
 )
 from autodist.kernels.replicate.split_batch import split_batch
 from autodist.kernels.replicate.state_writes import take_state_writes
+from autodist.layout import Propagation
 
 _SEEDED = having(Trait.SEEDED)
 

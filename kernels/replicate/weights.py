@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from autodist.graph.propagation import Elements, Examples, Scalar, Total, Weight
 from autodist.graph.step import ALL_EXAMPLES, EXAMPLES
 from autodist.graph.subgraph import SubgraphBuilder
+from autodist.layout import Elements, Examples, Scalar, Total, Weight
 
 Named = Callable[[str, int], str]
 """The name of a captured tensor in the i-th local replica."""

@@ -12,11 +12,11 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import RowJoin, VariableGradient
-from autodist.graph.propagation import PerExample, Propagation, Replicated
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.merge_rows import is_summed
+from autodist.layout import PerExample, Propagation, Replicated
 
 _UNIQUE = {
     **dict.fromkeys(having(Trait.UNIQUE | Trait.UNIQUE_COUNTED), 0),
@@ -24,7 +24,7 @@ _UNIQUE = {
 }
 """Maps each op to the index of its output that contains no value twice."""
 
-_PASS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
+_PASS = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.propagation.bodies import Body, Library
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 from autodist.kernels.rows.signs import Sign
 from autodist.kernels.unused import remove_unused
+from autodist.layout.bodies import Body, Library
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from autodist.kernels.base import Context, Kernel
 
 # Their second input is the indices.
 _ADDING = frozenset(op for s in SUMS for op in (s.scatter, s.scatter_nd)) | {"UnsortedSegmentSum"}
-_PASS_INDICES = having(Trait.SAME | Trait.RESHAPES) - {"EnsureShape"}
+_PASS_INDICES = having(Trait.IDENTITY | Trait.RESHAPES) - {"EnsureShape"}
 
 _WORTH_ONE_IN = 4
 
@@ -129,7 +129,7 @@ class _Paths:
     def _is_scaling(self, node: NodeDef, made: str) -> bool:
         """Returns True if a node multiplies every row by the same number."""
         inputs = [tensor(i) for i in node.input if not is_control(i)]
-        if node.op == "Neg" or node.op in having(Trait.SAME):
+        if node.op == "Neg" or node.op in having(Trait.IDENTITY):
             return True
         if node.op == "Mul":
             other = inputs[1] if inputs[0] == made else inputs[0]

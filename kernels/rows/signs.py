@@ -49,7 +49,7 @@ class Signs:
             return Sign.NOT_NEGATIVE
         if node.op == "ReadVariableOp":
             return Sign(self._stays_not_negative(self._handle_of(inputs[0])))
-        if node.op == "Sqrt" or node.op in having(Trait.SAME):
+        if node.op == "Sqrt" or node.op in having(Trait.IDENTITY):
             return self.of(inputs[0])
         if node.op == "UnsortedSegmentSum":
             return min(self.of(inputs[0]), Sign.NOT_NEGATIVE)

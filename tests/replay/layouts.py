@@ -1,6 +1,6 @@
 """The layout of each tensor of a stored step: its variation over the replicas, as inferred by propagation.
 
-The text does not use the class names of `autodist.graph.propagation`, so that renaming these does not change it.
+The text does not use the class names of `autodist.layout`, so that renaming these does not change it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import cache
 
 from autodist.graph.flows import flows_of
-from autodist.graph.propagation import (
+from autodist.graph.step import Step
+from autodist.layout import (
     ByPosition,
     Elements,
     Examples,
@@ -23,7 +24,6 @@ from autodist.graph.propagation import (
     Unknown,
     Weight,
 )
-from autodist.graph.step import Step
 from tests.replay.stored import StoredStep
 
 PREFIX = "layouts/"

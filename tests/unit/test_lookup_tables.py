@@ -15,7 +15,7 @@ from autodist.capture.function import capture_function
 from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import CaptureError
 from autodist.graph.flows import flows_of
-from autodist.graph.propagation import Examples, Mean
+from autodist.layout import Examples, Mean
 from autodist.runs.fingerprint import Fingerprint
 
 v1 = tf.compat.v1

@@ -1,6 +1,6 @@
 """The op table: all known properties of each op, in one row for all users.
 
-The only exception is propagation of the batch through an op: `RULES` in the files of `graph.propagation`, next to the
+The only exception is propagation of the batch through an op: `RULES` in the files of `autodist.layout`, next to the
 functions that they refer to.
 """
 

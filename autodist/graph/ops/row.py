@@ -41,7 +41,7 @@ class Trait(enum.Flag):
 
     # -- outputs made of input elements --
 
-    SAME = enum.auto()
+    IDENTITY = enum.auto()
     """Its output is its first input."""
     RESHAPES = enum.auto()
     """The same elements in the same order, in another shape or with a checked shape."""
@@ -77,9 +77,9 @@ class Trait(enum.Flag):
     """Normalizes examples with moments of all of them; the moments are its further outputs."""
     LIST = enum.auto()
     """Creates, reads or writes a list of tensors."""
-    TELLS = enum.auto()
+    PRINTS = enum.auto()
     """Prints something or stops the step; has no output."""
-    LOOKS = enum.auto()
+    CHECKS = enum.auto()
     """Prints something or stops the step; returns its input."""
     NOT_IN_XLA = enum.auto()
     """XLA could compile it, but it must stay outside."""

@@ -17,7 +17,6 @@ from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable, VariableGradient
 from autodist.graph.placement import SyncMode, shard_name
-from autodist.graph.propagation import DrawAt, Kind, Propagation, RowsOfDraw, Unknown
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
@@ -28,6 +27,7 @@ from autodist.kernels.place.partition.layouts import Alike, Along, Routed, RowId
 from autodist.kernels.place.partition.routes import route
 from autodist.kernels.place.partition.work import PartitionedVariable, Work
 from autodist.kernels.plan import Plan
+from autodist.layout import DrawAt, Kind, Propagation, RowsOfDraw, Unknown
 
 log = logging.getLogger("autodist")
 
@@ -36,7 +36,7 @@ Rule = Callable[[Work, NodeDef], bool]
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(FOLLOWED, elementwise),
     **dict.fromkeys(REDUCTIONS, reduction),
-    **dict.fromkeys(having(Trait.SAME | Trait.CASTS), rows.passed_on),
+    **dict.fromkeys(having(Trait.IDENTITY | Trait.CASTS), rows.passed_on),
     **dict.fromkeys(having(Trait.UNIQUE), rows.unique),
     "UnsortedSegmentSum": rows.segment_sum,
     "GatherV2": rows.gather,

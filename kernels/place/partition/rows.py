@@ -76,7 +76,7 @@ def _counts(work: Work, node: NodeDef, ids: str) -> bool:
         source = work.editor[node_of(name)]
         if source.op in having(Trait.LENGTHS):
             return work.data(source)[output_index(name)] == ids
-        if source.op != "StridedSlice" and source.op not in having(Trait.SAME | Trait.CASTS):
+        if source.op != "StridedSlice" and source.op not in having(Trait.IDENTITY | Trait.CASTS):
             return False
         name = work.data(source)[0]
     return False

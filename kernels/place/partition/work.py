@@ -15,11 +15,11 @@ from autodist.graph.effects import Effect
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.parts import Variable
 from autodist.graph.placement import Partitioning, shard_name
-from autodist.graph.propagation.folding import Constants
 from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout
+from autodist.layout.folding import Constants
 
 Build = Callable[[SubgraphBuilder], tf.Tensor]
 

@@ -10,13 +10,13 @@ import tensorflow as tf
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Aggregation, PendingReductionKind
-from autodist.graph.propagation import Joined, Kind, Mean, PerExample, Reduced, Replicated, Sum, Unknown
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.replica_dependent import find_late_reads
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.statistics import GlobalStatistic, Statistics
 from autodist.kernels.replicate.recompute_after_reduce import RecomputedValue, find_recomputed, make_again
 from autodist.kernels.replicate.state_writes import StateChange
+from autodist.layout import Joined, Kind, Mean, PerExample, Reduced, Replicated, Sum, Unknown
 
 
 @dataclass(frozen=True)

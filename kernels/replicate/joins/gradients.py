@@ -12,7 +12,6 @@ from autodist.errors import RewriteError
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction, PendingReductionKind, RowJoin, VariableGradient
-from autodist.graph.propagation import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.seeds import Undecided, calls_through_all_reduce, live_calls, seed_weight
 from autodist.graph.subgraph import Template, subgraph
 from autodist.kernels.replicate.joins.joiner import Joiner
@@ -20,6 +19,7 @@ from autodist.kernels.replicate.joins.loss_scales import LossScales, Seeds
 from autodist.kernels.replicate.joins.statistics import Statistics
 from autodist.kernels.replicate.joins.terms import TermSeeds
 from autodist.kernels.sums import ordered_sum, rows_of_examples, rows_together, sum_of_sums
+from autodist.layout import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")

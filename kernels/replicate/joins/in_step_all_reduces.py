@@ -7,11 +7,11 @@ import tensorflow as tf
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind, find_depths
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReductionKind
-from autodist.graph.propagation import Sum
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.rows import GatheredRows
+from autodist.layout import Sum
 
 
 class InStepAllReduces:

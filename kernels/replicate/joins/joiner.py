@@ -11,7 +11,13 @@ from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenSharesRequired, PendingReduction, PendingReductionKind, ReduceOp
-from autodist.graph.propagation import (
+from autodist.graph.stages import Stages
+from autodist.graph.step import UNEVEN, Step
+from autodist.graph.subgraph import SubgraphBuilder, Template, subgraph
+from autodist.kernels.base import Context
+from autodist.kernels.replicate.weights import ReplicaWeights
+from autodist.kernels.sums import merged, nothing_like, ordered_sum
+from autodist.layout import (
     Examples,
     Joined,
     Kind,
@@ -23,12 +29,6 @@ from autodist.graph.propagation import (
     Unknown,
     Weight,
 )
-from autodist.graph.stages import Stages
-from autodist.graph.step import UNEVEN, Step
-from autodist.graph.subgraph import SubgraphBuilder, Template, subgraph
-from autodist.kernels.base import Context
-from autodist.kernels.replicate.weights import ReplicaWeights
-from autodist.kernels.sums import merged, nothing_like, ordered_sum
 
 EVEN_PARTS = "even_parts"
 """Name of the reduction that checks if all replicas have equal parts: sums of example counts and of their squares."""

@@ -8,15 +8,15 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from autodist.graph.linearity import Linearity, find_linearity
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, PendingReductionKind
 from autodist.graph.placement import SyncMode
-from autodist.graph.propagation import Elements, Examples, Scalar, Total, Weight
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.sums import ordered_sum
+from autodist.layout import Elements, Examples, Scalar, Total, Weight
+from autodist.layout.linearity import Linearity, find_linearity
 
 EXACT = tf.float64
 """The dtype in which weights are divided, whatever that of the gradients: a sum of a mask is not exact in 16 bits."""
@@ -184,7 +184,7 @@ class LossScales:
         seen = self._linearity(self._joiner.item.gradient_calls[call])
         if self._dtype(call) not in (tf.float32, tf.float64):
             return "everywhere"
-        readers = {*seen.bends, *seen.halves, *self._other_readers(call, seen)}
+        readers = {*seen.nonlinear, *seen.float16_nodes, *self._other_readers(call, seen)}
         joins_outputs = self._joiner.context.joins_outputs
         if readers & (self._needed if joins_outputs else self._trains):
             return "everywhere"

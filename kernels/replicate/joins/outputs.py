@@ -12,7 +12,13 @@ from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
-from autodist.graph.propagation import (
+from autodist.graph.subgraph import subgraph
+from autodist.kernels.replicate.joins.global_state import GlobalState
+from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.joins.rows import concatenated
+from autodist.kernels.replicate.joins.statistics import Statistics
+from autodist.kernels.replicate.recompute_after_reduce import RecomputedValue, find_recomputed, make_again
+from autodist.layout import (
     Examples,
     Joined,
     Kind,
@@ -24,12 +30,6 @@ from autodist.graph.propagation import (
     Sum,
     Unknown,
 )
-from autodist.graph.subgraph import subgraph
-from autodist.kernels.replicate.joins.global_state import GlobalState
-from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.kernels.replicate.joins.rows import concatenated
-from autodist.kernels.replicate.joins.statistics import Statistics
-from autodist.kernels.replicate.recompute_after_reduce import RecomputedValue, find_recomputed, make_again
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -113,7 +113,7 @@ class OutputJoins:
     def _origin(self, name: str) -> str:
         """Returns the tensor that `name` forwards through identity-like nodes."""
         nodes = self._joiner.item.graph_index.nodes
-        while (node := nodes[node_of(name)]).op in having(Trait.SAME):
+        while (node := nodes[node_of(name)]).op in having(Trait.IDENTITY):
             name = tensor(node.input[0])
         return name
 

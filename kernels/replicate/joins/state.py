@@ -11,16 +11,16 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation, GradientCall, PendingReduction, PendingReductionKind, Variable
-from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.read_again import writes_read_again
 from autodist.graph.seeds import Undecided, joined_calls, seed_weight
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.graph.walks import reach
-from autodist.kernels.replicate.batch_degree import BatchDegree
 from autodist.kernels.replicate.joins.global_state import GlobalState
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.state_writes import StateChange
 from autodist.kernels.sums import ordered_sum
+from autodist.layout import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
+from autodist.layout.batch_degree import BatchDegree
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import draws_numbers
-from autodist.graph.propagation import (
+from autodist.graph.step import Step
+from autodist.graph.walks import reach
+from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.layout import (
     Joined,
     Kind,
     PerExample,
@@ -23,9 +26,6 @@ from autodist.graph.propagation import (
     Unknown,
     propagate,
 )
-from autodist.graph.step import Step
-from autodist.graph.walks import reach
-from autodist.kernels.replicate.joins.joiner import Joiner
 
 MOST_NODES = 64
 """Limit for a statistic; a network whose layers let examples see one another is larger and is not recomputed."""

@@ -11,9 +11,9 @@ from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import PendingReductionKind, Term
 from autodist.graph.placement import SyncMode
-from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.layout import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")

@@ -19,8 +19,8 @@ from autodist.graph.ops.table import ROWS, TABLE
 FOLDERS = [Path(package.__file__).parent for package in (autodist, autodist.kernels, autodist.strategies)]
 
 TABLES = {
-    "graph/propagation": ({"RULES"}, "the column of the table that has functions in it, each beside its entries"),
-    "graph/propagation/folding.py": ({"_FOLDS", "_OF_SHAPE"}, "what an op makes of constants, in functions"),
+    "layout": ({"RULES"}, "the column of the table that has functions in it, each beside its entries"),
+    "layout/folding.py": ({"_FOLDS", "_OF_SHAPE"}, "what an op makes of constants, in functions"),
     "capture/loss_decomposition.py": ({"_AGAIN", "_UNARY", "_BINARY", "_DATA_INPUTS"}, "how an op is made once more"),
     "place/partition": ({"RULES", "READS", "COMPLETED"}, "how an op is done on pieces, in functions"),
     "rows/signs.py": ({"_BINARY"}, "what sign an op makes of two, in functions"),
@@ -33,8 +33,8 @@ EXCEPTIONS = {
         "capture/loss_decomposition.py",
         frozenset({"Const", "ReadVariableOp"}),
     ): "all that is alike everywhere by itself",
-    ("graph/propagation/choices.py", frozenset({"Greater", "NotEqual", "Equal"})): "an idiom: `where(s > 0, a / s, 0)`",
-    ("graph/propagation/images.py", frozenset({"Minimum", "Maximum"})): "an idiom: `minimum(maximum(x, n), n)`",
+    ("layout/choices.py", frozenset({"Greater", "NotEqual", "Equal"})): "an idiom: `where(s > 0, a / s, 0)`",
+    ("layout/images.py", frozenset({"Minimum", "Maximum"})): "an idiom: `minimum(maximum(x, n), n)`",
     ("finish/compilable.py", frozenset({"Stack", "TensorArray"})): "what names begin with",
     ("rows/gather_rows.py", frozenset({"GatherV2", "Shape"})): "what the kernel rewrites, each into another op",
 }

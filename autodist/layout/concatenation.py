@@ -1,0 +1,256 @@
+"""Rules for ops that concatenate, stack, split or unstack tensors along an axis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from autodist.layout.arithmetic import add_forms
+from autodist.layout.combine import in_one_order
+from autodist.layout.entries import with_columns
+from autodist.layout.facts import (
+    REPLICATED,
+    Columnwise,
+    Coordinates,
+    Dims,
+    Fact,
+    Form,
+    Positions,
+    SelectedByPosition,
+    Sharded,
+    Statistic,
+    UnknownFact,
+    elements_of,
+    form_of,
+    with_axis,
+)
+from autodist.layout.kinds import Elements
+from autodist.layout.movement import CONCATENATED
+from autodist.layout.op_context import OpContext, Rule
+from autodist.layout.sampling import put_behind
+
+
+def concat(ctx: OpContext) -> Fact:
+    """ConcatV2: the axis is the last input."""
+    return _concat(ctx, range(len(ctx.facts) - 1), len(ctx.facts) - 1)
+
+
+def concat_old(ctx: OpContext) -> Fact:
+    """Concat: the axis is the first input."""
+    return _concat(ctx, range(1, len(ctx.facts)), 0)
+
+
+def _concat(ctx: OpContext, indices: Sequence[int], axis_index: int) -> Fact:
+    if any(isinstance(ctx.facts[index], Dims) for index in indices):
+        return _dims_of(ctx, indices)
+    axis = ctx.scalar(axis_index)
+    special = _concat_special(ctx, indices, axis)
+    if special is not None:
+        return special
+    forms = [form_of(ctx.facts[index]) for index in indices]
+    alike = _concat_counts(ctx, forms, axis) or _common_layout(ctx, forms)
+    if not isinstance(alike, Form) or alike.rows is None:
+        return alike
+    rank = ctx.rank(indices[0])
+    if axis is None or rank is None:
+        return ctx.unknown("the axis along which it concatenates tensors is not known")
+    if isinstance(alike.rows.count.of, Elements) and alike.rows.count.of.tensor == ctx.named():
+        return alike
+    if axis % rank != alike.rows.axis:
+        return _along_other_axis(ctx, forms)
+    return _stacked_rows(ctx, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
+
+
+def _concat_special(ctx: OpContext, indices: Sequence[int], axis: int | None) -> Fact | None:
+    """Concatenates columns of sparse indices, or rows followed by rows of no example; None for anything else."""
+    if axis in (1, -1) and ctx.rank(indices[0]) == 2:
+        return with_columns(ctx, indices)
+    if axis in (0, -1) and ctx.rank(indices[0]) == 1 and (result := with_columns(ctx, indices)):
+        return Columnwise(result, len(indices))
+    if axis is not None and len(indices) == 2 and (rank := ctx.rank(indices[0])):
+        return put_behind(ctx, indices[0], indices[1], axis % rank)
+    return None
+
+
+def _along_other_axis(ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact]) -> Fact:
+    """Returns rows of the same examples, concatenated along another axis."""
+    known = [form for form in forms if isinstance(form, Form) and form.rows]
+    mixed = next((form.mixed_at for form in known if form.mixed_at), None)
+    base = known[0].rows
+    assert base is not None
+    for form in known[1:]:
+        paired = in_one_order(base, form.rows) if form.rows is not None else None
+        if paired is None:
+            return ctx.unknown("its inputs have their examples in different orders")
+        base, mixed = paired[0], mixed or paired[1]
+    return replace(known[0], base=base, mixed_at=mixed)
+
+
+def _stacked_rows(ctx: OpContext, form: Form, parts: list[Sharded]) -> Fact:
+    """Concatenates along the batch axis: sums and means remain valid, the order of the rows changes."""
+    sizes = [part.per for part in parts if part.per is not None]
+    if len(sizes) < len(parts):
+        return ctx.unknown("it concatenates batches, and the number of rows per example is not known")
+    order = (CONCATENATED, *((part.per, part.order) for part in parts))
+    assert form.rows is not None
+    return replace(form, base=replace(form.rows, per=sum(sizes, Fraction(0)), order=order))
+
+
+def _concat_counts(ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact], axis: int | None) -> Form | None:
+    """Concatenates rows of examples with rows counted differently, such as masked tokens, under a new count."""
+    known = [form for form in forms if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0]
+    if axis != 0 or len(known) < len(forms) or len({form.factors for form in known}) != 1:
+        return None
+    if len({form.rows.count for form in known if form.rows}) == 1:
+        return None
+    order = (CONCATENATED, *((form.rows.count, form.rows.order) for form in known if form.rows))
+    counted = replace(elements_of(ctx.named()), order=order)
+    return Form(counted, known[0].factors, next((form.mixed_at for form in known if form.mixed_at), None))
+
+
+def _common_layout(ctx: OpContext, forms: list[Form | Statistic | UnknownFact]) -> Form | Statistic | UnknownFact:
+    """Returns the layout common to all inputs, whose rows may differ in order."""
+    first = forms[0]
+    for form in forms:
+        if isinstance(form, (UnknownFact, Statistic)):
+            return form if isinstance(form, UnknownFact) else ctx.unknown(form.reason)
+    assert isinstance(first, Form)
+    known = [form for form in forms if isinstance(form, Form)]
+    if len({_without_order(form) for form in known}) == 1:
+        mixed = [form.mixed_at for form in known if form.mixed_at]
+        return replace(first, mixed_at=mixed[0]) if mixed else first
+    if not any(form.rows for form in known):
+        return add_forms(ctx, known)
+    return ctx.unknown("it combines tensors with and without a batch axis, or sums of different weights")
+
+
+def _without_order(form: Form) -> object:
+    if form.rows is None:
+        return (form.base, form.factors)
+    return (form.rows.axis, form.rows.count, form.factors)
+
+
+def _dims_of(ctx: OpContext, indices: Sequence[int]) -> Fact:
+    """Concatenates integers of shapes to one vector."""
+    dims = [ctx.dims(index) for index in indices]
+    if any(entry is None for entry in dims):
+        unknown = next((fact for fact in ctx.facts if isinstance(fact, UnknownFact)), None)
+        return UnknownFact(unknown.reason) if unknown else ctx.unknown("it builds a shape from unknown lengths")
+    forms = tuple(form for entry in dims if entry for form in entry.forms)
+    return Dims(forms, tuple(value for entry in dims if entry for value in entry.values))
+
+
+def pack(ctx: OpContext) -> Fact:
+    """Pack (stack): adds an axis."""
+    indices = range(len(ctx.facts))
+    if any(isinstance(fact, Dims) for fact in ctx.facts):
+        if all(isinstance(fact, (Dims, Form)) and ctx.rank(index) == 0 for index, fact in enumerate(ctx.facts)):
+            return _dims_of(ctx, indices)
+        if all(form_of(fact) == REPLICATED for fact in ctx.facts):
+            return REPLICATED
+        return ctx.unknown("it builds a shape from unknown lengths")
+    if isinstance(ctx.facts[0], Positions) and ctx.rank(0) == 1:
+        return _columns(ctx, ctx.facts[0])
+    alike = _common_layout(ctx, [form_of(fact) for fact in ctx.facts])
+    if not isinstance(alike, Form) or alike.rows is None:
+        return alike
+    beside = _along_other_axis(ctx, [form_of(fact) for fact in ctx.facts])
+    if not isinstance(beside, Form) or beside.rows is None:
+        return beside
+    axis, rank = ctx.number("axis"), ctx.rank(0)
+    if axis < 0 and rank is None:
+        return ctx.unknown("the rank of its inputs is not known")
+    axis = axis if axis >= 0 else axis + (rank or 0) + 1
+    return with_axis(beside, beside.rows.axis + (axis <= beside.rows.axis))
+
+
+def _columns(ctx: OpContext, first: Positions) -> Fact:
+    """Stacks row indices and other coordinates as rows or columns of a matrix."""
+    columns = first if len(ctx.facts) == 1 else with_columns(ctx, range(len(ctx.facts)))
+    if columns is None:
+        return ctx.unknown("it stacks row indices and a tensor of other rows")
+    return Columnwise(columns, len(ctx.facts)) if ctx.number("axis") == 0 else columns
+
+
+def unpack(ctx: OpContext) -> Fact | list[Fact]:
+    """Unpack (unstack): removes an axis."""
+    fact, number = ctx.facts[0], ctx.number("num")
+    if isinstance(fact, Dims) and not fact.is_scalar:
+        return [Dims((form,), (value,), True) for form, value in zip(fact.forms, fact.values, strict=True)]
+    if isinstance(fact, Positions | Coordinates) and ctx.number("axis") in (1, -1) and ctx.rank(0) == 2:
+        first = fact.positions if isinstance(fact, Coordinates) else fact
+        return [first, *[Form(first.entries)] * (number - 1)]
+    form = form_of(fact)
+    if not isinstance(form, Form) or form.rows is None:
+        return [form] * number
+    axis, rank = ctx.number("axis"), ctx.rank(0)
+    if rank is None or axis % rank == form.rows.axis:
+        return [ctx.unknown("it splits the batch axis")] * number
+    return [with_axis(form, form.rows.axis - (axis % rank < form.rows.axis))] * number
+
+
+def split(ctx: OpContext) -> Fact | list[Fact]:
+    """Split (axis, value)."""
+    return _split(ctx, 1, 0, ctx.number("num_split"))
+
+
+def split_by_sizes(ctx: OpContext) -> Fact | list[Fact]:
+    """SplitV (value, sizes, axis)."""
+    return _split(ctx, 0, 2, ctx.number("num_split"))
+
+
+def _split(ctx: OpContext, data: int, axis_index: int, number: int) -> Fact | list[Fact]:
+    fact = ctx.facts[data]
+    if isinstance(fact, Dims) and not fact.is_scalar and ctx.node.op == "SplitV":
+        return _parts_of_dims(ctx, fact)
+    if isinstance(fact, Dims) and not fact.is_scalar and len(fact.forms) % number == 0:
+        each = len(fact.forms) // number
+        starts = range(0, len(fact.forms), each) if each else []
+        return [Dims(fact.forms[k : k + each], fact.values[k : k + each]) for k in starts]
+    form = form_of(fact)
+    if not isinstance(form, Form) or form.rows is None:
+        return [form] * number
+    axis, rank = ctx.scalar(axis_index), ctx.rank(data)
+    if axis is None or rank is None:
+        return [ctx.unknown("the axis along which it splits a tensor is not known")] * number
+    if axis % rank != form.rows.axis:
+        return [form] * number
+    parts = _unstacked(form, number) if ctx.node.op == "Split" else None
+    apart = ctx.unknown("it splits the batch axis")
+    sizes = ctx.elements(1) if ctx.node.op == "SplitV" else None
+    if any(size not in (None, -1) for size in sizes or ()):
+        apart = SelectedByPosition(apart.reason)
+    return list(parts) if parts else [apart] * number
+
+
+def _parts_of_dims(ctx: OpContext, dims: Dims) -> list[Fact]:
+    """Splits integers of a shape by sizes; one size may be -1, for the remainder."""
+    sizes = ctx.elements(1)
+    if sizes is None or None in sizes or sizes.count(-1) > 1:
+        return [ctx.unknown("the sizes by which it splits a shape are not known")] * ctx.number("num_split")
+    known = [size for size in sizes if size is not None]
+    left = len(dims.forms) - sum(size for size in known if size != -1)
+    ends = list(itertools.accumulate(left if size == -1 else size for size in known))
+    return [Dims(dims.forms[start:end], dims.values[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _unstacked(form: Form, number: int) -> list[Form] | None:
+    """Returns the parts of a concatenation if it is split exactly at the boundaries of its inputs, else None."""
+    order = form.rows.order if form.rows else ()
+    parts = [part for part in order[1:] if isinstance(part, tuple)]
+    if order[:1] != (CONCATENATED,) or len(parts) != number or len({part[0] for part in parts}) != 1:
+        return None
+    assert form.rows is not None
+    return [replace(form, base=replace(form.rows, per=part[0], order=part[1])) for part in parts]
+
+
+RULES: dict[str, Rule] = {
+    "ConcatV2": concat,
+    "Concat": concat_old,
+    "Pack": pack,
+    "Unpack": unpack,
+    "Split": split,
+    "SplitV": split_by_sizes,
+}

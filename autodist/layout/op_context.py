@@ -1,0 +1,207 @@
+"""OpContext: one node together with the facts of its inputs, as its propagation rule receives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.ops import Trait, filling, having
+from autodist.layout.factors import PartialSum
+from autodist.layout.facts import REPLICATED, Dims, Fact, Form, Recovery, UnknownFact, form_of
+
+_PASSING = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS | Trait.REPEATS)
+
+
+class Scope(Protocol):
+    """The graph or function body that contains a node."""
+
+    tag: str
+
+    def producer(self, tensor: str) -> tf.compat.v1.NodeDef | None:
+        """Returns the node that produces a tensor; None for an argument of a function."""
+
+    def shape(self, tensor: str) -> tf.TensorShape:
+        """Returns the static shape of a tensor."""
+
+    def constant(self, tensor: str) -> np.ndarray | None:
+        """Returns the value of a constant tensor; None for any other."""
+
+    def fact(self, tensor: str) -> Fact:
+        """Returns the fact of a tensor."""
+
+    def same_as(self, key: object, tensor: str) -> str:
+        """Returns the first tensor registered under a key.
+
+        Tensors with equal keys hold equal values, from different nodes.
+        """
+
+    def call(self, ctx: OpContext, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
+        """Returns the facts of a library function's results for these arguments."""
+
+
+@dataclass(frozen=True)
+class OpContext:
+    """One node and the facts of its data inputs.
+
+    Attributes:
+        node: its NodeDef.
+        inputs: names of its input tensors, without control inputs.
+        facts: the fact of each input.
+        scope: the graph or function body that contains it.
+    """
+
+    node: tf.compat.v1.NodeDef
+    inputs: list[str]
+    facts: list[Fact]
+    scope: Scope
+
+    def named(self, index: int = 0) -> str:
+        """Returns the name by which a factor refers to an output; unique across function bodies."""
+        return f"{self.scope.tag}{self.node.name}:{index}"
+
+    def form(self, index: int) -> Form | UnknownFact:
+        """Returns the fact of an input as a form; a statistic counts as unknown."""
+        form = form_of(self.facts[index])
+        return form if isinstance(form, (Form, UnknownFact)) else UnknownFact(form.reason)
+
+    def forms(self, *indices: int) -> list[Form] | UnknownFact:
+        """Returns the facts of several inputs as forms, or the first unknown one."""
+        forms = []
+        for index in indices:
+            form = self.form(index)
+            if isinstance(form, UnknownFact):
+                return UnknownFact(form.reason)
+            forms.append(form)
+        return forms
+
+    def shape(self, index: int) -> tf.TensorShape:
+        return self.scope.shape(self.inputs[index])
+
+    def rank(self, index: int) -> int | None:
+        return self.shape(index).rank
+
+    def output_shape(self, index: int = 0) -> tf.TensorShape:
+        return self.scope.shape(f"{self.node.name}:{index}")
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """Returns the value of an input if it is a constant, else None."""
+        return self.scope.constant(self.inputs[index])
+
+    def integers(self, index: int) -> list[int | None] | None:
+        """Returns the elements of an integer input, None for unknown ones; None if their number is unknown."""
+        dims = self.dims(index)
+        return None if dims is None else list(dims.values)
+
+    def elements(self, index: int) -> list[int | None] | None:
+        """Returns the elements of an integer input, also if it is packed from scalars."""
+        known = self.integers(index)
+        if known is not None and None not in known:
+            return known
+        tensor, node = self._origin(index)
+        value = self.scope.constant(tensor)
+        if value is not None:
+            return [int(element) for element in value.reshape(-1)]
+        if node is None or node.op != "Pack":
+            return known
+        sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
+        if any(self.scope.shape(name).rank != 0 for name in sources):
+            return known
+        values = [self.scope.constant(name) for name in sources]
+        return [None if value is None else int(value) for value in values]
+
+    def scalar(self, index: int) -> int | None:
+        """Returns the value of an integer input with one element, or None if unknown."""
+        values = self.integers(index)
+        return values[0] if values and len(values) == 1 else None
+
+    def dims(self, index: int) -> Dims | None:
+        """Returns an integer input as elements with form and value; None for any other input."""
+        fact = self.facts[index]
+        if isinstance(fact, Dims):
+            return fact
+        value = self.constant(index)
+        if value is not None and value.ndim <= 1:
+            values = tuple(int(element) for element in value.reshape(-1))
+            return Dims((REPLICATED,) * len(values), values, value.ndim == 0)
+        shape = self.shape(index)
+        if not isinstance(fact, Form) or fact.rows is not None or shape.rank not in (0, 1):
+            return None
+        length = 1 if shape.rank == 0 else shape[0]
+        return None if length is None else Dims((fact,) * length, (None,) * length, shape.rank == 0)
+
+    def is_zero(self, index: int) -> bool:
+        """Returns True if an input is known to be all zeros."""
+        return self.is_filled_with(index, 0)
+
+    def is_filled_with(self, index: int, number: int) -> bool:
+        """Returns True if all elements of an input are known to be this number."""
+        value = self._elements(index)
+        return value is not None and bool(np.all(value == number))
+
+    def is_uniform(self, index: int) -> bool:
+        """Returns True if all elements of an input are known to be equal; its length then implies no examples."""
+        _, node = self._origin(index)
+        value = self._elements(index)
+        is_filled = node is not None and node.op == "Fill"
+        return is_filled or (value is not None and (value.size <= 1 or bool(np.all(value == value.flat[0]))))
+
+    def _elements(self, index: int) -> np.ndarray | None:
+        """Returns the known elements of an input; a single one if all are equal."""
+        tensor, node = self._origin(index)
+        if node is not None and (number := filling(node.op)) is not None:
+            return np.asarray(number)
+        if node is not None and node.op == "Fill":
+            tensor = tensor_name(node.input[1])
+        return self.scope.constant(tensor)
+
+    def _origin(self, index: int) -> tuple[str, tf.compat.v1.NodeDef | None]:
+        tensor = self.inputs[index]
+        node = self.scope.producer(tensor)
+        while node is not None and node.op in _PASSING:
+            tensor = tensor_name(node.input[0])
+            node = self.scope.producer(tensor)
+        return tensor, node
+
+    def unknown(self, why: str, recovery: Recovery = Recovery.NEVER) -> UnknownFact:
+        """Returns an unknown fact for this node; the reason names the node and the op."""
+        return UnknownFact(f"node '{self.node.name}' ({self.node.op}): {why}", recovery)
+
+    def additive(self, form: Form, index: int = 0) -> Form:
+        """Returns the form of a scalar output of this node that is a partial sum once divided by `form`'s factors."""
+        part = PartialSum(self.named(index), form.factors)
+        return Form(factors=form.factors | {(part, 1)}, mixed_at=form.mixed_at)
+
+    def flag(self, name: str) -> bool:
+        """Returns a boolean attribute."""
+        return bool(self._attribute(name).b)
+
+    def number(self, name: str) -> int:
+        """Returns an integer attribute."""
+        return int(self._attribute(name).i)
+
+    def text(self, name: str) -> str:
+        """Returns a string attribute."""
+        return bytes(self._attribute(name).s).decode()
+
+    def _attribute(self, name: str) -> tf.compat.v1.AttrValue:
+        """Returns an attribute like `attr[name]`, which would add a missing attribute to the node."""
+        return self.node.attr.get(name, _NO_VALUE)
+
+
+_NO_VALUE = tf.compat.v1.AttrValue()
+
+Rule = Callable[[OpContext], "Fact | list[Fact]"]
+
+
+def tensor_name(reference: str) -> str:
+    """Returns the tensor name of a node's input: "node" → "node:0"."""
+    return reference if ":" in reference else f"{reference}:0"
+
+
+def op_names(text: str) -> list[str]:
+    """Splits a space-separated list of op names, which keeps long lists readable."""
+    return text.split()
