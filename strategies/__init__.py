@@ -4,8 +4,7 @@ A builder (built-in or user-defined) decides, the protobuf Strategy records the 
 """
 
 from autodist.graph.placement import Partitioning
-from autodist.strategies.all_reduce import AllReduce, all_reduce_node
-from autodist.strategies.all_reduce_options import AllReduceOptions, all_reduce_synchronizer
+from autodist.strategies.all_reduce import AllReduce, AllReduceOptions, all_reduce_node, all_reduce_synchronizer
 from autodist.strategies.base import (
     BuildsStrategy,
     StrategyBuilder,
@@ -13,28 +12,25 @@ from autodist.strategies.base import (
     make_strategy,
     workers_with_replicas,
 )
-from autodist.strategies.build_strategy import ask_builder
+from autodist.strategies.build_strategy import call_builder
 from autodist.strategies.check import check_strategy
-from autodist.strategies.cost import Traffic, bytes_sent, traffic, worker_count
-from autodist.strategies.cut import even_sizes, proportional_sizes, shards_of
-from autodist.strategies.links import link_bytes, sums_by_worker
+from autodist.strategies.cost import Traffic, bytes_sent, link_bytes, sums_by_worker, traffic, worker_count
 from autodist.strategies.loads import GreedyLoads, usual_owners, worker_bandwidths
 from autodist.strategies.nodes import partitioned_node, whole_node
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.parallax import Parallax
 from autodist.strategies.partition import Partition
-from autodist.strategies.partition_options import PartitionOptions
 from autodist.strategies.partitioned_ar import PartitionedAR
 from autodist.strategies.partitioned_ps import PartitionedPS
+from autodist.strategies.partitioning import PartitionOptions, even_sizes, proportional_sizes, shards_of
 from autodist.strategies.pipeline import Pipeline, arranged, find_pipeline
 from autodist.strategies.placed import PlacedBuilder, errors_with_place
-from autodist.strategies.ps import PS, owner_index, parameter_server_node
+from autodist.strategies.ps import PS, SYNCHRONOUS, ServerOptions, owner_index, parameter_server_node
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
 from autodist.strategies.random_axis_partition_ar import RandomAxisPartitionAR
 from autodist.strategies.reader import builder_from_section, chosen_builder
 from autodist.strategies.registry import find_builder, register, registered_names
-from autodist.strategies.server_options import SYNCHRONOUS, ServerOptions
 from autodist.strategies.sharded_all_reduce import ShardedAllReduce
 from autodist.strategies.specs import resolve_specs
 from autodist.strategies.table import strategy_table
@@ -72,9 +68,9 @@ __all__ = [
     "all_reduce_node",
     "all_reduce_synchronizer",
     "arranged",
-    "ask_builder",
     "builder_from_section",
     "bytes_sent",
+    "call_builder",
     "check_strategy",
     "chosen_builder",
     "errors_with_place",

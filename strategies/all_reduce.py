@@ -1,18 +1,54 @@
-"""AllReduce: replicates every variable on every worker."""
+"""AllReduce: every worker holds every variable; and the options that all builders with all-reduce share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.all_reduce_options import AllReduceOptions, SpecName, all_reduce_synchronizer
 from autodist.strategies.base import StrategyBuilder, make_strategy
 from autodist.strategies.nodes import whole_node
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+
+SpecName = Literal["AUTO", "SHUFFLE", "HIERARCHICAL", "RING", "NCCL"]
+ChunkSize = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True)
+class AllReduceOptions:
+    """Options of all builders that use all-reduce.
+
+    Attributes:
+        chunk_size: the number of consecutive variables (or shards) in a group. Gradients of one group are packed into
+            buckets together; smaller groups are sent earlier, in more messages.
+        all_reduce_spec: the algorithm: SHUFFLE (each worker sums one slice, in worker order), HIERARCHICAL (the same
+            within subgroups of workers first, then between them), RING or NCCL (TensorFlow's collectives; the whole
+            model must use the same one), or AUTO.
+        compressor: compresses the gradients before they are sent. Only SHUFFLE supports it, for dense gradients of a
+            floating-point dtype.
+    """
+
+    chunk_size: ChunkSize = 128
+    all_reduce_spec: SpecName = "AUTO"
+    compressor: Compressor = NO_COMPRESSOR
+
+    def all_reduce(self, position: int) -> strategy_pb2.AllReduce:
+        """Returns the synchronizer of a variable or shard; `position` is its index among those that are all-reduced."""
+        return all_reduce_synchronizer(position // self.chunk_size, self.all_reduce_spec, self.compressor)
+
+
+def all_reduce_synchronizer(
+    group: int = 0, spec: SpecName = "AUTO", compressor: Compressor = NO_COMPRESSOR
+) -> strategy_pb2.AllReduce:
+    """Returns an all-reduce synchronizer in a group; the compressor field is unset without a compressor."""
+    lossy = None if compressor == NO_COMPRESSOR else compressor.to_message()
+    return strategy_pb2.AllReduce(spec=spec, group=group, compressor=lossy)
 
 
 @register
@@ -23,7 +59,6 @@ class AllReduce(AllReduceOptions, StrategyBuilder):
     For models of dense variables, on machines with equal links: all workers carry the same load.
 
     Cost: with W workers and b bytes of dense gradients (after compression), each worker sends 2·b·(W-1)/W bytes a step
-    Cost: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and receives as
     and receives as many. A sparse gradient is gathered: a worker sends each row that it touches to the W-1 other
     workers.
 

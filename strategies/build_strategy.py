@@ -31,7 +31,7 @@ def require_builder(builder: Any) -> BuildsStrategy:
     return builder
 
 
-def ask_builder(builder: BuildsStrategy, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
+def call_builder(builder: BuildsStrategy, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
     """Returns the strategy that a builder builds.
 
     Raises:

@@ -10,7 +10,7 @@ from autodist.logs.formatting import did_you_mean, listed
 from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.partition import require_cut
+from autodist.strategies.partition import require_partitioning
 from autodist.strategies.ps import known_workers
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 from autodist.synchronizers import has_synchronizer, partitioning_of, synchronizers_of
@@ -69,9 +69,9 @@ def _check_names(strategy: strategy_pb2.Strategy, known: list[str], synced: list
 
 
 def _check_partition(variable: SyncedVariable, node: strategy_pb2.VariableNode, place_of: PlaceOf) -> None:
-    cut = partitioning_of(node)
+    partitioning = partitioning_of(node)
     place = place_of(variable.name, "partition")
-    if cut is None:
+    if partitioning is None:
         if node.shards:
             raise StrategyError(
                 f"{variable.name} has {len(node.shards)} shards but no partition with their sizes; add it.",
@@ -79,13 +79,13 @@ def _check_partition(variable: SyncedVariable, node: strategy_pb2.VariableNode, 
             )
         return
     try:
-        require_cut(variable, cut)
+        require_partitioning(variable, partitioning)
     except StrategyError as error:
         raise StrategyError(error.problem, place) from None
-    if len(node.shards) != len(cut.sizes):
+    if len(node.shards) != len(partitioning.sizes):
         raise StrategyError(
-            f"{variable.name} is cut in {len(cut.sizes)} pieces but has synchronizers for {len(node.shards)} shards; "
-            "add one for each piece.",
+            f"{variable.name} is cut in {len(partitioning.sizes)} pieces but has synchronizers for {len(node.shards)} "
+            "shards; add one for each piece.",
             place,
         )
     if has_synchronizer(node):

@@ -8,7 +8,7 @@ from typing import Any
 
 from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
-from autodist.strategies.cut import shards_of
+from autodist.strategies.partitioning import shards_of
 from autodist.strategies.variables import SyncedVariable
 from autodist.synchronizers import Synchronizer, field_of, partitioning_of, synchronizers_of
 
@@ -22,21 +22,25 @@ def whole_node(variable: str, synchronizer: SynchronizerLike) -> strategy_pb2.Va
 
 
 def partitioned_node(
-    variable: str, cut: Partitioning, synchronizers: Sequence[SynchronizerLike]
+    variable: str, partitioning: Partitioning, synchronizers: Sequence[SynchronizerLike]
 ) -> strategy_pb2.VariableNode:
     """Returns the node of a partitioned variable, with a synchronizer for each shard in order."""
     return strategy_pb2.VariableNode(
         variable=variable,
-        partition=strategy_pb2.Partition(axis=cut.axis, sizes=cut.sizes),
+        partition=strategy_pb2.Partition(axis=partitioning.axis, sizes=partitioning.sizes),
         shards=[strategy_pb2.Shard(**_field(synchronizer)) for synchronizer in synchronizers],
     )
 
 
 def node_of(
-    variable: str, cut: Partitioning | None, synchronizers: Sequence[SynchronizerLike]
+    variable: str, partitioning: Partitioning | None, synchronizers: Sequence[SynchronizerLike]
 ) -> strategy_pb2.VariableNode:
     """Returns the node of a partitioned variable, or of a whole one, which has one synchronizer."""
-    return whole_node(variable, synchronizers[0]) if cut is None else partitioned_node(variable, cut, synchronizers)
+    return (
+        whole_node(variable, synchronizers[0])
+        if partitioning is None
+        else partitioned_node(variable, partitioning, synchronizers)
+    )
 
 
 def pieces(variable: SyncedVariable, node: strategy_pb2.VariableNode) -> Iterator[tuple[SyncedVariable, Synchronizer]]:
@@ -51,12 +55,12 @@ def distinct_shards(
 
     Names and groups of the shards may differ.
     """
-    cut, synchronizers = partitioning_of(node), synchronizers_of(node)
-    if cut is None:
+    partitioning, synchronizers = partitioning_of(node), synchronizers_of(node)
+    if partitioning is None:
         yield variable, synchronizers[0], 1
         return
-    of_length = {length: variable.first_shard(cut.axis, length) for length in set(cut.sizes)}
-    counts = Counter(zip(cut.sizes, map(Synchronizer.without_group, synchronizers), strict=True))
+    of_length = {length: variable.first_shard(partitioning.axis, length) for length in set(partitioning.sizes)}
+    counts = Counter(zip(partitioning.sizes, map(Synchronizer.without_group, synchronizers), strict=True))
     for (length, synchronizer), count in counts.items():
         yield of_length[length], synchronizer, count
 

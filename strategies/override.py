@@ -11,10 +11,9 @@ from pydantic import Field
 from autodist.compressors import Compressor
 from autodist.errors import Place, StrategyError
 from autodist.options.fields import check_options
-from autodist.strategies.all_reduce_options import SpecName
+from autodist.strategies.all_reduce import SpecName
 from autodist.strategies.partition import Partition
-from autodist.strategies.ps import Owner
-from autodist.strategies.server_options import Staleness
+from autodist.strategies.ps import Owner, Staleness
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from autodist.logs.formatting import listed, nearest
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
-from autodist.strategies.build_strategy import ask_builder
+from autodist.strategies.build_strategy import call_builder
 from autodist.strategies.check_nodes import check_nodes
-from autodist.strategies.cut import shards_of
 from autodist.strategies.loads import GreedyLoads, PieceKey
 from autodist.strategies.nodes import node_of, pieces
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
+from autodist.strategies.partitioning import shards_of
 from autodist.strategies.ps import owner_index
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 from autodist.synchronizers import AllReduce, ParameterServer, partitioning_of, synchronizers_of
@@ -47,7 +47,7 @@ class OverrideVariables(StrategyBuilder):
         """Checks nothing: the parts check themselves."""
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
-        inner = ask_builder(self.builder, graph_item, resource_spec)
+        inner = call_builder(self.builder, graph_item, resource_spec)
         check_nodes(inner, graph_item, resource_spec)
         variables = synced_variables(graph_item)
         chosen = _chosen(self.overrides, variables, graph_item)
@@ -129,10 +129,10 @@ def all_reduced_nodes(
         if override is None or not isinstance(override.use, UseAllReduce):
             continue
         before = nodes[variable.name]
-        cut = _cut(override, variable, before)
+        partitioning = _partitioning(override, variable, before)
         earlier = [one for one in synchronizers_of(before) if isinstance(one, AllReduce)]
-        reduced = [_reduced(override.use, one) for one in _matched(cut, earlier or [default])]
-        replaced[variable.name] = node_of(variable.name, cut, reduced)
+        reduced = [_reduced(override.use, one) for one in _matched(partitioning, earlier or [default])]
+        replaced[variable.name] = node_of(variable.name, partitioning, reduced)
     return replaced
 
 
@@ -151,20 +151,21 @@ class _Served:
     """A variable for which an override selects parameter servers.
 
     Attributes:
-        cut: None if it is whole.
+        variable: the variable.
+        partitioning: its partitioning; None if it is whole.
         servers: one per shard; their owners are only valid if `is_decided`.
         is_decided: True if the owners are final.
     """
 
     variable: SyncedVariable
-    cut: Partitioning | None
+    partitioning: Partitioning | None
     servers: tuple[ParameterServer, ...]
     is_decided: bool
 
     @property
     def sizes(self) -> list[int]:
         """Bytes of each shard."""
-        return [shard.byte_size for shard in shards_of(self.variable, self.cut)]
+        return [shard.byte_size for shard in shards_of(self.variable, self.partitioning)]
 
     def node(self, assigned: Mapping[PieceKey, int]) -> strategy_pb2.VariableNode:
         """Returns the node, with assigned owners for undecided ones."""
@@ -173,7 +174,7 @@ class _Served:
             replace(server, owner=assigned.get((name, index), server.owner))
             for index, server in enumerate(self.servers)
         ]
-        return node_of(name, self.cut, servers)
+        return node_of(name, self.partitioning, servers)
 
 
 def served_nodes(
@@ -206,14 +207,14 @@ def _served(
     before: strategy_pb2.VariableNode,
     resource_spec: ResourceSpec,
 ) -> _Served:
-    cut = _cut(override, variable, before)
+    partitioning = _partitioning(override, variable, before)
     earlier = [one for one in synchronizers_of(before) if isinstance(one, ParameterServer)]
-    servers = [_server(use, one) for one in _matched(cut, earlier or [ParameterServer()])]
+    servers = [_server(use, one) for one in _matched(partitioning, earlier or [ParameterServer()])]
     owners = _owners(override, use, variable, len(servers), resource_spec)
     if owners:
         servers = [replace(server, owner=owner) for server, owner in zip(servers, owners, strict=True)]
-    keeps_owners = len(earlier) == len(servers) and cut == partitioning_of(before)
-    return _Served(variable, cut, tuple(servers), bool(owners) or keeps_owners)
+    keeps_owners = len(earlier) == len(servers) and partitioning == partitioning_of(before)
+    return _Served(variable, partitioning, tuple(servers), bool(owners) or keeps_owners)
 
 
 def _server(use: UseParameterServer, before: ParameterServer) -> ParameterServer:
@@ -252,17 +253,19 @@ def _owned(
         yield from zip((server.owner for server in served.servers), served.sizes, strict=True)
 
 
-def _cut(override: Override, variable: SyncedVariable, before: strategy_pb2.VariableNode) -> Partitioning | None:
+def _partitioning(
+    override: Override, variable: SyncedVariable, before: strategy_pb2.VariableNode
+) -> Partitioning | None:
     partition = override.use.partition
     if partition is None:
         return partitioning_of(before)
     try:
-        return partition.cut(variable)
+        return partition.partitioning(variable)
     except StrategyError as error:
         raise StrategyError(error.problem, override.place) from None
 
 
-def _matched(cut: Partitioning | None, earlier: Sequence[Kind]) -> Sequence[Kind]:
+def _matched(partitioning: Partitioning | None, earlier: Sequence[Kind]) -> Sequence[Kind]:
     """Returns the earlier synchronizer of each shard: its own if their numbers agree, else the first one."""
-    count = 1 if cut is None else len(cut.sizes)
+    count = 1 if partitioning is None else len(partitioning.sizes)
     return earlier if len(earlier) == count else [earlier[0]] * count

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.all_reduce import all_reduce_nodes
-from autodist.strategies.all_reduce_options import AllReduceOptions
+from autodist.strategies.all_reduce import AllReduceOptions, all_reduce_nodes
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.partition_options import PartitionOptions
+from autodist.strategies.partitioning import PartitionOptions
+from autodist.strategies.ps import ServerOptions
+from autodist.strategies.ps_load_balancing import balanced_server_nodes, partition_heavy_variables
 from autodist.strategies.registry import register
-from autodist.strategies.served import cuts_where_one_owner_is_too_few, served_nodes
-from autodist.strategies.server_options import ServerOptions
 from autodist.strategies.variables import GraphLike, synced_variables
 
 
@@ -27,7 +26,7 @@ class Parallax(AllReduceOptions, ServerOptions, PartitionOptions, StrategyBuilde
     Cost: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and receives as
     many. Of each sparse variable it sends and receives the rows that it touches once. The owner of a whole table sends
     and receives them for the W-1 other workers; so from four workers on tables are partitioned along axis 0, and owners
-    share the rows, as evenly as batches touch them (see `cuts_where_one_owner_is_too_few`).
+    share the rows, as evenly as batches touch them (see `partition_heavy_variables`).
 
     Source: S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019.
 
@@ -46,6 +45,6 @@ class Parallax(AllReduceOptions, ServerOptions, PartitionOptions, StrategyBuilde
         dense = [variable for variable in variables if not variable.is_sparse]
         sparse = [variable for variable in variables if variable.is_sparse]
         nodes = all_reduce_nodes(dense, self)
-        cuts = cuts_where_one_owner_is_too_few(sparse, resource_spec, self)
-        nodes += served_nodes(sparse, cuts, resource_spec, self)
+        partitionings = partition_heavy_variables(sparse, resource_spec, self)
+        nodes += balanced_server_nodes(sparse, partitionings, resource_spec, self)
         return make_strategy("Parallax", resource_spec, variables, nodes)

@@ -10,7 +10,7 @@ from pydantic import Field
 from autodist.errors import StrategyError
 from autodist.graph.placement import Partitioning
 from autodist.options.fields import check_options
-from autodist.strategies.cut import even_sizes
+from autodist.strategies.partitioning import even_sizes
 from autodist.strategies.variables import SyncedVariable
 
 
@@ -39,29 +39,32 @@ class Partition:
         if self.sizes == ():
             raise StrategyError("sizes is empty; specify the length of each shard.")
 
-    def cut(self, variable: SyncedVariable) -> Partitioning | None:
+    def partitioning(self, variable: SyncedVariable) -> Partitioning | None:
         """Returns the partitioning of one variable; None if it stays whole.
 
         Raises:
             StrategyError: the variable cannot be partitioned in this way; names the variable, the reason and the fix.
         """
         if self.sizes is not None:
-            cut = Partitioning(self.axis, self.sizes)
-            require_cut(variable, cut)
-            return cut
+            partitioning = Partitioning(self.axis, self.sizes)
+            require_partitioning(variable, partitioning)
+            return partitioning
         if self.shards is None or self.shards == 1:
             return None
         _require(variable, _axis_fault(variable, self.axis, self.shards))
         return Partitioning(self.axis, even_sizes(variable.shape[self.axis], self.shards))
 
 
-def require_cut(variable: SyncedVariable, cut: Partitioning) -> None:
+def require_partitioning(variable: SyncedVariable, partitioning: Partitioning) -> None:
     """Checks that a variable can have a partitioning.
 
     Raises:
         StrategyError: names the variable, the reason and the fix.
     """
-    _require(variable, _axis_fault(variable, cut.axis, len(cut.sizes)) or _sizes_fault(variable, cut))
+    _require(
+        variable,
+        _axis_fault(variable, partitioning.axis, len(partitioning.sizes)) or _sizes_fault(variable, partitioning),
+    )
 
 
 def _require(variable: SyncedVariable, fault: str | None) -> None:
@@ -89,14 +92,14 @@ def _axis_fault(variable: SyncedVariable, axis: int, shards: int) -> str | None:
     return None
 
 
-def _sizes_fault(variable: SyncedVariable, cut: Partitioning) -> str | None:
+def _sizes_fault(variable: SyncedVariable, partitioning: Partitioning) -> str | None:
     """Returns the reason why the sizes of shards do not fit the axis, with the fix; None if they do."""
-    length, sizes = variable.shape[cut.axis], list(cut.sizes)
+    length, sizes = variable.shape[partitioning.axis], list(partitioning.sizes)
     if min(sizes, default=0) < 1:
         return f"the sizes {sizes} must be one or more lengths of at least 1; leave empty shards out"
     if sum(sizes) != length:
         return (
-            f"the sizes {sizes} sum to {sum(sizes)}, but its axis {cut.axis} has {length} indices "
+            f"the sizes {sizes} sum to {sum(sizes)}, but its axis {partitioning.axis} has {length} indices "
             f"(its shape is {_shape(variable)}); make them sum to {length}"
         )
     return None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.all_reduce_options import AllReduceOptions
+from autodist.strategies.all_reduce import AllReduceOptions
 from autodist.strategies.base import StrategyBuilder, make_strategy, workers_with_replicas
 from autodist.strategies.nodes import node_of
-from autodist.strategies.partition_options import PartitionOptions, fair_shards
+from autodist.strategies.partitioning import PartitionOptions
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
@@ -38,28 +36,14 @@ class PartitionedAR(AllReduceOptions, PartitionOptions, StrategyBuilder):
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
-        workers = len(workers_with_replicas(resource_spec))
-        shards = fair_shards(variables, workers)
-        cuts = {variable.name: self.cut(variable, 0, shards[variable.name]) for variable in variables}
-        nodes = partitioned_all_reduce_nodes(variables, cuts, self)
-        return make_strategy("PartitionedAR", resource_spec, variables, nodes)
+        partitionings = self.partitionings(variables, len(workers_with_replicas(resource_spec)), self.axis_of)
+        nodes, position = [], 0
+        for name, partitioning in partitionings.items():
+            count = 1 if partitioning is None else len(partitioning.sizes)
+            nodes.append(node_of(name, partitioning, [self.all_reduce(position + index) for index in range(count)]))
+            position += count
+        return make_strategy(type(self).__name__, resource_spec, variables, nodes)
 
-
-def partitioned_all_reduce_nodes(
-    variables: Sequence[SyncedVariable], cuts: Mapping[str, Partitioning | None], options: AllReduceOptions
-) -> list[strategy_pb2.VariableNode]:
-    """Returns a node for each variable, with groups of `chunk_size` shards.
-
-    Args:
-        variables: in the order in which they are grouped.
-        cuts: the partitioning of each, by name.
-        options: of all-reduce.
-    """
-    nodes, position = [], 0
-    for variable in variables:
-        cut = cuts[variable.name]
-        count = 1 if cut is None else len(cut.sizes)
-        synchronizers = [options.all_reduce(position + index) for index in range(count)]
-        nodes.append(node_of(variable.name, cut, synchronizers))
-        position += count
-    return nodes
+    def axis_of(self, variable: SyncedVariable) -> int:
+        """Returns the axis along which a variable is partitioned."""
+        return 0

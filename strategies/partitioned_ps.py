@@ -8,10 +8,10 @@ from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy
 from autodist.strategies.loads import usual_owners
-from autodist.strategies.partition_options import PartitionOptions, fair_shards
+from autodist.strategies.partitioning import PartitionOptions
+from autodist.strategies.ps import ServerOptions
+from autodist.strategies.ps_load_balancing import balanced_server_nodes
 from autodist.strategies.registry import register
-from autodist.strategies.served import served_nodes
-from autodist.strategies.server_options import ServerOptions
 from autodist.strategies.variables import GraphLike, synced_variables
 
 
@@ -37,7 +37,6 @@ class PartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
-        shards = fair_shards(variables, len(usual_owners(resource_spec)))
-        cuts = {variable.name: self.cut(variable, 0, shards[variable.name]) for variable in variables}
-        nodes = served_nodes(variables, cuts, resource_spec, self)
+        partitionings = self.partitionings(variables, len(usual_owners(resource_spec)))
+        nodes = balanced_server_nodes(variables, partitionings, resource_spec, self)
         return make_strategy("PartitionedPS", resource_spec, variables, nodes)

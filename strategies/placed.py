@@ -12,7 +12,7 @@ from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec, StrategySection
 from autodist.strategies.base import BuildsStrategy
-from autodist.strategies.build_strategy import ask_builder
+from autodist.strategies.build_strategy import call_builder
 from autodist.strategies.check import check_strategy
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.variables import GraphLike
@@ -40,7 +40,7 @@ class PlacedBuilder:
         """
 
         def checked() -> strategy_pb2.Strategy:
-            strategy = ask_builder(self.builder, graph_item, resource_spec)
+            strategy = call_builder(self.builder, graph_item, resource_spec)
             check_strategy(strategy, graph_item, resource_spec, self._place_of)
             return strategy
 

@@ -1,17 +1,23 @@
-"""PSLoadBalancing: balances the bytes of variables over owners, and partitions those too large for one owner."""
+"""PSLoadBalancing: balances the bytes of variables over owners, and partitions those too large for one owner.
+
+The functions below it place variables in this way for other builders.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.partition_options import PartitionOptions
+from autodist.strategies.base import StrategyBuilder, make_strategy, workers_with_replicas
+from autodist.strategies.loads import GreedyLoads, usual_owners
+from autodist.strategies.nodes import node_of
+from autodist.strategies.partitioning import PartitionOptions, shards_of
+from autodist.strategies.ps import ServerOptions
 from autodist.strategies.registry import register
-from autodist.strategies.served import cuts_where_one_owner_is_too_few, served_nodes
-from autodist.strategies.server_options import ServerOptions
-from autodist.strategies.variables import GraphLike, synced_variables
+from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
 
 @register
@@ -23,7 +29,7 @@ class PSLoadBalancing(ServerOptions, PartitionOptions, StrategyBuilder):
     state, which is distributed over the workers. If there are nodes without replicas, only these own variables.
 
     Each variable has one owner, except sparse ones and those larger than b/W, which are partitioned from four workers
-    on (see `cuts_where_one_owner_is_too_few`); PartitionedPS partitions all that are large enough.
+    on (see `partition_heavy_variables`); PartitionedPS partitions all that are large enough.
 
     Cost: with W equal workers and b bytes of dense gradients, each worker owns about b/W. It sends about
     2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many.
@@ -39,6 +45,59 @@ class PSLoadBalancing(ServerOptions, PartitionOptions, StrategyBuilder):
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
-        cuts = cuts_where_one_owner_is_too_few(variables, resource_spec, self)
-        nodes = served_nodes(variables, cuts, resource_spec, self)
+        partitionings = partition_heavy_variables(variables, resource_spec, self)
+        nodes = balanced_server_nodes(variables, partitionings, resource_spec, self)
         return make_strategy("PSLoadBalancing", resource_spec, variables, nodes)
+
+
+UNPARTITIONED_WORKERS = 3
+"""Up to this many workers an owner serves at most two others, and shards cost as many messages as they save."""
+
+
+def balanced_server_nodes(
+    variables: Sequence[SyncedVariable],
+    partitionings: Mapping[str, Partitioning | None],
+    resource_spec: ResourceSpec,
+    options: ServerOptions,
+) -> list[strategy_pb2.VariableNode]:
+    """Returns a parameter-server node for each variable, with owners of its shards chosen by `GreedyLoads`.
+
+    Args:
+        variables: the variables to place on parameter servers.
+        partitionings: by the variables' names; None or a missing name: the variable stays whole.
+        resource_spec: the machines.
+        options: the options of the servers.
+    """
+    owners = GreedyLoads(resource_spec).place_pieces(
+        {
+            (variable.name, index): shard.byte_size
+            for variable in variables
+            for index, shard in enumerate(shards_of(variable, partitionings.get(variable.name)))
+        }
+    )
+    servers: dict[str, list[strategy_pb2.ParameterServer]] = {variable.name: [] for variable in variables}
+    for (name, _), owner in sorted(owners.items()):
+        servers[name].append(options.parameter_server(owner))
+    return [node_of(name, partitionings.get(name), servers[name]) for name in servers]
+
+
+def partition_heavy_variables(
+    variables: Sequence[SyncedVariable], resource_spec: ResourceSpec, options: PartitionOptions
+) -> dict[str, Partitioning]:
+    """Partitions variables that one owner should not serve: tables, and those larger than an owner's fair share.
+
+    Each worker requests rows of a table from its owner, so the bytes that the owner sends grow with the number of
+    workers, whatever the table's size. So tables are partitioned from four workers on. `max_shards` enables this for
+    any number of workers, or disables it with 1.
+
+    Args:
+        variables: the variables to place on parameter servers.
+        resource_spec: the machines.
+        options: the minimum size of partitioned variables, and the maximum number of shards.
+    """
+    if options.max_shards is None and len(workers_with_replicas(resource_spec)) <= UNPARTITIONED_WORKERS:
+        return {}
+    owners, total = len(usual_owners(resource_spec)), sum(variable.byte_size for variable in variables)
+    heavy = {v.name for v in variables if v.is_sparse or v.byte_size * owners > total}
+    partitionings = options.partitionings(variables, owners).items()
+    return {name: partitioning for name, partitioning in partitionings if partitioning is not None and name in heavy}

@@ -5,20 +5,15 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from autodist.proto import strategy_pb2
-from autodist.resources import ResourceSpec
-from autodist.strategies.all_reduce_options import AllReduceOptions
-from autodist.strategies.base import StrategyBuilder, make_strategy, workers_with_replicas
-from autodist.strategies.cut import axes_to_cut
-from autodist.strategies.partition_options import PartitionOptions, fair_shards
-from autodist.strategies.partitioned_ar import partitioned_all_reduce_nodes
+from autodist.strategies.partitioned_ar import PartitionedAR
+from autodist.strategies.partitioning import partitionable_axes
 from autodist.strategies.registry import register
-from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+from autodist.strategies.variables import SyncedVariable
 
 
 @register
 @dataclass(frozen=True)
-class RandomAxisPartitionAR(AllReduceOptions, PartitionOptions, StrategyBuilder):
+class RandomAxisPartitionAR(PartitionedAR):
     """PartitionedAR with the axis of each variable chosen at random among those with at least two indices.
 
     For searching the space of strategies by sampling, and for models whose first axes are short, such as convolutions.
@@ -39,16 +34,6 @@ class RandomAxisPartitionAR(AllReduceOptions, PartitionOptions, StrategyBuilder)
 
     seed: int = 0
 
-    def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
-        variables = synced_variables(graph_item)
-        workers = len(workers_with_replicas(resource_spec))
-        shards = fair_shards(variables, workers)
-        cuts = {
-            variable.name: self.cut(variable, self._axis(variable), shards[variable.name]) for variable in variables
-        }
-        nodes = partitioned_all_reduce_nodes(variables, cuts, self)
-        return make_strategy("RandomAxisPartitionAR", resource_spec, variables, nodes)
-
-    def _axis(self, variable: SyncedVariable) -> int:
-        axes = (0,) if variable.is_sparse else axes_to_cut(variable)
+    def axis_of(self, variable: SyncedVariable) -> int:
+        axes = (0,) if variable.is_sparse else partitionable_axes(variable)
         return random.Random(f"{self.seed} {variable.name}").choice(axes or (0,))

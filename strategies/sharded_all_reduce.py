@@ -9,13 +9,18 @@ from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy, workers_with_replicas
-from autodist.strategies.cut import axes_to_cut, shards_of
 from autodist.strategies.loads import GreedyLoads
 from autodist.strategies.nodes import partitioned_node
-from autodist.strategies.partition_options import MIN_PARTITION_BYTES, MinPartitionBytes, even_cut, fair_shards
-from autodist.strategies.ps import parameter_server_node
+from autodist.strategies.partitioning import (
+    MIN_PARTITION_BYTES,
+    MinPartitionBytes,
+    even_partitioning,
+    fair_shards,
+    partitionable_axes,
+    shards_of,
+)
+from autodist.strategies.ps import SYNCHRONOUS, parameter_server_node
 from autodist.strategies.registry import register
-from autodist.strategies.server_options import SYNCHRONOUS
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
 NEARLY_EVEN = Fraction(21, 20)
@@ -49,31 +54,36 @@ class ShardedAllReduce(StrategyBuilder):
         variables = synced_variables(graph_item)
         owners = workers_with_replicas(resource_spec)
         shards = fair_shards(variables, len(owners))
-        cuts = {variable.name: self._cut(variable, shards[variable.name]) for variable in variables}
+        partitionings = {variable.name: self._partitioning(variable, shards[variable.name]) for variable in variables}
         loads = GreedyLoads(resource_spec, owners)
-        nodes = [_sharded(variable, cut, loads) for variable in variables if (cut := cuts[variable.name])]
-        whole = loads.place_all(variable for variable in variables if cuts[variable.name] is None)
+        nodes = [
+            _sharded(variable, partitioning, loads)
+            for variable in variables
+            if (partitioning := partitionings[variable.name])
+        ]
+        whole = loads.place_all(variable for variable in variables if partitionings[variable.name] is None)
         nodes += [parameter_server_node(name, owner) for name, owner in whole.items()]
         return make_strategy("ShardedAllReduce", resource_spec, variables, nodes)
 
-    def _cut(self, variable: SyncedVariable, shards: int) -> Partitioning | None:
+    def _partitioning(self, variable: SyncedVariable, shards: int) -> Partitioning | None:
         axis = 0 if variable.is_sparse else nearly_even_axis(variable, shards)
-        return even_cut(variable, axis, shards, self.min_partition_bytes)
+        return even_partitioning(variable, axis, shards, self.min_partition_bytes)
 
 
 def nearly_even_axis(variable: SyncedVariable, shards: int) -> int:
     """Returns the first axis whose largest shard is nearly as small as that of the best axis; 0 if there is none."""
     largest = {
-        axis: Fraction(-(-variable.shape[axis] // shards), variable.shape[axis]) for axis in axes_to_cut(variable)
+        axis: Fraction(-(-variable.shape[axis] // shards), variable.shape[axis])
+        for axis in partitionable_axes(variable)
     }
     least = min(largest.values(), default=Fraction(1))
     return next((axis for axis, share in largest.items() if share <= NEARLY_EVEN * least), 0)
 
 
-def _sharded(variable: SyncedVariable, cut: Partitioning, loads: GreedyLoads) -> strategy_pb2.VariableNode:
+def _sharded(variable: SyncedVariable, partitioning: Partitioning, loads: GreedyLoads) -> strategy_pb2.VariableNode:
     """Places shard k on the k-th owner; with fewer shards than owners, on the least loaded owners."""
-    count = len(cut.sizes)
+    count = len(partitioning.sizes)
     owners = loads.owners if count == len(loads.owners) else sorted(loads.least_loaded(count))
-    for owner, shard in zip(owners, shards_of(variable, cut), strict=True):
+    for owner, shard in zip(owners, shards_of(variable, partitioning), strict=True):
         loads.add(owner, shard.byte_size)
-    return partitioned_node(variable.name, cut, [SYNCHRONOUS.parameter_server(owner) for owner in owners])
+    return partitioned_node(variable.name, partitioning, [SYNCHRONOUS.parameter_server(owner) for owner in owners])

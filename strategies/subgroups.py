@@ -8,8 +8,8 @@ from math import isqrt
 
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import workers_with_replicas
-from autodist.strategies.cut import even_sizes
 from autodist.strategies.loads import worker_bandwidths
+from autodist.strategies.partitioning import even_sizes
 from autodist.synchronizers import Subgroups
 
 LEAST_WORKERS = 4

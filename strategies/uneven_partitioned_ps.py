@@ -9,13 +9,17 @@ from autodist.graph.placement import Partitioning
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.cut import proportional_sizes, shards_of
 from autodist.strategies.loads import GreedyLoads, worker_bandwidths
 from autodist.strategies.nodes import partitioned_node
-from autodist.strategies.partition_options import PartitionOptions, even_cut, fair_shards
-from autodist.strategies.ps import parameter_server_node
+from autodist.strategies.partitioning import (
+    PartitionOptions,
+    even_partitioning,
+    fair_shards,
+    proportional_sizes,
+    shards_of,
+)
+from autodist.strategies.ps import ServerOptions, parameter_server_node
 from autodist.strategies.registry import register
-from autodist.strategies.server_options import ServerOptions
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
 
@@ -55,12 +59,12 @@ class UnevenPartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
     ) -> strategy_pb2.VariableNode:
         """Returns the node of a variable, and adds the bytes of its shards to the loads of their owners."""
         shards = min(self.max_shards or shards, len(loads.owners))
-        even = even_cut(variable, 0, shards, self.min_partition_bytes)
+        even = even_partitioning(variable, 0, shards, self.min_partition_bytes)
         if even is None:
             return parameter_server_node(variable.name, loads.place(variable.byte_size), self)
         owners = sorted(loads.least_loaded(len(even.sizes)))
-        cut = Partitioning(0, proportional_sizes(variable.shape[0], [bandwidths[owner] for owner in owners]))
-        node = partitioned_node(variable.name, cut, [self.parameter_server(owner) for owner in owners])
-        for owner, shard in zip(owners, shards_of(variable, cut), strict=True):
+        partitioning = Partitioning(0, proportional_sizes(variable.shape[0], [bandwidths[owner] for owner in owners]))
+        node = partitioned_node(variable.name, partitioning, [self.parameter_server(owner) for owner in owners])
+        for owner, shard in zip(owners, shards_of(variable, partitioning), strict=True):
             loads.add(owner, shard.byte_size)
         return node

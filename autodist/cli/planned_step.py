@@ -29,8 +29,7 @@ from autodist.strategies import (
     synced_variables,
 )
 from autodist.strategies.check_pipeline import stage_of, workers_of
-from autodist.strategies.cost import sent_in_stage_group
-from autodist.strategies.links import WorkerConnection
+from autodist.strategies.cost import Link, sent_in_stage_group
 from autodist.strategies.nodes import distinct_shards, pieces
 from autodist.strategies.sum_summary import sum_summary
 from autodist.strategies.table import synchronizer_text
@@ -79,7 +78,7 @@ class PlannedStep:
             return self._of_pipeline(
                 named, shown_as, strategy, held, costs_of(step, context, self._global_shapes, seen)
             )
-        links: dict[WorkerConnection, int] = {}
+        links: dict[Link, int] = {}
         variables = []
         for node in strategy.nodes:
             variable = self._synced[node.variable]
@@ -157,7 +156,7 @@ class PlannedStep:
             sent=sent,
         )
 
-    def _links(self, links: Mapping[WorkerConnection, PartialCount]) -> tuple[LinkPlan, ...]:
+    def _links(self, links: Mapping[Link, PartialCount]) -> tuple[LinkPlan, ...]:
         return tuple(
             LinkPlan(source=self._names[source], target=self._names[target], bytes=sent.count, is_least=sent.is_least)
             for (source, target), sent in sorted(links.items(), key=lambda one: one[0])
@@ -166,7 +165,7 @@ class PlannedStep:
     def _workers(
         self,
         held: Sequence[int],
-        links: Mapping[WorkerConnection, PartialCount],
+        links: Mapping[Link, PartialCount],
         replicas: Sequence[int],
         flops: Sequence[int | None],
     ) -> tuple[WorkerPlan, ...]:

@@ -19,7 +19,7 @@ from autodist.runs.stage_costs import Rewriting
 from autodist.runtime.fusions import keep_apart
 from autodist.strategies import (
     BuildsStrategy,
-    ask_builder,
+    call_builder,
     check_strategy,
     errors_with_place,
     graph_config,
@@ -78,7 +78,7 @@ class StepPlans:
         assert self._builder is not None, "the chief builds the strategy"
         trained = {names[variable.name] for variable in synced_variables(step)}
         spec = self._spec.with_owned_bytes(self._other_owned_bytes(trained))
-        strategy = ask_builder(self._builder, step, spec)
+        strategy = call_builder(self._builder, step, spec)
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
             if earlier is not None:

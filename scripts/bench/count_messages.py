@@ -22,7 +22,7 @@ from autodist.graph.step import Step
 from autodist.kernels import Context, rewrite
 from autodist.proto import strategy_pb2
 from autodist.strategies import (
-    ask_builder,
+    call_builder,
     check_strategy,
     find_builder,
     link_bytes,
@@ -67,7 +67,7 @@ def counts_of(step: Step, builder: str, workers: int, rows: int) -> Counts:
         for k in range(workers)
     ]
     spec = ResourceSpec.from_dict({"nodes": nodes})
-    strategy = ask_builder(find_builder(builder)(), step, spec)
+    strategy = call_builder(find_builder(builder)(), step, spec)
     check_strategy(strategy, step, spec)
     strategy = resolve_specs(strategy, step, spec)
     seen = [_crossing(rewrite(step, Context(strategy, k)), k) for k in range(min(LOOKED_AT, workers))]

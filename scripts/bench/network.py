@@ -21,7 +21,7 @@ RESNET50 = 102_228_128
 ON_PAPER = {16: 1.0, 64: 0.7, 256: 0.5}
 """Number of workers → limit for the time of subgroups, relative to SHUFFLE."""
 
-WorkerConnection = tuple[int, int]
+Link = tuple[int, int]
 """The sending and the receiving worker."""
 
 
@@ -55,27 +55,25 @@ class Vector:
         return [Vector(length, self.element_bytes, self.step, self.whole_bytes) for length in lengths]
 
 
-def messages(
-    vector: Vector, workers: int, computing: Sequence[int], teams: Subgroups | None
-) -> list[tuple[WorkerConnection, int]]:
+def messages(vector: Vector, workers: int, computing: Sequence[int], teams: Subgroups | None) -> list[tuple[Link, int]]:
     """Returns all messages of the reduction of one vector over the workers: link and bytes of each."""
     found = _by_all(vector, range(workers), computing) if teams is None else _in_teams(vector, teams)
     return [(link, size) for link, size in found if link[0] != link[1]]
 
 
 def by_link(
-    sent: Sequence[tuple[WorkerConnection, int]],
-) -> tuple[Counter[WorkerConnection], Counter[WorkerConnection]]:
+    sent: Sequence[tuple[Link, int]],
+) -> tuple[Counter[Link], Counter[Link]]:
     """Returns the messages and bytes of each link."""
-    count: Counter[WorkerConnection] = Counter()
-    size: Counter[WorkerConnection] = Counter()
+    count: Counter[Link] = Counter()
+    size: Counter[Link] = Counter()
     for link, bytes_ in sent:
         count[link] += 1
         size[link] += bytes_
     return count, size
 
 
-def _by_all(vector: Vector, readers: Sequence[int], owners: Sequence[int]) -> Iterator[tuple[WorkerConnection, int]]:
+def _by_all(vector: Vector, readers: Sequence[int], owners: Sequence[int]) -> Iterator[tuple[Link, int]]:
     if len(readers) <= 2 or vector.goes_whole:
         yield from (((source, to), vector.bytes) for source in owners for to in readers)
         return
@@ -84,7 +82,7 @@ def _by_all(vector: Vector, readers: Sequence[int], owners: Sequence[int]) -> It
         yield from (((owner, to), piece.bytes) for to in readers)
 
 
-def _in_teams(vector: Vector, teams: Subgroups) -> Iterator[tuple[WorkerConnection, int]]:
+def _in_teams(vector: Vector, teams: Subgroups) -> Iterator[tuple[Link, int]]:
     everyone = [teams.everyone(team) for team in range(len(teams.members))]
     if vector.goes_whole:
         for team, members in enumerate(teams.members):

@@ -17,7 +17,7 @@ import rich.console
 
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
-    ask_builder,
+    call_builder,
     check_strategy,
     find_builder,
     registered_names,
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def _plan(name, step, spec):
-    strategy = ask_builder(find_builder(name)(), step, spec)
+    strategy = call_builder(find_builder(name)(), step, spec)
     check_strategy(strategy, step, spec)
     return resolve_specs(strategy, step, spec)
 

@@ -19,7 +19,7 @@ from autodist.kernels.normalise.whole_cotangents import WholeCotangents
 from autodist.kernels.rows.rewrite_rows import RULES
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies import ask_builder, check_strategy, chosen_builder, graph_config, resolve_specs
+from autodist.strategies import call_builder, check_strategy, chosen_builder, graph_config, resolve_specs
 from tests.replay.cases import CLUSTERS, LOOKED_AT, STRATEGIES, Case
 from tests.replay.stored import PIPELINES, StoredStep
 
@@ -87,7 +87,7 @@ def build(step: Step, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strateg
     """Builds the strategy as a run does: a step without gradients needs no plan."""
     if not step.gradients:
         return resolve_specs(strategy_pb2.Strategy(builder="none", graph_config=graph_config(spec)), step, spec)
-    built = ask_builder(chosen_builder(STRATEGIES[strategy], None), step, spec)
+    built = call_builder(chosen_builder(STRATEGIES[strategy], None), step, spec)
     check_strategy(built, step, spec)
     return resolve_specs(built, step, spec)
 

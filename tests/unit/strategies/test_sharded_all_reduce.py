@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from autodist.strategies import AllReduce, ShardedAllReduce, SyncedVariable, bytes_sent, synced_variables
 from autodist.strategies.nodes import pieces
-from autodist.strategies.partition_options import FEW_WORKERS
+from autodist.strategies.partitioning import FEW_WORKERS
 from autodist.strategies.sharded_all_reduce import nearly_even_axis
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from autodist.graph.placement import Partitioning
 from autodist.strategies import SyncedVariable, even_sizes, proportional_sizes, shards_of
-from autodist.strategies.cut import axes_to_cut
+from autodist.strategies.partitioning import partitionable_axes
 
 WEIGHTS = st.lists(st.sampled_from([Fraction(1), Fraction(5, 2), Fraction(10), Fraction(100)]), min_size=1, max_size=8)
 
@@ -62,4 +62,4 @@ def test_shards_share_the_bytes_and_keep_the_rest():
 )
 def test_axes_of_two_indices_can_be_cut(shape, axes):
     byte_size = 4 * SyncedVariable("v", shape, 0, False).elements
-    assert axes_to_cut(SyncedVariable("v", shape, byte_size, False)) == axes
+    assert partitionable_axes(SyncedVariable("v", shape, byte_size, False)) == axes

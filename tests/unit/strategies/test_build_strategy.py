@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist import AutoDist
 from autodist.errors import CaptureError, ResourceSpecError, StrategyError
 from autodist.resources import ResourceSpec
-from autodist.strategies import PS, OverrideVariables, ask_builder, builder_from_section
+from autodist.strategies import PS, OverrideVariables, builder_from_section, call_builder
 
 NODES = "nodes: [{address: localhost}]\n"
 
@@ -28,18 +28,18 @@ class Builder:
 
 def asked(act, language_model, cluster):
     with pytest.raises(StrategyError) as caught:
-        ask_builder(Builder(act), language_model, cluster())
+        call_builder(Builder(act), language_model, cluster())
     return caught.value
 
 
 def test_what_a_builder_builds_is_handed_on(language_model, cluster):
-    assert ask_builder(Builder(PS().build), language_model, cluster()) == PS().build(language_model, cluster())
+    assert call_builder(Builder(PS().build), language_model, cluster()) == PS().build(language_model, cluster())
 
 
 def test_an_exception_names_builder_place_and_cause(language_model, cluster):
     error = asked(lambda item, spec: {}["owner"], language_model, cluster)
     assert str(error).startswith("The builder Builder failed: KeyError: 'owner' (")
-    assert "test_asking.py:" in str(error)
+    assert "test_build_strategy.py:" in str(error)
     assert isinstance(error.__cause__, KeyError)
 
 
@@ -48,7 +48,7 @@ def test_errors_of_our_own_stay_what_they_are(language_model, cluster):
         raise CaptureError("no")
 
     with pytest.raises(CaptureError, match="^no$"):
-        ask_builder(Builder(refuse), language_model, cluster())
+        call_builder(Builder(refuse), language_model, cluster())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autodist.strategies import PartitionedPS, ShardedAllReduce, UnevenPartitionedPS, synced_variables
 from autodist.strategies.nodes import pieces
-from autodist.strategies.partition_options import FEW_WORKERS, PIECES, fair_shards
+from autodist.strategies.partitioning import FEW_WORKERS, PIECES, fair_shards
 
 LAYERS = {f"layer_{k}": (256, 64 + 16 * (k % 5)) for k in range(40)}
 MANY = 64
