@@ -9,6 +9,7 @@ from pydantic import Field
 
 from autodist.errors import StrategyError
 from autodist.graph.placement import Partitioning
+from autodist.logs.formatting import readable_shape
 from autodist.options.fields import check_options
 from autodist.strategies.partitioning import even_sizes
 from autodist.strategies.variables import SyncedVariable
@@ -74,7 +75,7 @@ def _require(variable: SyncedVariable, fault: str | None) -> None:
 
 def _axis_fault(variable: SyncedVariable, axis: int, shards: int) -> str | None:
     """Returns the reason why a variable cannot have so many shards along an axis, with the fix; None if it can."""
-    shape = _shape(variable)
+    shape = readable_shape(variable.shape)
     if not variable.shape:
         return "it is a scalar, which has no axis to cut; leave its partition out"
     if variable.elements == 0:
@@ -100,10 +101,6 @@ def _sizes_fault(variable: SyncedVariable, partitioning: Partitioning) -> str | 
     if sum(sizes) != length:
         return (
             f"the sizes {sizes} sum to {sum(sizes)}, but its axis {partitioning.axis} has {length} indices "
-            f"(its shape is {_shape(variable)}); make them sum to {length}"
+            f"(its shape is {readable_shape(variable.shape)}); make them sum to {length}"
         )
     return None
-
-
-def _shape(variable: SyncedVariable) -> str:
-    return " × ".join(str(length) for length in variable.shape)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.table import Table
-from rich.text import Text
 
 from autodist.graph.partial_count import PartialCount
 from autodist.logs.formatting import counted, listed, readable_bytes, readable_flops
+from autodist.logs.tables import text_table
 
 STAGE_HEADS = ("stage", "worker", "variables", "bytes", "holds", "FLOPs forward", "FLOPs back")
 CUT_HEADS = ("from stage to stage", "each micro-batch", "once a step")
@@ -105,9 +105,9 @@ class PipelineFigures:
 
 def stage_tables(pipeline: PipelineFigures) -> Iterator[Table]:
     """Yields a table with a row for each stage, and one with a row for each transfer between stages."""
-    yield _table("stages", STAGE_HEADS, 2, stage_rows(pipeline), pipeline.caption)
+    yield text_table("stages", STAGE_HEADS, stage_rows(pipeline), numbers=STAGE_HEADS[2:], caption=pipeline.caption)
     if pipeline.cuts:
-        yield _table("transfers", CUT_HEADS, 1, cut_rows(pipeline), "")
+        yield text_table("transfers", CUT_HEADS, cut_rows(pipeline), numbers=CUT_HEADS[1:])
 
 
 def stage_rows(pipeline: PipelineFigures) -> list[list[str]]:
@@ -150,12 +150,3 @@ def bytes_text(size: PartialCount) -> str:
 
 def _least(count: PartialCount, text: str) -> str:
     return f"at least {text}" if count.is_least and count.known is not None else text
-
-
-def _table(title: str, heads: Sequence[str], numbers_from: int, rows: Sequence[Sequence[str]], caption: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", caption=Text(caption) if caption else None)
-    for position, head in enumerate(heads):
-        table.add_column(Text(head), justify="right" if position >= numbers_from else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autodist.graph.pipeline_schedule import SCHEDULES, bubble, make_schedule
 from autodist.graph.placement import EVERY_WORKER
-from autodist.logs.formatting import counted, listed, readable_bytes
+from autodist.logs.formatting import counted, listed, readable_bytes, readable_shape
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.check_pipeline import pipelines_of, stage_groups_of, stage_of, workers_of
@@ -200,11 +200,18 @@ def _row(strategy: strategy_pb2.Strategy, cost: _Cost, names: Sequence[str]) -> 
         synchronizer, where = f"stage {stage}", listed([names[worker] for worker in workers_of(strategy, stage)])
     else:
         synchronizer, where = synchronizer_text(node), _where(node, names)
-    shape = " × ".join(str(length) for length in variable.shape) or "scalar"
     kind = "sparse" if variable.is_sparse else "dense"
     sent = Traffic(cost.step.by_worker(len(names)), cost.row.by_worker(len(names)))
     size = readable_bytes(variable.byte_size)
-    return variable.name, shape, size, kind, synchronizer, where, _cost(sent, node, cost.touched)
+    return (
+        variable.name,
+        readable_shape(variable.shape),
+        size,
+        kind,
+        synchronizer,
+        where,
+        _cost(sent, node, cost.touched),
+    )
 
 
 def synchronizer_text(node: strategy_pb2.VariableNode) -> str:
@@ -228,15 +235,26 @@ def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
     owners = {
         ALL_WORKERS if index == EVERY_WORKER else names[index]: count for index, count in sorted(by_index.items())
     }
-    cut = partitioning_of(node)
-    if cut is None:
+    partitioning = partitioning_of(node)
+    return owners_text(owners, None if partitioning is None else partitioning.axis)
+
+
+def owners_text(owners: Mapping[str, int], axis: int | None) -> str:
+    """Describes the owners of a variable.
+
+    >>> owners_text({"all workers": 1}, None), owners_text({"a": 2, "b": 1}, 0)
+    ('all workers', '3 shards of axis 0: 2 at a, 1 at b')
+
+    Args:
+        owners: the number of shards of each owner, by its name.
+        axis: the axis along which the variable is partitioned; None: it is whole.
+    """
+    if axis is None:
         return next(iter(owners))
-    shards = f"{counted(len(cut.sizes), 'shard')} of axis {cut.axis}"
-    if len(owners) == 1:
-        return f"{shards} at {next(iter(owners))}"
+    shards = f"{counted(sum(owners.values()), 'shard')} of axis {axis}"
     if len(owners) > MOST_NAMES:
         return f"{shards} at {len(owners)} workers"
-    if max(owners.values()) == 1:
+    if len(owners) == 1 or max(owners.values()) == 1:
         return f"{shards} at {', '.join(owners)}"
     return f"{shards}: {', '.join(f'{count} at {name}' for name, count in owners.items())}"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from autodist.cli.plan_tables import cost, shape_text, where
+from autodist.cli.plan_tables import WORKER_HEADS, cost, where, worker_rows
 from autodist.cli.plans import PlannedStrategy, Plans, VariablePlan
-from autodist.logs.formatting import readable_bytes, readable_flops
+from autodist.logs.formatting import readable_bytes, readable_shape
 from autodist.strategies.stage_table import CUT_HEADS, STAGE_HEADS, cut_rows, stage_rows
 
 MOST_BARS = 64
@@ -64,12 +64,7 @@ def _add_plan(body: ElementTree.Element, plan: PlannedStrategy) -> None:
     else:
         _add(body, "p", "None: there is only one worker, or only rows of unknown number are sent.")
     _add(body, "h3", "Workers")
-    heads = ["worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step"]
-    rows = [
-        [w.name, str(w.replicas), *map(readable_bytes, (w.sent, w.received, w.held)), readable_flops(w.flops)]
-        for w in plan.workers
-    ]
-    _add_table(body, heads, rows, first_number=1)
+    _add_table(body, WORKER_HEADS, worker_rows(plan), first_number=1)
     if plan.pipeline is not None:
         _add(body, "h3", "Stages")
         _add(body, "p", f"{plan.pipeline.caption}.")
@@ -83,7 +78,16 @@ def _add_plan(body: ElementTree.Element, plan: PlannedStrategy) -> None:
 
 def _cells(v: VariablePlan) -> list[str]:
     slots = ", ".join(f"{slot.name} ({readable_bytes(slot.bytes)})" for slot in v.slots) or "none"
-    return [v.name, shape_text(v.shape), readable_bytes(v.bytes), v.gradient, v.synchronizer, where(v), slots, cost(v)]
+    return [
+        v.name,
+        readable_shape(v.shape),
+        readable_bytes(v.bytes),
+        v.gradient,
+        v.synchronizer,
+        where(v),
+        slots,
+        cost(v),
+    ]
 
 
 def _add_bars(parent: ElementTree.Element, bars: Sequence[tuple[str, int]]) -> None:

@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
-from rich.text import Text
 
 from autodist.cli.plans import PlannedStrategy, VariablePlan
 from autodist.graph.partial_count import PartialCount
-from autodist.logs.formatting import listed, readable_bytes, readable_flops
+from autodist.logs.formatting import listed, readable_bytes, readable_flops, readable_shape
+from autodist.logs.tables import text_table
 from autodist.strategies.stage_table import bytes_text, stage_tables
-from autodist.strategies.table import ALL_WORKERS, MOST_NAMES, NARROW
+from autodist.strategies.table import ALL_WORKERS, NARROW, owners_text
 
 MOST_LINKS = 12
 """Number of links shown: those with the most bytes. The others are counted."""
+
+WORKER_HEADS = ("worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step")
 
 
 def tables_of(plans: Sequence[PlannedStrategy], width: int) -> Iterator[Table]:
@@ -48,17 +50,17 @@ def side_by_side(
         heads: of the columns; by default the plans' strategies.
     """
     columns = heads or [plan.strategy for plan in plans]
-    table = _table(f"variables{_of(plans[0].step)}", ["variable", *columns], lines=True)
-    found = [{variable.name: variable for variable in plan.variables} for plan in plans]
+    by_plan = [{variable.name: variable for variable in plan.variables} for plan in plans]
+    rows = []
     for name in names:
-        here = [by_name.get(name) for by_name in found]
-        about = next(variable for variable in here if variable is not None)
-        first = f"{name}\n{shape_text(about.shape)}, {readable_bytes(about.bytes)}, {about.gradient}"
-        table.add_row(Text(first), *(Text("–" if v is None else how(v)) for v in here))
-    return table
+        found = [by_name.get(name) for by_name in by_plan]
+        about = next(variable for variable in found if variable is not None)
+        first = f"{name}\n{readable_shape(about.shape)}, {readable_bytes(about.bytes)}, {about.gradient}"
+        rows.append([first, *("–" if variable is None else _summary(variable) for variable in found)])
+    return text_table(f"variables{_of(plans[0].step)}", ["variable", *columns], rows, has_lines=True)
 
 
-def how(variable: VariablePlan) -> str:
+def _summary(variable: VariablePlan) -> str:
     """Describes the synchronizer, the placement and the cost of a variable, in three lines."""
     return f"{variable.synchronizer}\n{where(variable)}\n{cost(variable)}"
 
@@ -66,14 +68,7 @@ def how(variable: VariablePlan) -> str:
 def where(variable: VariablePlan) -> str:
     """Names the workers that hold a variable, or its shards."""
     owners = Counter(listed((shard.owner or ALL_WORKERS, *shard.mates)) for shard in variable.shards)
-    if variable.axis is None:
-        return next(iter(owners))
-    shards = f"{len(variable.shards)} shards of axis {variable.axis}"
-    if len(owners) > MOST_NAMES:
-        return f"{shards} at {len(owners)} workers"
-    if max(owners.values()) == 1 or len(owners) == 1:
-        return f"{shards} at {', '.join(owners)}"
-    return f"{shards}: {', '.join(f'{count} at {name}' for name, count in owners.items())}"
+    return owners_text(owners, variable.axis)
 
 
 def cost(variable: VariablePlan) -> str:
@@ -87,22 +82,17 @@ def cost(variable: VariablePlan) -> str:
     return text
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    return " × ".join(map(str, shape)) or "scalar"
-
-
 def _variables(plan: PlannedStrategy, width: int) -> Table:
-    is_narrow = width < NARROW
-    if is_narrow:
-        table = _table(plan.title, ["variable", "how and where", "slots"], lines=True)
-    else:
-        heads = ["variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step"]
-        table = _table(plan.title, heads, right={"bytes", "sent a step"})
-    for v in plan.variables:
-        cells = [v.name, shape_text(v.shape), readable_bytes(v.bytes), v.gradient, v.synchronizer, where(v)]
-        narrow = [f"{v.name}\n{', '.join(cells[1:4])}", how(v), _slots(v)]
-        table.add_row(*map(Text, narrow if is_narrow else [*cells, _slots(v), cost(v)]))
-    return table
+    if width < NARROW:
+        narrow = [[f"{v.name}\n{', '.join(_properties(v))}", _summary(v), _slots(v)] for v in plan.variables]
+        return text_table(plan.title, ["variable", "how and where", "slots"], narrow, has_lines=True)
+    heads = ["variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step"]
+    rows = [[v.name, *_properties(v), v.synchronizer, where(v), _slots(v), cost(v)] for v in plan.variables]
+    return text_table(plan.title, heads, rows, numbers=("bytes", "sent a step"))
+
+
+def _properties(variable: VariablePlan) -> list[str]:
+    return [readable_shape(variable.shape), readable_bytes(variable.bytes), variable.gradient]
 
 
 def _slots(variable: VariablePlan) -> str:
@@ -113,26 +103,27 @@ def _slots(variable: VariablePlan) -> str:
 
 
 def _workers(plan: PlannedStrategy) -> Table:
-    counts = {"replicas", "sends a step", "receives", "holds", "FLOPs a step"}
-    rows = " + rows" if plan.rows_are_missing else ""
-    table = _table("workers", ["worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step"], right=counts)
-    table.caption = Text(plan.sums) if plan.sums else None
-    for w in plan.workers:
-        sent, received = (readable_bytes(count) + rows for count in (w.sent, w.received))
-        table.add_row(
-            *map(Text, [w.name, str(w.replicas), sent, received, readable_bytes(w.held), readable_flops(w.flops)])
-        )
-    return table
+    more = " + rows" if plan.rows_are_missing else ""
+    rows = worker_rows(plan)
+    for row in rows:
+        row[2], row[3] = row[2] + more, row[3] + more
+    return text_table("workers", WORKER_HEADS, rows, numbers=WORKER_HEADS[1:], caption=plan.sums)
+
+
+def worker_rows(plan: PlannedStrategy) -> list[list[str]]:
+    """Returns the rows under `WORKER_HEADS`, without the rows of sparse variables whose number is not known."""
+    return [
+        [w.name, str(w.replicas), *map(readable_bytes, (w.sent, w.received, w.held)), readable_flops(w.flops)]
+        for w in plan.workers
+    ]
 
 
 def _links(plan: PlannedStrategy) -> Table:
-    table = _table("links", ["from", "to", "bytes a step"], right={"bytes a step"})
     most = sorted(plan.links, key=lambda link: -link.bytes)[:MOST_LINKS]
-    for link in most:
-        table.add_row(*map(Text, [link.source, link.target, bytes_text(PartialCount(link.bytes, link.is_least))]))
+    rows = [[link.source, link.target, bytes_text(PartialCount(link.bytes, link.is_least))] for link in most]
     if len(most) < len(plan.links):
-        table.add_row(*map(Text, [f"{len(plan.links) - len(most)} others", "", "no more each"]))
-    return table
+        rows.append([f"{len(plan.links) - len(most)} others", "", "no more each"])
+    return text_table("links", ["from", "to", "bytes a step"], rows, numbers=("bytes a step",))
 
 
 def _of(step: str) -> str:
@@ -140,32 +131,24 @@ def _of(step: str) -> str:
 
 
 def _totals(plans: Sequence[PlannedStrategy]) -> Table:
-    table = _table(f"a worker at most{_of(plans[0].step)}", ["", *(plan.strategy for plan in plans)])
-    rows = [" + rows" if plan.rows_are_missing else "" for plan in plans]
-    sent = [readable_bytes(max(w.sent for w in plan.workers)) + row for plan, row in zip(plans, rows, strict=True)]
-    received = [readable_bytes(max(w.received for w in p.workers)) + row for p, row in zip(plans, rows, strict=True)]
-    links = [readable_bytes(max((link.bytes for link in plan.links), default=0)) for plan in plans]
-    held = [readable_bytes(max(w.held for w in plan.workers)) for plan in plans]
-    computed = [readable_flops(_most_flops(plan)) for plan in plans]
-    for head, cells in (
-        ("sends a step", sent),
-        ("receives", received),
-        ("on one link", links),
-        ("holds", held),
-        ("FLOPs a step", computed),
-    ):
-        table.add_row(*map(Text, [head, *cells]))
-    return table
+    heads = ("sends a step", "receives", "on one link", "holds", "FLOPs a step")
+    rows = [[head, *cells] for head, *cells in zip(heads, *map(_most, plans), strict=True)]
+    return text_table(f"a worker at most{_of(plans[0].step)}", ["", *(plan.strategy for plan in plans)], rows)
+
+
+def _most(plan: PlannedStrategy) -> list[str]:
+    """Returns the largest figures of a worker, and of a link, in a plan."""
+    more = " + rows" if plan.rows_are_missing else ""
+    return [
+        readable_bytes(max(w.sent for w in plan.workers)) + more,
+        readable_bytes(max(w.received for w in plan.workers)) + more,
+        readable_bytes(max((link.bytes for link in plan.links), default=0)),
+        readable_bytes(max(w.held for w in plan.workers)),
+        readable_flops(_most_flops(plan)),
+    ]
 
 
 def _most_flops(plan: PlannedStrategy) -> int | None:
     """Returns the FLOPs of the worker that computes most; None if they are not known for all workers."""
     counts = [worker.flops for worker in plan.workers]
     return None if None in counts else max(count for count in counts if count is not None)
-
-
-def _table(title: str, heads: Sequence[str], right: set[str] | None = None, lines: bool = False) -> Table:
-    table = Table(title=Text(title), title_justify="left", show_lines=lines)
-    for head in heads:
-        table.add_column(Text(head), justify="right" if head in (right or ()) else "left", overflow="fold")
-    return table

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from autodist.cli.command_errors import UsageError, output
 from autodist.cli.options import (
@@ -32,6 +31,7 @@ from autodist.cluster.environments.find import find, require
 from autodist.cluster.environments.follower import FollowerOrder, follow
 from autodist.cluster.environments.launcher_env import CHIEF, INDEX, WORKERS, Given, host_and_port_of
 from autodist.cluster.script import Script as ScriptToRun
+from autodist.logs.tables import text_table
 from autodist.resources import ResourceSpec, Timeouts, Worker
 from autodist.runs.cli_overrides import CliOverrides
 
@@ -161,17 +161,15 @@ def _show_what_would_run(target: Target, overrides: CliOverrides) -> None:
 
 def _processes(spec: ResourceSpec) -> Table:
     """Returns a table of the workers' processes."""
-    table = Table()
-    for head in ("worker", "replicas on", "started", "port"):
-        table.add_column(Text(head), overflow="fold")
+    rows = []
     for worker in spec.workers:
         devices = ", ".join(worker.devices) if worker.has_replicas else "none: it owns variables"
         port = "a free one" if worker.port is None else str(worker.port)
-        table.add_row(*map(Text, [worker.name, devices, _how(spec, worker), port if len(spec.workers) > 1 else "none"]))
-    return table
+        rows.append([worker.name, devices, _start_of(spec, worker), port if len(spec.workers) > 1 else "none"])
+    return text_table("", ["worker", "replicas on", "started", "port"], rows)
 
 
-def _how(spec: ResourceSpec, worker: Worker) -> str:
+def _start_of(spec: ResourceSpec, worker: Worker) -> str:
     if worker.index == 0:
         return "in this process"
     group = spec.ssh_group(worker.node)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from autodist.cli.command_errors import ScriptFailedError, UsageError
 from autodist.cli.script import Target
 from autodist.logs.formatting import counted
+from autodist.logs.tables import text_table
 from autodist.runs.cli_overrides import CliOverrides, named_builder
 from autodist.verify.compare import FLOAT64_LIMIT, FLOORS, Compared, compare, steps_of
 from autodist.verify.recording import ERROR, NOTES, Recording
@@ -66,14 +66,12 @@ class VerifyResult:
 
     def table(self) -> Table:
         """Returns the largest relative difference of each variable, slot and output."""
-        table = Table(title=Text("largest relative differences"), title_justify="left")
-        for head in ("kind", "name", "difference", "in step"):
-            table.add_column(head, justify="right" if head in ("difference", "in step") else "left", overflow="fold")
+        figures = ["difference", "in step"]
+        rows = []
         for difference in self.compared.differences:
             kind, _, name = difference.name.partition(" ")
-            at = str(difference.at) if difference.largest else ""
-            table.add_row(*map(Text, [kind, name, f"{difference.largest:.1e}", at]))
-        return table
+            rows.append([kind, name, f"{difference.largest:.1e}", str(difference.at) if difference.largest else ""])
+        return text_table("largest relative differences", ["kind", "name", *figures], rows, numbers=figures)
 
     def words(self) -> Iterator[str]:
         """Yields the lines of the verdict and its explanation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _MOST_DIGITS = 999.5
 
@@ -47,6 +47,29 @@ def _scaled(count: int, units: tuple[str, ...]) -> str:
         size, unit = size / 1000, larger
     decimals = 2 if size < 9.995 else 1 if size < 99.95 else 0
     return f"{size:.{decimals}f} {unit}"
+
+
+def readable_seconds(seconds: float) -> str:
+    """Returns a time with up to three significant digits.
+
+    >>> readable_seconds(0.00012), readable_seconds(0.5), readable_seconds(3.25), readable_seconds(86400.2)
+    ('120 µs', '500 ms', '3.25 s', '86400 s')
+    """
+    if seconds >= 1000:
+        return f"{seconds:.0f} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def readable_shape(shape: Sequence[int]) -> str:
+    """Returns the lengths of the axes of a tensor.
+
+    >>> readable_shape((300, 64)), readable_shape(())
+    ('300 × 64', 'scalar')
+    """
+    return " × ".join(map(str, shape)) or "scalar"
 
 
 # TensorFlow surrounds an error with lines on the operation: its device and, with our code in it, its traceback.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.table import Table
-from rich.text import Text
 
 from autodist.cli.checking.exposure import ANY_FREE_PORT
 from autodist.cli.checking.links import MeasuredLink
 from autodist.cli.checking.protocol import Hardware
 from autodist.cli.checking.report import MachineReport, Report
 from autodist.cluster.preflight import table as aligned
-from autodist.logs.formatting import counted, readable_bytes
+from autodist.logs.formatting import counted, readable_bytes, readable_seconds
+from autodist.logs.tables import text_table
 
 _NOT_KNOWN = "–"
 
@@ -44,10 +44,8 @@ def _faults(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _machines(report: Report) -> Table:
-    table = _table("machines", ["machine", "versions", "script, ports, clock", "has"])
-    for machine in report.machines:
-        table.add_row(*map(Text, [_head(machine), *_cells(machine)]))
-    return table
+    heads = ["machine", "versions", "script, ports, clock", "has"]
+    return text_table("machines", heads, [[_head(m), *_cells(m)] for m in report.machines], has_lines=True)
 
 
 def _head(machine: MachineReport) -> str:
@@ -107,15 +105,13 @@ def _hardware(hardware: Hardware) -> Iterator[str]:
 
 
 def _links(links: tuple[MeasuredLink, ...]) -> Table:
-    table = _table("links, through TensorFlow's transport", ["between", "and", "round trip", "there", "back"])
-    for column in table.columns[2:]:
-        column.justify = "right"
+    figures = ["round trip", "there", "back"]
+    rows = []
     for link in links:
-        cells = [link.one, link.other, *(_NOT_KNOWN,) * 3]
-        if link.round_trip is not None:
-            cells[2:] = [readable_seconds(link.round_trip), _rate(link.there), _rate(link.back)]
-        table.add_row(*map(Text, cells))
-    return table
+        round_trip = _NOT_KNOWN if link.round_trip is None else readable_seconds(link.round_trip)
+        rows.append([link.one, link.other, round_trip, _rate(link.there), _rate(link.back)])
+    title = "links, through TensorFlow's transport"
+    return text_table(title, ["between", "and", *figures], rows, numbers=figures, has_lines=True)
 
 
 def _rate(bytes_a_second: float | None) -> str:
@@ -134,24 +130,3 @@ def _exposure(report: Report) -> Iterator[str]:
     yield aligned(rows)
     if any(exposure.ports == ANY_FREE_PORT for exposure in report.exposure):
         yield "Set a `port` for each node; then only that port (and the next ones, for more workers) needs closing."
-
-
-def readable_seconds(seconds: float) -> str:
-    """Formats a time with two or three significant digits.
-
-    >>> readable_seconds(0.00012), readable_seconds(0.5), readable_seconds(3.25), readable_seconds(86400.2)
-    ('120 µs', '500 ms', '3.25 s', '86400 s')
-    """
-    if seconds >= 1000:
-        return f"{seconds:.0f} s"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
-
-
-def _table(title: str, heads: list[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", show_lines=True)
-    for head in heads:
-        table.add_column(Text(head), overflow="fold")
-    return table

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
-from rich.text import Text
 
-from autodist.cli.checking.tables import readable_seconds
 from autodist.cli.tracing.files import Trace
 from autodist.cli.tracing.spent import ANYBODY, TimeSpent
-from autodist.logs.formatting import readable_bytes
+from autodist.logs.formatting import readable_bytes, readable_seconds
+from autodist.logs.tables import text_table
 
 _WORTH_A_WORD = 0.05
 """Fraction of a step above which a worker's waiting is mentioned."""
@@ -18,16 +17,13 @@ _WORTH_A_WORD = 0.05
 
 def table_of(step: str, times: Sequence[TimeSpent]) -> Table:
     """Returns a table with a row for each worker."""
-    table = Table(title=Text(f"{step}: the run that was traced, by worker"), title_justify="left")
-    for head in ("worker", "took", "computing", "sending", "reading", "waiting", "rest"):
-        # Wraps cells in a narrow terminal instead of dropping columns.
-        table.add_column(Text(head), justify="left" if head == "worker" else "right", overflow="fold")
+    figures = ["took", "computing", "sending", "reading", "waiting", "rest"]
     names = worker_names([spent.trace for spent in times])
+    rows = []
     for spent in times:
         parts = (spent.computing, spent.sending, spent.reading, spent.waited, spent.rest)
-        cells = [names[spent.trace.worker], _time(spent.took), *(_part(part, spent.took, "\n") for part in parts)]
-        table.add_row(*map(Text, cells))
-    return table
+        rows.append([names[spent.trace.worker], _time(spent.took), *(_part(p, spent.took, "\n") for p in parts)])
+    return text_table(f"{step}: the run that was traced, by worker", ["worker", *figures], rows, numbers=figures)
 
 
 def words_of(times: Sequence[TimeSpent]) -> Iterator[str]:
