@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from autodist.batch.axis import require_mapping
-from autodist.capture.early_initializers import seed_early_initializers
 from autodist.capture.gradients import GradientNotes, recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.inline import load_generated_code_from_memory
-from autodist.capture.keras_callbacks import on_every_worker
-from autodist.capture.keras_distribution import checking_distributions
+from autodist.capture.keras.callbacks import on_every_worker
+from autodist.capture.keras.distribution import checking_distributions
+from autodist.capture.keras.early_initializers import seed_early_initializers
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
@@ -41,12 +41,12 @@ from autodist.functions.tracing import Tracing
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.reading.elementwise import elementwise
-from autodist.reading.file_sharding import NOTHING_DEALT
+from autodist.reading.file_sharding import NO_FILES_SHARDED
 from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
-from autodist.runs.dry_run import look
+from autodist.runs.dry_run import active_dry_run
 from autodist.runs.resolve_config import choose
-from autodist.runs.restarts import before, restart
+from autodist.runs.restarts import earlier_starts, restart
 from autodist.runs.run import Run
 from autodist.runs.undistributed import UndistributedScript
 from autodist.runtime.dataset import DistributedDataset
@@ -64,7 +64,7 @@ Callback = TypeVar("Callback")
 
 watch_script_end()  # now: `sys.exit(main())` looks up `sys.exit` before `main` creates an AutoDist
 load_generated_code_from_memory()  # now: functions traced before an AutoDist exists would leave files too
-before()  # now: child processes that the script starts must not inherit the mark of a re-exec
+earlier_starts()  # now: child processes that the script starts must not inherit the mark of a re-exec
 if (_recorder := recorder()) is not None:
     _recorder.begin()  # now: the script may build layers before it creates an AutoDist
 
@@ -165,7 +165,7 @@ class AutoDist:
     def _target_spec(self) -> ResourceSpec:
         """The machines that the script is written for. A dry run executes the script on one of their devices."""
         self._run.check_others()
-        dry_run = look()
+        dry_run = active_dry_run()
         return self._run.spec if dry_run is None else dry_run.spec
 
     @property
@@ -272,7 +272,7 @@ class AutoDist:
         tracing = Tracing(bool(jit_compile), input_signature, reduce_retracing, autograph)
 
         def decorate(function: Callable[..., Any]) -> DistributedFunction:
-            if (dry_run := look()) is not None:
+            if (dry_run := active_dry_run()) is not None:
                 dry_run.on_step_defined(function)
             return DistributedFunction(
                 function, self._run, batch_axis, is_global, tracing, sessions=self._graph_sessions
@@ -525,7 +525,7 @@ class AutoDist:
             if not watch_script_end().is_bad:
                 self._alone.leave_state(self._run.has_idle_workers)
                 if self._run.shards_files and not self._run.coordination.has_agreed:
-                    log.warning("%s", NOTHING_DEALT, extra=ALIKE_EVERYWHERE)
+                    log.warning("%s", NO_FILES_SHARDED, extra=ALIKE_EVERYWHERE)
             if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
                 self._restart()
         except SystemExit:

@@ -153,7 +153,9 @@ def assemble(
         ]  # fmt: skip
         if kept or call.seed.op.name in present:
             gradients += kept
-            terms = tuple(Term(s.tensor.name, s.seed.op.name, s.value.op.name, s.parts) for s in call.seams)
+            terms = tuple(
+                Term(s.tensor.name, s.seed.op.name, s.value.op.name, s.parts) for s in call.decomposition_points
+            )
             made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name, terms))
     step = Step(
         graph_def=graph_def,

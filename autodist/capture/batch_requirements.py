@@ -25,7 +25,7 @@ _FIX = (
 
 
 @dataclass(frozen=True)
-class Dealt:
+class BatchDivision:
     """The assignment of a step's examples to replicas.
 
     Attributes:
@@ -51,7 +51,7 @@ class Dealt:
         return sorted(parts | {self.examples + 1} if 1 in parts else parts)
 
 
-def require_any_length(step: Step, dealt: Dealt) -> None:
+def require_any_length(step: Step, division: BatchDivision) -> None:
     """Checks that the step accepts the part of its batch that a replica gets.
 
     The shapes of all tensors are inferred for such a part, as when the replica's graph is built; nothing runs.
@@ -59,22 +59,27 @@ def require_any_length(step: Step, dealt: Dealt) -> None:
     Raises:
         CaptureError: a constant of the step, or a variable with a row for each example, fits the whole batch only.
     """
-    if dealt.replicas == 1 or dealt.examples == 0 or step.apart or all(axis is None for axis in step.inputs.values()):
+    if (
+        division.replicas == 1
+        or division.examples == 0
+        or step.apart
+        or all(axis is None for axis in step.inputs.values())
+    ):
         return
     flows = flows_of(step)
     fixed = _fixed_tensor(step, flows)
     if fixed is None and not _is_unclear(step, flows):
         return
-    kept = _kept_rows(step, dealt.examples)
-    if dealt.shares > 1:
-        found = _fault_of(step, dealt, dealt.lengths)
+    kept = _kept_rows(step, division.examples)
+    if division.shares > 1:
+        found = _fault_of(step, division, division.lengths)
         if found is not None:
-            raise CaptureError(_message(step, dealt, *found, fixed, kept))
-    elif kept and _fault_of(step, dealt, [dealt.examples + 1]) is not None:
+            raise CaptureError(_message(step, division, *found, fixed, kept))
+    elif kept and _fault_of(step, division, [division.examples + 1]) is not None:
         raise CaptureError(
-            f"{_named(kept)} hold a row for each of the {dealt.examples} examples of a batch from step to step, as in "
-            f"a stateful RNN, and each of the {dealt.replicas} replicas has other examples, so these rows cannot be "
-            f"combined. {_FIX}"
+            f"{_named(kept)} hold a row for each of the {division.examples} examples of a batch from step to step, as "
+            f"in a stateful RNN, and each of the {division.replicas} replicas has other examples, so these rows cannot "
+            f"be combined. {_FIX}"
         )
 
 
@@ -120,12 +125,12 @@ def fault_in_parts(step: Step, rows: Mapping[str, int], shares: int) -> str | No
     return next((fault for part in distinct.values() if (fault := shape_fault(step, part)) is not None), None)
 
 
-def _fault_of(step: Step, dealt: Dealt, lengths: list[int]) -> tuple[int, str] | None:
+def _fault_of(step: Step, division: BatchDivision, lengths: list[int]) -> tuple[int, str] | None:
     """Returns the first of `lengths` that a step's shapes do not fit, and the error; None if the batch fails too."""
     for length in lengths:
         fault = shape_fault(step, length)
         if fault is not None:
-            return (length, fault) if shape_fault(step, dealt.examples) is None else None
+            return (length, fault) if shape_fault(step, division.examples) is None else None
     return None
 
 
@@ -170,17 +175,19 @@ def _show_shapes_of_lookups(definition: tf.compat.v1.GraphDef) -> None:
         node.attr["SrcT"].type, node.attr["DstT"].type = source, target
 
 
-def _message(step: Step, dealt: Dealt, length: int, fault: str, fixed: str | None, kept: list[Variable]) -> str:
+def _message(
+    step: Step, division: BatchDivision, length: int, fault: str, fixed: str | None, kept: list[Variable]
+) -> str:
     split = [name for name, axis in step.inputs.items() if axis is not None]
-    inputs = ", ".join(dict.fromkeys(dealt.names.get(name, node_of(name)) for name in split))
+    inputs = ", ".join(dict.fromkeys(division.names.get(name, node_of(name)) for name in split))
     why = [f"With {length}, TensorFlow says: {fault}."]
     if fixed is not None:
-        why.append(f"{dealt.names.get(fixed, fixed)} has the fixed shape {step.spec_of(fixed).shape}.")
+        why.append(f"{division.names.get(fixed, fixed)} has the fixed shape {step.spec_of(fixed).shape}.")
     if kept:
         why.append(f"{_named(kept)} hold a row for each of them from step to step, as a stateful RNN's do.")
     return (
-        f"the step takes {dealt.examples} examples at a time and no other number, and its batch ({inputs}) is divided "
-        f"among {dealt.shares} replicas. {' '.join(why)} {_FIX}"
+        f"the step takes {division.examples} examples at a time and no other number, and its batch ({inputs}) is "
+        f"divided among {division.shares} replicas. {' '.join(why)} {_FIX}"
     )
 
 
@@ -191,26 +198,26 @@ def _named(variables: list[Variable]) -> str:
 _OF_SHAPES = having(Trait.OF_SHAPES)
 
 
-def require_no_rows_by_position(step: Step, dealt: Dealt) -> None:
+def require_no_rows_by_position(step: Step, division: BatchDivision) -> None:
     """Checks that the training does not depend on rows of the batch that constants select by position.
 
     Raises:
         CaptureError: it does, and the batch is divided among several replicas.
     """
-    if dealt.replicas == 1 or dealt.examples == 0 or not step.gradient_calls:
+    if division.replicas == 1 or division.examples == 0 or not step.gradient_calls:
         return
     if all(axis is None for axis in step.inputs.values()):
         return
-    taken = next(_taken_by_position(step, flows_of(step), dealt.examples), None)
+    taken = next(_taken_by_position(step, flows_of(step), division.examples), None)
     if taken is None:
         return
     node, line = step.graph_index.nodes[node_of(taken)], step.origin_of(node_of(taken))
-    split = [dealt.names.get(name, node_of(name)) for name, axis in step.inputs.items() if axis is not None]
+    split = [division.names.get(name, node_of(name)) for name, axis in step.inputs.items() if axis is not None]
     axes = ", ".join(f'"{name}": None' for name in dict.fromkeys(split))
     raise CaptureError(
         f"{node.name} ({node.op}{f', {line}' if line else ''}) takes rows of the batch by their position, as y[2:] "
-        f"does, and a loss depends on them. Each of the {dealt.replicas} replicas has a part of the batch, whose rows "
-        f"at that position are different. Pass every replica the whole batch (batch_axis={{{axes}}}); or mark the "
+        f"does, and a loss depends on them. Each of the {division.replicas} replicas has a part of the batch, whose "
+        f"rows at that position are different. Pass every replica the whole batch (batch_axis={{{axes}}}); or mark the "
         "rows by an input with a row for each example, such as a mask; or train with one replica."
     )
 

@@ -19,16 +19,15 @@ from autodist.capture.assemble import (
     describe_variables,
     warn_of_variables_without_gradient,
 )
-from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
-from autodist.capture.entries_in_order import pairing_entries
+from autodist.capture.composites import pairing_entries, reducing_by_rows
 from autodist.capture.gradients import GradientNotes, RecordedGradientCall, forget_custom_gradients, recording_gradients
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.inline import inlining_functions, naming_captures
 from autodist.capture.jacobians import keeping_records
-from autodist.capture.keras_distribution import checking_distributions
+from autodist.capture.keras.batch_norm import FusedNorms, fusing_batch_norms
+from autodist.capture.keras.distribution import checking_distributions
+from autodist.capture.keras.overwrites import recording_overwrites
 from autodist.capture.other_strategies import refusing_strategies
-from autodist.capture.overwrites import recording_overwrites
-from autodist.capture.ragged_rows import reducing_by_rows
 from autodist.capture.tables import Table, bind_table, find_table, require_made_before, require_unchanged
 from autodist.capture.training_hooks import distributing
 from autodist.capture.training_requirements import TRAINS, TrainingRequirements
@@ -47,19 +46,24 @@ class CapturedFunction:
     """A traced step.
 
     Attributes:
-        item: the step.
-        sources: the script's variables, in the order of `item.variables`.
+        step: the step.
+        sources: the script's variables, in the order of `step.variables`.
         inputs: input tensors of the step, in the order of the flattened arguments.
         outputs: structure of the return value. Its leaves are Python values or `tf.TensorSpec`s, in the order of
-            `item.outputs`.
+            `step.outputs`.
         tables: lookup tables that the step reads.
     """
 
-    item: Step
+    step: Step
     sources: tuple[tf.Variable, ...]
     inputs: tuple[str, ...]
     outputs: Any
     tables: tuple[Table, ...] = ()
+
+    @property
+    def item(self) -> Step:
+        """The step; an older name."""
+        return self.step
 
 
 def capture_function(
@@ -89,7 +93,7 @@ def capture_function(
     trace = functools.partial(_trace, function, arguments, jit_compile, autograph)
     capture = functools.partial(_capture, trace, tuple(batch_axes), demands, jit_compile)
     made = with_whole_statistics(capture) if is_split else capture(None)
-    warn_of_variables_without_gradient(made.captured.item, made.notes)
+    warn_of_variables_without_gradient(made.captured.step, made.notes)
     return made.captured
 
 
@@ -101,8 +105,8 @@ class _Made:
     notes: CaptureNotes
 
     @property
-    def item(self) -> Step:
-        return self.captured.item
+    def step(self) -> Step:
+        return self.captured.step
 
     @property
     def graph(self) -> tf.Graph:
@@ -189,7 +193,7 @@ def _trace(
 
 
 def _noted_tensors(call: RecordedGradientCall) -> list[str]:
-    found = [call.seed.name, *(t.name for t in call.targets), *(s.tensor.name for s in call.seams)]
+    found = [call.seed.name, *(t.name for t in call.targets), *(s.tensor.name for s in call.decomposition_points)]
     for _, gradient in call.pairs:
         sparse = isinstance(gradient, tf.IndexedSlices)
         found += [gradient.indices.name, gradient.values.name] if sparse else [gradient.name]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops  # the registry of gradients
 
 from autodist.capture.jacobians import BatchJacobian, Jacobian, keeps_records
-from autodist.capture.loss_decomposition import SEED_NAME, DecompositionPoint, take_apart
+from autodist.capture.loss_decomposition import SEED_NAME, DecompositionPoint, decompose
 from autodist.capture.patches import (
     FORWARD_DERIVATIVE,
     GRAPH_GRADIENTS,
@@ -40,7 +40,8 @@ class RecordedGradientCall:
         pairs: handles of variables with their gradients (tensors or IndexedSlices). Empty if the sources are all
             tensors.
         without: handles of variables that the targets do not depend on.
-        seams: decomposition points of the targets. Empty for a single target that is not computed from several values.
+        decomposition_points: the decomposition points of the targets. Empty for a single target that is not computed
+            from several values.
     """
 
     graph: tf.Graph
@@ -48,13 +49,13 @@ class RecordedGradientCall:
     seed: tf.Tensor
     pairs: tuple[tuple[Any, tf.Tensor | tf.IndexedSlices], ...]
     without: tuple[Any, ...]
-    seams: tuple[DecompositionPoint, ...] = ()
+    decomposition_points: tuple[DecompositionPoint, ...] = ()
 
 
-class TakesApart(Protocol):
+class DecomposesLoss(Protocol):
     """Decomposes targets, and may first change the graph that computes them."""
 
-    def take_apart(
+    def decompose(
         self,
         targets: Sequence[tf.Tensor],
         ends: Collection[tf.Tensor],
@@ -77,7 +78,7 @@ class GradientNotes:
     calls: list[RecordedGradientCall] = field(default_factory=list)
     in_functions: bool = True
     wants_records: bool = False
-    whole: TakesApart | None = None
+    whole: DecomposesLoss | None = None
     _depth: threading.local = field(default_factory=threading.local)
 
     @contextmanager
@@ -127,9 +128,9 @@ class GradientNotes:
             with recording or nullcontext():
                 tensors, flat_weights = _weigh(tensors, flat_weights)
                 if self.whole is None or recording is not None:  # a tape has already recorded the targets' inputs
-                    apart, seams = take_apart(tensors, ends)
+                    apart, points = decompose(tensors, ends)
                 else:
-                    apart, seams = self.whole.take_apart(tensors, ends, seed, self.calls)
+                    apart, points = self.whole.decompose(tensors, ends, seed, self.calls)
             weighted = [
                 (tf.ones_like(t) if w is None else w) * tf.cast(seed, t.dtype)
                 for t, w in zip(apart, flat_weights, strict=True)
@@ -144,7 +145,7 @@ class GradientNotes:
                     seed,
                     tuple((h, g) for h, g in made if h is not None and g is not None),
                     tuple(h for h, g in made if h is not None and g is None),
-                    seams,
+                    points,
                 )
             )
             return tf.nest.pack_sequence_as(found, gradients)
@@ -223,7 +224,7 @@ def _floats(targets: list[Any]) -> bool:
 
 
 @contextmanager
-def recording_gradients(in_functions: bool = True, whole: TakesApart | None = None) -> Iterator[GradientNotes]:
+def recording_gradients(in_functions: bool = True, whole: DecomposesLoss | None = None) -> Iterator[GradientNotes]:
     """Records all gradients that are computed in graphs while the context is open.
 
     Args:

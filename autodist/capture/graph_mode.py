@@ -17,12 +17,13 @@ from autodist.capture.assemble import (
     describe_variables,
     note_specs,
 )
-from autodist.capture.fetched_reads import read_before_writing
 from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.in_step_all_reduces import RecordedAllReduce
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.effects import READS
+from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
@@ -280,3 +281,29 @@ def replace_by_placeholder(editor: GraphEditor, tensor: tf.Tensor) -> str:
     for consumer, spelled in inputs.items():
         editor.set_inputs(consumer, spelled)
     return tensor.name
+
+
+def read_before_writing(editor: GraphEditor, roots: Iterable[str]) -> None:
+    """Makes reads that only fetches need run before this run's writes, unless the script orders them otherwise.
+
+    In TensorFlow a read that waits for nothing usually runs first. Without an order, two workers could return the
+    values of two different steps.
+
+    Args:
+        editor: editor of the graph of one run.
+        roots: nodes of the fetches.
+    """
+    effects = GraphIndex(editor.to_graph_def()).effects
+    writers: dict[str, list[str]] = {}
+    for name, effect in effects.items():
+        for handle in effect.writes:
+            writers.setdefault(handle, []).append(name)
+    if not writers:
+        return
+    before_writes = editor.ancestors([name for names in writers.values() for name in names])
+    for name in sorted(editor.ancestors(roots) - before_writes):
+        if editor[name].op in READS and node_of(editor[name].input[0]) in writers:  # not within a loop or a branch
+            earlier = editor.ancestors([name])
+            for writer in writers[node_of(editor[name].input[0])]:
+                if writer not in earlier:
+                    editor.add_control(writer, [name])

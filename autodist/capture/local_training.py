@@ -11,7 +11,7 @@ from tensorflow.python.client.session import BaseSession  # base class of all se
 
 from autodist.capture.suspects import SUSPECTS, Suspect, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
-from autodist.capture.training_lines import LocalStep, Way, line_of_script, step_here
+from autodist.capture.training_lines import LocalStep, TrainingKind, line_of_script, step_here
 from autodist.graph.ops import Trait, having
 from autodist.tf_compat.plain_nests import numbered
 
@@ -74,7 +74,7 @@ class LocalTraining:
         """A session runs something."""
         made = self._graphs.get(session.graph)
         if made and applied(session.graph, fetches, made):
-            self._find(LocalStep(Way.SESSION, line_of_script(), session.graph))
+            self._find(LocalStep(TrainingKind.SESSION, line_of_script(), session.graph))
 
     def around_call(self, function: Any, call: Callable[[], Any]) -> Any:
         """Calls a `tf.function`; its gradients are detected while it is traced."""

@@ -39,7 +39,7 @@ class DecompositionPoint:
     parts: tuple[int, ...]
 
 
-def take_apart(
+def decompose(
     targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor]
 ) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
     """Returns the tensors to differentiate in place of the targets, and their decomposition points, parts first.
@@ -54,8 +54,8 @@ def take_apart(
     arithmetic = _Arithmetic(targets, {id(t) for t in ends})
     if len(targets) == 1 and not arithmetic.again:
         return list(targets), ()
-    apart, seams = arithmetic.with_seams()
-    return (apart, seams) if len(targets) > 1 or any(seam.parts for seam in seams) else (list(targets), ())
+    apart, points = arithmetic.decompose()
+    return (apart, points) if len(targets) > 1 or any(point.parts for point in points) else (list(targets), ())
 
 
 class _Arithmetic:
@@ -72,11 +72,11 @@ class _Arithmetic:
         self.again = {
             id(t): t for t in self._order if id(t) not in ends and id(t) not in alike and _operands(t) is not None
         }
-        self._seams: list[DecompositionPoint] = []
+        self._points: list[DecompositionPoint] = []
         self._at: dict[int, int] = {}
         self._made: dict[int, tf.Tensor] = {}
 
-    def with_seams(self) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
+    def decompose(self) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
         cut = {id(t) for t in self._targets}
         for t in self.again.values():
             operands = [i for i in _operands(t) or () if i.op.type != "Const"]
@@ -86,7 +86,7 @@ class _Arithmetic:
         for t in self._order:
             if id(t) in needed or id(t) in self.again:
                 self._make(t, id(t) in cut)
-        return [self._made[id(t)] for t in self._targets], tuple(self._seams)
+        return [self._made[id(t)] for t in self._targets], tuple(self._points)
 
     def _make(self, tensor: tf.Tensor, is_cut: bool) -> None:
         made = tensor
@@ -97,8 +97,8 @@ class _Arithmetic:
             made = tf.raw_ops.PlaceholderWithDefault(
                 input=tf.raw_ops.Mul(x=made, y=seed), shape=tensor.shape, name=VALUE_NAME
             )
-            self._at[id(tensor)] = len(self._seams)
-            self._seams.append(DecompositionPoint(tensor, seed, made, self._parts(tensor)))
+            self._at[id(tensor)] = len(self._points)
+            self._points.append(DecompositionPoint(tensor, seed, made, self._parts(tensor)))
         self._made[id(tensor)] = made
 
     def _parts(self, tensor: tf.Tensor) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from tensorflow.python.client.session import BaseSession  # base class of all se
 from autodist.capture.local_training import applied
 from autodist.capture.suspects import Suspect, plain_variable, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
-from autodist.capture.training_lines import LocalStep, Way, line_of_script, step_here
+from autodist.capture.training_lines import LocalStep, TrainingKind, line_of_script, step_here
 
 _WINDOWS = 3
 """Number of windows (from an eager gradient to the next distributed step or gradient) with changed variables that count
@@ -24,7 +24,7 @@ as training. A script may once compute a gradient and then assign a variable wit
 _LOOKS = 50
 """Largest number of comparisons for one function, and for eager gradients; each takes up to a millisecond."""
 
-_WAYS = frozenset({Way.FUNCTION, Way.EAGER, Way.SESSION})
+_WAYS = frozenset({TrainingKind.FUNCTION, TrainingKind.EAGER, TrainingKind.SESSION})
 """The kinds of training that are detected, each reported once."""
 
 
@@ -91,7 +91,7 @@ class ScopeTraining:
         self._windows = 0
         self._eager: _Marked | None = None
         self._has_begun = self._has_gradients = False
-        self._reported: set[Way] = set()
+        self._reported: set[TrainingKind] = set()
         listen(self)
 
     def stop(self) -> None:
@@ -135,28 +135,30 @@ class ScopeTraining:
     def on_applied(self, variables: Sequence[Any]) -> None:
         """Called when an optimizer applies gradients; without gradients computed here, that is no training on data."""
         function, is_eager = function_called(), tf.executing_eagerly()
-        if not self._has_gradients or (Way.EAGER if is_eager else Way.FUNCTION) in self._reported:
+        if not self._has_gradients or (TrainingKind.EAGER if is_eager else TrainingKind.FUNCTION) in self._reported:
             return
         in_scope = self._of_scope(variables)
         if in_scope and is_eager and self._has_begun:
-            self._find(Way.EAGER, _Marked(in_scope, step_here(function)))
+            self._find(TrainingKind.EAGER, _Marked(in_scope, step_here(function)))
         elif in_scope and (is_eager or function is not None):  # otherwise a session runs them
             self._mark(in_scope)
 
     def on_run(self, session: BaseSession, fetches: Any) -> None:
         """Called for each run of a session, which may apply gradients of variables in its graph."""
-        is_to_look = self._has_begun and Way.SESSION not in self._reported
+        is_to_look = self._has_begun and TrainingKind.SESSION not in self._reported
         known = self._graphs.get(session.graph) if is_to_look else None
         if known is None or not known.gradients:
             return
         names = {known.gradients[name] for name in applied(session.graph, fetches, known.gradients)}
         in_scope = sorted(names if self._is_in_scope(session.graph) else names & known.made)
         if in_scope:
-            self._report(Way.SESSION, LocalStep(Way.SESSION, line_of_script(), session.graph), in_scope)
+            self._report(
+                TrainingKind.SESSION, LocalStep(TrainingKind.SESSION, line_of_script(), session.graph), in_scope
+            )
 
     def around_call(self, function: Any, call: Callable[[], Any]) -> Any:
         """Calls a `tf.function`."""
-        is_to_look = self._has_begun and Way.FUNCTION not in self._reported
+        is_to_look = self._has_begun and TrainingKind.FUNCTION not in self._reported
         marked = self._marked.get(function) if is_to_look else None
         if marked is None or marked.looks >= _LOOKS:
             return call()
@@ -165,7 +167,7 @@ class ScopeTraining:
         before = suspects_of(marked.variables)
         found = call()
         if any(suspect.is_known_to_have_changed for suspect in before):
-            self._find(Way.FUNCTION, marked)
+            self._find(TrainingKind.FUNCTION, marked)
         return found
 
     def before_step(self) -> None:
@@ -194,8 +196,8 @@ class ScopeTraining:
     def _is_to_mark(self, is_function: bool) -> bool:
         """Returns False if such training has been reported, or eager gradients have been compared often enough."""
         if is_function:
-            return Way.FUNCTION not in self._reported
-        return Way.EAGER not in self._reported and (self._eager is None or self._eager.looks < _LOOKS)
+            return TrainingKind.FUNCTION not in self._reported
+        return TrainingKind.EAGER not in self._reported and (self._eager is None or self._eager.looks < _LOOKS)
 
     def _mark(self, variables: tuple[Any, ...]) -> None:
         function = function_called()
@@ -213,12 +215,12 @@ class ScopeTraining:
         self._windows += any(suspect.is_known_to_have_changed for suspect in self._window)
         self._window = []
         if self._windows >= _WINDOWS and self._eager is not None:
-            self._find(Way.EAGER, self._eager)
+            self._find(TrainingKind.EAGER, self._eager)
 
-    def _find(self, way: Way, marked: _Marked) -> None:
+    def _find(self, way: TrainingKind, marked: _Marked) -> None:
         self._report(way, marked.step, marked.names)
 
-    def _report(self, way: Way, step: LocalStep, names: list[str]) -> None:
+    def _report(self, way: TrainingKind, step: LocalStep, names: list[str]) -> None:
         self._window.clear()
         self._reported.add(way)
         if self._reported == _WAYS:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -21,19 +21,34 @@ from keras.src.saving import saving_lib  # which scripts may have imported by na
 from tensorflow.python.client.session import SessionInterface  # a Saver checks that its session is one
 from tensorflow.python.saved_model import save as saved_model
 
+from autodist.capture.patches import replaced
+
 Write = Callable[[str, Callable[[], Any]], Any]
 """Runs a function, with a description of the file, on one worker; returns its result there and None on the others."""
 
 SAVES = ("save", "save_weights", "export")
 """Methods of a model that write files."""
 
-KINDS = ("filepath", "file_prefix", "export_dir")
-"""Parameters that name the files, one for each kind of saving."""
 
 _BY = "_autodist_writes_by"
 """Attribute of a shared function: the `Write` that it uses."""
 
-_thread = threading.local()
+_LeavesFiles = tuple[Callable[[], bool], Callable[[str], None]]
+
+
+class _State(threading.local):
+    """The way in which a thread saves.
+
+    Attributes:
+        is_alone: True if this worker saves without the others.
+        leaves_files: the arguments of `saving_with_chief`; None outside of it.
+    """
+
+    is_alone = False
+    leaves_files: _LeavesFiles | None = None
+
+
+_state = _State()
 
 
 def writers() -> Iterator[tuple[Any, str, str]]:
@@ -79,48 +94,19 @@ def share_files(write: Write) -> None:
         setattr(saver.save, _BY, write)
 
 
-@contextmanager
-def saving_alone() -> Iterator[None]:
+def saving_alone() -> AbstractContextManager[None]:
     """Makes this worker save without the others while the context is open."""
-    with _noted(*KINDS):
-        yield
+    return replaced(_state, "is_alone", True)
 
 
-@contextmanager
-def saving_with_chief(have_joined: Callable[[], bool], note: Callable[[str], None]) -> Iterator[None]:
+def saving_with_chief(have_joined: Callable[[], bool], note: Callable[[str], None]) -> AbstractContextManager[None]:
     """Makes a worker leave files to the chief, and records their paths, while the context is open.
 
     Args:
         have_joined: returns True if the workers can agree on the writer; until then the chief writes.
         note: called with the path of a file that the chief writes.
     """
-    before = _leaving()
-    _thread.leaving = have_joined, note
-    try:
-        yield
-    finally:
-        _thread.leaving = before
-
-
-def _leaving() -> tuple[Callable[[], bool], Callable[[str], None]] | None:
-    found: tuple[Callable[[], bool], Callable[[str], None]] | None = getattr(_thread, "leaving", None)
-    return found
-
-
-@contextmanager
-def _noted(*parameters: str) -> Iterator[None]:
-    before = _alone()
-    _thread.alone = before | {*parameters}
-    try:
-        yield
-    finally:
-        _thread.alone = before
-
-
-def _alone() -> frozenset[str]:
-    """Returns the kinds of saving, by their parameter, that this worker does without the others."""
-    found: frozenset[str] = getattr(_thread, "alone", frozenset())
-    return found
+    return replaced(_state, "leaves_files", (have_joined, note))
 
 
 def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable[..., Any]:
@@ -129,7 +115,7 @@ def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable
     @functools.wraps(plain)
     def save(*args: Any, **kwargs: Any) -> Any:
         path = signature.bind_partial(*args, **kwargs).arguments.get(parameter)
-        if parameter in _alone() or not isinstance(path, str | os.PathLike):
+        if _state.is_alone or not isinstance(path, str | os.PathLike):
             return plain(*args, **kwargs)
 
         has_written = False
@@ -140,11 +126,11 @@ def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable
             with saving_alone():
                 return plain(*args, **kwargs)
 
-        leaving, found = _leaving(), None
-        if leaving is None or leaving[0]():
+        leaves_files, found = _state.leaves_files, None
+        if leaves_files is None or leaves_files[0]():
             found = write(f"{plain.__qualname__} {os.path.abspath(path)}", act)
-        if leaving is not None and not has_written:
-            leaving[1](os.path.abspath(path))
+        if leaves_files is not None and not has_written:
+            leaves_files[1](os.path.abspath(path))
         return os.fspath(path) if found is None and parameter == "file_prefix" else found
 
     setattr(save, _BY, write)
@@ -157,7 +143,7 @@ class _Writing(SessionInterface):
     All workers do the rest of a Saver's work: each needs the list of checkpoints, and writes it at once, alike.
     """
 
-    def __init__(self, session: Any, saver: Any, write: Callable[[str, Callable[[], Any]], Any]) -> None:
+    def __init__(self, session: Any, saver: Any, write: Write) -> None:
         self._session, self._saver, self._write = session, saver, write
 
     @property
@@ -178,7 +164,7 @@ class _Writing(SessionInterface):
         return path if found is None else found
 
 
-def write_by_one(plain: Callable[..., Any], write: Callable[[str, Callable[[], Any]], Any]) -> Callable[..., Any]:
+def write_by_one(plain: Callable[..., Any], write: Write) -> Callable[..., Any]:
     """Wraps `Saver.save` so that one worker writes, as `write` decides.
 
     Args:

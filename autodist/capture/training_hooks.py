@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
-from autodist.capture.keras_libraries import legacy_keras
+from autodist.capture.keras.libraries import legacy_keras
 from autodist.capture.patches import (
     FUNCTION_CALL,
     GRAPH_GRADIENTS,

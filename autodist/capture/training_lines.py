@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autodist.capture.keras_libraries import legacy_keras
+from autodist.capture.keras.libraries import legacy_keras
 
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 
@@ -28,7 +28,7 @@ _NOT_THE_SCRIPT = (
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "autodist")
 
 
-class Way(Enum):
+class TrainingKind(Enum):
     """The kinds of local training."""
 
     FIT = "fit"
@@ -42,13 +42,13 @@ class LocalStep:
     """A training step that is not distributed.
 
     Attributes:
-        way: its kind.
+        kind: its kind.
         line: the script's line that builds or runs it; empty if unknown.
         graph: the graph of a session's step.
         library: the package with its code; empty for the script's own code, or Keras's.
     """
 
-    way: Way
+    kind: TrainingKind
     line: str
     graph: tf.Graph | None = None
     library: str = ""
@@ -63,8 +63,8 @@ def step_here(function: Any = None) -> LocalStep:
     frames = [*_frames()]
     files = {sys.modules[one.__module__].__file__ for one in _trainers()}
     if any(f.f_code.co_filename in files and f.f_code.co_name in ("fit", "train_on_batch") for f in frames):
-        return LocalStep(Way.FIT, line_of_script())
-    way = Way.EAGER if tf.executing_eagerly() else Way.FUNCTION
+        return LocalStep(TrainingKind.FIT, line_of_script())
+    way = TrainingKind.EAGER if tf.executing_eagerly() else TrainingKind.FUNCTION
     code = getattr(getattr(function, "python_function", None), "__code__", None)
     library = "" if code is None else _package_of(code.co_filename)
     return LocalStep(way, line_of_script(), library=library or _library(frames))

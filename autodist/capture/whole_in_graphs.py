@@ -19,7 +19,7 @@ from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.graph_mode import handle_name, noted_tensors, replace_by_placeholder
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.iterators import GETS
-from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, take_apart
+from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
 from autodist.capture.whole_statistics import MOST_TRACES, SCOPE, global_statistic, is_layers, tell
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.editor import GraphEditor
@@ -58,14 +58,14 @@ class GraphBatchStatistics:
 
     notes: AllReduceNotes
 
-    def take_apart(
+    def decompose(
         self,
         targets: Sequence[tf.Tensor],
         ends: Collection[tf.Tensor],
         seed: tf.Tensor,
         earlier: Sequence[RecordedGradientCall],
     ) -> tuple[list[tf.Tensor], tuple[DecompositionPoint, ...]]:
-        """Decomposes targets, as `take_apart` does, after their batch statistics are those of the whole batch.
+        """Decomposes targets, as `decompose` does, after their batch statistics are those of the whole batch.
 
         Several rounds may be needed, as one such value may hide others. If another obstacle remains, the graph is
         restored.
@@ -76,26 +76,26 @@ class GraphBatchStatistics:
             seed: scales the gradients.
             earlier: the calls of `gradient` recorded before.
         """
-        apart, seams = take_apart(targets, ends)
+        apart, points = decompose(targets, ends)
         noted, changed, lines = len(self.notes.sums), list[_Changed](), dict[NodeInput, str | None]()
         for _ in range(MOST_TRACES):
-            call = RecordedGradientCall(seed.graph, tuple(targets), seed, (), (), seams)
+            call = RecordedGradientCall(seed.graph, tuple(targets), seed, (), (), points)
             forward = _Forward.of(call, earlier, self.notes)
             needed = None if forward is None else forward.statistics()
             if forward is None or needed is None:
                 tell(lines)
-                return apart, seams
+                return apart, points
             operations = {place: seed.graph.get_operation_by_name(place.node) for place in _in_order(needed)}
             if not needed or any(op._get_control_flow_context() is not None for op in operations.values()):
                 break
             for place, operation in operations.items():
                 changed.append(self._read_whole(forward, operation, place, needed[place]))
                 lines[place] = line_of(operation)
-            apart, seams = take_apart(targets, ends)
+            apart, points = decompose(targets, ends)
         for one in reversed(changed):
             one.operation._update_input(one.index, one.before)
         del self.notes.sums[noted:]
-        return take_apart(targets, ends) if changed else (apart, seams)
+        return decompose(targets, ends) if changed else (apart, points)
 
     def _read_whole(
         self, forward: _Forward, operation: tf.Operation, place: NodeInput, statistic: Statistic
@@ -116,12 +116,12 @@ class _Forward:
 
     Attributes:
         graph: the script's graph.
-        item: the step; its last call of `gradient` is the one about to be made.
+        step: the step; its last call of `gradient` is the one about to be made.
         fed: the graph's tensors by the inputs of the step that stand for them.
     """
 
     graph: tf.Graph
-    item: Step
+    step: Step
     fed: Mapping[str, tf.Tensor]
 
     @classmethod
@@ -149,13 +149,13 @@ class _Forward:
     def statistics(self) -> Statistics | None:
         """Returns the sums and means to compute over the whole batch, as `find_statistics`."""
         is_left = functools.partial(is_layers, {op.name: op for op in self.graph.get_operations()})
-        return find_statistics(self.item, flows_of(self.item), is_left, [len(self.item.gradient_calls) - 1])
+        return find_statistics(self.step, flows_of(self.step), is_left, [len(self.step.gradient_calls) - 1])
 
     def batch_of(self, value: tf.Tensor) -> tuple[tf.Tensor, int]:
         """Returns a batch that a value is computed from, and the axis of its examples."""
-        made_of = reach([value.op.name], self.item.graph_index.data.__getitem__)
+        made_of = reach([value.op.name], self.step.graph_index.data.__getitem__)
         name = next(name for name in self.fed if node_of(name) in made_of)
-        axis = self.item.inputs[name]
+        axis = self.step.inputs[name]
         assert axis is not None
         return self.fed[name], axis
 
@@ -191,7 +191,10 @@ def _in_order(places: Iterable[NodeInput]) -> list[NodeInput]:
 
 
 def _noted_tensors(call: RecordedGradientCall) -> list[tf.Tensor]:
-    return [*noted_tensors(call), *(t for seam in call.seams for t in (seam.tensor, seam.seed, seam.value))]
+    return [
+        *noted_tensors(call),
+        *(t for point in call.decomposition_points for t in (point.tensor, point.seed, point.value)),
+    ]
 
 
 def _may_be_fed(operation: tf.Operation) -> bool:

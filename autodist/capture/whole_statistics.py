@@ -39,7 +39,7 @@ class Captured(Protocol):
     """The result of a trace."""
 
     @property
-    def item(self) -> Step: ...
+    def step(self) -> Step: ...
 
     @property
     def graph(self) -> tf.Graph: ...
@@ -187,7 +187,7 @@ class _Needed:
     """
 
     def __init__(self, captured: Captured) -> None:
-        step, made = captured.item, {op.name: op for op in captured.graph.get_operations()}
+        step, made = captured.step, {op.name: op for op in captured.graph.get_operations()}
         self.batch = next(((name, axis) for name, axis in step.inputs.items() if axis is not None), None)
         self.read_again: frozenset[str] = frozenset()
         self.branches: frozenset[str] = frozenset()

@@ -74,7 +74,7 @@ class Automatic(StepObserver):
         self._saves, self._preemption = Saves(run, self._folder, section.keep), preemption
         self.schedule = Schedule(
             run.index == 0,
-            lambda decision: run.coordination.share(decision, "a training step"),
+            lambda decision: run.coordination.share_text(decision, "a training step"),
             section.every_steps,
             section.every_minutes,
             run.step,
@@ -249,11 +249,11 @@ def _itself(kept: StoredVariable) -> StoredVariable:
 
 
 def _kept_of(tracked: TrackedVariable) -> StoredVariable:
-    return tracked.kept
+    return tracked.stored
 
 
 def _value_of(tracked: TrackedVariable) -> Value:
-    return Value("", tracked.read, tracked.kept if tracked.may_be_behind else None)
+    return Value("", tracked.read, tracked.stored if tracked.may_be_behind else None)
 
 
 def _require_same(prefix: str, reader: Any, step: Mapping[str, StoredVariable]) -> set[str]:

@@ -130,7 +130,7 @@ class Checkpoints:
                 found = self._find(path)
             except CheckpointError as raised:
                 error, found = raised, {"error": str(raised)}
-        checkpoint = json.loads(self._run.coordination.share(json.dumps(found), RESTORE, is_certain=False))
+        checkpoint = json.loads(self._run.coordination.share_text(json.dumps(found), RESTORE, is_certain=False))
         if error is not None or "error" in checkpoint:
             raise error or CheckpointError(checkpoint["error"])
         if not checkpoint:
@@ -172,7 +172,7 @@ class Checkpoints:
 
     def _kept(self, variable: tf.Variable | None) -> StoredVariable | None:
         tracked = None if variable is None else self._run.tracker.of(variable)
-        return tracked.kept if tracked is not None and tracked.may_be_behind else None
+        return tracked.stored if tracked is not None and tracked.may_be_behind else None
 
     # -- restoring -------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Checkpoints:
                 here.append(Here(name, variable))
         read_here(prefix, here)
         if in_session:
-            self._read_into_session(prefix, [(name, tracked.kept) for name, tracked in in_session])
+            self._read_into_session(prefix, [(name, tracked.stored) for name, tracked in in_session])
             for _, tracked in in_session:
                 tracked.hand_over(is_same=False)
 
@@ -231,7 +231,7 @@ class Checkpoints:
 
     def _read_into_session(self, prefix: str, values: Sequence[tuple[str, StoredVariable]]) -> None:
         """Restores variables of the session from the given keys; every worker calls it."""
-        workers, graph_runner, pieces = self._run.workers, self._run.graph_runners.beside, self._run.pieces
+        workers, graph_runner, pieces = self._run.workers, self._run.graph_runners.control, self._run.variable_slices
 
         def read() -> str:
             self._run.guard(

@@ -42,12 +42,12 @@ class ExtraState:
     def values(self) -> Iterator[Value]:
         """Yields the states of generators and the kernels' persistent buffers on each worker; on the chief only."""
         for name, tracked in self._run.tracker.generators.items():
-            kept = tracked.kept if tracked.may_be_behind else None
+            kept = tracked.stored if tracked.may_be_behind else None
             yield Value(_GENERATORS + name, tracked.read, kept)
         for name, variable in _global_generators().items():
             if self._run.tracker.of(variable) is None:
                 yield Value(_GENERATORS + name, variable.read_value)
-        for worker, specs in self._run.chief.memories.items():
+        for worker, specs in self._run.chief.buffer_specs.items():
             for name, spec in specs.items():
                 kept = StoredVariable(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
                 yield Value.in_session(f"{_MEMORIES}{worker}/{name}", kept)
@@ -119,7 +119,7 @@ class ExtraState:
             strategy = self._run.strategy
             if (
                 strategy is not None
-                and self._run.graph_runners.memories.awaited
+                and self._run.graph_runners.persistent_buffers.awaited
                 and digest_of_strategy(strategy) != then
             ):
                 _log_lost(about, "this strategy has no place for it")

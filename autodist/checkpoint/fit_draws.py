@@ -8,7 +8,7 @@ from typing import Any
 
 from keras.src.trainers.epoch_iterator import EpochIterator  # makes the batches of each epoch of `fit`
 
-from autodist.capture.skipped_batches import reads_on
+from autodist.capture.keras.skipped_batches import reads_on
 from autodist.checkpoint.script import DRAWS
 from autodist.runtime.draws import Draws
 
@@ -36,12 +36,12 @@ class FitDraws:
     def state(self) -> dict[str, Any]:
         """Returns the state to be saved."""
         fit = {
-            "begin": self._begin.told(),
-            "epoch": self._epoch.told(),
+            "begin": self._begin.to_json(),
+            "epoch": self._epoch.to_json(),
             "ends": _changes(self._ends),
             "over": self._over,
         }
-        return {DRAWS: self._noted.told(), _FIT: fit}
+        return {DRAWS: self._noted.to_json(), _FIT: fit}
 
     # -- recording -------------------------------------------------------------------------------------------------
 
@@ -60,23 +60,23 @@ class FitDraws:
 
     def end_epoch(self) -> None:
         """Called at the end of an epoch; its data has ended it after the last batch."""
-        self._ends.append(self._noted.told())
+        self._ends.append(self._noted.to_json())
 
     def end_fit(self) -> None:
         """Called at the end of a `fit`."""
         self._noted = Draws.now()
-        self._over.append(self._noted.told())
+        self._over.append(self._noted.to_json())
 
     # -- resuming --------------------------------------------------------------------------------------------------
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Loads a saved state."""
         self._saved = state.get(_FIT, {})
-        self._then = Draws.of(state.get(DRAWS, {}))
+        self._then = Draws.from_json(state.get(DRAWS, {}))
 
     def begin_again(self) -> None:
         """Called instead of `begin_fit` for the `fit` to be resumed."""
-        self._begin = Draws.of(self._saved["begin"]) if self._saved else Draws.now()
+        self._begin = Draws.from_json(self._saved["begin"]) if self._saved else Draws.now()
         self._begin.resume()
         self._ends = _all(self._saved.get("ends", []))
 
@@ -84,18 +84,18 @@ class FitDraws:
         """Called instead of `end_fit` for a `fit` that was finished in the earlier run."""
         over = self._saved.get("over", [])
         if len(self._over) < len(over):
-            Draws.of(over[len(self._over)]).resume()
+            Draws.from_json(over[len(self._over)]).resume()
         self.end_fit()
 
     def pass_epoch(self, epoch: int) -> None:
         """Called before the data ends an epoch that was finished in the earlier run; `epoch` is 0 for the first one."""
         if epoch < len(self._ends):
-            Draws.of(self._ends[epoch]).resume()
+            Draws.from_json(self._ends[epoch]).resume()
 
     def begin_epoch_again(self, batches: EpochIterator) -> None:
         """Called at the start of the epoch to be resumed, before any of its data is read."""
         if self._saved and not reads_on(batches):
-            self._epoch = Draws.of(self._saved["epoch"])
+            self._epoch = Draws.from_json(self._saved["epoch"])
             self._epoch.resume()
 
     def before_batches(self, batches: EpochIterator) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 from keras import tree
 
-from autodist.capture.bound_calls import argument, set_argument, with_bound_arguments
-from autodist.capture.keras_fits import callbacks_in
+from autodist.capture.keras.bound_calls import argument, set_argument, with_bound_arguments
+from autodist.capture.keras.fits import callbacks_in
 from autodist.checkpoint.automatic import Automatic
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.errors import CheckpointError

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from autodist.capture.keras_state import BEFORE_STEP
-from autodist.capture.skipped_batches import skip_batches
+from autodist.capture.keras.model_state import BEFORE_STEP
+from autodist.capture.keras.skipped_batches import skip_batches
 from autodist.checkpoint.checkpoints import Checkpoints
 from autodist.checkpoint.content import Content
 from autodist.checkpoint.extra_state import ExtraState
@@ -117,7 +117,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self.schedule is None:
             self.schedule = Schedule(
                 self._run.index == 0,
-                self._run.coordination.share,
+                self._run.coordination.share_text,
                 self._every_steps,
                 self._every_minutes,
                 self._run.step,
@@ -195,7 +195,7 @@ class CheckpointCallback(keras.callbacks.Callback):
                     "restore it with ad.checkpoint before `fit`."
                 )
             position = {**about[FIT], "prefix": prefix, "step": about["step"]}
-        self._resumed = json.loads(self._run.coordination.share(json.dumps(position)))
+        self._resumed = json.loads(self._run.coordination.share_text(json.dumps(position)))
         if self._resumed:
             prefix = self._resumed["prefix"]
             require_seen(self._run.index, prefix)
@@ -242,7 +242,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         for variable in self.model.metrics_variables:
             tracked = self._run.tracker.of(variable.value)
             if tracked is not None and tracked.may_be_behind:
-                self._run.guard(self._run.pieces.pull, [tracked])
+                self._run.guard(self._run.variable_slices.pull, [tracked])
             found.append(np.asarray(variable.value).tolist())
         return found
 

@@ -108,7 +108,7 @@ class Loop:
         draws, places = self._noted
         has_drawn = self._saved().get(_HAS_DRAWN, False) or len(self._first.unmoved()) < len(self._first.states)
         positions = {kind: [place() for place in getters] for kind, getters in places.items()}
-        return {DRAWS: draws.told(), _HAS_DRAWN: has_drawn, **positions}
+        return {DRAWS: draws.to_json(), _HAS_DRAWN: has_drawn, **positions}
 
     # --------------------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class Saves:
         self.wait()
         self._folder.claim()
         self._warn_if_removed()
-        self._run.land()
+        self._run.flush()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._translate_errors())
             made = stack.enter_context(self._folder.unfinished())
@@ -160,7 +160,7 @@ class Saves:
         if self._part_writer is None:
             workers = self._run.workers
             self._part_writer = PartWriter(
-                self._run.graph_runners.beside, self._run.pieces, lambda worker: cpu_of(worker, workers)
+                self._run.graph_runners.control, self._run.variable_slices, lambda worker: cpu_of(worker, workers)
             )
         return self._part_writer
 

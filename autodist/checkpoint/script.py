@@ -21,7 +21,7 @@ _SUFFIX = ".scripts.json"
 
 def draws_now() -> dict[str, Any]:
     """Returns the state of a script of which only the generators are known."""
-    return {DRAWS: Draws.now().told()}
+    return {DRAWS: Draws.now().to_json()}
 
 
 def files_of(scripts: Mapping[int, Any]) -> dict[str, Callable[[str], None]]:
@@ -67,6 +67,6 @@ def saved_script(run: Run, path: str, workers: int | None) -> Mapping[str, Any]:
 
 def resume_draws(state: Mapping[str, Any]) -> None:
     """Sets NumPy's and Python's generators to a saved state of a script."""
-    fault = Draws.of(state.get(DRAWS, {})).resume()
+    fault = Draws.from_json(state.get(DRAWS, {})).resume()
     if fault:
         log.warning("%s, and starts over. Set its seed at the start of the script.", fault, extra=ALIKE_EVERYWHERE)

@@ -13,7 +13,7 @@ from autodist.checkpoint.preemption import Preemption
 from autodist.checkpoint.read import read_about, require_whole
 from autodist.errors import CheckpointError
 from autodist.resources import CheckpointSection, ResourceSpec
-from autodist.runs.dry_run import look
+from autodist.runs.dry_run import active_dry_run
 from autodist.runs.run import Run
 
 log = logging.getLogger("autodist")
@@ -68,4 +68,4 @@ def saving_callback(run: Run) -> CheckpointCallback | None:
 
 def _section_of(spec: ResourceSpec) -> CheckpointSection | None:
     """Returns the YAML section; None also in a dry run."""
-    return spec.checkpoint if look() is None else None
+    return spec.checkpoint if active_dry_run() is None else None

@@ -10,7 +10,7 @@ from autodist.cli.plans import Plans
 from autodist.cli.script import Target
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides, named_builder
-from autodist.runs.dry_run import looking
+from autodist.runs.dry_run import dry_running
 
 
 def make_plans(
@@ -36,7 +36,7 @@ def make_plans(
         for name in strategies:
             named_builder(name)  # now: the script may take long to reach its first step
     look = PlanningDryRun(overrides, strategies, calls)
-    with looking(look):
+    with dry_running(look):
         try:
             target.run_here()
         except EndOfDryRunError:

@@ -12,7 +12,7 @@ import paramiko
 
 from autodist.cluster.folder import LocalFile, find_files
 from autodist.cluster.preflight import table
-from autodist.cluster.sftp_folder import FolderCopy, StoppedError, SyncResult
+from autodist.cluster.sftp_folder import Bringing, Brought, StoppedError
 from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_reach import Machine, reach
 from autodist.cluster.ssh_settings import SSHSettings
@@ -22,10 +22,10 @@ from autodist.resources import Node, ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
 
-_POLL_INTERVAL = 0.1
+_LOOK_INTERVAL = 0.1
 
 
-def sync_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
+def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
     """Copies the folder under `sync` to all machines reached over SSH, in parallel, and logs the result for each.
 
     Args:
@@ -47,25 +47,23 @@ def sync_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
     folder, files = spec.sync.folder, find_files(spec.sync.folder, spec.sync.exclude)
     interrupted = False
 
-    def sync_to(node: Node) -> SyncResult | ClusterError:
+    def bring_to(node: Node) -> Brought | ClusterError:
         settings = ssh_settings(spec, node)
         assert settings is not None, "the machine is reached over SSH"
         try:
-            return sync_folder(
-                settings, files, (folder, folder), spec.silence_timeout, lambda: interrupted or is_stopped()
-            )
+            return bring(settings, files, (folder, folder), spec.silence_timeout, lambda: interrupted or is_stopped())
         except ClusterError as error:
             return error
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         try:
-            results = list(pool.map(sync_to, nodes))
+            results = list(pool.map(bring_to, nodes))
         except BaseException:
             interrupted = True  # before the pool waits for its threads
             raise
     by_address = {node.address: result for node, result in zip(nodes, results, strict=True)}
     for address, result in by_address.items():
-        if isinstance(result, SyncResult):
+        if isinstance(result, Brought):
             _log_result(address, folder, result)
     faults = {address: result for address, result in by_address.items() if isinstance(result, ClusterError)}
     if faults:
@@ -81,13 +79,13 @@ def _sync_error(spec: ResourceSpec, folder: str, faults: Mapping[str, ClusterErr
     return ClusterError(problem)
 
 
-def sync_folder(
+def bring(
     settings: SSHSettings,
     files: Mapping[str, LocalFile],
     folders: tuple[str, str],
     silence_timeout: float,
     is_stopped: Callable[[], bool],
-) -> SyncResult:
+) -> Brought:
     """Copies files to one machine.
 
     Args:
@@ -101,13 +99,13 @@ def sync_folder(
         ClusterError: names the file, the cause and the fix.
     """
 
-    def wait_while_needed(seconds: float) -> bool:
+    def stays_for(seconds: float) -> bool:
         until = time.monotonic() + seconds
         while not is_stopped() and time.monotonic() < until:
-            time.sleep(_POLL_INTERVAL)
+            time.sleep(_LOOK_INTERVAL)
         return not is_stopped()
 
-    with reach(settings, silence_timeout, wait_while_needed) as machine:
+    with reach(settings, silence_timeout, stays_for) as machine:
         try:
             sftp = machine.open_sftp()
         except (paramiko.SSHException, OSError, EOFError) as error:
@@ -119,7 +117,7 @@ def sync_folder(
         assert channel is not None, "the SFTP session is open"
         channel.settimeout(silence_timeout)
         try:
-            return FolderCopy(sftp, *folders, files, is_stopped, lambda: _free(machine, folders[1])).run()
+            return Bringing(sftp, *folders, files, is_stopped, lambda: _free(machine, folders[1])).run()
         except StoppedError as error:
             raise ClusterError("the run was ended before all files were copied") from error
         except (TimeoutError, EOFError, paramiko.SSHException) as error:
@@ -129,8 +127,8 @@ def sync_folder(
             ) from error
 
 
-def _log_result(address: str, folder: str, result: SyncResult) -> None:
-    text = f"copied {result.files} of {result.files + result.unchanged} files ({result.bytes} bytes) to {folder}"
+def _log_result(address: str, folder: str, result: Brought) -> None:
+    text = f"copied {result.files} of {result.files + result.alike} files ({result.bytes} bytes) to {folder}"
     if result.removed:
         text += f", removed {result.removed} that no longer exist here"
     _log.info("%s: %s", address, text)

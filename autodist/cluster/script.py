@@ -37,8 +37,7 @@ class Script:
             is none.
         digest: digest of that file's content when the script was started here.
         environment: environment variables to add to those of the worker's machine.
-        pickled_code: pickled code that is in no file, such as a function of a notebook; workers read it as
-            `WorkerClient.pickled_code`.
+        brought: pickled code that is in no file, such as a function of a notebook; read as `WorkerClient.brought`.
     """
 
     arguments: tuple[str, ...]
@@ -46,7 +45,7 @@ class Script:
     file: str | None
     digest: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
-    pickled_code: bytes = b""
+    brought: bytes = b""
 
     @staticmethod
     def of_this_process() -> Script:
@@ -74,15 +73,15 @@ class Script:
         elif command.kind is TargetKind.MODULE:
             file = _file_of_module(command.target, main, start.directory)
         digest = start.digest_of(file)
-        return Script(command.arguments, start.directory, file, digest, environment, b"".join(_pickled_code))
+        return Script(command.arguments, start.directory, file, digest, environment, b"".join(_brought))
 
 
-_pickled_code: list[bytes] = []
+_brought: list[bytes] = []
 
 
-def send_with_script(content: bytes) -> None:
+def bring_along(content: bytes) -> None:
     """Sets the pickled code that is sent to the other workers with the script."""
-    _pickled_code[:] = [content]
+    _brought[:] = [content]
 
 
 def _is_passed_on(variable: str) -> bool:

@@ -16,23 +16,30 @@ from autodist.batch.axis import name_by_path
 from autodist.batch.examples import require_rows_for_all, warn_empty_micro_batches
 from autodist.capture.batch_requirements import require_any_length, require_no_rows_by_position
 from autodist.capture.function import CapturedFunction, capture_function
-from autodist.capture.nested_step import call_in_function
 from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.functions.bound_functions import BoundFunction, BoundFunctions
 from autodist.functions.graph_function import GraphFunction, GraphSessions
-from autodist.functions.known_calls import form_of
+from autodist.functions.nested_step import call_in_function
 from autodist.functions.running_step import RunningStep, prepare
 from autodist.functions.sharing import OwnArrays, Sharing
 from autodist.functions.step_arguments import Constants, Leaf, StepArguments, inputs_apart, split_rows
-from autodist.functions.tracing import BY_ITSELF, TracedFor, Traces, Tracing, constant_key, explaining_open_axes
+from autodist.functions.tracing import (
+    BY_ITSELF,
+    TracedFor,
+    Traces,
+    Tracing,
+    constant_key,
+    explaining_open_axes,
+    form_of,
+)
 from autodist.graph.flows import row_axes
 from autodist.logs.quiet import quiet_tensorflow
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.batch_sharding import Given, GlobalBatch
-from autodist.runs.dry_run import look
+from autodist.reading.batch_sharding import GlobalBatch, ReadBatch
+from autodist.runs.dry_run import active_dry_run
 from autodist.runs.run import Run
-from autodist.runtime.input_consistency import Meant
+from autodist.runtime.input_consistency import FeedRole
 from autodist.tf_compat.do_not_convert import converting, ours
 
 log = logging.getLogger("autodist")
@@ -48,7 +55,7 @@ class _Traced:
     @functools.cached_property
     def row_axes(self) -> Sequence[int | None]:
         """Batch axis of each output; None: it has no rows of examples."""
-        return row_axes(self.captured.item)
+        return row_axes(self.captured.step)
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,7 @@ class DistributedFunction:
             ClusterError: this worker failed in an earlier step.
         """
         if tf.inside_function():
-            if (dry_run := look()) is not None:
+            if (dry_run := active_dry_run()) is not None:
                 dry_run.on_nested_call(self._name)
             return call_in_function(self._plain, self._name, args, kwargs)
         arguments = self._bind(args, kwargs) if kwargs else None
@@ -175,13 +182,13 @@ class DistributedFunction:
             return self._call_unknown(key, arrays, self._bind(args, kwargs))
         if self._trains:
             self._run.observer.before_step(self)
-        with self._run.failed_step.noted(but=self.survivable):
+        with self._run.failed_step.guarding(but=self.survivable):
             results = self._run_step(known.traced, known.own, known.leaves, arrays)
-        self._run.input_consistency.look()
+        self._run.input_consistency.report_faults()
         return results
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        with self._run.failed_step.noted(is_step=False, is_before=True):
+        with self._run.failed_step.guarding(is_step=False, is_before=True):
             return self._arguments.bind(args, kwargs)
 
     @property
@@ -189,7 +196,7 @@ class DistributedFunction:
         """True if `on_each` may run several steps in one call, for which all their batches must be read first."""
         return self._sharing.is_global and self._run.recorder is None
 
-    def on_each(self, batches: Sequence[Given]) -> Any:
+    def on_each(self, batches: Sequence[ReadBatch]) -> Any:
         """Runs a step on each of several batches, in one call if they have the same form; returns the last result.
 
         All workers must decide alike, so the numbers of examples of the global batches are compared: one worker's parts
@@ -207,11 +214,11 @@ class DistributedFunction:
         if self._trains:
             self._run.observer.before_step(self)
         own = known.own
-        with self._run.failed_step.noted(but=self.survivable):
+        with self._run.failed_step.guarding(but=self.survivable):
             for count in self.coming:
                 known.traced.running.require_even(count)
             outputs = known.traced.running.repeat([own.of(some) for some in arrays], own.examples, own.all_examples)
-        self._run.input_consistency.look()
+        self._run.input_consistency.report_faults()
         return _results(known.traced, outputs)
 
     def _call_with(self, data: Any, whole: GlobalBatch | None) -> Any:
@@ -222,8 +229,8 @@ class DistributedFunction:
         """Runs a call of a new form; caches its analysis for later calls of that form."""
         if self._graph_step is not None and not tf.executing_eagerly():
             return self._graph_step(arguments)
-        with self._run.failed_step.noted(is_step=False, is_before=True):
-            leaves, constants = self._arguments.take_apart(arguments)
+        with self._run.failed_step.guarding(is_step=False, is_before=True):
+            leaves, constants = self._arguments.flatten(arguments)
             key = tuple((parameter, constant_key(value)) for parameter, value in constants)
             axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
             trace_key = TracedFor(key, axes, specs, self._arguments.group(leaves))
@@ -231,7 +238,7 @@ class DistributedFunction:
             self._known.clear()
         if self._trains:
             self._run.observer.before_step(self)
-        with self._run.failed_step.noted(but=self.survivable):
+        with self._run.failed_step.guarding(but=self.survivable):
             require_rows_for_all(split_rows(leaves), trace_key.groups, self._sharing.replicas)
             traced = self._traced.get(trace_key)
             if traced is not None and not self._is_outdated(traced):
@@ -239,7 +246,7 @@ class DistributedFunction:
                 results = self._run_step(traced, own, leaves, self._permuted(traced, leaves))
             else:
                 traced, own, results = self._first_call(trace_key, arguments, leaves, constants)
-        self._run.input_consistency.look()
+        self._run.input_consistency.report_faults()
         traced.running.after(lambda: results)
         is_all = len(arrays) == len(leaves) and all(a is x.value for a, x in zip(arrays, leaves, strict=True))
         if form is not None and is_all and not any(trace_key.groups) and self._run.recorder is None:
@@ -254,7 +261,7 @@ class DistributedFunction:
             made_for = self._traced.to_be_made(trace_key)
             traced = self._trace(arguments, leaves, made_for)
             self._traced.add(made_for, traced)
-            if traced.captured.item.gradients and not self._trains:
+            if traced.captured.step.gradients and not self._trains:
                 self._trains = True
                 self._run.observer.before_step(self)
             self._report_first_batch(traced, leaves, constants)
@@ -280,31 +287,31 @@ class DistributedFunction:
     def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf], made_for: TracedFor) -> _Traced:
         @ours
         def step(*tensors: tf.Tensor) -> Any:
-            return self._arguments.call(self._converted, self._arguments.put_together(arguments, tensors))
+            return self._arguments.call(self._converted, self._arguments.unflatten(arguments, tensors))
 
         axes = [leaf.axis for leaf in leaves]
         name = self._name
         has_nones = any(x is None for x in tf.nest.flatten(list(arguments.values())))
         with nullcontext() if has_nones else explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
             captured = self._capture(step, made_for.specs, axes)
-        self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
+        self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.step.variables))
         apart = inputs_apart(captured.inputs, leaves, made_for.groups)
         is_global = self._sharing.is_global or self._sharing.is_gathered
-        captured = replace(captured, item=replace(captured.item, is_global=is_global, apart=apart))
+        captured = replace(captured, step=replace(captured.step, is_global=is_global, apart=apart))
         self._sharing.require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         examples = self._sharing.count(leaves, self.whole)
-        dealt = self._sharing.dealt(examples, names)
+        division = self._sharing.division(examples, names)
         by_name = {name: leaf.name or leaf.parameter for name, leaf in zip(captured.inputs, leaves, strict=True)}
-        require_no_rows_by_position(captured.item, replace(dealt, names=by_name))
-        require_any_length(captured.item, dealt)
-        if captured.item.gradients:
-            warn_empty_micro_batches(self._sharing.dealt(examples, names).examples, self._run.spec.micro_batches)
+        require_no_rows_by_position(captured.step, replace(division, names=by_name))
+        require_any_length(captured.step, division)
+        if captured.step.gradients:
+            warn_empty_micro_batches(self._sharing.division(examples, names).examples, self._run.spec.micro_batches)
         own = self._sharing.own_part(leaves, self.whole).of(leaf.value for leaf in leaves)
         own_leaves = [replace(leaf, value=value) for leaf, value in zip(leaves, own, strict=True)]
         shapes = {name: self._sharing.shape(leaf) for name, leaf in zip(captured.inputs, own_leaves, strict=True)}
-        sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
-        return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables, name))
+        sources = {v.name: source for v, source in zip(captured.step.variables, captured.sources, strict=True)}
+        return _Traced(captured, prepare(self._run, captured.step, sources, shapes, captured.tables, name))
 
     def _capture(
         self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]
@@ -320,28 +327,28 @@ class DistributedFunction:
     def _report_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
         """Sends the chief this worker's first feeds of a training step, to compare them with the other workers'."""
         only_chief_counts = self._run.spec.gathers_batches and self._sharing.is_global
-        if not traced.captured.item.gradients or only_chief_counts:
+        if not traced.captured.step.gradients or only_chief_counts:
             return
-        split = Meant.GLOBAL if self._sharing.is_global else Meant.OWN
+        split = FeedRole.GLOBAL if self._sharing.is_global else FeedRole.OWN
         if self.whole is None:
-            fed = [(x.parameter, x.value, Meant.WHOLE if x.axis is None else split) for x in leaves]
+            fed = [(x.parameter, x.value, FeedRole.WHOLE if x.axis is None else split) for x in leaves]
         else:
-            fed = [(name, array, Meant.GLOBAL) for name, array in self.whole.alike]
-        fed += [(name, value, Meant.WHOLE) for name, value in constants if isinstance(value, _PLAIN)]
-        self._run.input_consistency.tell(self._name, fed)
+            fed = [(name, array, FeedRole.GLOBAL) for name, array in self.whole.alike]
+        fed += [(name, value, FeedRole.WHOLE) for name, value in constants if isinstance(value, _PLAIN)]
+        self._run.input_consistency.record(self._name, fed)
         self._run.input_consistency.send()
 
     def _permuted(self, traced: _Traced, leaves: Sequence[Leaf]) -> list[Any]:
         """Returns the arrays, permuted to the order of examples of a recorded step."""
         values = [leaf.value for leaf in leaves]
-        if self._run.recorder is None or not traced.captured.item.gradients:
+        if self._run.recorder is None or not traced.captured.step.gradients:
             return values
         return list(self._run.recorder.in_order(values, [leaf.axis for leaf in leaves]))
 
     def _run_step(self, traced: _Traced, own: OwnArrays, leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
         for count in self.coming:
             traced.running.require_even(count)
-        part = self._sharing.part(leaves, own, values, self._run.coordination.bring_together)
+        part = self._sharing.part(leaves, own, values, self._run.coordination.gather_feeds)
         outputs = traced.running(part.values, part.examples, part.all_examples)
         return _results(traced, outputs if part.fed is None else part.fed.own_rows(outputs, traced.row_axes))
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from autodist.batch.axis import keras_name
-from autodist.capture.imported_later import when_imported
-from autodist.capture.keras_evaluations import Evaluations
-from autodist.capture.keras_fits import Fits
-from autodist.capture.keras_libraries import uses_legacy_keras
-from autodist.capture.keras_models import KerasModels
-from autodist.capture.legacy_models import LegacyEvaluations, LegacyModels
+import tensorflow as tf
+
+from autodist.batch.axis import is_array, keras_name
+from autodist.capture.function import CapturedFunction
+from autodist.capture.keras.evaluations import Evaluations, LegacyEvaluations
+from autodist.capture.keras.fits import Fits
+from autodist.capture.keras.libraries import uses_legacy_keras, when_imported
+from autodist.capture.keras.models import KerasModels, LegacyModels
 from autodist.checkpoint.fit_wrappers import AroundFit, AroundLegacyFit
-from autodist.functions.evaluation_step import EvaluationStep
+from autodist.errors import (
+    CaptureError,
+    CaptureMismatchError,
+    NotSharedError,
+    RewriteError,
+    StrategyError,
+    UnevenBatchError,
+)
 from autodist.functions.function_step import DistributedFunction
+from autodist.functions.step_arguments import COMPOSITES
 from autodist.functions.tracing import Tracing
 from autodist.reading.input_shard import InputShard
 from autodist.runs.run import Run
@@ -39,9 +49,9 @@ class KerasTraining:
         self._fits = None
         if run.workers > 1:
             is_alike, have_joined = self._is_global and run.spec.shard is None, lambda: run.have_joined
-            refusing = run.failed_step.noted_until_step
+            refusing = run.failed_step.guarding_until_step
             self._fits = Fits(
-                run.index == 0, run.coordination.share, run.flush_together, is_alike, have_joined, refusing
+                run.index == 0, run.coordination.share_text, run.flush_together, is_alike, have_joined, refusing
             )
         shares = run.spec.shares_batches and self._is_global
         self._models = KerasModels(
@@ -83,9 +93,65 @@ class KerasTraining:
         run, fits = self._run, self._fits
         return kind(
             lambda step, jit_compile: EvaluationStep(step, run, jit_compile),
-            together=run.coordination.all_make,
+            is_collective=run.coordination.is_made_by_all,
             digest_of=digest_of,
             validates=fits.validates if fits is not None else lambda model: False,
             noting_interrupts=run.end.noting_interrupts,
-            on_own=run.own_values.warn,
+            on_own=run.early_values.warn,
         )
+
+
+class EvaluationStep(DistributedFunction):
+    """A step without training, on a global batch: every worker gets the results of the whole batch.
+
+    If sharing a step among replicas would change the result, all workers raise the same error, since each worker can
+    compute the whole batch instead.
+
+    Args:
+        function: the step, of one argument.
+        run: the run.
+        jit_compile: True to compile the step with XLA.
+    """
+
+    survivable: ClassVar[type[Exception] | tuple[type[Exception], ...]] = (NotSharedError, UnevenBatchError)
+
+    def __init__(self, function: Callable[..., Any], run: Run, jit_compile: bool = False) -> None:
+        super().__init__(function, run, is_global=True, tracing=Tracing(jit_compile))
+
+    def __call__(self, data: Any) -> Any:
+        """Runs one step.
+
+        Raises:
+            NotSharedError: the step or the batch cannot be shared; nothing was computed or written.
+        """
+        strange = next(
+            (x for x in tf.nest.flatten(data) if not (x is None or is_array(x) or isinstance(x, COMPOSITES))), None
+        )
+        if strange is not None:
+            raise NotSharedError(f"a batch holds a {type(strange).__name__}")
+        try:
+            return super().__call__(data)
+        except UnevenBatchError as error:
+            raise NotSharedError(str(error)) from error
+
+    def _trace(self, *args: Any) -> Any:
+        try:
+            return super()._trace(*args)
+        except CaptureMismatchError:
+            raise
+        except (CaptureError, RewriteError, StrategyError) as error:
+            raise NotSharedError(str(error)) from error
+
+    def _capture(
+        self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]
+    ) -> CapturedFunction:
+        try:
+            captured = super()._capture(step, specs, axes)
+        except Exception as error:  # the step may accept batches of one fixed length only
+            raise NotSharedError(str(error)) from error
+        if captured.step.gradients:
+            raise NotSharedError("it trains")
+        for leaf in tf.nest.flatten(captured.outputs):
+            if not isinstance(leaf, tf.TensorSpec | str | bytes | int | float | bool | None):
+                raise NotSharedError(f"it returns a {type(leaf).__name__}")
+        return replace(captured, step=replace(captured.step, is_whole=True))

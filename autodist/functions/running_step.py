@@ -16,7 +16,7 @@ from autodist.graph.placement import Placement, SyncMode, shard_name
 from autodist.graph.step import Step, place_variables
 from autodist.kernels import LOCAL_KERNELS, Fetching
 from autodist.proto import strategy_pb2
-from autodist.runs.dry_run import look
+from autodist.runs.dry_run import active_dry_run
 from autodist.runs.run import Run
 from autodist.runs.variable_sync import is_in_lockstep
 from autodist.runtime.program import Program
@@ -25,7 +25,7 @@ from autodist.runtime.variables import TrackedVariable
 
 def prepare(
     run: Run,
-    item: Step,
+    step: Step,
     sources: Mapping[str, tf.Variable],
     shapes: Mapping[str, Sequence[int]] | None = None,
     tables: Iterable[Table] = (),
@@ -35,7 +35,7 @@ def prepare(
 
     Args:
         run: the run.
-        item: the step.
+        step: the step.
         sources: the script's variables, by name.
         shapes: of the inputs, in this worker's part of the first batch.
         tables: lookup tables that it reads.
@@ -45,21 +45,21 @@ def prepare(
         StrategyError: the strategy is not possible for this step; raised before any worker trains.
         CaptureMismatchError: this worker captured another step than the chief.
     """
-    tracked = {v.name: run.tracker.track(sources[v.name], v.is_seed) for v in item.variables}
-    run.observer.on_tracked(item, tracked)
+    tracked = {v.name: run.tracker.track(sources[v.name], v.is_seed) for v in step.variables}
+    run.observer.on_tracked(step, tracked)
     names = {name: one.shared_name for name, one in tracked.items()}
-    strategy, renaming = run.plan(_as_settled(item, tracked), names, shapes=shapes, step=name)
+    strategy, renaming = run.plan(_as_settled(step, tracked), names, shapes=shapes, name=name)
     tracked = {renaming.variable(name): one for name, one in tracked.items()}
-    step = RunningStep(run, renaming.item(item), strategy, tracked)
-    if step.is_dry_run:
-        return step
-    step.rewrite()
+    running = RunningStep(run, renaming.item(step), strategy, tracked)
+    if running.is_dry_run:
+        return running
+    running.rewrite()
     for table in tables:
         if table.name not in run.tables:
             run.tables.add(table.name)
-            program, _ = run.program(table.filling(), step.strategy, {}, Fetching.BY_EACH, LOCAL_KERNELS)
+            program, _ = run.program(table.filling(), running.strategy, {}, Fetching.BY_EACH, LOCAL_KERNELS)
             program.run([table.keys, table.values], 0)
-    return step
+    return running
 
 
 @dataclass
@@ -68,13 +68,13 @@ class RunningStep:
 
     Attributes:
         run: the run.
-        item: the captured step, under the chief's names.
+        step: the captured step, under the chief's names.
         strategy: the plan for it.
-        variables: variables that it reads or writes, by their names in `item`.
+        variables: variables that it reads or writes, by their names in `step`.
     """
 
     run: Run
-    item: Step
+    step: Step
     strategy: strategy_pb2.Strategy
     variables: Mapping[str, TrackedVariable]
     _program: Program | None = None
@@ -82,19 +82,19 @@ class RunningStep:
     _repeats: bool | None = None
 
     def __post_init__(self) -> None:
-        self._written = [self.variables[self.item.by_handle[h].name] for h in sorted(written_handles(self.item))]
+        self._written = [self.variables[self.step.by_handle[h].name] for h in sorted(written_handles(self.step))]
         self._keeps_pace = is_in_lockstep(self.strategy)
 
     @property
     def is_dry_run(self) -> bool:
         """Returns True if a dry run inspects the script, which then executes no training step."""
-        return look() is not None and bool(self.item.gradients)
+        return active_dry_run() is not None and bool(self.step.gradients)
 
     def __call__(self, values: Sequence[Any], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs one step on this worker's part of a batch; see `Program.run`."""
-        dry_run = look()
+        dry_run = active_dry_run()
         if dry_run is not None and self.is_dry_run:
-            return dry_run.answers(self.item, values)
+            return dry_run.answers(self.step, values)
         return self._make(
             lambda program: program.run(values, examples, all_examples=all_examples), 1, examples, all_examples
         )
@@ -129,9 +129,10 @@ class RunningStep:
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"
         self._program.require_fits(examples, all_examples)
-        self.run.coordination.passes()  # after all checks that can refuse the step before a part of it has run
-        if not self.item.gradients:
-            self.run.land()  # an evaluation must see all writes requested by earlier steps
+        # After all checks that can refuse the step before any part of it has run.
+        self.run.coordination.reach_collective()
+        if not self.step.gradients:
+            self.run.flush()  # an evaluation must see all writes requested by earlier steps
             return self._outputs_of(call, self._program)
         self.run.before_training()
         self.run.is_in_step = True
@@ -145,7 +146,7 @@ class RunningStep:
     def _outputs_of(self, call: Callable[[Program], list[np.ndarray]], program: Program) -> list[np.ndarray]:
         variable_sync = self.run.variable_sync
         while True:
-            turn = variable_sync.before_step(self.variables.values(), self.run.land, self._keeps_pace)
+            action = variable_sync.before_step(self.variables.values(), self.run.flush, self._keeps_pace)
             empty = None
             try:
                 outputs: list[np.ndarray] = self.run.guard(call, program)
@@ -153,7 +154,7 @@ class RunningStep:
                 if error.has_run:
                     raise
                 outputs, empty = [], error
-            if not variable_sync.after_step(turn, self._written):
+            if not variable_sync.after_step(action, self._written):
                 break
         for tracked in self._written:
             tracked.fall_behind()
@@ -164,8 +165,8 @@ class RunningStep:
 
     def after(self, outputs: Callable[[], Any]) -> None:
         """Records a finished step for `autodist verify`, if enabled; not a collective call."""
-        if self.run.recorder is not None and self.item.gradients:
-            self.run.recorder.after_step(self.item, self.run.index, self._values, outputs)
+        if self.run.recorder is not None and self.step.gradients:
+            self.run.recorder.after_step(self.step, self.run.index, self._values, outputs)
 
     def _values(self) -> dict[str, tf.Tensor]:
         """Returns the values of the variables, by name."""
@@ -183,7 +184,7 @@ class RunningStep:
 
     def rewrite(self) -> None:
         """Makes the program for the current placements, and moves variables that are not placed yet."""
-        step = _as_settled(self.item, self.variables)
+        step = _as_settled(self.step, self.variables)
         names = {name: one.shared_name for name, one in self.variables.items()}
         self._program, rewritten = self.run.program(step, self.strategy, names, Fetching.BY_ALL)
         planned = {node.variable for node in self.strategy.nodes}

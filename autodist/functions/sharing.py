@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from autodist.batch.examples import format_rows, require_examples, share_of, take, with_a_row
-from autodist.capture.batch_requirements import Dealt, fault_in_parts
+from autodist.batch.gathered import GatheredFeeds, GatheredInput
+from autodist.capture.batch_requirements import BatchDivision, fault_in_parts
 from autodist.capture.function import CapturedFunction
 from autodist.errors import UnevenBatchError
 from autodist.functions.step_arguments import Leaf, count_examples, split_rows
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import GlobalBatch
 from autodist.resources import ResourceSpec
-from autodist.runs.gathered_batches import GatheredFeeds, GatheredInput
 
 log = logging.getLogger("autodist")
 
@@ -94,12 +94,12 @@ class Sharing:
         """
         return count_examples(leaves) if whole is None else whole.examples
 
-    def dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
+    def division(self, examples: int, names: Mapping[str, str]) -> BatchDivision:
         """Returns the division of this many examples; `names` has the parameter of each input."""
         replicas = len(self.spec.replicas)
         if self.is_gathered:
-            return Dealt(examples * len(self.spec.workers), replicas, replicas, names)
-        return Dealt(examples, self.replicas, replicas, names)
+            return BatchDivision(examples * len(self.spec.workers), replicas, replicas, names)
+        return BatchDivision(examples, self.replicas, replicas, names)
 
     def own_part(self, leaves: Sequence[Leaf], whole: GlobalBatch | None) -> OwnArrays:
         """Returns the functions that take this worker's part of arrays of these shapes.
@@ -136,7 +136,7 @@ class Sharing:
         leaves: Sequence[Leaf],
         own: OwnArrays,
         values: Sequence[Any],
-        bring_together: Callable[[Sequence[GatheredInput]], GatheredFeeds],
+        gather_feeds: Callable[[Sequence[GatheredInput]], GatheredFeeds],
     ) -> InputShare:
         """Returns this worker's feeds for one run.
 
@@ -144,11 +144,11 @@ class Sharing:
             leaves: arrays of the arguments' shapes.
             own: takes this worker's part of them.
             values: of the arguments.
-            bring_together: gathers the feeds of all workers on the chief; a collective call.
+            gather_feeds: gathers the feeds of all workers on the chief; a collective call.
         """
         if not self.is_gathered or all(leaf.axis is None for leaf in leaves):
             return InputShare(own.of(values), own.examples, own.all_examples)
-        fed = bring_together(
+        fed = gather_feeds(
             [GatheredInput(x.name, np.asarray(v), x.axis, x.is_padded) for x, v in zip(leaves, values, strict=True)]
         )
         feeds = [v if x.axis is None else with_a_row(v, x.axis) for x, v in zip(leaves, fed.values, strict=True)]
@@ -165,11 +165,11 @@ class Sharing:
         Raises:
             UnevenBatchError: their shapes do not fit together in the step.
         """
-        if not captured.item.apart:
+        if not captured.step.apart:
             return
         rows = {name: x.rows for name, x in zip(captured.inputs, leaves, strict=True) if x.axis is not None}
         counts = format_rows(split_rows(leaves))
-        fault = fault_in_parts(captured.item, rows, self.replicas)
+        fault = fault_in_parts(captured.step, rows, self.replicas)
         if fault is not None:
             raise UnevenBatchError(
                 f"the inputs of {self.step} have different numbers of rows along their batch axes ({counts}), and "

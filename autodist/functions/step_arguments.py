@@ -129,7 +129,7 @@ class StepArguments:
         bound.arguments.update(arguments)
         return function(*bound.args, **bound.kwargs)
 
-    def take_apart(self, arguments: Mapping[str, Any]) -> tuple[list[Leaf], Constants]:
+    def flatten(self, arguments: Mapping[str, Any]) -> tuple[list[Leaf], Constants]:
         """Returns the arrays among the arguments, and all leaves with None in their places.
 
         Raises:
@@ -151,8 +151,8 @@ class StepArguments:
         starts = [(at, value) for at, (_, value, *_) in enumerate(flat) if isinstance(value, CompositeRows)]
         return {at + 1 + k for at, rows in starts for k in range(rows.arrays_per_tensor)}
 
-    def put_together(self, arguments: Mapping[str, Any], tensors: Iterable[tf.Tensor]) -> dict[str, Any]:
-        """Returns the arguments with tensors in place of the arrays, in the order of `take_apart`."""
+    def unflatten(self, arguments: Mapping[str, Any], tensors: Iterable[tf.Tensor]) -> dict[str, Any]:
+        """Returns the arguments with tensors in place of the arrays, in the order of `flatten`."""
         remaining = iter(tensors)
 
         def taken(parameter: str, value: Any) -> Any:

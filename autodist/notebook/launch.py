@@ -90,7 +90,7 @@ def launch(
 
 def _require_outside_of_a_run() -> None:
     api = sys.modules.get("autodist.runs.dry_run")
-    if api is not None and api.look() is not None:
+    if api is not None and api.active_dry_run() is not None:
         raise LaunchError(
             "launch() starts processes of its own, which `autodist plan` and `autodist verify` cannot analyze. Pass "
             "them a script that calls the function itself: `function(AutoDist())`."

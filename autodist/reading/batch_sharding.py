@@ -56,7 +56,7 @@ class AssignedFiles(Protocol):
 class AssignsFiles(Protocol):
     """Shards the files of data sets."""
 
-    def deal(self, dataset: Any) -> AssignedFiles:
+    def shard(self, dataset: Any) -> AssignedFiles:
         """Returns an iterable over this worker's part of each step.
 
         Raises:
@@ -111,7 +111,7 @@ class GlobalBatch:
     alike: Sequence[tuple[str, Any]]
 
 
-Given = tuple[Any, GlobalBatch | None]
+ReadBatch = tuple[Any, GlobalBatch | None]
 """An input of a step, and the global batch that it is this worker's part of; None: it is the complete batch."""
 
 

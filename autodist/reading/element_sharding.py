@@ -61,7 +61,7 @@ class UnshardedMap:
     map: str
     reason: str
 
-    def told(self, workers: int) -> str:
+    def message(self, workers: int) -> str:
         """Returns the log message."""
         return (
             f"{self.map}, a map of the data set, is computed for all examples by each of {workers} workers, which "
@@ -112,7 +112,7 @@ def own_elements(dataset: Any, own_rows: OwnRows) -> ElementReading:
     """
     if not isinstance(dataset, tf.data.Dataset) or not tf.executing_eagerly():
         return ElementReading(None, None)
-    found = _take_apart(dataset)
+    found = _split_pipeline(dataset)
     if isinstance(found, UnshardedMap | None):
         return ElementReading(None, found)
     whole = _map_before(found.base, f"{kind_of(found.base)}, which may change the order, comes after it")
@@ -127,7 +127,7 @@ def reading_own(dataset: Any, reading: Reading) -> ShardedBatches | None:
         return None
     found = own_elements(dataset, reading.rows)
     if found.whole is not None:
-        _log_once(found.whole.told(reading.workers))
+        _log_once(found.whole.message(reading.workers))
     return found.own
 
 
@@ -136,7 +136,7 @@ def _log_once(message: str) -> None:
     log.info("%s", message, extra=ALIKE_EVERYWHERE)
 
 
-def _take_apart(dataset: Any) -> _Pipeline | UnshardedMap | None:
+def _split_pipeline(dataset: Any) -> _Pipeline | UnshardedMap | None:
     """Splits a data set into a pipeline; otherwise returns a map that all workers compute for all examples, or None."""
     behind, batch = _stretch(dataset)
     for one in _maps(behind):

@@ -31,7 +31,7 @@ _BYTES_AHEAD = 32 << 20
 
 _STRING_BYTES = 64
 
-NOTHING_DEALT = (
+NO_FILES_SHARDED = (
     "`shard: files` is in the YAML, but no data set's files were sharded: it applies to the data passed to `fit` or "
     "ad.distribute_dataset. Pass a tf.data.Dataset there, or remove `shard`."
 )
@@ -42,7 +42,7 @@ _TOO_FEW = re.compile(r"the dataset only has (\d+) file")
 
 
 @dataclass(frozen=True)
-class Files:
+class FileSharding:
     """The rule by which files are sharded.
 
     Attributes:
@@ -59,7 +59,7 @@ class Files:
     agree: Callable[[str, Callable[[list[str]], str]], str]
     error: Callable[[str], AutoDistError]
 
-    def deal(self, dataset: Any) -> ShardedFiles:
+    def shard(self, dataset: Any) -> ShardedFiles:
         """Returns an iterable over this worker's part of each step; see `ShardedFiles`."""
         return ShardedFiles(dataset, self)
 
@@ -104,7 +104,7 @@ class ShardedFiles:
         AutoDistError: the files cannot be sharded so that each record is used once.
     """
 
-    def __init__(self, dataset: Any, files: Files) -> None:
+    def __init__(self, dataset: Any, files: FileSharding) -> None:
         if not isinstance(dataset, tf.data.Dataset):
             raise files.refused(
                 f"a {type(dataset).__name__} has no files that can be sharded; allowed: a tf.data.Dataset that reads "
@@ -139,7 +139,7 @@ class FilesIterator(PartsIterator):
         files: the sharding rule.
     """
 
-    def __init__(self, batches: Iterator[Any], spec: Any, files: Files) -> None:
+    def __init__(self, batches: Iterator[Any], spec: Any, files: FileSharding) -> None:
         super().__init__(self._parts_of(batches))
         self._spec, self._files = spec, files
         self._ahead: deque[Any] = deque()
@@ -301,7 +301,7 @@ def _decide(messages: list[str]) -> str:
 # -- the data set ----------------------------------------------------------------------------------------------------
 
 
-def _sharded(dataset: tf.data.Dataset, files: Files) -> Any:
+def _sharded(dataset: tf.data.Dataset, files: FileSharding) -> Any:
     """Returns the data set with every n-th of its files."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autodist.batch.examples import rows_to_read, share_of
 from autodist.reading.batch_sharding import Reading, Slices
-from autodist.reading.file_sharding import Files
+from autodist.reading.file_sharding import FileSharding
 from autodist.runs.run import Run
 
 
@@ -40,13 +40,15 @@ class InputShard:
             rows = rows_to_read(workers, self._run.index)
         return Reading(rows, self._run.workers, self.slices, self._files())
 
-    def _files(self) -> Files | None:
+    def _files(self) -> FileSharding | None:
         """Returns the rule by which files are sharded; None if they are not."""
         spec = self._run.spec
         if spec.shard is None:
             return None
         names = [worker.name for worker in spec.workers]
-        return Files(spec.replica_workers, self._run.index, names, self._run.coordination.agree, spec.shard_refused)
+        return FileSharding(
+            spec.replica_workers, self._run.index, names, self._run.coordination.decide_by_chief, spec.shard_refused
+        )
 
     def require_no_files(self, what: str) -> None:
         """Checks that the files of data sets are not sharded over several workers.

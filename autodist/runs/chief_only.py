@@ -27,14 +27,14 @@ class ChiefOnly:
         run: the run.
 
     Attributes:
-        memories: by worker, the specs of its persistent buffers; on the chief, during an action.
+        buffer_specs: by worker, the specs of its persistent buffers; on the chief, during an action.
         scripts: by worker, the value that its `tell` returned; on the chief, during an action.
         all_wait: True if no worker makes steps during the action.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.memories: Mapping[int, Mapping[str, tf.TensorSpec]] = {}
+        self.buffer_specs: Mapping[int, Mapping[str, tf.TensorSpec]] = {}
         self.scripts: Mapping[int, Any] = {}
         self.all_wait = run.workers == 1
 
@@ -52,7 +52,7 @@ class ChiefOnly:
             CheckpointError: on another worker, that the chief's `save` failed.
         """
         others_wait = self._run.have_joined and self._run.workers > 1
-        if not (others_wait and self._run.coordination.all_make(lambda: (_SAVE, ""), is_certain)):
+        if not (others_wait and self._run.coordination.is_made_by_all(lambda: (_SAVE, ""), is_certain)):
             return self._save_alone(save, tell) if self._run.index == 0 else None
         return self.do_while_all_wait(save, tell)
 
@@ -69,7 +69,9 @@ class ChiefOnly:
         Raises:
             CheckpointError: on another worker, that the chief's `write` failed.
         """
-        if not self._run.have_joined or not self._run.coordination.all_make(lambda: (_WRITE, what), is_certain=False):
+        if not self._run.have_joined or not self._run.coordination.is_made_by_all(
+            lambda: (_WRITE, what), is_certain=False
+        ):
             return write()
         result: list[Any] = [None]
 
@@ -87,10 +89,10 @@ class ChiefOnly:
             CheckpointError: on another worker, that the chief's `act` failed.
         """
         with self._run.turn:
-            self._run.coordination.meet()
+            self._run.coordination.barrier()
             self._record(dict(enumerate(self._run.coordination.gather(self._encode_state(tell())))))
             if self._run.index > 0:
-                fault = self._run.coordination.exchange().decode()
+                fault = self._run.coordination.broadcast().decode()
                 if fault:
                     raise CheckpointError(fault)
                 return None
@@ -98,11 +100,11 @@ class ChiefOnly:
             try:
                 result = act()
             except Exception as error:
-                self._run.coordination.exchange((str(error) or type(error).__name__).encode())
+                self._run.coordination.broadcast((str(error) or type(error).__name__).encode())
                 raise
             finally:
                 self.all_wait = self._run.workers == 1
-            self._run.coordination.exchange()
+            self._run.coordination.broadcast()
             return result
 
     def leave_state(self, script: Any) -> None:
@@ -128,27 +130,27 @@ class ChiefOnly:
 
     def _record_own(self, script: Any) -> None:
         """Records the chief's own state, if the other workers do not reach the call."""
-        buffers = self._run.graph_runners.memories.specs if self._run.have_joined else {}
+        buffers = self._run.graph_runners.persistent_buffers.specs if self._run.have_joined else {}
         if buffers and self._run.workers > 1:
             log.warning(
                 "the chief saves without the other workers: the persistent buffers of compressors are on each of them, "
                 "and are not saved. Let all workers call save."
             )
             buffers = {}
-        self.memories, self.scripts = {0: buffers}, {0: script}
+        self.buffer_specs, self.scripts = {0: buffers}, {0: script}
 
     def _encode_state(self, script: Any) -> bytes:
         """Returns this worker's message to the chief: the specs of its persistent buffers and its script's state."""
         buffers = {
             name: (spec.dtype.name, spec.shape.as_list())
-            for name, spec in self._run.graph_runners.memories.specs.items()
+            for name, spec in self._run.graph_runners.persistent_buffers.specs.items()
         }
         return json.dumps([buffers, script]).encode()
 
     def _record(self, parts: Mapping[int, bytes]) -> None:
         """On the chief, decodes the workers' messages."""
         states = {worker: json.loads(part) for worker, part in parts.items()}
-        self.memories = {
+        self.buffer_specs = {
             worker: {name: tf.TensorSpec(shape, dtype) for name, (dtype, shape) in buffers.items()}
             for worker, (buffers, _) in states.items()
         }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist.batch.gathered import GatheredFeeds, GatheredInput, gather_feeds
 from autodist.errors import (
     CaptureError,
     CaptureMismatchError,
@@ -22,10 +23,9 @@ from autodist.errors import (
 )
 from autodist.logs.formatting import words_of
 from autodist.runs.failed_step import FailedStepGuard
-from autodist.runs.gathered_batches import GatheredFeeds, GatheredInput, bring_together
 from autodist.runs.peers import Peers
 from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
-from autodist.runtime.call_matching import Call, CallMatching, Note
+from autodist.runtime.call_matching import Call, CallMatching, CallMessage
 from autodist.runtime.mailbox import Mailbox, Send
 from autodist.runtime.messages import Messages
 
@@ -47,7 +47,7 @@ class Coordination:
         peers: the other workers.
         failed_step: failed-step guard of this worker's script.
         join: connects this worker to the others, unless it is connected; calls `begin`.
-        land: waits until all writes requested by this worker's steps have been applied.
+        flush: waits until all writes requested by this worker's steps have been applied.
 
     Attributes:
         messages: transport of most control messages; None before the workers have joined.
@@ -63,10 +63,10 @@ class Coordination:
         peers: Peers,
         failed_step: FailedStepGuard,
         join: Callable[[], None],
-        land: Callable[[], None],
+        flush: Callable[[], None],
     ) -> None:
         self._index, self._workers, self._peers, self._failed_step = index, workers, peers, failed_step
-        self._join, self._land = join, land
+        self._join, self._flush = join, flush
         self.messages: Messages | None = None
         self._calls: CallMatching | None = None
         self._mailbox: Mailbox | None = None
@@ -88,7 +88,7 @@ class Coordination:
         """
         self.messages = messages
         if mailbox is not None:
-            send = mailbox.open_box(lambda message: calls.receive(Note.decode(message)))
+            send = mailbox.open_box(lambda message: calls.receive(CallMessage.decode(message)))
             self._calls = calls = CallMatching(self._index, self._workers, lambda to, note: send(to, note.encode()))
             self._give_up = mailbox.open_box(lambda message: self._peers.give_up(*json.loads(message)))
             self._mailbox = mailbox
@@ -100,7 +100,7 @@ class Coordination:
         parts = self.gather(json.dumps(self._peers.apart).encode())
         apart = {w: calls for w, part in enumerate(parts) if (calls := json.loads(part)) is not None}
         mismatch = json.dumps(next(iter(apart.items()), None)).encode()
-        first = json.loads(self.exchange(mismatch))
+        first = json.loads(self.broadcast(mismatch))
         if first is not None:
             worker, (call, chief_call) = first
             calls = f"{_worker_name(worker)} has come to {call or 'a step'}, and the chief to {chief_call or 'a step'}"
@@ -119,14 +119,14 @@ class Coordination:
 
     # -- collective calls ------------------------------------------------------------------------------------------
 
-    def passes(self) -> None:
+    def reach_collective(self) -> None:
         """Marks that this worker has reached a collective call: a step, or an exchange of messages between steps."""
-        if self._calls is not None and self._calls.passes():
+        if self._calls is not None and self._calls.reach_collective():
             self._peers.guard(self._calls.answer)
 
-    def exchange(self, message: bytes = b"") -> bytes:
+    def broadcast(self, message: bytes = b"") -> bytes:
         """Returns the chief's message, on every worker, once all have made this collective call."""
-        received: bytes = self._peers.guard(self._transport.exchange, message)
+        received: bytes = self._peers.guard(self._transport.broadcast, message)
         return received
 
     def gather(self, message: bytes) -> list[bytes]:
@@ -134,15 +134,15 @@ class Coordination:
         received: list[bytes] = self._peers.guard(self._transport.gather, message)
         return received
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """On the chief, waits until all other workers have finished their last step."""
-        self._land()
-        self.passes()
-        self._peers.guard(self._transport.meet)
+        self._flush()
+        self.reach_collective()
+        self._peers.guard(self._transport.barrier)
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has made the matching call."""
-        self.exchange(say)
+        self.broadcast(say)
 
     @property
     def _transport(self) -> Messages:
@@ -157,7 +157,7 @@ class Coordination:
         Raises:
             ReductionError: the value cannot be reduced this way; raised on all workers.
         """
-        with self._failed_step.noted(is_step=False, is_before=True):
+        with self._failed_step.guarding(is_step=False, is_before=True):
             require_reduction(how)
             part = pack_part(value, how)
         if self._workers == 1:
@@ -165,30 +165,30 @@ class Coordination:
         self.has_work = True
         with self._failed_step.turn:
             self._join()
-            self._land()  # the script reads next, and must see all writes requested by the steps of all workers
-            self.passes()
+            self._flush()  # the script reads next, and must see all writes requested by the steps of all workers
+            self.reach_collective()
             parts = self.gather(part)
-            return unpack(self.exchange(combine_parts(parts) if parts else b""))
+            return unpack(self.broadcast(combine_parts(parts) if parts else b""))
 
     def flush_together(self) -> None:
         """Returns once all writes requested by the steps of all workers have been applied; a collective call."""
-        with self._failed_step.noted():
-            self._land()
-            self.passes()
+        with self._failed_step.guarding():
+            self._flush()
+            self.reach_collective()
             self.gather(b"")
-            self.exchange()
+            self.broadcast()
 
-    def bring_together(self, fed: Sequence[GatheredInput]) -> GatheredFeeds:
+    def gather_feeds(self, fed: Sequence[GatheredInput]) -> GatheredFeeds:
         """Gathers on the chief the values that all workers feed to a step; a collective call before the step.
 
         Raises:
             CaptureError: the parts cannot be concatenated; raised on all workers.
             EmptyBatchError: no worker has examples; raised on all workers.
         """
-        self.passes()
-        return bring_together(fed, self._index, self.gather, self.exchange)
+        self.reach_collective()
+        return gather_feeds(fed, self._index, self.gather, self.broadcast)
 
-    def agree(self, message: str, decide: Callable[[list[str]], str]) -> str:
+    def decide_by_chief(self, message: str, decide: Callable[[list[str]], str]) -> str:
         """Returns on every worker the chief's decision about the workers' messages; a collective call between steps.
 
         Args:
@@ -207,13 +207,13 @@ class Coordination:
         )
 
     def _gather_and_decide(self, message: str, decide: Callable[[list[str]], str]) -> str:
-        with self._failed_step.noted():
+        with self._failed_step.guarding():
             self._join()
-            self.passes()
+            self.reach_collective()
             messages = [one.decode() for one in self.gather(message.encode())]
-            return self.exchange(decide(messages).encode() if messages else b"").decode()
+            return self.broadcast(decide(messages).encode() if messages else b"").decode()
 
-    def share(self, text: str, name: str = FIT, is_certain: bool = True) -> str:
+    def share_text(self, text: str, name: str = FIT, is_certain: bool = True) -> str:
         """Returns the chief's text on every worker; a collective call, possible before the workers have joined.
 
         Args:
@@ -234,16 +234,16 @@ class Coordination:
             received = self._peers.hear(name)
             if received is not None:
                 return received
-            with self._failed_step.noted():
+            with self._failed_step.guarding():
                 self._join()  # which raises, on all workers
-        with self._failed_step.noted(but=CheckpointError):
+        with self._failed_step.guarding(but=CheckpointError):
             if not is_certain and self._calls is not None:
                 if not self._peers.guard(self._calls.are_made_together, Call(name), True):
                     raise _mismatch_error(f"{_worker_name(self._index)} calls {name}, and others do not", name)
-            self.passes()
-            return self.exchange(text.encode()).decode()
+            self.reach_collective()
+            return self.broadcast(text.encode()).decode()
 
-    def all_make(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool:
+    def is_made_by_all(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool:
         """Returns True if all workers make a call that each can also make alone; the first may wait until they join.
 
         Before they have joined, no worker can be queried. The call then counts as collective unless the script has read
@@ -265,7 +265,7 @@ class Coordination:
             is_certain = True
             self._join()
         assert self._calls is not None, "there are several workers"
-        with self._failed_step.noted(is_step=False):  # this worker may be alone in it
+        with self._failed_step.guarding(is_step=False):  # this worker may be alone in it
             return bool(self._peers.guard(self._calls.are_made_together, Call(*describe()), is_certain))
 
     def _log_local_evaluation(self) -> None:
@@ -281,7 +281,7 @@ class Coordination:
     def is_refused_by_all(self, error: BaseException, is_before: bool = False) -> bool:
         """Returns True if all workers refuse the same step before any part of it has run; waits for their answers.
 
-        A worker that has refused a step has not reached its `passes`, which answers the others.
+        A worker that has refused a step has not reached its `reach_collective`, which answers the others.
 
         Args:
             error: raised in the step on this worker.

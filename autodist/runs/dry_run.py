@@ -58,19 +58,19 @@ class DryRun(Protocol):
         """
 
 
-_looks: list[DryRun] = []
+_active: list[DryRun] = []
 
 
-def look() -> DryRun | None:
+def active_dry_run() -> DryRun | None:
     """Returns the dry run that inspects this process's script; None if there is none."""
-    return _looks[-1] if _looks else None
+    return _active[-1] if _active else None
 
 
 @contextmanager
-def looking(one: DryRun) -> Iterator[None]:
+def dry_running(one: DryRun) -> Iterator[None]:
     """Context in which a dry run is active."""
-    _looks.append(one)
+    _active.append(one)
     try:
         yield
     finally:
-        _looks.remove(one)
+        _active.remove(one)

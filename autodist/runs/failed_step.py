@@ -55,12 +55,12 @@ class FailedStepGuard:
         """The error of the missed step; None if none was missed."""
         return self._error
 
-    def has_made_one_since(self, moment: float) -> bool:
+    def has_stepped_since(self, moment: float) -> bool:
         """Returns True if a step was made later than `moment`, by `time.monotonic`."""
         return self._last_step_at is not None and self._last_step_at > moment
 
     @contextmanager
-    def noted(
+    def guarding(
         self,
         but: type[Exception] | tuple[type[Exception], ...] = (),
         is_step: bool = True,
@@ -89,13 +89,13 @@ class FailedStepGuard:
                 self._last_step_at = time.monotonic()
 
     @contextmanager
-    def noted_until_step(self) -> Iterator[None]:
+    def guarding_until_step(self) -> Iterator[None]:
         """Context of a call that makes steps: an error before the first step refuses that step."""
         began = time.monotonic()
         try:
             yield
         except Exception as error:
-            if self._others_wait() and not self and not self.has_made_one_since(began):
+            if self._others_wait() and not self and not self.has_stepped_since(began):
                 with self.turn:
                     self._settle(error, is_before=True)
             raise

@@ -9,7 +9,7 @@ from autodist.graph.partial_count import PartialCount
 from autodist.graph.pipeline_schedule import SCHEDULES, Unit, bubble, make_schedule
 from autodist.graph.step import Step
 from autodist.proto import strategy_pb2
-from autodist.runs.stage_costs import StageCosts, Way
+from autodist.runs.stage_costs import Link, StageCosts
 from autodist.strategies import synced_variables
 from autodist.strategies.check_pipeline import pipelines_of, stage_of, workers_of
 from autodist.strategies.stage_table import CutFigures, PipelineFigures, StageFigures
@@ -81,9 +81,9 @@ def _cuts(seats: Sequence[Sequence[int]], costs: StageCosts) -> tuple[CutFigures
     )
 
 
-def _between_stages(ways: Mapping[Way, PartialCount], stages: Mapping[int, int]) -> dict[Way, PartialCount]:
+def _between_stages(ways: Mapping[Link, PartialCount], stages: Mapping[int, int]) -> dict[Link, PartialCount]:
     """Returns the largest transfer from a worker of one stage to a worker of another, by pair of stages."""
-    counts: dict[Way, list[PartialCount]] = {}
+    counts: dict[Link, list[PartialCount]] = {}
     for (source, target), tally in ways.items():
         counts.setdefault((stages[source], stages[target]), []).append(tally)
     return {way: reduce(_larger, tallies) for way, tallies in counts.items()}

@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.cluster.environments.start_rendezvous import join_rendezvous, warn_if_alone
+from autodist.cluster.environments.start_rendezvous import meet, warn_if_alone
 from autodist.errors import MisusedError, ResourceSpecError
 from autodist.logs.terminal import log_to_the_terminal
 from autodist.reading.file_sharding import why_not_sharded
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides
-from autodist.runs.dry_run import look
-from autodist.runs.restarts import before, require_can_restart
+from autodist.runs.dry_run import active_dry_run
+from autodist.runs.restarts import earlier_starts, require_can_restart
 from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_pipeline
 from autodist.verify.recorder import recorder
 
@@ -39,7 +39,7 @@ def choose(
         MisusedError: a command sets machines, and the script makes a second AutoDist.
         ClusterError: the rendezvous of processes that a scheduler has started fails.
     """
-    dry_run = look()
+    dry_run = active_dry_run()
     overrides = CliOverrides.of_this_process() if dry_run is None else dry_run.asked
     if overrides.asks and not is_first and dry_run is None:
         raise MisusedError(
@@ -53,7 +53,7 @@ def choose(
     recording = recorder()
     if recording is None:
         require_can_restart(spec)
-        spec = spec.without(before().left_out)
+        spec = spec.without(earlier_starts().left_out)
     else:
         spec = spec.without_checkpoints()  # a comparison of steps neither saves nor resumes
         if recording.is_reference and find_pipeline(chosen) is not None:
@@ -63,7 +63,7 @@ def choose(
     if spec.shard is not None and reason is not None:
         raise spec.shard_refused(reason)
     if spec.is_given:
-        spec = join_rendezvous(spec, overrides.replicas, _count_gpus)
+        spec = meet(spec, overrides.replicas, _count_gpus)
     else:
         warn_if_alone(len({node.address for node in spec.nodes}))
     return arranged(chosen, spec), chosen

@@ -31,7 +31,7 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 
 
 @dataclass(frozen=True)
-class Before:
+class EarlierStarts:
     """State of the starts before this one.
 
     Attributes:
@@ -53,17 +53,17 @@ class Before:
     left_out: tuple[str, ...] = ()
 
 
-def _without_checkpoint(state: Before) -> Before:
+def _without_checkpoint(state: EarlierStarts) -> EarlierStarts:
     return replace(state, saved=None, saved_as=None)
 
 
 @functools.cache
-def before() -> Before:
+def earlier_starts() -> EarlierStarts:
     """Returns the state of earlier starts; removes it from the environment, so that child processes do not see it."""
     content = os.environ.pop(VARIABLE, None)
     if content is None:
-        return Before()
-    state = Before(**json.loads(content))
+        return EarlierStarts()
+    state = EarlierStarts(**json.loads(content))
     if is_gone(state.saved_as):
         log.warning(
             "%s, the checkpoint of step %d from which all workers were to restart, was removed: the script continues "
@@ -83,7 +83,7 @@ def seed_of_next_run(draw: Callable[[], int]) -> int:
     Args:
         draw: draws a seed on the first start.
     """
-    drawn = before().seeds
+    drawn = earlier_starts().seeds
     _seeds.append(drawn[len(_seeds)] if len(drawn) > len(_seeds) else draw())
     return _seeds[-1]
 
@@ -151,7 +151,7 @@ class LostRun:
 
 def may_start_again(spec: ResourceSpec) -> bool:
     """Returns True if the number of restarts so far is below the limit."""
-    return before().count < spec.max_restarts
+    return earlier_starts().count < spec.max_restarts
 
 
 def restart(lost: LostRun, spec: ResourceSpec) -> None:
@@ -161,12 +161,12 @@ def restart(lost: LostRun, spec: ResourceSpec) -> None:
         lost: the run, which has ended everywhere.
         spec: of that run.
     """
-    earlier, limit = before(), spec.max_restarts
+    earlier, limit = earlier_starts(), spec.max_restarts
     if earlier.count and lost.away and not lost.chief_leaves and _are_enough_without(lost.away, spec):
         # This start has trained nothing, so it does not count as a restart.
         _leave_out(lost, spec, earlier)
         return
-    reason = why_not(earlier, lost, limit)
+    reason = reason_not_to_restart(earlier, lost, limit)
     if reason is not None:
         log.error("not started again: %s", reason)
         if lost.chief_leaves:
@@ -180,7 +180,7 @@ def restart(lost: LostRun, spec: ResourceSpec) -> None:
         f" {_format_left_out(left_out, spec)}." if left_out else "",
         " What was read of standard input is gone." if has_lost_input() else "",
     )  # fmt: skip
-    state = Before(count, lost.fault, lost.step, lost.saved, lost.saved_as, tuple(_seeds), left_out)
+    state = EarlierStarts(count, lost.fault, lost.step, lost.saved, lost.saved_as, tuple(_seeds), left_out)
     state = _without_checkpoint(state) if is_gone(lost.saved_as) else state  # logged above
     threading.Event().wait(wait)
     _begin(state)
@@ -194,7 +194,7 @@ def _format_left_out(addresses: Sequence[str], spec: ResourceSpec) -> str:
     return f"{', '.join(addresses)} {'is' if len(addresses) == 1 else 'are'} left out (`min_nodes` is {spec.min_nodes})"
 
 
-def _leave_out(lost: LostRun, spec: ResourceSpec, earlier: Before) -> None:
+def _leave_out(lost: LostRun, spec: ResourceSpec, earlier: EarlierStarts) -> None:
     left = len(spec.nodes) - len(lost.away)
     log.warning(
         "no answer: %s, and the run starts from %s on %d node%s, among which variables and the global batch are "
@@ -203,7 +203,7 @@ def _leave_out(lost: LostRun, spec: ResourceSpec, earlier: Before) -> None:
     _begin(replace(earlier, seeds=tuple(_seeds), left_out=(*earlier.left_out, *lost.away)))
 
 
-def _begin(state: Before) -> None:
+def _begin(state: EarlierStarts) -> None:
     try:
         re_exec_at_the_end({VARIABLE: json.dumps(asdict(state))})
     except OSError as error:
@@ -228,7 +228,7 @@ def backoff(count: int) -> float:
     return min(_LONGEST_WAIT, _SHORTEST_WAIT * 2 ** (count - 1))
 
 
-def why_not(earlier: Before, lost: LostRun, limit: int) -> str | None:
+def reason_not_to_restart(earlier: EarlierStarts, lost: LostRun, limit: int) -> str | None:
     """Returns the reason why a run is not restarted; None if it is.
 
     Args:
@@ -255,7 +255,7 @@ def why_not(earlier: Before, lost: LostRun, limit: int) -> str | None:
     return None
 
 
-def _is_same_failure(earlier: Before, lost: LostRun) -> bool:
+def _is_same_failure(earlier: EarlierStarts, lost: LostRun) -> bool:
     """Returns True if the previous start was lost by the same failure in the same step.
 
     A script's error in the step after a checkpoint occurs, in the next start, before all workers have joined.

@@ -25,8 +25,8 @@ from autodist.resources import ResourceSpec
 from autodist.runs import restarts
 from autodist.runs.chief_only import ChiefOnly
 from autodist.runs.coordination import Coordination
-from autodist.runs.dry_run import look
-from autodist.runs.early_value_warning import EarlyValueWarning
+from autodist.runs.dry_run import active_dry_run
+from autodist.runs.early_values import EarlyValueWarning
 from autodist.runs.failed_step import FailedStepGuard
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from autodist.runs.log_strategy import log_strategy
@@ -67,7 +67,7 @@ class Run:
     Args:
         spec: the machines.
         builder: decides the strategy on the chief; None on other workers, which receive the decision.
-        worker_client: connection to the agent that started this process; None on the chief.
+        member: connection to the agent that started this process; None on the chief.
         seed: drawn by the chief for the whole run.
         resumed: `prefix`, `step`, `seed` and `made_by` of the checkpoint that the run resumes from; empty if it resumes
             from none.
@@ -80,7 +80,7 @@ class Run:
         draws: names of operations that draw random numbers from a state that TensorFlow does not expose.
         chief: actions of the chief for all workers between two steps.
         coordination: control plane of the workers between two steps.
-        own_values: initial values that this worker has and the chief does not have.
+        early_values: initial values that this worker has and the chief does not have.
         end: the end of the run.
         tables: names of the lookup tables that this worker has initialized.
         recorder: records the training steps; None unless recording is enabled.
@@ -92,7 +92,7 @@ class Run:
 
     spec: ResourceSpec
     builder: BuildsStrategy | None
-    worker_client: WorkerClient | None
+    member: WorkerClient | None
     seed: int
     resumed: Mapping[str, Any] = field(default_factory=dict)
     strategy: strategy_pb2.Strategy | None = None
@@ -100,11 +100,11 @@ class Run:
     _chief_early_values: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.index = self.worker_client.index if self.worker_client else 0
+        self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
-        self.own_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
+        self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
         self.start_up = StartupProgress(is_chief=self.index == 0)
-        self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.start_up)
+        self._peers = Peers(self.spec, self.member, self._payload(), self.seed, self.start_up)
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
         # All workers run the same steps in the same order, so the script's threads run steps one at a time.
@@ -123,7 +123,9 @@ class Run:
             lambda: self.coordination.messages,
             self.guard,
         )
-        self.coordination = Coordination(self.index, self.workers, self._peers, self.failed_step, self._join, self.land)
+        self.coordination = Coordination(
+            self.index, self.workers, self._peers, self.failed_step, self._join, self.flush
+        )
         self.end = RunEnd(
             self.spec,
             self.index == 0,
@@ -146,7 +148,7 @@ class Run:
         self._plans = StepPlans(self.spec, self.builder, self.index, self.recorder)
         self.step = int(self.resumed.get("step", 0))
         self.is_in_step = False
-        before = restarts.before()
+        before = restarts.earlier_starts()
         self.saved_step = before.saved if not self.resumed else self.step
         self.saved_as = before.saved_as if not self.resumed else str(self.resumed["prefix"])
         self._has_program = False
@@ -163,8 +165,8 @@ class Run:
             choose: reads the machines and the strategy; called on the chief only.
             resume: returns the checkpoint to resume from, with its seed; called on the chief only.
         """
-        worker_client = WorkerClient.from_environment()
-        if worker_client is None:
+        member = WorkerClient.from_environment()
+        if member is None:
             spec, builder = choose()
             resumed = resume(spec)
             earlier = WorkerLaunch.under_way(spec) if len(spec.workers) > 1 else None
@@ -174,10 +176,10 @@ class Run:
                 lambda: SEED if recorder() else resumed.get("seed", secrets.randbelow(2**31))
             )
             return cls(spec, builder, None, drawn, resumed)
-        start = json.loads(worker_client.payload)
+        start = json.loads(member.payload)
         draw_from(start["draws"])
         spec, resumed = ResourceSpec.from_payload(start["spec"]), start.get("resumed", {})
-        return cls(spec, None, worker_client, start["seed"], resumed, _chief_early_values=start["early"])
+        return cls(spec, None, member, start["seed"], resumed, _chief_early_values=start["early"])
 
     def _payload(self) -> bytes:
         """Returns the start message from the chief to the other workers, as JSON."""
@@ -185,8 +187,8 @@ class Run:
             "spec": self.spec.for_workers().to_payload(),
             "seed": self.seed,
             "resumed": self.resumed,
-            "draws": json.dumps(Draws.now().told()),
-            "early": self.own_values.told(),
+            "draws": json.dumps(Draws.now().to_json()),
+            "early": self.early_values.to_json(),
         }
         return json.dumps(content).encode()
 
@@ -211,51 +213,51 @@ class Run:
         """
         if any(node.gpus for node in self.spec.nodes):
             present = len(tf.config.list_physical_devices("GPU"))
-            node = self.spec.workers[self.index].node if self.worker_client else None
+            node = self.spec.workers[self.index].node if self.member else None
             self.spec.check_gpus(present, node, lambda: GPUSupport.of_this_process().why_too_few(present))
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def plan(
         self,
-        item: Step,
+        step: Step,
         names: Mapping[str, str],
         rehearses: bool = True,
         shapes: Mapping[str, Sequence[int]] | None = None,
-        step: str = "",
+        name: str = "",
     ) -> tuple[strategy_pb2.Strategy, Renaming]:
         """Returns the chief's strategy for a step and the chief's names for its nodes.
 
         The first call waits for the other workers.
 
         Args:
-            item: the step.
+            step: the step.
             names: the session's name of each variable.
             rehearses: True if exactly this step will run, so that the chief may rewrite it before the others join.
             shapes: shapes of the step's inputs in this worker's part of the first batch, if known.
-            step: name of the step for messages.
+            name: name of the step for messages.
 
         Raises:
             StrategyError: the strategy is not possible for this step; raised before any worker trains.
             CaptureMismatchError: this worker captured a different step than the chief.
         """
         self.check_others()
-        looks = look()
-        if looks is not None and item.gradients:
-            looks.on_step(item, names, shapes or {}, rehearses, step)
+        dry_run = active_dry_run()
+        if dry_run is not None and step.gradients:
+            dry_run.on_step(step, names, shapes or {}, rehearses, name)
             return strategy_pb2.Strategy(), Renaming()  # a dry run makes no step
-        strategy = self._build(item, names) if self.index == 0 else None
+        strategy = self._build(step, names) if self.index == 0 else None
         if self._graph_runners is None:
             if strategy is not None and rehearses and self.workers > 1:
-                self._plans.rehearse(item, strategy, names)
+                self._plans.rehearse(step, strategy, names)
             self._start()
-        strategy, renaming = self._agree(item, strategy)
+        strategy, renaming = self._agree(step, strategy)
         self._plans.decide(strategy, names, renaming)
         if self.strategy is None and strategy.nodes:
             self.strategy = strategy
             if self.index == 0:
                 plans, columns = self._plans, self.start_up.columns
-                log_strategy(strategy, item, plans.rehearsed, self.spec, columns, shapes or {}, plans.take_seen())
+                log_strategy(strategy, step, plans.rehearsed, self.spec, columns, shapes or {}, plans.take_rewriting())
         return strategy, renaming
 
     def program(
@@ -285,11 +287,11 @@ class Run:
         rewritten = self._plans.rewritten(step, strategy, names, fetching, kernels)
         # Guarded because the first run prepared in a session waits for all servers of the run.
         program: Program = self.guard(Program, self.graph_runners, rewritten, list(step.inputs), self._updates)
-        if program.land is not None:
-            self._flushes.append(program.land)
+        if program.flush is not None:
+            self._flushes.append(program.flush)
         if step.gradients and self.on_first_program is not None:
-            look, self.on_first_program = self.on_first_program, None
-            look()
+            on_first_program, self.on_first_program = self.on_first_program, None
+            on_first_program()
         return program, rewritten
 
     def _build(self, step: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
@@ -298,20 +300,20 @@ class Run:
             return self._plans.build(step, names)
         except StrategyError as error:
             if self._peers.have_joined:
-                self.coordination.passes()
-                self.coordination.exchange(json.dumps({_REFUSAL: str(error)}).encode())
+                self.coordination.reach_collective()
+                self.coordination.broadcast(json.dumps({_REFUSAL: str(error)}).encode())
             raise
 
     def _agree(self, step: Step, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
         """Returns the chief's strategy and node names on every worker; checks that all captured the same step."""
-        self.coordination.passes()
+        self.coordination.reach_collective()
         if strategy is not None and self.workers == 1:
             return strategy, Renaming()
         fingerprint = Fingerprint.of(step, registered_kernels())
         if strategy is not None:
-            self.coordination.exchange(fingerprint.packed_with(strategy.SerializeToString(deterministic=True)))
+            self.coordination.broadcast(fingerprint.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()
-        message = self.coordination.exchange()
+        message = self.coordination.broadcast()
         if message.startswith(b"{"):
             raise StrategyError(json.loads(message)[_REFUSAL])
         chief_fingerprint, content = Fingerprint.unpack(message)
@@ -345,13 +347,13 @@ class Run:
         config = session_config(self.spec.workers, self.index)
         self._graph_runners = GraphRunners(self._peers.join(config), config)
         if self._awaited_buffers is not None:
-            self._graph_runners.memories.resume(self._awaited_buffers)
-        beside = self._graph_runners.beside
+            self._graph_runners.persistent_buffers.resume(self._awaited_buffers)
+        beside = self._graph_runners.control
         messages = Messages(beside, self.index, self.workers)
-        self._pieces = VariableSlices(beside, self.index, self.workers, self._home)
+        self._variable_slices = VariableSlices(beside, self.index, self.workers, self._home)
         mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
         spread = VariableBroadcast(beside, self.index, self.workers, self._home)
-        self.variable_sync = VariableSync(self._pieces, spread, self.tracker, mailbox, self.guard, self.pull)
+        self.variable_sync = VariableSync(self._variable_slices, spread, self.tracker, mailbox, self.guard, self.pull)
         self.coordination.begin(messages, mailbox)
 
     def _home(self, worker: int, dtype: tf.DType) -> str:
@@ -371,9 +373,9 @@ class Run:
         return self._graph_runners
 
     @property
-    def pieces(self) -> VariableSlices:
+    def variable_slices(self) -> VariableSlices:
         """The storage of the variables' values; available from the first plan on."""
-        return self._pieces
+        return self._variable_slices
 
     def _close_session(self) -> None:
         """Closes the connections to the other workers' servers, unless one may be gone: closing would hang."""
@@ -435,7 +437,7 @@ class Run:
         if self._graph_runners is None:
             self._awaited_buffers = saved
         else:
-            self.guard(self._graph_runners.memories.resume, saved)
+            self.guard(self._graph_runners.persistent_buffers.resume, saved)
 
     # -- variables -------------------------------------------------------------------------------------------------
 
@@ -448,12 +450,12 @@ class Run:
         """
         if self._graph_runners is not None:
             with self.turn:
-                self.land()
+                self.flush()
                 if read is None:
                     behind = [t for t in self.tracker if t.may_be_behind]
                 else:
                     behind = [t for t in self.tracker if t.is_behind] if read.is_behind else [read]
-                self.guard(self._pieces.pull, behind)
+                self.guard(self._variable_slices.pull, behind)
 
     def flush_together(self) -> None:
         """Returns once all writes requested by the steps of all workers have been applied; call it on every worker.
@@ -463,7 +465,7 @@ class Run:
         if any(t.is_asynchronous for t in self.tracker):
             self.coordination.flush_together()
 
-    def land(self) -> None:
+    def flush(self) -> None:
         """Waits until all updates of this worker's steps are applied, which may be several steps late."""
-        for land in self._flushes:
-            self.guard(land)
+        for flush in self._flushes:
+            self.guard(flush)

@@ -73,7 +73,7 @@ class RunEnd:
     def _is_interrupted(self) -> bool:
         """True if Ctrl-C came after the script's last step, even if the script caught it and continued."""
         moment = self._script_end.interrupted_at
-        return moment is not None and not self._failed_step.has_made_one_since(moment)
+        return moment is not None and not self._failed_step.has_stepped_since(moment)
 
     @contextmanager
     def noting_interrupts(self, is_shared: Callable[[], bool] = lambda: True) -> Iterator[None]:

@@ -24,7 +24,7 @@ from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.pipelined.stage_placement import StagePlacement
 from autodist.kernels.replicate.replicate import Replicate
 
-Way = tuple[int, int]
+Link = tuple[int, int]
 """Sender and receiver: two workers, or two stages."""
 
 
@@ -47,9 +47,9 @@ class StageCosts:
     is_fed: bool
     forward: tuple[PartialCount, ...]
     backward: tuple[PartialCount, ...]
-    each: Mapping[Way, PartialCount]
-    once: Mapping[Way, PartialCount]
-    links: Mapping[Way, PartialCount]
+    each: Mapping[Link, PartialCount]
+    once: Mapping[Link, PartialCount]
+    links: Mapping[Link, PartialCount]
 
 
 @dataclass
@@ -130,8 +130,8 @@ class _Costs:
         wanted = sorted({*self.assigned.pipeline_parts, *captured})
         of_one = with_inferred_shapes(self.assigned, wanted, self._micro_batch_shapes())
         shared = self._shared([c.name for c in crossings if not self._is_per_micro_batch(c.name)], of_one)
-        each: dict[tuple[Way, int], list[int | None]] = {}
-        once: dict[Way, list[int | None]] = {}
+        each: dict[tuple[Link, int], list[int | None]] = {}
+        once: dict[Link, list[int | None]] = {}
         for crossing in crossings:
             way = crossing.source, crossing.reader
             micro_batch, _ = self.replicated.replica_of(node_of(crossing.name))

@@ -147,7 +147,7 @@ class StepPlans:
         self._seen = Rewriting() if strategy.pipeline.stages else None
         self._rehearsed = (step.graph_def, self._rewrite(step, strategy, names, seen=self._seen))
 
-    def take_seen(self) -> Rewriting | None:
+    def take_rewriting(self) -> Rewriting | None:
         """Returns the rewriting recorded in `rehearse` for a pipeline; later calls return None."""
         seen, self._seen = self._seen, None
         return seen

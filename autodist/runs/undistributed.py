@@ -9,7 +9,7 @@ from typing import Any
 
 from autodist.capture.local_training import LocalTraining
 from autodist.capture.second_training import ScopeTraining
-from autodist.capture.training_lines import LocalStep, Way
+from autodist.capture.training_lines import LocalStep, TrainingKind
 from autodist.errors import CaptureError
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.resources import ResourceSpec
@@ -20,19 +20,24 @@ _NAMED = 3
 """Variables that a warning names."""
 
 _FIXES = {
-    Way.FIT: "Build the model in `with ad.scope():`, or call fit in it",
-    Way.FUNCTION: "Put @ad.function in place of @tf.function on the training step, and build model and optimizer in "
-    "`with ad.scope():`",
-    Way.EAGER: "Put the training step into a function under @ad.function, and build model and optimizer in "
-    "`with ad.scope():`",
-    Way.SESSION: "Build the graph in `with ad.scope():` and make the session there by ad.create_distributed_session(), "
-    "in place of tf.compat.v1.Session() or MonitoredTrainingSession",
+    TrainingKind.FIT: "Build the model in `with ad.scope():`, or call fit in it",
+    TrainingKind.FUNCTION: (
+        "Put @ad.function in place of @tf.function on the training step, and build model and optimizer in "
+        "`with ad.scope():`"
+    ),
+    TrainingKind.EAGER: (
+        "Put the training step into a function under @ad.function, and build model and optimizer in `with ad.scope():`"
+    ),
+    TrainingKind.SESSION: (
+        "Build the graph in `with ad.scope():` and make the session there by ad.create_distributed_session(), in place "
+        "of tf.compat.v1.Session() or MonitoredTrainingSession"
+    ),
 }
 _DOINGS = {
-    Way.FIT: "fit of a model that was built, compiled and fitted outside of ad.scope()",
-    Way.FUNCTION: "a training step that is no @ad.function",
-    Way.EAGER: "a training step that is no @ad.function",
-    Way.SESSION: "a session that ad.create_distributed_session() did not make",
+    TrainingKind.FIT: "fit of a model that was built, compiled and fitted outside of ad.scope()",
+    TrainingKind.FUNCTION: "a training step that is no @ad.function",
+    TrainingKind.EAGER: "a training step that is no @ad.function",
+    TrainingKind.SESSION: "a session that ad.create_distributed_session() did not make",
 }
 
 
@@ -123,7 +128,7 @@ class UndistributedScript:
 
     def _on_step(self, step: LocalStep) -> None:
         has_part = self.divides_data and len(self._spec.workers) > 1
-        if has_part and step.way is Way.SESSION and self._is_in_scope(step.graph):
+        if has_part and step.kind is TrainingKind.SESSION and self._is_in_scope(step.graph):
             raise CaptureError(
                 "a graph that was built in ad.scope() is trained by a plain session, on this worker's part of the data "
                 f"alone: the script divides it among {len(self._spec.workers)} workers, and each would train its own "
@@ -131,7 +136,7 @@ class UndistributedScript:
                 "MonitoredTrainingSession. If each worker is to train its own model, build the graph outside the scope."
             )
         if self._is_chief:
-            log.info("so far on one device alone: %s%s", _DOINGS[step.way], _at(step))
+            log.info("so far on one device alone: %s%s", _DOINGS[step.kind], _at(step))
 
     def _on_second(self, step: LocalStep, variables: list[str]) -> None:
         if not self._is_chief:
@@ -142,7 +147,7 @@ class UndistributedScript:
         log.warning(
             "in addition to the steps that are distributed, %s%s trains %s%s on %s. %s. If that is intended, build the "
             "model outside of ad.scope().",
-            _DOINGS[step.way], _at(step), ", ".join(variables[:_NAMED]), rest, each, _fix_of(step),
+            _DOINGS[step.kind], _at(step), ", ".join(variables[:_NAMED]), rest, each, _fix_of(step),
             extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 
@@ -150,7 +155,7 @@ class UndistributedScript:
         workers, replicas = len(self._spec.workers), len(self._spec.replicas)
         sentences = [
             f"No training step was distributed: this script made an AutoDist for {replicas} replicas on {workers} "
-            f"worker{'s' if workers > 1 else ''} and trained on one device alone, by {_DOINGS[step.way]}{_at(step)}."
+            f"worker{'s' if workers > 1 else ''} and trained on one device alone, by {_DOINGS[step.kind]}{_at(step)}."
         ]
         if self.divides_data and workers > 1:
             sentences.append(
@@ -165,7 +170,7 @@ def _fix_of(step: LocalStep) -> str:
             f"The step is made by {step.library}: wrap it in ad.function instead of the library's tf.function (see "
             "docs/libraries.md), and build model and optimizer in `with ad.scope():`"
         )
-    return _FIXES[step.way]
+    return _FIXES[step.kind]
 
 
 def _at(step: LocalStep) -> str:

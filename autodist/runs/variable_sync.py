@@ -16,7 +16,7 @@ from autodist.runtime.control_messages import ControlMessage
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.variable_slices import VariableSlices
 from autodist.runtime.variables import TrackedVariable, VariableTracker
-from autodist.runtime.write_consensus import Turn, WriteConsensus
+from autodist.runtime.write_consensus import StepAction, WriteConsensus
 from autodist.synchronizers import all_synchronizers
 
 log = logging.getLogger("autodist")
@@ -29,8 +29,8 @@ class VariableSync:
     """Ensures, around each step, that all workers start from the same variable values.
 
     Args:
-        pieces: storage of the values.
-        spread: broadcasts the chief's values to the other workers.
+        variable_slices: storage of the values.
+        broadcast: broadcasts the chief's values to the other workers.
         tracker: of the script's variables.
         mailbox: delivers control messages; None with one worker.
         guard: wraps calls that may wait for other workers.
@@ -39,89 +39,96 @@ class VariableSync:
 
     def __init__(
         self,
-        pieces: VariableSlices,
-        spread: VariableBroadcast,
+        variable_slices: VariableSlices,
+        broadcast: VariableBroadcast,
         tracker: VariableTracker,
         mailbox: Mailbox | None,
         guard: Callable[..., Any],
         catch_up: Callable[[], None],
     ) -> None:
-        self._pieces, self._broadcast, self._tracker, self._is_chief = pieces, spread, tracker, spread.worker == 0
+        self._variable_slices, self._broadcast, self._tracker, self._is_chief = (
+            variable_slices,
+            broadcast,
+            tracker,
+            broadcast.worker == 0,
+        )
         self._guard, self._catch_up = guard, catch_up
         self._consensus: WriteConsensus | None = None
         self._warned: set[str] = set()
         if mailbox is not None:
             send = mailbox.open_box(lambda message: write_consensus.receive(ControlMessage.decode(message)))
             self._consensus = write_consensus = WriteConsensus(
-                spread.worker,
-                spread.workers,
+                broadcast.worker,
+                broadcast.workers,
                 lambda to, letter: send(to, letter.encode()),
-                lambda told: spread.take(Listing.decode(told)),
+                lambda told: broadcast.take(Listing.decode(told)),
             )
 
-    def before_step(self, variables: Iterable[TrackedVariable], land: Callable[[], None], is_in_lockstep: bool) -> Turn:
-        """Sends values written between steps to all workers; returns the turn, which shows if the step counts.
+    def before_step(
+        self, variables: Iterable[TrackedVariable], flush: Callable[[], None], is_in_lockstep: bool
+    ) -> StepAction:
+        """Sends values written between steps to all workers; returns the action, which shows if the step counts.
 
         Args:
             variables: of the step.
-            land: waits until all writes requested by earlier steps have been applied.
+            flush: waits until all writes requested by earlier steps have been applied.
             keeps_pace: True if no worker can finish the step before all others have begun it.
         """
         self._tracker.compare_aliased()
         ahead = [t for t in variables if t.is_ahead]
         if self._consensus is None:
             if ahead:
-                land()
-                self._guard(self._pieces.set, ahead, _mark_current)
-            return Turn.STEP
+                flush()
+                self._guard(self._variable_slices.set, ahead, _mark_current)
+            return StepAction.STEP
         if self._consensus.begins(bool(ahead)):
             if self._consensus.owes_answers:
                 self._guard(self._consensus.answer_waiting)
-            return Turn.STEP
-        land()
+            return StepAction.STEP
+        flush()
         return self._synchronize(self._consensus, ahead, is_in_lockstep)
 
     def _synchronize(
         self, write_consensus: WriteConsensus, ahead: Sequence[TrackedVariable], is_in_lockstep: bool
-    ) -> Turn:
+    ) -> StepAction:
         if self._is_chief:
-            self._pieces.prepare(ahead, [0])  # overlaps with the wait for other workers
+            self._variable_slices.prepare(ahead, [0])  # overlaps with the wait for other workers
         else:  # before the consensus, so that the chief's values can reuse this worker's memory
             for tracked in ahead:
                 tracked.hand_over(is_same=False)
-        turn, names = self._guard(write_consensus.agree, is_in_lockstep)
-        if turn is Turn.PUSH:
+        action, names = self._guard(write_consensus.agree, is_in_lockstep)
+        if action is StepAction.PUSH:
             self._guard(self._push, write_consensus, ahead)
-            return Turn.STEP
+            return StepAction.STEP
         if self._is_chief:
             self._catch_up()  # with the values before the step
-            return turn
+            return action
         for tracked in self._tracker:
             if tracked.shared_name in names:
                 tracked.hand_over(is_same=False)
-        if turn is Turn.STEP:
+        if action is StepAction.STEP:
             self._warn([t for t in ahead if t.shared_name not in names])
-        return turn
+        return action
 
     def _push(self, write_consensus: WriteConsensus, ahead: Sequence[TrackedVariable]) -> None:
         """On the chief, sends its values to all workers; sets those owned by workers that make no more steps itself."""
-        listing = Listing.of([t.kept for t in ahead], [0, *write_consensus.present])
+        listing = Listing.of([t.stored for t in ahead], [0, *write_consensus.present])
         write_consensus.give(listing.encode())
         self._broadcast.give(listing, lambda k: np.asarray(ahead[k].read()))
         absent = [worker for worker in range(1, self._broadcast.workers) if worker not in write_consensus.present]
-        self._pieces.set(ahead, _mark_current, [0, *absent])
+        self._variable_slices.set(ahead, _mark_current, [0, *absent])
         write_consensus.pushed([t.shared_name for t in ahead])
 
-    def after_step(self, turn: Turn, written: Iterable[TrackedVariable]) -> bool:
+    def after_step(self, action: StepAction, written: Iterable[TrackedVariable]) -> bool:
         """Returns True if the step must be repeated with the chief's values.
 
         Args:
-            turn: the result of `before_step`.
+            action: the result of `before_step`.
             written: the variables that the step has written.
         """
         if self._consensus is None:
             return False
-        if turn is Turn.VOID and self._is_chief:
+        if action is StepAction.VOID and self._is_chief:
             for tracked in written:
                 tracked.is_ahead = True
             return True

@@ -113,7 +113,7 @@ class VariableBroadcast:
 
     def _queue(self, worker: int, is_for_all: bool) -> tf.queue.FIFOQueue:
         """Returns the queue of a worker for messages to all workers, or the one for messages to it alone."""
-        name = f"autodist/{'values' if is_for_all else 'own_values'}/{worker}"
+        name = f"autodist/{'values' if is_for_all else 'early_values'}/{worker}"
         with tf.device(cpu_of(worker, self.workers)):
             return tf.queue.FIFOQueue(_CAPACITY, [tf.uint8, tf.int64], shared_name=name)
 

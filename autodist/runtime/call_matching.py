@@ -24,7 +24,7 @@ _END = 1 << 62
 """A place that no worker passes."""
 
 
-class Word(enum.StrEnum):
+class CallMessageKind(enum.StrEnum):
     """The meaning of a note."""
 
     CALLING = "calling"  # to the chief: this worker makes a call
@@ -49,18 +49,18 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Note:
+class CallMessage:
     """A message about calls from one worker to another.
 
     Attributes:
-        word: its meaning.
+        kind: its meaning.
         worker: the sender.
         place: number of collective calls that the sender had reached.
         call: the call.
         number: of the call, counted on the worker that makes it.
     """
 
-    word: Word
+    kind: CallMessageKind
     worker: int
     place: int
     call: Call | None = None
@@ -70,10 +70,10 @@ class Note:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, message: bytes) -> Note:
+    def decode(cls, message: bytes) -> CallMessage:
         content = json.loads(message)
         call = None if content["call"] is None else Call(**content["call"])
-        return cls(**{**content, "word": Word(content["word"]), "call": call})
+        return cls(**{**content, "kind": CallMessageKind(content["kind"]), "call": call})
 
 
 class CallMatching:
@@ -85,18 +85,18 @@ class CallMatching:
         send: sends a note to some workers.
     """
 
-    def __init__(self, worker: int, workers: int, send: Callable[[Sequence[int], Note], None]) -> None:
+    def __init__(self, worker: int, workers: int, send: Callable[[Sequence[int], CallMessage], None]) -> None:
         self._worker, self._others, self._send = worker, [w for w in range(workers) if w != worker], send
         self._changed = threading.Condition()
         self._place = 0
         self._number = 0
         self._queried_at: int | None = None
         self._decided: dict[int, bool] = {}
-        self._open: dict[int, Note] = {}
+        self._open: dict[int, CallMessage] = {}
         self._passed: dict[int, int] = {}
-        self._owed: list[tuple[int, Note]] = []
+        self._owed: list[tuple[int, CallMessage]] = []
 
-    def passes(self) -> bool:
+    def reach_collective(self) -> bool:
         """Marks that this worker reaches a collective call, for example a step; older calls of others cannot match.
 
         Returns:
@@ -116,7 +116,7 @@ class CallMatching:
         """Announces that this worker's script makes no more calls."""
         self._advance(_END)
         self.answer()
-        self._send(self._others if self._worker == 0 else [0], self._note(Word.PASSED))
+        self._send(self._others if self._worker == 0 else [0], self._note(CallMessageKind.PASSED))
 
     def are_made_together(self, call: Call, is_certain: bool = False) -> bool:
         """Returns True if all workers make this call; waits until that is decided.
@@ -131,51 +131,51 @@ class CallMatching:
     def have_all_left(self) -> bool:
         """On the chief, returns True if all others have made their last call; waits up to PATIENCE for silent ones."""
         with self._changed:
-            silent, query = self._silent(), self._note(Word.ASKED)
+            silent, query = self._silent(), self._note(CallMessageKind.ASKED)
         if silent:
             self._send(silent, query)
         with self._changed:
             self._changed.wait_for(lambda: not self._silent(), PATIENCE)
             return all(self._passed.get(worker) == _END for worker in self._others)
 
-    def receive(self, note: Note) -> None:
+    def receive(self, note: CallMessage) -> None:
         """Handles a note of another worker; runs in another thread than the script."""
         answer = None
         with self._changed:
-            match note.word:
-                case Word.CALLING if self._place <= note.place:
+            match note.kind:
+                case CallMessageKind.CALLING if self._place <= note.place:
                     self._open[note.worker] = note
-                case Word.CALLING:
-                    answer = self._note(Word.ALONE, number=note.number)
-                case Word.GIVES_UP if self._is_open(note):
+                case CallMessageKind.CALLING:
+                    answer = self._note(CallMessageKind.ALONE, number=note.number)
+                case CallMessageKind.GIVES_UP if self._is_open(note):
                     del self._open[note.worker]
-                    answer = self._note(Word.ALONE, number=note.number)
-                case Word.PASSED:
+                    answer = self._note(CallMessageKind.ALONE, number=note.number)
+                case CallMessageKind.PASSED:
                     self._passed[note.worker] = max(note.place, self._passed.get(note.worker, 0))
-                case Word.ASKED if self._place > note.place:
-                    answer = self._note(Word.PASSED)
-                case Word.ASKED:
+                case CallMessageKind.ASKED if self._place > note.place:
+                    answer = self._note(CallMessageKind.PASSED)
+                case CallMessageKind.ASKED:
                     self._queried_at = note.place
-                case Word.TOGETHER | Word.ALONE:
-                    self._decided[note.number] = note.word is Word.TOGETHER
+                case CallMessageKind.TOGETHER | CallMessageKind.ALONE:
+                    self._decided[note.number] = note.kind is CallMessageKind.TOGETHER
             self._changed.notify_all()
         if answer is not None:
             self._send([note.worker], answer)
 
-    def _note(self, word: Word, call: Call | None = None, number: int = 0) -> Note:
-        return Note(word, self._worker, self._place, call, number)
+    def _note(self, kind: CallMessageKind, call: Call | None = None, number: int = 0) -> CallMessage:
+        return CallMessage(kind, self._worker, self._place, call, number)
 
-    def _is_open(self, note: Note) -> bool:
+    def _is_open(self, note: CallMessage) -> bool:
         return note.worker in self._open and self._open[note.worker].number == note.number
 
     def _advance(self, place: int) -> None:
         with self._changed:
             self._place = place
             late = [self._open.pop(w) for w in sorted(self._open) if self._open[w].place < place]
-            self._owed += [(n.worker, self._note(Word.ALONE, number=n.number)) for n in late]
+            self._owed += [(n.worker, self._note(CallMessageKind.ALONE, number=n.number)) for n in late]
             if self._queried_at is not None and self._queried_at < place:
                 self._queried_at = None
-                self._owed.append((0, self._note(Word.PASSED)))
+                self._owed.append((0, self._note(CallMessageKind.PASSED)))
 
     # -- on the chief ----------------------------------------------------------------------------------------------
 
@@ -183,16 +183,16 @@ class CallMatching:
         with self._changed:
             self._changed.wait_for(lambda: not self._silent(), QUERY_AFTER)
             silent = self._silent()
-            query = self._note(Word.ASKED)
+            query = self._note(CallMessageKind.ASKED)
         if silent:
             self._send(silent, query)
         with self._changed:
             self._changed.wait_for(lambda: not self._silent(), patience)
-            own = self._note(Word.CALLING, call)
+            own = self._note(CallMessageKind.CALLING, call)
             callers = [w for w in self._others if w in self._open and _matches(self._open[w], own)]
             are_all = callers == self._others and all(self._open[w].call == call for w in callers)
-            word = Word.TOGETHER if are_all else Word.ALONE
-            answers = [(w, self._note(word, number=self._open.pop(w).number)) for w in callers]
+            kind = CallMessageKind.TOGETHER if are_all else CallMessageKind.ALONE
+            answers = [(w, self._note(kind, number=self._open.pop(w).number)) for w in callers]
         for to, note in answers:
             self._send([to], note)
         return are_all
@@ -205,8 +205,8 @@ class CallMatching:
     def _request(self, call: Call, patience: float | None) -> bool:
         with self._changed:
             self._number += 1
-            number, calling = self._number, self._note(Word.CALLING, call, self._number)
-            gives_up = self._note(Word.GIVES_UP, call, number)
+            number, calling = self._number, self._note(CallMessageKind.CALLING, call, self._number)
+            gives_up = self._note(CallMessageKind.GIVES_UP, call, number)
         self._send([0], calling)
         with self._changed:
             is_decided = self._changed.wait_for(lambda: self._is_clear(number), patience)
@@ -220,7 +220,7 @@ class CallMatching:
         return number in self._decided or 0 in self._passed
 
 
-def _matches(one: Note, other: Note) -> bool:
+def _matches(one: CallMessage, other: CallMessage) -> bool:
     """Returns True if two workers make the same call at the same place, possibly with different data."""
     calls = one.call is not None and other.call is not None and one.call.what == other.call.what
     return calls and one.place == other.place

@@ -30,7 +30,7 @@ class ControlMessage:
     """A message from one worker to another.
 
     Attributes:
-        subject: its meaning.
+        kind: its meaning.
         step: the step that it is about, counted from 1 as workers begin them.
         worker: the sender.
         names: of variables.
@@ -38,7 +38,7 @@ class ControlMessage:
         listing: of values.
     """
 
-    subject: ControlKind
+    kind: ControlKind
     step: int
     worker: int
     names: tuple[str, ...] = ()
@@ -51,4 +51,4 @@ class ControlMessage:
     @classmethod
     def decode(cls, message: bytes) -> ControlMessage:
         content = json.loads(message)
-        return cls(**{**content, "subject": ControlKind(content["subject"]), "names": tuple(content["names"])})
+        return cls(**{**content, "kind": ControlKind(content["kind"]), "names": tuple(content["names"])})

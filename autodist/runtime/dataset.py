@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist.batch.examples import Share, group_rows, length_of, require_rows_for_all, share_of, slice_rows
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.batch_sharding import Given, GlobalBatch, Reading, whole_of
+from autodist.reading.batch_sharding import GlobalBatch, ReadBatch, Reading, whole_of
 from autodist.reading.data_sets import begins_within
 from autodist.reading.element_sharding import reading_own
 from autodist.reading.file_sharding import sharding_changed
@@ -44,15 +44,15 @@ class DataPosition:
     first: str = ""
     draws: Draws | None = None
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the position as a JSON value."""
-        return {**vars(self), "draws": None if self.draws is None else self.draws.told()}
+        return {**vars(self), "draws": None if self.draws is None else self.draws.to_json()}
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> DataPosition:
-        """Returns the position from the result of `told`."""
-        draws = told.get("draws")
-        return cls(**{**told, "draws": None if draws is None else Draws.of(draws)})
+    def from_json(cls, content: Mapping[str, Any]) -> DataPosition:
+        """Returns the position from the result of `to_json`."""
+        draws = content.get("draws")
+        return cls(**{**content, "draws": None if draws is None else Draws.from_json(draws)})
 
 
 class DistributedDataset(tf.train.experimental.PythonState):
@@ -89,7 +89,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._on_first: Callable[[Any], None] | None = on_first
         self._files = None
         if reading is not None and reading.files is not None:
-            self._files = reading.files.deal(dataset)
+            self._files = reading.files.shard(dataset)
         self._own_source = None if reading is None else self._files or reading_own(dataset, reading)
         self.on_request: Callable[[], None] | None = None
         self.place = DataPosition(seed=seed_for_all())
@@ -139,19 +139,19 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def serialize(self) -> str:
         """Returns the position, for a checkpoint."""
-        return json.dumps(self.place.told())
+        return json.dumps(self.place.to_json())
 
     def deserialize(self, string_value: str | bytes) -> None:
         """Continues, in the next iteration, at a saved position."""
-        self.resume(DataPosition.of(json.loads(string_value)))
+        self.resume(DataPosition.from_json(json.loads(string_value)))
 
     def place_in_loop(self) -> Callable[[], Any]:
         """Returns a function that returns the current position as a JSON value."""
-        return self.place.told
+        return self.place.to_json
 
     def resume_in_loop(self, place: Any) -> None:
         """Continues at a saved position; an iteration whose batches were all taken is over, and the next one begins."""
-        self.resume(DataPosition.of(place), is_loop_over=True)
+        self.resume(DataPosition.from_json(place), is_loop_over=True)
 
     def resume(self, place: DataPosition, is_loop_over: bool = False) -> None:
         """Continues, in the next iteration, at a position.
@@ -173,7 +173,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         if self.on_request is not None:
             self.on_request()
 
-    def _begin(self) -> Iterator[Given]:
+    def _begin(self) -> Iterator[ReadBatch]:
         """Starts an iteration over the data set; the first one after `resume` starts at the saved position."""
         place, self._resumed = self._resumed, None
         if place is None:
@@ -195,7 +195,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self.place = replace(self.place, taken=place.taken, first=place.first)
         return self._rest_or_next(batches) if self._is_loop_over and place.taken else batches
 
-    def _begin_again(self, place: DataPosition) -> Iterator[Given]:
+    def _begin_again(self, place: DataPosition) -> Iterator[ReadBatch]:
         """Restarts the saved iteration after those before it, because a shuffle draws a new order for each iteration.
 
         A shuffle inside another one draws when it is first read, and a repeated one once per repetition.
@@ -214,7 +214,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         if is_read:
             deque(batches, maxlen=0)
 
-    def _rest_or_next(self, batches: Iterator[Given]) -> Iterator[Given]:
+    def _rest_or_next(self, batches: Iterator[ReadBatch]) -> Iterator[ReadBatch]:
         """Returns the rest of an iteration, or the next one if it is over."""
         first = next(batches, None)
         if first is not None:
@@ -222,12 +222,12 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self.place = DataPosition(self.place.ended + 1, seed=self.place.seed, draws=Draws.now())
         return self._read()
 
-    def _read(self) -> Iterator[Given]:
+    def _read(self) -> Iterator[ReadBatch]:
         batches = _with_whole_batches(iter(self._source))
         # For file sharding, errors of one worker are already raised on all workers.
         return batches if self._own_source is None or self._files is not None else self._reporting_errors(batches)
 
-    def _reporting_errors(self, batches: Iterator[Given]) -> Iterator[Given]:
+    def _reporting_errors(self, batches: Iterator[ReadBatch]) -> Iterator[ReadBatch]:
         try:
             yield from batches
         except Exception as error:
@@ -247,7 +247,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         share = "" if whole is None and self._files is None else f"{self._worker} of {self._replicas}"
         return f"{share}:{_digest(batch)}"
 
-    def _is_other(self, first: str, given: Given | None) -> bool:
+    def _is_other(self, first: str, given: ReadBatch | None) -> bool:
         """Returns True if an iteration is known to begin with another batch than the one with this digest."""
         if not first or given is None:
             return bool(first)
@@ -257,7 +257,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
             return True
         return first != now and then == share
 
-    def _is_other_anywhere(self, first: str, given: Given | None) -> bool:
+    def _is_other_anywhere(self, first: str, given: ReadBatch | None) -> bool:
         """Like `_is_other`; with file sharding, returns True on all workers if it is True on one."""
         is_other = self._is_other(first, given)
         return is_other if self._files is None else self._files.holds_anywhere(is_other)
@@ -287,7 +287,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return value if length is None else slice_rows(value, share_of(length, self._replicas, self._worker))
 
 
-def _with_whole_batches(batches: Iterator[Any]) -> Iterator[Given]:
+def _with_whole_batches(batches: Iterator[Any]) -> Iterator[ReadBatch]:
     for batch in batches:
         yield batch, whole_of(batches)
 

@@ -37,11 +37,11 @@ class Draws:
         return cls({name: read() for name, (read, _) in _GENERATORS.items()})
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
-        """Returns the states from the result of `told`."""
-        return cls({whose: _from_json(state) for whose, state in told.items()})
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Returns the states from the result of `to_json`."""
+        return cls({whose: _from_json(state) for whose, state in content.items()})
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the exact states as a JSON value."""
         return {name: _as_json(state) for name, state in self.states.items()}
 
@@ -61,7 +61,7 @@ class Draws:
 
     def unmoved(self) -> list[str]:
         """Returns the names of the generators that have drawn nothing since."""
-        now, then = Draws.now().told(), self.told()
+        now, then = Draws.now().to_json(), self.to_json()
         return [whose for whose in then if json.dumps(now[whose]) == json.dumps(then[whose])]
 
 
@@ -73,9 +73,9 @@ def draw_from(content: str) -> None:
     has drawn meanwhile.
 
     Args:
-        content: the chief's `Draws.told`, as JSON.
+        content: the chief's `Draws.to_json`, as JSON.
     """
-    fault = Draws.of(json.loads(content)).resume()
+    fault = Draws.from_json(json.loads(content)).resume()
     if fault:
         log.warning("the chief's random numbers cannot be drawn here: %s. Seed it on every worker.", fault)
 

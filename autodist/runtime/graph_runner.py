@@ -207,17 +207,17 @@ class GraphRunners:
         self._lock = threading.Lock()
         self._initialized: set[str] = set()
         self._steps = 0
-        self.beside = GraphRunner(target, _without_optimization(config) if target else config)
+        self.control = GraphRunner(target, _without_optimization(config) if target else config)
         """Runs small graphs: control messages, and transfers of variable values."""
-        self._opened = [self.beside]
-        self.memories = PersistentBuffers()
+        self._opened = [self.control]
+        self.persistent_buffers = PersistentBuffers()
         """Persistent buffers of the kernels on this worker."""
 
     def add(self, graph_def: tf.compat.v1.GraphDef) -> tuple[GraphRunner, str]:
         """Imports a step; returns its graph runner, and the prefix of its node names there."""
         with self._lock:
             self._steps += 1
-            graph_runner = self.beside
+            graph_runner = self.control
             if self._target:
                 graph_runner = GraphRunner(self._target, self._config)
                 self._opened.append(graph_runner)
@@ -232,7 +232,7 @@ class GraphRunners:
             first = [graph_runner.graph.get_operation_by_name(name) for name in new.values()]
             graph_runner.session.run(first)
             self._initialized.update(new)
-            self.memories.begin(graph_runner.session, first)
+            self.persistent_buffers.begin(graph_runner.session, first)
 
     def close(self) -> None:
         """Closes the sessions. May be called twice."""

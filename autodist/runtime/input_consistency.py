@@ -32,7 +32,7 @@ _SEED = (
 )
 
 
-class Meant(enum.StrEnum):
+class FeedRole(enum.StrEnum):
     """The role of an array."""
 
     GLOBAL = "global"  # the global batch; each worker keeps its share
@@ -46,12 +46,12 @@ class FedInput:
 
     Attributes:
         name: the script's name for it.
-        meant: its role.
+        role: its role.
         digest: of its shape and values; "" if it has no values.
     """
 
     name: str
-    meant: Meant
+    role: FeedRole
     digest: str
 
 
@@ -75,7 +75,7 @@ class FirstBatch:
     @classmethod
     def decode(cls, message: bytes) -> FirstBatch:
         content = json.loads(message)
-        fed = tuple(FedInput(f["name"], Meant(f["meant"]), f["digest"]) for f in content["fed"])
+        fed = tuple(FedInput(f["name"], FeedRole(f["role"]), f["digest"]) for f in content["fed"])
         return cls(content["worker"], content["step"], fed)
 
 
@@ -105,14 +105,14 @@ def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str,
         names: of all workers, by index.
     """
     faults = {}
-    if what := _differing(batches, Meant.GLOBAL, names):
+    if what := _differing(batches, FeedRole.GLOBAL, names):
         faults["global"] = (
             f"the workers feed different data, but all must feed the same global batch: {what}. Each worker "
             f"trains on its share of its own data, so some examples are missed and others used twice. {_SEED}; read "
             "files in one order (sorted). If each worker is to feed its own examples, set batch='per_worker' (in the "
             "YAML, batch: per_worker)."
         )
-    if what := _differing(batches, Meant.WHOLE, names):
+    if what := _differing(batches, FeedRole.WHOLE, names):
         faults["whole"] = (
             f"the workers pass different values, but all must pass the same, since each replica gets them whole: "
             f"{what}. Each replica computes with its worker's value. Pass the same value on every worker."
@@ -127,12 +127,12 @@ def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str,
     return faults
 
 
-def _differing(batches: Sequence[FirstBatch], meant: Meant, names: Sequence[str]) -> str:
+def _differing(batches: Sequence[FirstBatch], role: FeedRole, names: Sequence[str]) -> str:
     """Describes the arrays that differ from the first worker's, with their workers; "" if none differs."""
     first, *others = batches
     where: dict[str, list[str]] = defaultdict(list)
     for at, fed in enumerate(first.fed):
-        if fed.meant == meant:
+        if fed.role == role:
             where[fed.name] += [names[b.worker] for b in others if b.fed[at : at + 1] != (fed,)]
     parts = [f"{name} of {_and(dict.fromkeys(workers))}" for name, workers in where.items() if workers]
     return f"{', '.join(parts)} differs from that of {names[first.worker]}" if parts else ""
@@ -141,7 +141,7 @@ def _differing(batches: Sequence[FirstBatch], meant: Meant, names: Sequence[str]
 def _equal(batches: Sequence[FirstBatch], names: Sequence[str]) -> str:
     by_content: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for batch in batches:
-        own = tuple(f.digest for f in batch.fed if f.meant == Meant.OWN)
+        own = tuple(f.digest for f in batch.fed if f.role == FeedRole.OWN)
         if any(own):
             by_content[own].append(names[batch.worker])
     return "; ".join(_and(workers) for workers in by_content.values() if len(workers) > 1)
@@ -181,7 +181,7 @@ class InputConsistencyCheck:
         self._count: Counter[str] = Counter()
         self._reported: set[str] = set()
 
-    def tell(self, kind: str, fed: Iterable[tuple[str, Any, Meant]]) -> None:
+    def record(self, kind: str, fed: Iterable[tuple[str, Any, FeedRole]]) -> None:
         """Records the feeds of a step that this worker has not run yet.
 
         Args:
@@ -192,7 +192,7 @@ class InputConsistencyCheck:
             return
         self._count[kind] += 1
         step = f"{kind} {self._count[kind]}"
-        first = FirstBatch(self._worker, step, tuple(FedInput(name, meant, digest_of(a)) for name, a, meant in fed))
+        first = FirstBatch(self._worker, step, tuple(FedInput(name, role, digest_of(a)) for name, a, role in fed))
         if self._worker == 0:
             self._open[step][0] = first
         else:
@@ -201,7 +201,9 @@ class InputConsistencyCheck:
     def record_data_set(self, batch: Any) -> None:
         """Records the first global batch of a data set; this worker uses its share of it."""
         arrays = tf.nest.flatten(batch, expand_composites=True)
-        self.tell("data set", [(f"array {k} of the data set", array, Meant.GLOBAL) for k, array in enumerate(arrays)])
+        self.record(
+            "data set", [(f"array {k} of the data set", array, FeedRole.GLOBAL) for k, array in enumerate(arrays)]
+        )
 
     def send(self) -> None:
         """Before a step, sends the chief the recorded feeds that were not sent yet."""
@@ -210,7 +212,7 @@ class InputConsistencyCheck:
             while self._unsent:
                 self._guard(messages.post, self._unsent.pop(0))
 
-    def look(self) -> None:
+    def report_faults(self) -> None:
         """On the chief, after a step, logs a warning for each fault, once."""
         if not self._open:
             return

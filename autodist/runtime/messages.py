@@ -42,7 +42,7 @@ class Messages:
         with tf.device(cpu_of(worker, self._workers)):
             return tf.queue.FIFOQueue(capacity, dtype, [[]], shared_name=f"autodist/{name}")
 
-    def exchange(self, content: bytes | None = None) -> bytes:
+    def broadcast(self, content: bytes | None = None) -> bytes:
         """On the chief, sends `content` to all others; on another worker, waits for the next message and returns it."""
         if self._receive is not None:
             return bytes(self._graph_runner.session.run(self._receive))
@@ -80,7 +80,7 @@ class Messages:
         """On the chief, waits for the final messages of all others and returns them, in any order."""
         return [bytes(words) for words in self._graph_runner.session.run(self._take_left)] if self._workers > 1 else []
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """On the chief, waits until all others have called it, and so have finished their last step."""
         if self._workers > 1:
             self._graph_runner.session.run(self._await_ready if self._is_chief else self._send_ready)

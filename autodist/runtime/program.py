@@ -38,7 +38,7 @@ class Program:
         updates: runs background updates that a step leaves for later.
 
     Attributes:
-        land: waits until all updates of this worker's steps have been applied; None: the steps wait for them.
+        flush: waits until all updates of this worker's steps have been applied; None: the steps wait for them.
     """
 
     def __init__(self, graph_runners: GraphRunners, step: Step, inputs: Sequence[str], updates: Updates) -> None:
@@ -70,7 +70,7 @@ class Program:
         self._even = step.replication.even_parts if step.replication else None
         self._is_global = step.is_global
         self._update = _callable_of(graph_runner, prefix, step.served)
-        self.land = _callable_of(graph_runner, prefix, step.flush_targets)
+        self.flush = _callable_of(graph_runner, prefix, step.flush_targets)
 
     def run(
         self,
@@ -106,7 +106,7 @@ class Program:
     @functools.cached_property
     def can_repeat(self) -> bool:
         """True if `repeat` may be called: several steps in one call have the same result as separate calls."""
-        runs_alone = self._update is None and self.land is None and self._trace is None and bool(self._parts.batch)
+        runs_alone = self._update is None and self.flush is None and self._trace is None and bool(self._parts.batch)
         return runs_alone and can_repeat(self._graph_runner.graph.as_graph_def())
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:

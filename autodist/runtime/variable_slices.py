@@ -33,14 +33,14 @@ class HasSize(Protocol):
 T = TypeVar("T", bound=HasSize)
 
 
-class HasKept(HasSize, Protocol):
+class HasStored(HasSize, Protocol):
     """A variable of the session."""
 
     @property
-    def kept(self) -> StoredVariable: ...
+    def stored(self) -> StoredVariable: ...
 
 
-class HasValue(HasKept, Protocol):
+class HasValue(HasStored, Protocol):
     """A value for a variable of the session."""
 
     def read(self) -> Any: ...
@@ -82,10 +82,10 @@ class VariableSlices:
         self._reads: dict[_Key, tf.Tensor] = {}
         self._writes: dict[tuple[_Key, tuple[int, ...]], _Writes] = {}
 
-    def prepare(self, values: Iterable[HasKept], workers: Collection[int] | None = None) -> None:
+    def prepare(self, values: Iterable[HasStored], workers: Collection[int] | None = None) -> None:
         """Adds all nodes that `set` of these values needs at once: TensorFlow prepares a grown graph again."""
         for value in values:
-            self._write(value.kept, self._all(workers))
+            self._write(value.stored, self._all(workers))
 
     def set(
         self,
@@ -102,7 +102,7 @@ class VariableSlices:
         """
         self.prepare(values, workers)
         for some in in_groups(values):
-            writes = [self._write(value.kept, self._all(workers)) for value in some]
+            writes = [self._write(value.stored, self._all(workers)) for value in some]
             arrays = {
                 placeholder: np.asarray(v.read()) for v, (placeholder, ops) in zip(some, writes, strict=True) if ops
             }
@@ -164,8 +164,8 @@ class VariableSlices:
     def _read(self, tracked: TrackedVariable) -> tf.Tensor:
         key = (tracked.shared_name, tracked.placement)
         if key not in self._reads:
-            parts = [read for _, _, read in self.shards(tracked.kept)]
-            with self._graph_runner.graph.as_default(), self.on(tracked.kept, self._worker):
+            parts = [read for _, _, read in self.shards(tracked.stored)]
+            with self._graph_runner.graph.as_default(), self.on(tracked.stored, self._worker):
                 self._reads[key] = _join(parts, tracked.placement)
         return self._reads[key]
 

@@ -74,7 +74,7 @@ class TrackedVariable:
         return self.is_behind or (self.is_asynchronous and not self.is_ahead)
 
     @property
-    def kept(self) -> StoredVariable:
+    def stored(self) -> StoredVariable:
         """The variable as the session stores it."""
         shape = tuple(self.source.shape.as_list())
         return StoredVariable(self.shared_name, self.source.dtype.base_dtype, shape, self.placement)
@@ -82,7 +82,7 @@ class TrackedVariable:
     @property
     def shards(self) -> tuple[Shard, ...]:
         """The shards in which the session stores it."""
-        return self.kept.shards
+        return self.stored.shards
 
     @property
     def byte_size(self) -> int:

@@ -23,7 +23,7 @@ _NEVER = 1 << 62
 """A step number that no worker reaches."""
 
 
-class Turn(enum.Enum):
+class StepAction(enum.Enum):
     """The action of a worker for the next step."""
 
     STEP = "step"
@@ -85,7 +85,7 @@ class WriteConsensus:
         """On the chief, True if other workers wait for values that will not come."""
         return bool(self._waiting)
 
-    def agree(self, is_in_lockstep: bool) -> tuple[Turn, frozenset[str]]:
+    def agree(self, is_in_lockstep: bool) -> tuple[StepAction, frozenset[str]]:
         """Waits, before a step that cannot begin at once, until the workers agree on the next action.
 
         Args:
@@ -136,7 +136,7 @@ class WriteConsensus:
         """Handles a message of another worker; runs in another thread than the step."""
         answer = None
         with self._changed:
-            match message.subject:
+            match message.kind:
                 case ControlKind.ASKED:
                     answer = self._answer(message.step)
                 case ControlKind.VOID if self._step < message.step or self._is_within_step(message.step):
@@ -159,7 +159,7 @@ class WriteConsensus:
             again = self._again
         if answer is not None:
             self._send([0], ControlMessage(answer, message.step, self._worker, again=again))
-        if message.subject == ControlKind.WAITING:
+        if message.kind == ControlKind.WAITING:
             self.answer_waiting()
 
     def _is_within_step(self, step: int) -> bool:
@@ -189,7 +189,7 @@ class WriteConsensus:
 
     # -- on the chief ----------------------------------------------------------------------------------------------
 
-    def _gather(self, is_in_lockstep: bool) -> Turn:
+    def _gather(self, is_in_lockstep: bool) -> StepAction:
         step = self._step + 1
         with self._changed:
             self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY), PATIENCE)
@@ -204,7 +204,7 @@ class WriteConsensus:
                 self.present = [other for other in self._others if other not in self._left]
                 self._answers.clear()
                 self._again = False
-                return Turn.PUSH
+                return StepAction.PUSH
         self._require_within(step)
         self._send(self._others, ControlMessage(ControlKind.VOID, step, 0))
         with self._changed:
@@ -213,7 +213,7 @@ class WriteConsensus:
         with self._changed:
             self._answers.clear()
             self._again = True
-        return Turn.VOID
+        return StepAction.VOID
 
     def _require_within(self, step: int) -> None:
         beyond = self._answered(step, ControlKind.BEYOND)
@@ -224,8 +224,8 @@ class WriteConsensus:
             )
 
     def _answered(self, step: int, *kinds: ControlKind) -> list[int]:
-        answers = {w: one for w, one in self._answers.items() if one.step == step and one.subject in kinds}
-        return [w for w, one in answers.items() if one.subject != ControlKind.READY or one.again == self._again]
+        answers = {w: one for w, one in self._answers.items() if one.step == step and one.kind in kinds}
+        return [w for w, one in answers.items() if one.kind != ControlKind.READY or one.again == self._again]
 
     def _missing(self, step: int, *kinds: ControlKind) -> list[int]:
         answered = self._answered(step, *kinds)
@@ -233,7 +233,7 @@ class WriteConsensus:
 
     # -- on the others ---------------------------------------------------------------------------------------------
 
-    def _wait_for_chief(self) -> tuple[Turn, frozenset[str]]:
+    def _wait_for_chief(self) -> tuple[StepAction, frozenset[str]]:
         with self._changed:
             step = self._step + 1 if self._wanted is None else self._wanted
             self._is_ready = True
@@ -251,7 +251,7 @@ class WriteConsensus:
             names = frozenset(name for message in self._pushed for name in message.names)
             self._pushed.clear()
             self._begin()
-            return (Turn.STEP if self._void is None else Turn.VOID), names
+            return (StepAction.STEP if self._void is None else StepAction.VOID), names
 
     def _has_values(self, step: int) -> bool:
         """Returns True if values follow, once the next action is known."""

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from autodist.batch.axis import axis_within
 from autodist.batch.examples import count_examples, require_examples, rows_of, share_of
-from autodist.capture.batch_requirements import Dealt, require_any_length
+from autodist.batch.gathered import GatheredFeeds, GatheredInput
+from autodist.capture.batch_requirements import BatchDivision, require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
 from autodist.capture.whole_in_graphs import warn_replica_statistics
@@ -22,8 +23,7 @@ from autodist.graph.step import Step
 from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
-from autodist.runs.gathered_batches import GatheredFeeds, GatheredInput
-from autodist.runtime.input_consistency import Meant
+from autodist.runtime.input_consistency import FeedRole
 
 _PASSING = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS) | {"NoOp"}
 
@@ -93,7 +93,7 @@ class SessionFeeds:
         gradients = [t for g in whole.gradients for t in g.tensors]
         step = captured.step(gradients, [], {t.name: axis for t, axis in split.items()})
         if shares > 1 and len(lengths) == 1:
-            require_any_length(step, Dealt(lengths.pop(), shares, replicas))
+            require_any_length(step, BatchDivision(lengths.pop(), shares, replicas))
         if self.spec.splits_batches:
             seeds = {whole.gradient_calls[g.call].seed for g in whole.gradients}
             warn_replica_statistics(step, captured.graph, seeds)
@@ -128,18 +128,18 @@ class SessionFeeds:
         self,
         arrays: Arrays,
         axes: Sequence[int | None],
-        bring_together: Callable[[Sequence[GatheredInput]], GatheredFeeds],
+        gather_feeds: Callable[[Sequence[GatheredInput]], GatheredFeeds],
     ) -> tuple[Arrays, GatheredFeeds]:
         """Returns this worker's feeds after the parts of all workers were gathered.
 
         Args:
             arrays: feeds before that.
             axes: batch axis of each.
-            bring_together: gathers the parts on the chief; a collective call.
+            gather_feeds: gathers the parts on the chief; a collective call.
         """
         named = sorted(zip(arrays, axes, strict=True), key=lambda one: one[0].name)
         parts = [(t, axis) for t, axis in named if axis is not None and not self.is_global_batch(t)]
-        fed = bring_together([GatheredInput(t.name, arrays[t], axis) for t, axis in parts])
+        fed = gather_feeds([GatheredInput(t.name, arrays[t], axis) for t, axis in parts])
         return {**arrays, **dict(zip((t for t, _ in parts), fed.values, strict=True))}, fed
 
     def fixed_rows(self, arrays: Arrays, axes: Sequence[int | None]) -> int | None:
@@ -148,21 +148,21 @@ class SessionFeeds:
         lengths = [t.shape[axis] for t, axis in split if t.shape[axis] is not None and not self.is_global_batch(t)]
         return lengths[0] if lengths else None
 
-    def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
+    def division(self, arrays: Arrays, axes: Sequence[int | None]) -> BatchDivision:
         """Returns the division of the examples of a run."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
         replicas = len(self.spec.replicas)
         if self.are_gathered(arrays, axes):  # each worker feeds about as many
-            return Dealt(examples_of(arrays, axes) * len(self.spec.workers), replicas, replicas)
-        return Dealt(examples_of(arrays, axes), self._shares(split, self._replicas), replicas)
+            return BatchDivision(examples_of(arrays, axes) * len(self.spec.workers), replicas, replicas)
+        return BatchDivision(examples_of(arrays, axes), self._shares(split, self._replicas), replicas)
 
-    def own_part(self, arrays: Arrays, axes: Sequence[int | None], is_alone: bool = False) -> list[np.ndarray]:
+    def own_part(self, arrays: Arrays, axes: Sequence[int | None], is_local: bool = False) -> list[np.ndarray]:
         """Returns this worker's rows of global batches, and its own feeds unchanged.
 
         Args:
             arrays: feeds and iterator elements.
             axes: batch axis of each.
-            is_alone: True if no other worker takes part in the run: each then computes global batches whole.
+            is_local: True if no other worker takes part in the run: each then computes global batches whole.
 
         Raises:
             UnevenBatchError: two arrays have different numbers of examples, or there are none.
@@ -170,7 +170,7 @@ class SessionFeeds:
         if len(self.spec.workers) == 1:
             return list(arrays.values())
         split = dict(zip(arrays, axes, strict=True))
-        if is_alone and all(axis is None or self.is_global_batch(t) for t, axis in split.items()):
+        if is_local and all(axis is None or self.is_global_batch(t) for t, axis in split.items()):
             return list(arrays.values())
         cut = {t: axis for t, axis in split.items() if axis is not None and self.is_global_batch(t)}
         examples = count_examples([(t.name, arrays[t], axis) for t, axis in cut.items()])
@@ -178,10 +178,10 @@ class SessionFeeds:
         share = share_of(examples, self.spec.replica_workers, self.worker)
         return [rows_of(a, cut[t], share) if t in cut else a for t, a in arrays.items()]
 
-    def meanings(self, arrays: Arrays, axes: Sequence[int | None]) -> list[Meant]:
+    def roles(self, arrays: Arrays, axes: Sequence[int | None]) -> list[FeedRole]:
         """Returns the role of each array."""
-        split = [Meant.GLOBAL if self.is_global_batch(t) else Meant.OWN for t in arrays]
-        return [Meant.WHOLE if axis is None else meant for meant, axis in zip(split, axes, strict=True)]
+        split = [FeedRole.GLOBAL if self.is_global_batch(t) else FeedRole.OWN for t in arrays]
+        return [FeedRole.WHOLE if axis is None else role for role, axis in zip(split, axes, strict=True)]
 
     def whole_by_shape(self, arrays: Arrays, axes: Sequence[int | None]) -> list[tf.Tensor]:
         """Returns the tensors that every replica gets whole because of their fixed shape, not by `batch_axis`."""

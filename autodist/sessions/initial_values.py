@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from autodist.capture.graph_mode import CapturedGraph, initializers_of
+from autodist.checkpoint.slices import read_into_session
 from autodist.graph.control_flow import find_maybe_dead
+from autodist.graph.devices import cpu_of
 from autodist.graph.editor import NodeDef
 from autodist.graph.index import GraphIndex
 from autodist.graph.ops import Trait
@@ -16,6 +18,7 @@ from autodist.graph.walks import reach
 from autodist.kernels import KERNELS, SETTING_KERNELS, Kernel
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
+from autodist.runtime.variables import StoredVariable
 
 log = logging.getLogger("autodist")
 
@@ -71,7 +74,7 @@ class InitialValues:
         if not unset:
             return
         self.settled |= unset
-        self._run.coordination.meet()
+        self._run.coordination.barrier()
         if self._run.index == 0:
             self._give(unset)
         self._run.coordination.wait_for_chief()
@@ -113,3 +116,25 @@ def _read_before_assigned(graph_index: GraphIndex) -> set[str]:
 def _format_names(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def resume(run: Run, variables: Mapping[str, StoredVariable]) -> None:
+    """Restores a session's variables from the checkpoint that the run resumes from, before the first training run.
+
+    All workers call it; each reads the slices of variables that it holds.
+
+    Args:
+        run: the run.
+        variables: all of the session's, by name.
+    """
+    restored = run.observer.on_session(variables)
+    if not run.resumed:
+        return
+    run.coordination.barrier()
+    if run.index == 0:
+        workers = run.workers
+        run.guard(
+            read_into_session, run.graph_runners.control, run.variable_slices, lambda worker: cpu_of(worker, workers),
+            run.resumed["prefix"], restored.items(),
+        )  # fmt: skip
+    run.coordination.wait_for_chief()

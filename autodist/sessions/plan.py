@@ -81,7 +81,7 @@ class SessionPlan:
         """Returns a run of the graph, with the placements of its variables."""
         return place_variables(step, self._placements)
 
-    def kept(self, variable: Variable) -> StoredVariable:
+    def stored(self, variable: Variable) -> StoredVariable:
         """Returns one of its variables as the session stores it."""
         placement = self._placements.get(variable.name, Placement())
         return StoredVariable(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)

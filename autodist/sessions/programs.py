@@ -37,9 +37,9 @@ class Prepared:
         axes: batch axis of each feed.
         sets: True if it only sets variables.
         trains: True if it applies gradients.
-        looks: True if it has no gradients and no batch: it only reads or saves trained values.
+        is_read_only: True if it has no gradients and no batch: it only reads or saves trained values.
         is_global: True if every worker feeds the same batch.
-        is_alone: True if no other worker takes part, since it trains nothing and writes nothing.
+        is_local: True if no other worker takes part, since it trains nothing and writes nothing.
         gives_rows: returns True if each fetch has a row for each example, or does not depend on the examples.
         updates: tensors fed in place of gradients, with the variable of each.
         fetches: outputs that are combined over all workers if all of them make this run.
@@ -51,9 +51,9 @@ class Prepared:
     axes: Sequence[int | None]
     sets: bool
     trains: bool
-    looks: bool
+    is_read_only: bool
     is_global: bool
-    is_alone: bool
+    is_local: bool
     has_rows: Callable[[], bool]
     updates: Mapping[tf.Tensor, str]
     fetches: Fetches
@@ -95,18 +95,18 @@ class SessionPrograms:
         capture = functools.partial(self._captured.step, outputs, targets, ranks=ranks)
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
         step = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
-        if disagree(arrays, axes) and _is_alone(step):  # each replica computes the whole, as one device does
+        if disagree(arrays, axes) and _is_local(step):  # each replica computes the whole, as one device does
             axes = [None] * len(axes)
             step = self._plan.placed(capture(dict.fromkeys((t.name for t in arrays), None)))
         require_no_queue(step, len(self._run.spec.replicas))
         are_gathered = self._feeds.are_gathered(arrays, axes)
         is_global = are_gathered or self._feeds.are_global(arrays, axes)
         step = replace(step, is_global=is_global, rows=self._feeds.fixed_rows(arrays, axes))
-        dealt = self._feeds.dealt(arrays, axes)
-        require_no_rows_by_position(step, dealt)
-        require_any_length(step, dealt)
+        division = self._feeds.division(arrays, axes)
+        require_no_rows_by_position(step, division)
+        require_any_length(step, division)
         if step.gradients:
-            warn_empty_micro_batches(dealt.examples, self._run.spec.micro_batches)
+            warn_empty_micro_batches(division.examples, self._run.spec.micro_batches)
         updates = {} if step.gradients else find_fed_updates(step)
         if updates:
             self._run.on_training()
@@ -115,26 +115,26 @@ class SessionPrograms:
         kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if is_local else KERNELS
         if kernels is KERNELS and len(self._run.spec.replicas) > 1:
             require_unchanged(step.graph_def, "a run that takes a batch")
-        looks = not step.gradients and all(axis is None for axis in axes)
-        is_alone = _is_alone(step)
+        is_read_only = not step.gradients and all(axis is None for axis in axes)
+        is_local = _is_local(step)
         if outputs or targets:
             self._initial_values.give_before(step, sets)
         if sets:
             self._initial_values.note_set(step)
         is_staged = bool(self._plan.strategy.pipeline.stages)
-        is_common = self._run.workers > 1 and kernels is KERNELS and (is_staged or not is_alone)
+        is_common = self._run.workers > 1 and kernels is KERNELS and (is_staged or not is_local)
         fetches = Fetches.of(step, self._plan.strategy) if is_common and step.outputs else Fetches()
         programs = RunPrograms(functools.partial(self._plan.program, step, kernels)) if outputs or targets else None
         if programs is not None and not fetches.shared:
             programs.of(Fetching.BY_EACH)  # now, so that an error comes before this worker's part of the run
         return Prepared(
-            programs, axes, sets, bool(step.gradients), looks, step.is_global, is_alone,
+            programs, axes, sets, bool(step.gradients), is_read_only, step.is_global, is_local,
             functools.partial(_gives_rows, step), {t: updates[t.name].name for t in arrays if t.name in updates},
-            fetches, are_gathered and (not is_alone or bool(fetches.shared)), functools.partial(row_axes, step),
+            fetches, are_gathered and (not is_local or bool(fetches.shared)), functools.partial(row_axes, step),
         )  # fmt: skip
 
 
-def _is_alone(step: Step) -> bool:
+def _is_local(step: Step) -> bool:
     """Returns True if no other worker takes part in a run, since it trains nothing and writes nothing."""
     return not step.gradients and not written_handles(step)
 

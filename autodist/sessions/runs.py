@@ -78,9 +78,9 @@ class SessionRuns:
             permuted = self._run.recorder.in_order(list(arrays.values()), prepared.axes)
             arrays = dict(zip(arrays, permuted, strict=True))
         batch, fed = arrays, None
-        if prepared.is_gathered and (is_together or not prepared.is_alone):
-            batch, fed = self._feeds.gathered(arrays, prepared.axes, self._run.coordination.bring_together)
-        own = dict(zip(batch, self._feeds.own_part(batch, prepared.axes, prepared.is_alone), strict=True))
+        if prepared.is_gathered and (is_together or not prepared.is_local):
+            batch, fed = self._feeds.gathered(arrays, prepared.axes, self._run.coordination.gather_feeds)
+        own = dict(zip(batch, self._feeds.own_part(batch, prepared.axes, prepared.is_local), strict=True))
         whole = examples_of(batch, prepared.axes) if prepared.is_global else 0
         all_examples = whole if fed is None else fed.all_examples
         outputs = self._values_of(prepared, program, own, all_examples, options, metadata)
@@ -93,15 +93,15 @@ class SessionRuns:
         only_chief_counts = self._run.spec.gathers_batches and not self._feeds.are_gathered(arrays, axes)
         if not self._has_reported and not only_chief_counts:
             self._has_reported = True
-            meanings = self._feeds.meanings(arrays, axes)
-            fed = [(t.name, a, meant) for (t, a), meant in zip(arrays.items(), meanings, strict=True)]
-            self._run.input_consistency.tell("session", sorted(fed, key=lambda one: one[0]))
+            roles = self._feeds.roles(arrays, axes)
+            fed = [(t.name, a, role) for (t, a), role in zip(arrays.items(), roles, strict=True)]
+            self._run.input_consistency.record("session", sorted(fed, key=lambda one: one[0]))
             self._run.input_consistency.send()
 
     def _is_together(self, prepared: Prepared, request: Request) -> bool:
         """Returns True if all workers make this run; they agree on it only if that makes a difference."""
         coordination = self._run.coordination
-        return bool(prepared.fetches.shared) and coordination.all_make(lambda: ("session", request.digest), True)
+        return bool(prepared.fetches.shared) and coordination.is_made_by_all(lambda: ("session", request.digest), True)
 
     def _program_of(self, prepared: Prepared, is_together: bool) -> Program | None:
         """Returns the program of a run; None if there is nothing to run.
@@ -137,22 +137,22 @@ class SessionRuns:
         if program is None:
             return []
         examples = examples_of(own, prepared.axes)
-        is_one_workers = (prepared.is_alone and not prepared.is_gathered) or self._run.workers == 1
+        is_one_workers = (prepared.is_local and not prepared.is_gathered) or self._run.workers == 1
         if is_one_workers and any(axis is not None for axis in prepared.axes):
-            require_examples(examples > 0 or (prepared.is_alone and prepared.has_rows()))
+            require_examples(examples > 0 or (prepared.is_local and prepared.has_rows()))
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), prepared.axes, strict=True)
         ]
         program.require_fits(examples, all_examples)
         call = (program.run, values, examples, options, metadata, all_examples)
-        if prepared.looks:
-            self._run.land()
-        elif not prepared.is_alone:
-            self._run.coordination.passes()
+        if prepared.is_read_only:
+            self._run.flush()
+        elif not prepared.is_local:
+            self._run.coordination.reach_collective()
         if not prepared.sets or self._run.workers == 1:
             return self._run.guard(*call)
         self._require_fed_alike(prepared, own)
-        self._run.coordination.meet()
+        self._run.coordination.barrier()
         if self._run.index == 0:
             results = self._run.guard(*call)
             self._run.coordination.wait_for_chief()

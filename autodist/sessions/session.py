@@ -24,9 +24,8 @@ from autodist.runs.run import Run
 from autodist.runtime.program import RunMetadata, RunOptions
 from autodist.runtime.variables import StoredVariable
 from autodist.sessions.batches import SessionBatches
-from autodist.sessions.checkpoints import resume
 from autodist.sessions.feeds import SessionFeeds, disagree
-from autodist.sessions.initial_values import InitialValues
+from autodist.sessions.initial_values import InitialValues, resume
 from autodist.sessions.plan import SessionPlan
 from autodist.sessions.programs import Prepared, SessionPrograms
 from autodist.sessions.requests import ABSENT, Request, Requests, check_options, expanded, refuse_partial_runs
@@ -99,7 +98,7 @@ class DistributedSession(SessionInterface):
     @property
     def sess_str(self) -> str:
         """Target of the server that it runs on; empty with one worker."""
-        return str(self._run.graph_runners.beside.session.sess_str)
+        return str(self._run.graph_runners.control.session.sess_str)
 
     @plain_shapes()
     def run(
@@ -130,7 +129,7 @@ class DistributedSession(SessionInterface):
             WorkerFailedError: another worker failed.
             ClusterError: this worker failed in an earlier run.
         """
-        with self._run.failed_step.noted(is_step=False, is_before=True):
+        with self._run.failed_step.guarding(is_step=False, is_before=True):
             self._require_same_training()
             check_options(options, run_metadata)
             feeds = {} if feed_dict is None else feed_dict
@@ -139,17 +138,17 @@ class DistributedSession(SessionInterface):
         known = self._prepared.get(request.key(arrays))
         if known is not None and known.trains:
             self._run.observer.before_step(known)
-        with self._run.failed_step.noted(but=tf.errors.OutOfRangeError):
+        with self._run.failed_step.guarding(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(request.elements, arrays)
-        if known is not None and known.is_alone and disagree(arrays, known.axes):
+        if known is not None and known.is_local and disagree(arrays, known.axes):
             known = None  # prepared again, for computing the whole batch
         try:
-            with self._run.failed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
+            with self._run.failed_step.guarding(but=EmptyBatchError), quiet_tensorflow(when=known is None):
                 prepared = self._prepare(request, arrays) if known is None else known
                 self._run.is_in_step = prepared.trains
                 values = self._runs.make(prepared, request, arrays, options, run_metadata)
-            self._run.input_consistency.look()
-            if known is None and not (prepared.sets or prepared.looks):
+            self._run.input_consistency.report_faults()
+            if known is None and not (prepared.sets or prepared.is_read_only):
                 self._run.start_up.ends()
             if prepared.trains:
                 self._run.count_steps(1)
@@ -182,7 +181,7 @@ class DistributedSession(SessionInterface):
             return
         if not self._is_resumed:
             self._is_resumed = True
-            resume(self._run, {v.name: self._plan.kept(v) for v in self._captured.variables})
+            resume(self._run, {v.name: self._plan.stored(v) for v in self._captured.variables})
             if self._run.resumed:
                 self._batches.warn_iterators_start_over(self._captured.whole(), self._run.step)
         self._run.observer.before_step(prepared)
@@ -193,7 +192,7 @@ class DistributedSession(SessionInterface):
         saved = {
             v.handle.op.name: v.op.name for v in self.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
         }
-        return {saved[v.handle]: self._plan.kept(v) for v in self._captured.variables if v.handle in saved}
+        return {saved[v.handle]: self._plan.stored(v) for v in self._captured.variables if v.handle in saved}
 
     @plain_shapes()
     def give_initial_values(self) -> None:

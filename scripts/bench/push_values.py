@@ -55,7 +55,7 @@ def _seconds(workers: int) -> float:
         VariableSlices(graph_runners[0], 0, workers, home),
     )
     began = time.thread_time()
-    listing = Listing.of([value.kept for value in values], range(workers))
+    listing = Listing.of([value.stored for value in values], range(workers))
     heard = listing.encode()
     taking = [threading.Thread(target=lambda one=one: one.take(Listing.decode(heard))) for one in others]
     spent = time.thread_time() - began

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from autodist.batch.examples import rows_to_read
-from autodist.capture.fit_batches import own_arrays
+from autodist.capture.keras.own_batches import own_arrays
 from autodist.reading.batch_sharding import OwnRows
 from autodist.reading.element_sharding import own_elements
 from autodist.runtime.sampler import Sampler

@@ -64,7 +64,7 @@ def facts_of(directory: Path, forked_workers: int | None) -> list[dict[str, Any]
     return [json.loads(text) for text in found]
 
 
-WORKER = FACTS + "tell_facts(f'facts{index}')\nworker_client.wait_for_end()"
+WORKER = FACTS + "tell_facts(f'facts{index}')\nmember.wait_for_end()"
 
 
 def test_a_chief_and_its_workers_find_all_as_if_they_had_been_started(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ import autodist
 modules = [sorted(name for name in sys.modules if name.split(".")[0] == "autodist")]
 from autodist import AutoDist, errors
 from autodist.cluster.start import noted_start
-from autodist.runs.restarts import before
+from autodist.runs.restarts import earlier_starts
 modules.append(sorted(name for name in sys.modules if name.split(".")[0] == "autodist"))
 handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
 print(json.dumps({
     "modules": modules,
     "loaders": [type(sys.modules[name].__spec__.loader).__name__ for name in modules[1]],
     "the same": AutoDist is sys.modules["autodist.api"].AutoDist and errors is autodist.errors,
-    "start": str(noted_start()), "before": str(before()), "left": "AUTODIST_RESTARTS" in os.environ,
+    "start": str(noted_start()), "before": str(earlier_starts()), "left": "AUTODIST_RESTARTS" in os.environ,
     "hooks": [hook.__qualname__ for hook in (sys.excepthook, threading.excepthook, sys.exit)],
     "signals": {number: getattr(handler, "__qualname__", str(handler)) for number, handler in handlers.items()},
     "threads": sorted(thread.name for thread in threading.enumerate()),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.batch_requirements import Dealt, require_any_length
+from autodist.capture.batch_requirements import BatchDivision, require_any_length
 from autodist.capture.function import capture_function
 from autodist.errors import CaptureError
 
@@ -80,7 +80,7 @@ FREE = {
 @pytest.mark.parametrize("shares", [2, 3, 8, 16])
 def test_a_step_for_one_number_of_examples_is_refused_where_replicas_get_fewer(name, shares):
     with pytest.raises(CaptureError, match=r"takes 8 examples at a time.*\(x, y\).*Leave the batch axis open"):
-        require_any_length(item_of(BOUND[name]), Dealt(8, shares, shares))
+        require_any_length(item_of(BOUND[name]), BatchDivision(8, shares, shares))
 
 
 def test_a_constant_of_the_batch_size_beside_rows_behind_a_lookup_table_is_refused():
@@ -89,11 +89,20 @@ def test_a_constant_of_the_batch_size_beside_rows_behind_a_lookup_table_is_refus
 
     step = item_of(beside_constant, tf.reduce_mean)  # nothing else shows how many examples there are
     with pytest.raises(CaptureError, match="takes 8 examples at a time.*With 4"):
-        require_any_length(step, Dealt(8, 2, 2))
+        require_any_length(step, BatchDivision(8, 2, 2))
 
 
 @pytest.mark.parametrize("name", BOUND)
-@pytest.mark.parametrize("dealt", [Dealt(8, 1, 1), Dealt(8, 1, 2), Dealt(8, 0, 2), Dealt(16, 2, 2), Dealt(0, 2, 2)])
+@pytest.mark.parametrize(
+    "dealt",
+    [
+        BatchDivision(8, 1, 1),
+        BatchDivision(8, 1, 2),
+        BatchDivision(8, 0, 2),
+        BatchDivision(16, 2, 2),
+        BatchDivision(0, 2, 2),
+    ],
+)
 def test_it_goes_on_where_each_replica_gets_just_that_number(name, dealt):
     require_any_length(item_of(BOUND[name]), dealt)
 
@@ -101,38 +110,38 @@ def test_it_goes_on_where_each_replica_gets_just_that_number(name, dealt):
 @pytest.mark.parametrize("name", FREE)
 @pytest.mark.parametrize("shares", [2, 4])
 def test_a_step_for_any_number_of_examples_goes_on(name, shares):
-    require_any_length(item_of(FREE[name]), Dealt(8, shares, shares))
+    require_any_length(item_of(FREE[name]), BatchDivision(8, shares, shares))
 
 
 def test_one_example_among_more_replicas_goes_on():
     """The replicas that have none get a row that does not count."""
-    require_any_length(item_of(lambda x: tf.reshape(x, [1, 4])), Dealt(1, 2, 2))
+    require_any_length(item_of(lambda x: tf.reshape(x, [1, 4])), BatchDivision(1, 2, 2))
 
 
 def test_an_input_that_is_not_split_may_have_any_fixed_length():
     step = item_of(BOUND["reshape"], after=tf.reduce_mean, axes=(None, 0))
-    require_any_length(step, Dealt(8, 2, 2))
+    require_any_length(step, BatchDivision(8, 2, 2))
 
 
 def test_the_sum_over_a_stated_batch_goes_on():
-    require_any_length(item_of(loss_of=lambda e: tf.reduce_sum(tf.square(e)) / 8), Dealt(8, 2, 2))
+    require_any_length(item_of(loss_of=lambda e: tf.reduce_sum(tf.square(e)) / 8), BatchDivision(8, 2, 2))
 
 
 def test_the_tensor_is_named_and_what_the_script_calls_an_input():
     names = {"x:0": "features", "y:0": "labels"}
     with pytest.raises(CaptureError, match=r"\(features, labels\).*features has the fixed shape \(8, 4\)"):
-        require_any_length(item_of(set_shape), Dealt(8, 2, 2, names))
+        require_any_length(item_of(set_shape), BatchDivision(8, 2, 2, names))
     with pytest.raises(CaptureError, match=r"EnsureShape:0 has the fixed shape \(8, 4\)"):
-        require_any_length(item_of(BOUND["ensure_shape"]), Dealt(8, 2, 2, names))
+        require_any_length(item_of(BOUND["ensure_shape"]), BatchDivision(8, 2, 2, names))
 
 
 def test_a_variable_with_a_row_for_each_example_is_named():
     step = item_of(after=with_state)
     with pytest.raises(CaptureError, match=r"takes 8 examples.*state \[8, 3\] hold a row for each of them"):
-        require_any_length(step, Dealt(8, 2, 2))
+        require_any_length(step, BatchDivision(8, 2, 2))
     with pytest.raises(CaptureError, match=r"state \[8, 3\] hold a row for each.*2 replicas has other examples"):
-        require_any_length(step, Dealt(8, 1, 2))
-    require_any_length(step, Dealt(8, 1, 1))
+        require_any_length(step, BatchDivision(8, 1, 2))
+    require_any_length(step, BatchDivision(8, 1, 1))
 
 
 def test_a_variable_that_happens_to_have_as_many_rows_goes_on():
@@ -140,7 +149,7 @@ def test_a_variable_that_happens_to_have_as_many_rows_goes_on():
         STATE.assign_add(tf.ones([8, 3]) * tf.reduce_max(y))
         return y
 
-    require_any_length(item_of(after=counted), Dealt(8, 1, 2))
+    require_any_length(item_of(after=counted), BatchDivision(8, 1, 2))
 
 
 def test_slots_of_as_many_rows_as_there_are_examples_are_no_rows_of_examples():
@@ -153,4 +162,4 @@ def test_slots_of_as_many_rows_as_there_are_examples_are_no_rows_of_examples():
         weight.assign_sub(slot)
 
     item = capture_function(step, (tf.TensorSpec([None, 8], tf.float64),), (0,)).item
-    require_any_length(item, Dealt(8, 1, 2))
+    require_any_length(item, BatchDivision(8, 1, 2))

@@ -94,7 +94,7 @@ def test_state_that_a_condition_sets_from_the_first_batch_trains_as_on_one_devic
 ) -> None:
     captured, expected = on_one_device(normalise)
     (workers, replicas), owners = layout
-    found = train(captured, plan(captured.item, workers, replicas, owners=owners), BATCHES)
+    found = train(captured, plan(captured.step, workers, replicas, owners=owners), BATCHES)
     assert_same(found, expected, 1e-11)
 
 
@@ -114,9 +114,9 @@ def printing(state: State, raw: tf.Tensor) -> tf.Tensor:
 def test_where_both_branches_are_not_traced_the_step_is_refused(is_split: bool, told: str) -> None:
     step = step_of(printing if is_split else set_by_cond)
     captured = capture(step, *BATCHES[0], is_split=is_split)
-    assert captured.item.graph_index.of_op("If")
+    assert captured.step.graph_index.of_op("If")
     with pytest.raises(RewriteError, match=told):
-        rewritten(captured, plan(captured.item, 1, 2))
+        rewritten(captured, plan(captured.step, 1, 2))
 
 
 def test_a_condition_that_sets_nothing_from_the_batch_stays_one() -> None:
@@ -125,5 +125,5 @@ def test_a_condition_that_sets_nothing_from_the_batch_stays_one() -> None:
         return raw * state.scale + state.shift
 
     captured = capture(step_of(counting), *BATCHES[0], is_split=True)
-    assert captured.item.graph_index.of_op("If")
-    assert not captured.item.whole_sums
+    assert captured.step.graph_index.of_op("If")
+    assert not captured.step.whole_sums

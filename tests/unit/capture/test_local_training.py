@@ -17,7 +17,7 @@ from autodist.capture.function import capture_function
 from autodist.capture.gradients import recording_gradients
 from autodist.capture.local_training import LocalTraining
 from autodist.capture.training_hooks import put_back
-from autodist.capture.training_lines import LocalStep, Way
+from autodist.capture.training_lines import LocalStep, TrainingKind
 
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 
@@ -60,13 +60,13 @@ def test_fit_is_seen_with_its_line(seen: list[LocalStep], method: str, eagerly: 
     net = compiled(run_eagerly=eagerly)
     getattr(net, method)(X, Y)
     (step,) = seen
-    assert step.way is Way.FIT
+    assert step.kind is TrainingKind.FIT
     assert step.line.startswith("test_local_training.py:")
 
 
-@pytest.mark.parametrize("wrap, way", [(tf.function, Way.FUNCTION), (lambda f: f, Way.EAGER)])
+@pytest.mark.parametrize("wrap, way", [(tf.function, TrainingKind.FUNCTION), (lambda f: f, TrainingKind.EAGER)])
 def test_a_keras_optimizer_is_seen_where_it_applies(
-    seen: list[LocalStep], wrap: Callable[..., Callable[[], None]], way: Way
+    seen: list[LocalStep], wrap: Callable[..., Callable[[], None]], way: TrainingKind
 ) -> None:
     net, optimizer = model(), keras.optimizers.Adam()
 
@@ -78,13 +78,13 @@ def test_a_keras_optimizer_is_seen_where_it_applies(
 
     step()
     step()
-    assert [s.way for s in seen] == [way]
+    assert [s.kind for s in seen] == [way]
 
 
-@pytest.mark.parametrize("wrap, way", [(tf.function, Way.FUNCTION), (lambda f: f, Way.EAGER)])
+@pytest.mark.parametrize("wrap, way", [(tf.function, TrainingKind.FUNCTION), (lambda f: f, TrainingKind.EAGER)])
 @pytest.mark.parametrize("side", [3, 300])
 def test_updates_without_an_optimizer_are_known_by_what_they_change(
-    wrap: Callable[..., Callable[[], None]], way: Way, side: int
+    wrap: Callable[..., Callable[[], None]], way: TrainingKind, side: int
 ) -> None:
     def script() -> None:
         kernel = tf.Variable(np.ones((side, side)))
@@ -99,7 +99,7 @@ def test_updates_without_an_optimizer_are_known_by_what_they_change(
 
     step = look(script)
     assert step is not None
-    assert step.way is way
+    assert step.kind is way
 
 
 def test_variables_that_a_function_makes_itself_are_seen() -> None:
@@ -122,7 +122,7 @@ def test_a_loop_is_seen_while_it_runs(seen: list[LocalStep]) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.square(kernel))
         kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
-    assert [s.way for s in seen] == [Way.EAGER]
+    assert [s.kind for s in seen] == [TrainingKind.EAGER]
 
 
 def saliency() -> None:
@@ -202,7 +202,7 @@ def test_a_session_that_trains_is_seen_and_one_that_evaluates_is_not(seen: list[
             session.run("nothing", {made.x: X})
         assert seen == []
         session.run([made.loss, made.train], {made.x: X})
-    assert [(s.way, s.graph) for s in seen] == [(Way.SESSION, made.graph)]
+    assert [(s.kind, s.graph) for s in seen] == [(TrainingKind.SESSION, made.graph)]
 
 
 @pytest.mark.parametrize("run", ["monitored", "callable", "by name"])
@@ -220,7 +220,7 @@ def test_every_way_of_running_a_graph_is_seen(seen: list[LocalStep], run: str) -
                     session.make_callable(made.train, [made.x])(X)
                 else:
                     session.run(made.train.name, {made.x: X})
-    assert [s.way for s in seen] == [Way.SESSION]
+    assert [s.kind for s in seen] == [TrainingKind.SESSION]
 
 
 def test_what_the_listener_raises_is_raised_each_time() -> None:
@@ -271,7 +271,7 @@ def test_a_monitored_session_with_hooks_is_seen(seen: list[LocalStep]) -> None:
         with v1.train.MonitoredSession(hooks=hooks) as session:
             while not session.should_stop():
                 session.run(train)
-    assert {one.way for one in seen} == {Way.SESSION}
+    assert {one.kind for one in seen} == {TrainingKind.SESSION}
 
 
 def test_graphs_are_let_go() -> None:

@@ -44,9 +44,9 @@ in_both = pytest.mark.parametrize("noted", [in_graph, in_function])
 def test_each_value_that_is_added_has_a_seam(noted):
     call, gradient = noted(lambda v: (tf.reduce_sum(v**2 * tf.ones([2])) + tf.add_n([3 * v[0], tf.constant(1.0)]), {}))
     assert gradient == [5.0, 4.0]
-    whole = call.seams[-1]
+    whole = call.decomposition_points[-1]
     assert whole.tensor is call.targets[0] and len(whole.parts) == 2
-    assert len({seam.seed.name for seam in call.seams}) == len(call.seams)
+    assert len({point.seed.name for point in call.decomposition_points}) == len(call.decomposition_points)
 
 
 @in_both
@@ -67,14 +67,14 @@ def test_each_value_that_is_added_has_a_seam(noted):
 def test_gradients_are_those_of_the_loss(noted, of_values, gradient):
     call, found = noted(lambda v: (of_values(v[0], v[1]), {}))
     assert found == pytest.approx(gradient)
-    assert len([seam for seam in call.seams if not seam.parts]) == 2
+    assert len([point for point in call.decomposition_points if not point.parts]) == 2
 
 
 @in_both
 def test_several_targets_have_a_seam_each(noted):
     call, gradient = noted(lambda v: ([v[0] ** 2, 2 * v], {}))
     assert gradient == [4.0, 2.0]
-    assert {id(t) for t in call.targets} <= {id(seam.tensor) for seam in call.seams}
+    assert {id(t) for t in call.targets} <= {id(point.tensor) for point in call.decomposition_points}
 
 
 @in_both
@@ -90,7 +90,7 @@ def test_what_the_script_weighs_a_target_with_is_part_of_it(noted):
     ids=["a value", "a sum of rows"],
 )
 def test_a_loss_that_is_no_arithmetic_has_none(build):
-    assert in_graph(build)[0].seams == ()
+    assert in_graph(build)[0].decomposition_points == ()
 
 
 def test_nothing_is_looked_at_behind_what_gradients_end_at():
@@ -102,7 +102,7 @@ def test_nothing_is_looked_at_behind_what_gradients_end_at():
         variable = tf.Variable([1.0, 2.0])
         target, options = build(variable)
         assert tf.compat.v1.gradients(target, [variable], **options) == [None]
-    assert [seam.tensor.op.type for seam in notes.calls[0].seams] == ["AddV2", "Mul"]
+    assert [point.tensor.op.type for point in notes.calls[0].decomposition_points] == ["AddV2", "Mul"]
 
 
 def test_sums_longer_than_python_may_call_itself_are_taken_apart(few_calls_deep):

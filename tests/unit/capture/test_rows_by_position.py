@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture.batch_requirements import Dealt, require_no_rows_by_position
+from autodist.capture.batch_requirements import BatchDivision, require_no_rows_by_position
 from autodist.capture.function import capture_function
 from autodist.errors import CaptureError
 from autodist.graph.step import Step
@@ -79,16 +79,16 @@ TAKEN: dict[str, Loss] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_loss_of_rows_that_constants_name_is_refused(name: str) -> None:
     with pytest.raises(CaptureError, match=r'test_rows_by_position.py:\d+\) takes rows.*batch_axis=\{"x": None\}'):
-        require_no_rows_by_position(item_of(REFUSED[name]), Dealt(16, 2, 4, {"x:0": "x", "tensors_0:0": "x"}))
+        require_no_rows_by_position(item_of(REFUSED[name]), BatchDivision(16, 2, 4, {"x:0": "x", "tensors_0:0": "x"}))
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_other_rows_and_other_uses_go_on(name: str) -> None:
-    require_no_rows_by_position(item_of(TAKEN[name]), Dealt(16, 2, 4))
+    require_no_rows_by_position(item_of(TAKEN[name]), BatchDivision(16, 2, 4))
 
 
 def test_one_replica_takes_its_rows_by_position() -> None:
-    require_no_rows_by_position(item_of(REFUSED["y[2:]"]), Dealt(16, 1, 1))
+    require_no_rows_by_position(item_of(REFUSED["y[2:]"]), BatchDivision(16, 1, 1))
 
 
 def test_a_row_that_is_returned_for_a_picture_goes_on() -> None:
@@ -99,7 +99,7 @@ def test_a_row_that_is_returned_for_a_picture_goes_on() -> None:
         WEIGHT.assign_sub(0.1 * tape.gradient(loss, WEIGHT))
         return loss, y[0]
 
-    require_no_rows_by_position(capture_function(step, (tf.TensorSpec([None, 3]),), (0,)).item, Dealt(16, 2, 4))
+    require_no_rows_by_position(capture_function(step, (tf.TensorSpec([None, 3]),), (0,)).item, BatchDivision(16, 2, 4))
 
 
 def replicas(count: int) -> AutoDist:

@@ -55,7 +55,7 @@ def test_models_are_asked_for_unless_this_worker_saves_alone(asked, tmp_path):
     assert (tmp_path / "other.weights.h5").exists() and (tmp_path / "other_too.index").exists()
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.weights[0], model.weights[0])
-    assert shared_files._alone() == frozenset()
+    assert not shared_files._state.is_alone
 
 
 def test_what_the_chief_may_write_for_another_worker_is_noted_and_left_to_it_before_they_have_met(asked, tmp_path):

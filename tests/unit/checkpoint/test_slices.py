@@ -42,7 +42,7 @@ def written(graph_runner: GraphRunner, folder: str, placement: Placement) -> str
     saved = TrackedVariable(tf.Variable(VALUE), "saved", placement)
     pieces.set([saved], lambda one: one.hand_over(is_same=True))
     prefix = f"{folder}/merged"
-    merge(PartWriter(graph_runner, pieces, lambda worker: "").write({"k": saved.kept}, folder), prefix)
+    merge(PartWriter(graph_runner, pieces, lambda worker: "").write({"k": saved.stored}, folder), prefix)
     return prefix
 
 
@@ -56,7 +56,7 @@ def test_what_was_saved_in_some_shards_is_read_in_others(graph_runner, tmp_path,
     pieces = VariableSlices(graph_runner, 0, 2, lambda worker, dtype: "")
     for k, after in enumerate(PLACEMENTS.values()):
         one = TrackedVariable(tf.Variable(np.zeros_like(VALUE)), f"v{k}", after)
-        read_into_session(graph_runner, pieces, lambda worker: asked.append(worker) or "", prefix, [("k", one.kept)])
+        read_into_session(graph_runner, pieces, lambda worker: asked.append(worker) or "", prefix, [("k", one.stored)])
         assert set(asked) == {w for shard in one.shards for w, _ in pieces.named_holders(shard)}
         asked.clear()
         pieces.pull([one])

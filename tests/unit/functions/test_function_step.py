@@ -113,8 +113,8 @@ def test_a_call_like_an_earlier_one_is_not_looked_at_again_and_computes_with_its
     monkeypatch, batch, passing
 ):
     looked = []
-    plain = StepArguments.take_apart
-    monkeypatch.setattr(StepArguments, "take_apart", lambda *args: looked.append(1) or plain(*args))
+    plain = StepArguments.flatten
+    monkeypatch.setattr(StepArguments, "flatten", lambda *args: looked.append(1) or plain(*args))
     ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
     with ad.scope():
         weight = tf.Variable(np.ones((2, 1)))

@@ -52,7 +52,7 @@ def capture(
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
     demands = TrainingRequirements(may_evaluate=is_whole)
     captured = capture_function(step, tuple(specs), axes, demands, jit_compile, is_split=is_split)
-    return replace(captured, item=replace(captured.item, is_global=is_global, is_whole=is_whole))
+    return replace(captured, step=replace(captured.item, is_global=is_global, is_whole=is_whole))
 
 
 def capture_one_weight() -> CapturedFunction:

@@ -79,7 +79,7 @@ def batches(*sizes: tuple[int, int]) -> list[tuple[np.ndarray, ...]]:
 def captured(step: Step, is_global: bool = False) -> CapturedFunction:
     found = capture(step, *batches((6, 4))[0], is_global=is_global)
     _, z, labels = found.inputs
-    return dataclasses.replace(found, item=dataclasses.replace(found.item, apart={z: z, labels: z}))
+    return dataclasses.replace(found, step=dataclasses.replace(found.item, apart={z: z, labels: z}))
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_a_sum_over_as_many_examples_as_the_graph_was_made_for_is_taken_for_a_me
 
     whole = np.random.default_rng(0).normal(size=(6, WIDTH))
     captured = capture(step, whole, np.float64(1))
-    captured = replace(captured, item=replace(captured.item, rows=3))
+    captured = replace(captured, step=replace(captured.item, rows=3))
     with caplog.at_level(logging.WARNING, "autodist"):
         trained = train(captured, plan(captured.item, 2), [(whole, np.float64(1))] * 3)
     alone = one_device(captured, step, [(whole, np.float64(2))] * 3)

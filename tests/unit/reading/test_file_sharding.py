@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from autodist.errors import AutoDistError, ClusterError, ResourceSpecError
 from autodist.reading.batch_sharding import Reading, Slices
-from autodist.reading.file_sharding import Files, ShardedFiles, part_sizes, why_not_sharded
+from autodist.reading.file_sharding import FileSharding, ShardedFiles, part_sizes, why_not_sharded
 from autodist.resources import ResourceSpec
 from autodist.runs.resolve_config import choose
 from autodist.runtime.dataset import DistributedDataset
@@ -45,7 +45,7 @@ class Meeting:
     def __post_init__(self) -> None:
         self._barrier = threading.Barrier(self.workers, timeout=30)
 
-    def files(self, worker: int) -> Files:
+    def files(self, worker: int) -> FileSharding:
         names = [f"host:{k}" for k in range(self.workers)]
 
         def agree(said: str, decide: Callable[[list[str]], str]) -> str:
@@ -56,9 +56,9 @@ class Meeting:
                 self.calls += 1
             return decided
 
-        return Files(self.replicas, worker, names, agree, refused)
+        return FileSharding(self.replicas, worker, names, agree, refused)
 
-    def each(self, act: Callable[[Files], Any]) -> list[Any]:
+    def each(self, act: Callable[[FileSharding], Any]) -> list[Any]:
         """Returns the result of `act` on each worker, or its exception."""
         found: list[Any] = [None] * self.workers
 
@@ -146,7 +146,7 @@ def test_an_epoch_has_each_record_once_and_all_workers_end_it_together(
     meeting = Meeting(replicas, 3)
     times = 2 if name == "twice" else 1
 
-    def read(files: Files) -> list[list[list[int]]]:
+    def read(files: FileSharding) -> list[list[list[int]]]:
         data = ShardedFiles(pipeline(name, names), files)
         return [[part.numpy().tolist() for part in data] for _ in range(2)]
 
@@ -173,7 +173,7 @@ def test_what_is_read_ahead_is_bounded_by_its_bytes(names: list[str], monkeypatc
     meeting = Meeting([0, 1], 2)
     read: list[int] = []
 
-    def ahead(files: Files) -> int:
+    def ahead(files: FileSharding) -> int:
         given = iter(ShardedFiles(pipeline("batches of one", names), files))
         most = 0
         for _ in given:
@@ -260,7 +260,7 @@ def test_what_would_use_records_twice_or_never_is_refused_on_all_workers(names: 
 def test_batches_may_drop_the_remainder_of_what_never_ends(names: list[str]):
     data = tf.data.TFRecordDataset(names[:2]).map(numbered).repeat().batch(6, drop_remainder=True)
 
-    def some(files: Files) -> list[int]:
+    def some(files: FileSharding) -> list[int]:
         return [len(part) for part, _ in zip(ShardedFiles(data, files), range(9), strict=False)]
 
     assert Meeting([0, 1], 2).each(some) == [[3] * 9] * 2
@@ -278,7 +278,7 @@ def test_a_file_that_one_worker_cannot_read_is_an_error_on_all(names: list[str],
 # -- in a loop of the script's own -----------------------------------------------------------------------------------
 
 
-def of_loop(data: Data, files: Files) -> DistributedDataset:
+def of_loop(data: Data, files: FileSharding) -> DistributedDataset:
     reading = Reading(None, 2, Slices(lambda n: (0, n)), files)
     return DistributedDataset(data, files.replicas, files.worker, reading=reading)
 
@@ -291,7 +291,7 @@ def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_loop_goes_on_at_its_place(names: list[str], caplog: pytest.LogCaptureFixture, seed: int | None):
     tf.random.set_seed(seed)
 
-    def half(files: Files) -> tuple[list[Any], list[Any]]:
+    def half(files: FileSharding) -> tuple[list[Any], list[Any]]:
         data = of_loop(pipeline("interleaved", names), files)
         whole = [part.numpy().tolist() for part in data]
         place, rest = "", []
@@ -316,7 +316,7 @@ def test_an_epoch_of_files_that_were_dealt_to_others_begins_anew_and_that_is_tol
 ):
     places: list[str] = []
 
-    def begin(files: Files) -> None:
+    def begin(files: FileSharding) -> None:
         data = of_loop(pipeline("records", names), files)
         given: Iterator[Any] = iter(data)
         next(given), next(given)
@@ -325,7 +325,7 @@ def test_an_epoch_of_files_that_were_dealt_to_others_begins_anew_and_that_is_tol
 
     assert Meeting([0, 1, 2], 3).each(begin) == [None] * 3
 
-    def go_on(files: Files) -> list[int]:
+    def go_on(files: FileSharding) -> list[int]:
         data = of_loop(pipeline("records", names), files)
         data.deserialize(places[0])
         return [int(n) for part in data for n in part]

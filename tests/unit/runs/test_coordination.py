@@ -57,7 +57,7 @@ def talk_of(index: int, peers: Peers, *parts: Any) -> Coordination:
 
     def join() -> None:
         if coordination.messages is None:
-            coordination.begin(SimpleNamespace(exchange=exchange, gather=gather), Mailbox())  # type: ignore[arg-type]
+            coordination.begin(SimpleNamespace(broadcast=exchange, gather=gather), Mailbox())  # type: ignore[arg-type]
 
     coordination = Coordination(index, 2, peers, FailedStepGuard(lambda: True), join, lambda: None)  # type: ignore[arg-type]
     return coordination
@@ -66,27 +66,27 @@ def talk_of(index: int, peers: Peers, *parts: Any) -> Coordination:
 def test_the_chief_says_something_before_the_others_have_joined_and_waits_for_nobody() -> None:
     peers = Peers()
     coordination = talk_of(0, peers)
-    assert coordination.share("7") == "7"
+    assert coordination.share_text("7") == "7"
     assert (peers.heard, coordination.messages) == ([(FIT, "7")], None)
 
 
 def test_another_worker_hears_it_in_the_same_call() -> None:
     coordination = talk_of(1, Peers(said="7"))
-    assert (coordination.share("1"), coordination.messages) == ("7", None)
+    assert (coordination.share_text("1"), coordination.messages) == ("7", None)
 
 
 @pytest.mark.parametrize("what, error", [(FIT, ClusterError), (RESTORE, CheckpointError)])
 def test_workers_that_have_come_to_different_calls_are_told_so_as_they_join(what: str, error: type[Exception]) -> None:
     coordination = talk_of(0, Peers(), [what, ""])
     with pytest.raises(error, match="worker 1 has come to .*, and the chief to a step. .*Call .* on every worker"):
-        coordination.agree("", "".join)
+        coordination.decide_by_chief("", "".join)
 
 
 def test_all_that_is_said_waits_under_guard() -> None:
     """So that the error names the worker that has gone away."""
     peers = Peers()
     coordination = talk_of(0, peers, None)
-    assert coordination.agree("mine", ",".join) == "mine,null"
+    assert coordination.decide_by_chief("mine", ",".join) == "mine,null"
     assert peers.guarded == ["gather", "exchange"] * 2
     assert coordination.has_agreed
     assert coordination.has_work
@@ -96,8 +96,8 @@ def test_evaluations_are_each_workers_own_where_the_script_knew_which_it_is(capl
     coordination = talk_of(1, Peers())
     coordination.are_workers_distinguished = True
     with caplog.at_level(logging.INFO, "autodist"):
-        assert not coordination.all_make(lambda: ("evaluate", ""), is_certain=False)
-        assert not coordination.all_make(lambda: ("evaluate", ""), is_certain=False)
+        assert not coordination.is_made_by_all(lambda: ("evaluate", ""), is_certain=False)
+        assert not coordination.is_made_by_all(lambda: ("evaluate", ""), is_certain=False)
     assert caplog.text.count("evaluations run on this worker alone") == 1
     assert coordination.messages is None
 

@@ -14,50 +14,50 @@ from autodist.runs.failed_step import FailedStepGuard
 
 def test_a_step_that_others_wait_for_is_the_last():
     missed = FailedStepGuard(lambda: True)
-    with missed.noted():
+    with missed.guarding():
         pass
     assert not missed
-    with pytest.raises(ValueError, match="too long"), missed.noted():
+    with pytest.raises(ValueError, match="too long"), missed.guarding():
         raise ValueError("too long")
     assert missed
     reached = []
-    with pytest.raises(ClusterError, match=r"earlier step \(ValueError: too long\)"), missed.noted():
+    with pytest.raises(ClusterError, match=r"earlier step \(ValueError: too long\)"), missed.guarding():
         reached.append(True)
     assert not reached
 
 
 def test_a_worker_that_is_alone_may_try_again():
     missed = FailedStepGuard(lambda: False)
-    with pytest.raises(ValueError, match="too long"), missed.noted():
+    with pytest.raises(ValueError, match="too long"), missed.guarding():
         raise ValueError("too long")
-    with missed.noted():
+    with missed.guarding():
         pass
     assert not missed
 
 
 def test_an_interrupted_step_is_missed_too():
     missed = FailedStepGuard(lambda: True)
-    with pytest.raises(KeyboardInterrupt), missed.noted():
+    with pytest.raises(KeyboardInterrupt), missed.guarding():
         raise KeyboardInterrupt
     assert missed
 
 
 def test_it_is_known_whether_a_step_was_made_since():
     missed, began = FailedStepGuard(lambda: True), time.monotonic()
-    with missed.noted(is_step=False):
+    with missed.guarding(is_step=False):
         pass
-    assert not missed.has_made_one_since(began)
-    with missed.noted():
+    assert not missed.has_stepped_since(began)
+    with missed.guarding():
         pass
-    assert missed.has_made_one_since(began) and not missed.has_made_one_since(time.monotonic())
+    assert missed.has_stepped_since(began) and not missed.has_stepped_since(time.monotonic())
 
 
 def test_every_thread_is_told_that_another_worker_failed():
     missed = FailedStepGuard(lambda: True)
     failure = WorkerFailedError("b", "was ended by SIGKILL", ())
-    with pytest.raises(WorkerFailedError), missed.noted():
+    with pytest.raises(WorkerFailedError), missed.guarding():
         raise failure
-    with pytest.raises(WorkerFailedError) as caught, missed.noted():
+    with pytest.raises(WorkerFailedError) as caught, missed.guarding():
         pass
     assert caught.value is failure and missed.error is failure
 
@@ -65,16 +65,16 @@ def test_every_thread_is_told_that_another_worker_failed():
 def test_threads_take_turns_where_they_have_to():
     turn = threading.Lock()
     missed = FailedStepGuard(lambda: True, turn)
-    with missed.noted():
+    with missed.guarding():
         assert turn.locked()
     assert not turn.locked()
 
 
 def test_after_a_refusal_that_all_workers_meet_the_run_goes_on():
     missed = FailedStepGuard(lambda: True, is_met_by_all=lambda error, is_before: isinstance(error, ValueError))
-    with pytest.raises(ValueError, match="too long"), missed.noted():
+    with pytest.raises(ValueError, match="too long"), missed.guarding():
         raise ValueError("too long")
-    with missed.noted():
+    with missed.guarding():
         pass
     assert not missed
 
@@ -83,11 +83,11 @@ def test_the_others_are_ended_once_where_a_script_goes_on_after_a_step_that_it_a
     ended: list[BaseException] = []
     missed = FailedStepGuard(lambda: True, on_survived=ended.append)
     error = ValueError("too long")
-    with pytest.raises(ValueError, match="too long"), missed.noted():
+    with pytest.raises(ValueError, match="too long"), missed.guarding():
         raise error
     assert not ended  # the script may end by it
     for _ in range(2):
-        with pytest.raises(ClusterError, match="too long"), missed.noted():
+        with pytest.raises(ClusterError, match="too long"), missed.guarding():
             pass
     assert ended == [error]
 
@@ -96,10 +96,10 @@ def test_the_others_are_ended_where_a_script_makes_no_step_after_the_one_that_it
     ended: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     missed = FailedStepGuard(lambda: True, on_survived=ended.put, patience=0.01)
     error = ValueError("too long")
-    with pytest.raises(ValueError, match="too long"), missed.noted():
+    with pytest.raises(ValueError, match="too long"), missed.guarding():
         raise error
     assert ended.get(timeout=20) is error
-    with pytest.raises(ClusterError, match="too long"), missed.noted():
+    with pytest.raises(ClusterError, match="too long"), missed.guarding():
         pass
     assert ended.empty()
 
@@ -108,7 +108,7 @@ def test_the_others_are_ended_where_a_script_makes_no_step_after_the_one_that_it
 def test_the_others_are_not_ended_by_what_ends_the_run_itself(error: BaseException):
     ended: list[BaseException] = []
     missed, before = FailedStepGuard(lambda: True, on_survived=ended.append, patience=60.0), set(threading.enumerate())
-    with pytest.raises(type(error)), missed.noted():
+    with pytest.raises(type(error)), missed.guarding():
         raise error
     assert set(threading.enumerate()) <= before and not ended
 
@@ -116,7 +116,7 @@ def test_the_others_are_not_ended_by_what_ends_the_run_itself(error: BaseExcepti
 def test_nobody_is_ended_where_the_script_ends_by_the_step_that_it_missed():
     ended: list[BaseException] = []
     missed, before = FailedStepGuard(lambda: True, on_survived=ended.append, patience=60.0), set(threading.enumerate())
-    with pytest.raises(ValueError, match="too long"), missed.noted():
+    with pytest.raises(ValueError, match="too long"), missed.guarding():
         raise ValueError("too long")
     (timer,) = set(threading.enumerate()) - before
     missed.close()
@@ -125,8 +125,8 @@ def test_nobody_is_ended_where_the_script_ends_by_the_step_that_it_missed():
 
 
 def fails_after_a_step(missed: FailedStepGuard) -> None:
-    with missed.noted_until_step():
-        with missed.noted():
+    with missed.guarding_until_step():
+        with missed.guarding():
             pass
         raise TypeError
 
@@ -139,15 +139,15 @@ def test_what_is_raised_before_a_step_refuses_it_and_what_is_raised_behind_one_d
         return is_before
 
     missed = FailedStepGuard(lambda: True, is_met_by_all=is_met_by_all)
-    with pytest.raises(TypeError), missed.noted(is_step=False, is_before=True):
+    with pytest.raises(TypeError), missed.guarding(is_step=False, is_before=True):
         raise TypeError
-    with pytest.raises(TypeError), missed.noted_until_step():
+    with pytest.raises(TypeError), missed.guarding_until_step():
         raise TypeError
     assert asked == [True, True] and not missed
     with pytest.raises(TypeError):
         fails_after_a_step(missed)
     assert asked == [True, True] and not missed
-    with pytest.raises(TypeError), missed.noted():
+    with pytest.raises(TypeError), missed.guarding():
         raise TypeError
     assert asked == [True, True, False] and missed
     missed.close()

@@ -19,7 +19,16 @@ from autodist.errors import ClusterError, MachinesAwayError, ResourceSpecError, 
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
 from autodist.runs.cli_overrides import CliOverrides
-from autodist.runs.restarts import VARIABLE, Before, LostRun, backoff, before, require_can_restart, restart, why_not
+from autodist.runs.restarts import (
+    VARIABLE,
+    EarlierStarts,
+    LostRun,
+    backoff,
+    earlier_starts,
+    reason_not_to_restart,
+    require_can_restart,
+    restart,
+)
 
 KILLED = WorkerFailedError("localhost:1", "was ended by SIGKILL")
 
@@ -37,9 +46,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(restarts, "_SHORTEST_WAIT", 0.0)
     monkeypatch.setattr(restarts, "has_lost_input", lambda: False)
     monkeypatch.setattr(restarts, "_seeds", [])
-    before.cache_clear()
+    earlier_starts.cache_clear()
     yield found
-    before.cache_clear()
+    earlier_starts.cache_clear()
 
 
 def test_what_came_before_reaches_the_next_start_and_nothing_that_this_starts(
@@ -51,10 +60,10 @@ def test_what_came_before_reaches_the_next_start_and_nothing_that_this_starts(
         "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 0 s), since in step 5 localhost:1 "
         "was ended by SIGKILL."
     ]
-    before.cache_clear()
+    earlier_starts.cache_clear()
     restarts._seeds.clear()
     monkeypatch.setenv(VARIABLE, json.dumps(begun[0]))
-    assert (before().count, before().step, before().saved) == (1, 5, 4)
+    assert (earlier_starts().count, earlier_starts().step, earlier_starts().saved) == (1, 5, 4)
     assert VARIABLE not in restarts.os.environ
     assert [restarts.seed_of_next_run(lambda: 8) for _ in range(2)] == [7, 8]
 
@@ -68,9 +77,9 @@ def test_a_checkpoint_that_was_removed_meanwhile_is_told_once(
         index.touch()
     restart(LostRun(KILLED, step=5, saved=4, saved_as=str(tmp_path / "ckpt-2")), spec_of(2, 3))
     index.unlink(missing_ok=True)
-    before.cache_clear()
+    earlier_starts.cache_clear()
     monkeypatch.setenv(VARIABLE, json.dumps(begun[0]))
-    assert (before().count, before().saved, before().saved_as) == (1, None, None)
+    assert (earlier_starts().count, earlier_starts().saved, earlier_starts().saved_as) == (1, None, None)
     said = [message for message in caplog.messages if "was removed" in message]
     assert len(said) == 1 and f"{tmp_path}/ckpt-2" in said[0] and "of step 4" in said[0]
     assert "start again from the checkpoint of step 4 (" in caplog.text or "what is left of its checkpoints" in said[0]
@@ -123,30 +132,39 @@ def test_what_the_script_would_do_again_is_not_tried_again(
 
 def test_the_same_failure_twice_at_the_same_step_ends_the_run() -> None:
     stalled = WorkerFailedError("b", "and all others have waited for one another for 301 s, in a disk.")
-    earlier = Before(1, "b and all others have waited for one another for 333 s, in a disk", 5)
-    assert why_not(earlier, LostRun(stalled, 5, 4), 3) == (
+    earlier = EarlierStarts(1, "b and all others have waited for one another for 333 s, in a disk", 5)
+    assert reason_not_to_restart(earlier, LostRun(stalled, 5, 4), 3) == (
         "it has failed so in step 5 twice in a row, and would a third time."
     )
-    assert why_not(earlier, LostRun(stalled, 6, 4), 3) is None
-    assert why_not(earlier, LostRun(KILLED, 5, 4), 3) is None
-    assert "twice in a row" in str(why_not(Before(3, "localhost:1 was ended by SIGKILL", 5), LostRun(KILLED, 5, 4), 3))
-    assert why_not(Before(1, "localhost:2 was ended by SIGKILL", 5), LostRun(KILLED, 5, 4), 3) is None
+    assert reason_not_to_restart(earlier, LostRun(stalled, 6, 4), 3) is None
+    assert reason_not_to_restart(earlier, LostRun(KILLED, 5, 4), 3) is None
+    assert "twice in a row" in str(
+        reason_not_to_restart(EarlierStarts(3, "localhost:1 was ended by SIGKILL", 5), LostRun(KILLED, 5, 4), 3)
+    )
+    assert (
+        reason_not_to_restart(EarlierStarts(1, "localhost:2 was ended by SIGKILL", 5), LostRun(KILLED, 5, 4), 3) is None
+    )
 
 
 def test_what_a_script_raises_right_after_a_checkpoint_is_the_same_though_nobody_has_joined_then() -> None:
     raised = WorkerFailedError("b", "ended with exit status 1", ("ValueError: no",))
-    earlier = Before(1, "b ended with exit status 1", 5)
-    assert "twice in a row" in str(why_not(earlier, LostRun(raised, None, 4), 3))
-    assert why_not(earlier, LostRun(raised, None, 2), 3) is None
+    earlier = EarlierStarts(1, "b ended with exit status 1", 5)
+    assert "twice in a row" in str(reason_not_to_restart(earlier, LostRun(raised, None, 4), 3))
+    assert reason_not_to_restart(earlier, LostRun(raised, None, 2), 3) is None
     killed = WorkerFailedError("b", "was ended by SIGKILL")
-    assert why_not(Before(1, "b was ended by SIGKILL", 5), LostRun(killed, None, 4), 3) is None
+    assert reason_not_to_restart(EarlierStarts(1, "b was ended by SIGKILL", 5), LostRun(killed, None, 4), 3) is None
 
 
 def test_a_machine_that_stays_away_may_come_back_later() -> None:
     cut = WorkerFailedError("b", "was lost: it was not heard of for 25 s")
-    assert why_not(Before(1, "b was lost: it was not heard of for 25 s", None), LostRun(cut, None, 4), 3) is None
+    assert (
+        reason_not_to_restart(
+            EarlierStarts(1, "b was lost: it was not heard of for 25 s", None), LostRun(cut, None, 4), 3
+        )
+        is None
+    )
     away = MachinesAwayError("b: no route to host", ("b",))
-    assert why_not(Before(1, "b: no route to host", None), LostRun(away, None, 4), 3) is None
+    assert reason_not_to_restart(EarlierStarts(1, "b: no route to host", None), LostRun(away, None, 4), 3) is None
 
 
 def test_where_sigterm_has_come_to_the_chief_the_process_ends_by_it(
@@ -162,10 +180,10 @@ def test_where_sigterm_has_come_to_the_chief_the_process_ends_by_it(
 
 def test_it_ends_when_it_was_tried_as_often_as_it_may() -> None:
     assert (
-        why_not(Before(2, "", 1), LostRun(KILLED, 5, 4), 2)
+        reason_not_to_restart(EarlierStarts(2, "", 1), LostRun(KILLED, 5, 4), 2)
         == "2 restarts were made, and `max_restarts` allows no more."
     )
-    assert why_not(Before(1, "", 1), LostRun(KILLED, 5, 4), 2) is None
+    assert reason_not_to_restart(EarlierStarts(1, "", 1), LostRun(KILLED, 5, 4), 2) is None
 
 
 def test_waits_double_and_stay_below_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,9 +257,9 @@ def test_a_machine_that_says_that_it_goes_away_is_left_out_at_once_where_enough_
 
 
 def test_that_machines_go_away_twice_at_a_step_is_no_fault_of_the_script() -> None:
-    earlier = Before(1, f"10.0.0.3 {LEAVING}", 13)
-    assert why_not(earlier, LostRun(LEAVES, 13, 12), 2) is None
-    assert "allows no more" in str(why_not(earlier, LostRun(LEAVES, 13, 12), 1))
+    earlier = EarlierStarts(1, f"10.0.0.3 {LEAVING}", 13)
+    assert reason_not_to_restart(earlier, LostRun(LEAVES, 13, 12), 2) is None
+    assert "allows no more" in str(reason_not_to_restart(earlier, LostRun(LEAVES, 13, 12), 1))
 
 
 def test_a_machine_that_refuses_is_not_left_out_and_the_next_start_says_why(

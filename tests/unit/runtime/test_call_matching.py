@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from autodist.runtime import call_matching
-from autodist.runtime.call_matching import Call, CallMatching, Note, Word
+from autodist.runtime.call_matching import Call, CallMatching, CallMessage, CallMessageKind
 
 LIMIT = 20.0
 """Seconds till a worker that still waits counts as hanging."""
@@ -28,7 +28,7 @@ class Worker:
         self.calls = CallMatching(index, WORKERS, workers.send)
 
     def step(self) -> None:
-        if self.calls.passes():
+        if self.calls.reach_collective():
             self.calls.answer()
         self._workers.barrier.wait(LIMIT)
 
@@ -44,21 +44,21 @@ class Workers:
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(WORKERS)
-        self.words: list[Word] = []
+        self.words: list[CallMessageKind] = []
         self._mail: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(WORKERS)]
         self.workers = [Worker(self, w) for w in range(WORKERS)]
         self._readers = [threading.Thread(target=self._read, args=(w,), daemon=True) for w in range(WORKERS)]
         for reader in self._readers:
             reader.start()
 
-    def send(self, workers: Sequence[int], note: Note) -> None:
-        self.words.append(note.word)
+    def send(self, workers: Sequence[int], note: CallMessage) -> None:
+        self.words.append(note.kind)
         for worker in workers:
             self._mail[worker].put(note.encode())
 
     def _read(self, worker: int) -> None:
         while (message := self._mail[worker].get()) is not None:
-            self.workers[worker].calls.receive(Note.decode(message))
+            self.workers[worker].calls.receive(CallMessage.decode(message))
 
     def run(self, script: Script) -> list[list[bool]]:
         def whole(worker: Worker) -> list[bool]:
@@ -95,7 +95,7 @@ def test_steps_cost_no_note(workers: Workers) -> None:
         return []
 
     workers.run(script)
-    assert set(workers.words) == {Word.PASSED}, "as each leaves"
+    assert set(workers.words) == {CallMessageKind.PASSED}, "as each leaves"
     assert len(workers.words) == WORKERS
 
 

@@ -23,15 +23,15 @@ def _read(graph_runner: GraphRunner, prefix: str) -> float:
 
 
 def _write_beside(graph_runners: GraphRunners) -> None:
-    with graph_runners.beside.graph.as_default():
+    with graph_runners.control.graph.as_default():
         write = tf.raw_ops.AssignVariableOp(resource=_handle(), value=3.0)
-    graph_runners.beside.session.run(write)
+    graph_runners.control.session.run(write)
 
 
 def test_a_servers_steps_each_have_a_session_and_share_variables() -> None:
     graph_runners = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
     (one, first), (other, second) = graph_runners.add(_reading_step()), graph_runners.add(_reading_step())
-    assert len({one.graph, other.graph, graph_runners.beside.graph}) == 3
+    assert len({one.graph, other.graph, graph_runners.control.graph}) == 3
     assert (first, second) == ("step_1/", "step_2/")
     assert not [op.name for op in other.graph.get_operations() if op.name.startswith(first)]
     _write_beside(graph_runners)
@@ -43,7 +43,7 @@ def test_a_servers_steps_each_have_a_session_and_share_variables() -> None:
 def test_without_a_server_one_session_has_all() -> None:
     graph_runners = GraphRunners("", tf.compat.v1.ConfigProto())
     (one, first), (other, second) = graph_runners.add(_reading_step()), graph_runners.add(_reading_step())
-    assert one is other is graph_runners.beside
+    assert one is other is graph_runners.control
     _write_beside(graph_runners)
     assert _read(one, first) == _read(other, second) == 3.0
     graph_runners.close()
@@ -63,12 +63,12 @@ def test_what_one_step_has_initialized_stays_for_the_next() -> None:
 def test_what_is_small_is_run_as_it_stands_and_steps_are_not() -> None:
     graph_runners = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
     step, _ = graph_runners.add(_reading_step())
-    assert graph_runners.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    assert graph_runners.control.session._config.graph_options.rewrite_options.disable_meta_optimizer
     assert not step.session._config.graph_options.rewrite_options.disable_meta_optimizer
     graph_runners.close()
 
 
 def test_alone_all_is_optimized() -> None:
     graph_runners = GraphRunners("", tf.compat.v1.ConfigProto())
-    assert not graph_runners.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    assert not graph_runners.control.session._config.graph_options.rewrite_options.disable_meta_optimizer
     graph_runners.close()

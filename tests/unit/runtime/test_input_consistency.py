@@ -15,9 +15,9 @@ from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.input_consistency import (
     HASHED_BYTES,
     FedInput,
+    FeedRole,
     FirstBatch,
     InputConsistencyCheck,
-    Meant,
     complaints,
     digest_of,
 )
@@ -27,39 +27,39 @@ NAMES = ("a:0", "a:1", "b:0")
 X = np.arange(12.0).reshape(4, 3)
 
 
-def batch(worker: int, *arrays: tuple[str, Any, Meant]) -> FirstBatch:
-    return FirstBatch(worker, "step 1", tuple(FedInput(name, meant, digest_of(a)) for name, a, meant in arrays))
+def batch(worker: int, *arrays: tuple[str, Any, FeedRole]) -> FirstBatch:
+    return FirstBatch(worker, "step 1", tuple(FedInput(name, role, digest_of(a)) for name, a, role in arrays))
 
 
 def kinds(*batches: FirstBatch) -> set[str]:
     return set(complaints(batches, NAMES))
 
 
-@pytest.mark.parametrize("meant", [Meant.GLOBAL, Meant.WHOLE])
-def test_what_has_to_be_alike_and_is_passes(meant: Meant):
-    assert kinds(*(batch(w, ("x", X, meant)) for w in range(3))) == set()
+@pytest.mark.parametrize("role", [FeedRole.GLOBAL, FeedRole.WHOLE])
+def test_what_has_to_be_alike_and_is_passes(role: FeedRole):
+    assert kinds(*(batch(w, ("x", X, role)) for w in range(3))) == set()
 
 
-@pytest.mark.parametrize("meant", [Meant.GLOBAL, Meant.WHOLE])
-def test_who_differs_in_what_is_told_with_the_mend(meant: Meant):
-    batches = [batch(w, ("x", X + (w == 2), meant), ("y", X, meant), ("z", X + w, meant)) for w in range(3)]
+@pytest.mark.parametrize("role", [FeedRole.GLOBAL, FeedRole.WHOLE])
+def test_who_differs_in_what_is_told_with_the_mend(role: FeedRole):
+    batches = [batch(w, ("x", X + (w == 2), role), ("y", X, role), ("z", X + w, role)) for w in range(3)]
     (told,) = complaints(batches, NAMES).values()
     assert "x of b:0, z of a:1 and b:0 differs from that of a:0" in told
-    assert ("np.random.default_rng(1)" if meant == Meant.GLOBAL else "Pass the same value on every worker") in told
+    assert ("np.random.default_rng(1)" if role == FeedRole.GLOBAL else "Pass the same value on every worker") in told
 
 
 def test_own_examples_that_differ_pass():
-    assert kinds(*(batch(w, ("x", X + w, Meant.OWN)) for w in range(3))) == set()
+    assert kinds(*(batch(w, ("x", X + w, FeedRole.OWN)) for w in range(3))) == set()
 
 
 def test_workers_that_feed_the_same_examples_are_told():
-    batches = [batch(w, ("x", X * min(w, 1), Meant.OWN)) for w in range(3)]
+    batches = [batch(w, ("x", X * min(w, 1), FeedRole.OWN)) for w in range(3)]
     told = complaints(batches, NAMES)["own"]
     assert told.startswith("a:1 and b:0 feed the same examples") and "ad.worker_index" in told
 
 
 def test_labels_may_be_alike_where_the_examples_differ():
-    assert kinds(*(batch(w, ("x", X + w, Meant.OWN), ("y", X[0], Meant.OWN)) for w in range(3))) == set()
+    assert kinds(*(batch(w, ("x", X + w, FeedRole.OWN), ("y", X[0], FeedRole.OWN)) for w in range(3))) == set()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_both_ends_of_a_large_array_are_looked_at(at: int):
 
 
 def test_a_message_is_read_as_it_was_sent():
-    one = batch(2, ("x", X, Meant.OWN), ("k", 1.5, Meant.WHOLE))
+    one = batch(2, ("x", X, FeedRole.OWN), ("k", 1.5, FeedRole.WHOLE))
     assert FirstBatch.decode(one.encode()) == one
 
 
@@ -122,13 +122,13 @@ def test_the_chief_warns_once_when_all_have_told(caplog: pytest.LogCaptureFixtur
     chief, *others = workers(wire)
     with caplog.at_level(logging.WARNING, "autodist"):
         for _ in range(2):
-            chief.tell("step", [("x", X, Meant.GLOBAL)])
+            chief.record("step", [("x", X, FeedRole.GLOBAL)])
             for k, other in enumerate(others):
-                chief.look()
+                chief.report_faults()
                 assert len(caplog.messages) <= 1
-                other.tell("step", [("x", X + k, Meant.GLOBAL)])
+                other.record("step", [("x", X + k, FeedRole.GLOBAL)])
                 other.send()
-            chief.look()
+            chief.report_faults()
     assert len(caplog.messages) == 1 and "x of b:0 differs" in caplog.messages[0]
 
 
@@ -137,11 +137,11 @@ def test_a_worker_that_is_a_step_ahead_is_compared_step_by_step(caplog: pytest.L
     chief, *others = workers(wire)
     for number in range(2):
         for other in reversed(others):
-            other.tell("step", [("x", X + number, Meant.GLOBAL)])
+            other.record("step", [("x", X + number, FeedRole.GLOBAL)])
             other.send()
     for number in range(2):
-        chief.tell("step", [("x", X + number, Meant.GLOBAL)])
-        chief.look()
+        chief.record("step", [("x", X + number, FeedRole.GLOBAL)])
+        chief.report_faults()
     assert not caplog.messages
 
 
@@ -149,18 +149,18 @@ def test_a_worker_without_replicas_is_not_waited_for(caplog: pytest.LogCaptureFi
     wire = Wire()
     chief, server, other = workers(wire, (0, 2))
     for one in (chief, server, other):
-        one.tell("step", [("x", X, Meant.OWN)])
+        one.record("step", [("x", X, FeedRole.OWN)])
         one.send()
-    chief.look()
+    chief.report_faults()
     assert len(caplog.messages) == 1 and "a:0 and b:0 feed the same" in caplog.messages[0]
 
 
 def test_parts_without_examples_are_not_the_same_examples(caplog: pytest.LogCaptureFixture):
     wire = Wire()
     for one in (everyone := workers(wire)):
-        one.tell("step", [("x", X[:0], Meant.OWN)])
+        one.record("step", [("x", X[:0], FeedRole.OWN)])
         one.send()
-    everyone[0].look()
+    everyone[0].report_faults()
     assert not caplog.messages
 
 
@@ -172,11 +172,11 @@ def test_the_first_batch_of_a_data_set_is_sent_when_the_workers_have_joined(capl
         data = DistributedDataset([(X + worker, X)] * 3, [0, 1, 2], worker, one.record_data_set)
         assert len(list(data)) == 3
         one.send()
-    everyone[0].look()
+    everyone[0].report_faults()
     wire.is_there = True
     for one in everyone:
         one.send()
-    everyone[0].look()
+    everyone[0].report_faults()
     assert len(caplog.messages) == 1 and "array 0 of the data set of a:1 and b:0 differs" in caplog.messages[0]
 
 

@@ -31,34 +31,34 @@ def saved(tmp_path) -> Saved:
 
 def begin(graph_runners: GraphRunners, name: str, shape: list[int]) -> tf.Tensor:
     """Starts a step with a persistent buffer; returns the tensor that reads it."""
-    with graph_runners.beside.graph.as_default():
+    with graph_runners.control.graph.as_default():
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
         first = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros(shape, tf.float64))
         read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
         tokens = tf.raw_ops.NoOp()
-    graph_runners.initialize(graph_runners.beside, {name: first.name, f"{name}/tokens": tokens.name})
+    graph_runners.initialize(graph_runners.control, {name: first.name, f"{name}/tokens": tokens.name})
     return read
 
 
 def test_a_memory_that_comes_after_the_restore_begins_with_what_was_saved(graph_runners, saved):
-    graph_runners.memories.resume(saved)
-    assert graph_runners.memories.awaited == ["a", "b"]
+    graph_runners.persistent_buffers.resume(saved)
+    assert graph_runners.persistent_buffers.awaited == ["a", "b"]
     a, c = begin(graph_runners, "a", [2]), begin(graph_runners, "c", [1])
-    assert graph_runners.beside.session.run([a, c])[0].tolist() == [1.0, 2.0]
-    assert graph_runners.beside.session.run(c).tolist() == [0.0]
-    assert graph_runners.memories.awaited == ["b"]
+    assert graph_runners.control.session.run([a, c])[0].tolist() == [1.0, 2.0]
+    assert graph_runners.control.session.run(c).tolist() == [0.0]
+    assert graph_runners.persistent_buffers.awaited == ["b"]
 
 
 def test_a_restore_in_the_middle_gives_what_was_saved_and_lets_the_rest_begin_anew(graph_runners, saved):
     b, c = begin(graph_runners, "b", [1, 1]), begin(graph_runners, "c", [1])
-    assert {name: spec.shape.as_list() for name, spec in graph_runners.memories.specs.items()} == {
+    assert {name: spec.shape.as_list() for name, spec in graph_runners.persistent_buffers.specs.items()} == {
         "b": [1, 1],
         "c": [1],
     }
     for name, shape in (("b", [1, 1]), ("c", [1])):
-        with graph_runners.beside.graph.as_default():
+        with graph_runners.control.graph.as_default():
             handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
             write = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.ones(shape, tf.float64))
-        graph_runners.beside.session.run(write)
-    graph_runners.memories.resume(saved)
-    assert graph_runners.beside.session.run([b, c]) == [[[3.0]], [0.0]]
+        graph_runners.control.session.run(write)
+    graph_runners.persistent_buffers.resume(saved)
+    assert graph_runners.control.session.run([b, c]) == [[[3.0]], [0.0]]

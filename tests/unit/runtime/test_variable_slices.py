@@ -32,7 +32,7 @@ class Chief:
     """The chief of two workers whose variables are in one process."""
 
     graph_runner: GraphRunner
-    pieces: VariableSlices
+    variable_slices: VariableSlices
 
     def value(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Returns the session's value of a variable."""
@@ -56,17 +56,17 @@ def tracked(placement: Placement) -> TrackedVariable:
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_what_was_set_is_pulled(chief: Chief, name: str):
     one, given = tracked(PLACEMENTS[name]), []
-    chief.pieces.set([one], given.append)
+    chief.variable_slices.set([one], given.append)
     assert given == [one]
     one.write(np.zeros_like(VALUE))
     one.is_behind = True
-    chief.pieces.pull([one])
+    chief.variable_slices.pull([one])
     assert not one.is_behind
     np.testing.assert_array_equal(one.source, VALUE)
 
 
 def test_each_shard_gets_its_part_and_so_do_copies_of_it(chief: Chief):
-    chief.pieces.set([tracked(PLACEMENTS["rows with copies"])])
+    chief.variable_slices.set([tracked(PLACEMENTS["rows with copies"])])
     for name in ("v/shard_0", "v/shard_0/proxy"):
         np.testing.assert_array_equal(chief.value(name, (2, 6)), VALUE[:2])
     np.testing.assert_array_equal(chief.value("v/shard_1", (2, 6)), VALUE[2:])
@@ -74,14 +74,14 @@ def test_each_shard_gets_its_part_and_so_do_copies_of_it(chief: Chief):
 
 def test_a_variable_that_is_moved_is_set_where_it_is_now(chief: Chief):
     one = tracked(Placement())
-    chief.pieces.set([one])
+    chief.variable_slices.set([one])
     one.source.assign(2.0 * VALUE)
     one.placement = PLACEMENTS["columns, mixed"]
-    chief.pieces.set([one])
+    chief.variable_slices.set([one])
     np.testing.assert_array_equal(chief.value("v/shard_1", (4, 1)), 2.0 * VALUE[:, 2:3])
     np.testing.assert_array_equal(chief.value("v", (4, 6)), VALUE)
     one.placement = replace(one.placement, owners=(1, 1, 1))
-    chief.pieces.pull([one])
+    chief.variable_slices.pull([one])
     np.testing.assert_array_equal(one.source, 2.0 * VALUE)
 
 
@@ -90,7 +90,7 @@ def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: 
     large = TrackedVariable(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
     small = TrackedVariable(tf.Variable(tf.ones([1024], tf.float64)), "small")
     earlier = [one.read() for one in (large, small)]
-    chief.pieces.set([large, small])
+    chief.variable_slices.set([large, small])
     with chief.graph_runner.graph.as_default():
         for one in (large, small):
             shape = one.source.shape
@@ -105,9 +105,9 @@ def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: 
 
 
 def test_the_workers_that_are_named_get_their_pieces_and_no_others(chief: Chief):
-    chief.pieces.set([tracked(PLACEMENTS["rows at owners"])], workers=[0])
+    chief.variable_slices.set([tracked(PLACEMENTS["rows at owners"])], workers=[0])
     np.testing.assert_array_equal(chief.value("v/shard_1", (3, 6)), VALUE[1:])
     with pytest.raises(tf.errors.OpError):
         chief.value("v/shard_0", (1, 6))
-    chief.pieces.set([tracked(PLACEMENTS["rows at owners"])], workers=[1])
+    chief.variable_slices.set([tracked(PLACEMENTS["rows at owners"])], workers=[1])
     np.testing.assert_array_equal(chief.value("v/shard_0", (1, 6)), VALUE[:1])

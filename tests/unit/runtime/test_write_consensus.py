@@ -14,7 +14,7 @@ import pytest
 from autodist.errors import ClusterError
 from autodist.runtime import write_consensus
 from autodist.runtime.control_messages import ControlKind, ControlMessage
-from autodist.runtime.write_consensus import Turn, WriteConsensus
+from autodist.runtime.write_consensus import StepAction, WriteConsensus
 from tests.cluster.runs import within
 
 LIMIT = 20.0
@@ -79,25 +79,25 @@ class Workers:
             if self.waits:
                 self._together.wait(LIMIT)
             self.values[worker] += 1
-            if turn is Turn.VOID and worker == 0:
+            if turn is StepAction.VOID and worker == 0:
                 self.values[0], is_ahead = before, True
             elif not mine.ended():
                 return
             else:
                 is_ahead = False
 
-    def _before(self, worker: int, is_ahead: bool) -> Turn:
+    def _before(self, worker: int, is_ahead: bool) -> StepAction:
         mine = self.accords[worker]
         if mine.begins(is_ahead):
             if mine.owes_answers:
                 mine.answer_waiting()
-            return Turn.STEP
+            return StepAction.STEP
         turn, names = mine.agree(self.waits)
-        if turn is Turn.PUSH:
+        if turn is StepAction.PUSH:
             mine.give(str(self.values[0]))
             mine.pushed(["v"])
-            return Turn.STEP
-        if worker and turn is Turn.STEP and not names:
+            return StepAction.STEP
+        if worker and turn is StepAction.STEP and not names:
             self.dropped.append(worker)
             self.values[worker] = self.values[0] - 1 if self.waits else self.values[worker]
         return turn
@@ -131,20 +131,20 @@ def nobody(worker: int, number: int) -> None:
 def test_nothing_is_sent_where_nothing_was_written(workers: Workers):
     workers.run(5, lambda worker, number: None, nobody)
     assert workers.values == [5, 5, 5]
-    assert {one.subject for one in workers.letters} <= {ControlKind.LEFT, ControlKind.BEGUN}
+    assert {one.kind for one in workers.letters} <= {ControlKind.LEFT, ControlKind.BEGUN}
 
 
 def test_what_all_write_alike_is_the_chiefs(workers: Workers):
     workers.run(4, lambda worker, number: 100 + worker if number == 2 else None, nobody)
     assert workers.values == [102, 102, 102]
-    kinds = {letter.subject for letter in workers.letters}
+    kinds = {letter.kind for letter in workers.letters}
     assert ControlKind.VOID not in kinds and ControlKind.PUSHED in kinds
 
 
 def test_the_chief_begins_when_all_have_its_values(workers: Workers):
     workers.run(4, lambda worker, number: 100 if worker == 0 and number else None, nobody)
-    subjects = [letter.subject for letter in workers.letters]
-    for end in (k for k, subject in enumerate(subjects) if subject == ControlKind.PUSHED):
+    subjects = [letter.kind for letter in workers.letters]
+    for end in (k for k, kind in enumerate(subjects) if kind == ControlKind.PUSHED):
         before = subjects[:end]
         assert before.count(ControlKind.TAKEN) == (WORKERS - 1) * before.count(ControlKind.GIVEN) > 0
 
@@ -201,7 +201,7 @@ def test_where_nobody_waits_for_another_nobody_waits_for_one_that_has_left(worke
 
     def hold(worker: int, number: int) -> None:
         if worker == 0 and number == 2:
-            assert within(LIMIT, lambda: sum(one.subject == ControlKind.LEFT for one in workers.letters) == 2)
+            assert within(LIMIT, lambda: sum(one.kind == ControlKind.LEFT for one in workers.letters) == 2)
             left.set()
 
     workers.run(4, lambda worker, number: 100 if (worker, number) == (0, 2) else None, hold)

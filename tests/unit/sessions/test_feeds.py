@@ -65,14 +65,14 @@ def test_global_batches_that_disagree_are_refused(tensors):
 
 def test_a_global_batch_is_dealt_out_among_all_replicas(tensors):
     x, _, got = tensors
-    assert feeds(1).dealt({x: ROWS}, [0]).shares == 1
-    assert feeds(1, "global").dealt({x: ROWS}, [0]).shares == 3
-    assert feeds(1).dealt({got: ROWS}, [0]).shares == 3
-    assert feeds(1).dealt({got: ROWS}, [None]).shares == 1
+    assert feeds(1).division({x: ROWS}, [0]).shares == 1
+    assert feeds(1, "global").division({x: ROWS}, [0]).shares == 3
+    assert feeds(1).division({got: ROWS}, [0]).shares == 3
+    assert feeds(1).division({got: ROWS}, [None]).shares == 1
 
 
 def test_a_run_that_no_other_worker_has_a_part_in_takes_the_whole_of_a_global_batch(tensors):
-    (rows,) = feeds(1, "global").own_part({tensors[0]: ROWS}, [0], is_alone=True)
+    (rows,) = feeds(1, "global").own_part({tensors[0]: ROWS}, [0], is_local=True)
     np.testing.assert_array_equal(rows, ROWS)
 
 

@@ -47,7 +47,7 @@ def test_a_script_that_initialises_pays_nothing(caplog):
         session = ad.create_distributed_session()
         session.run(v1.global_variables_initializer())
         session.run(train, {x: np.ones((4, 2))})
-        assert not any("has_value" in op.name for op in session._run.graph_runners.beside.graph.get_operations())
+        assert not any("has_value" in op.name for op in session._run.graph_runners.control.graph.get_operations())
     assert "no run of the session has set" not in caplog.text
 
 

@@ -15,7 +15,7 @@ from tensorflow.python.autograph.pyct import transpiler
 import autodist
 from autodist import AutoDist, ResourceSpec
 from autodist.batch.examples import rows_to_read
-from autodist.capture.fit_batches import own_arrays
+from autodist.capture.keras.own_batches import own_arrays
 from autodist.reading.element_sharding import own_elements
 from autodist.tf_compat.do_not_convert import converting, ours
 
