@@ -65,13 +65,13 @@ def check(
     from autodist.cli.checking.tables import tables_of
 
     with _status() as say:
-        everywhere = check_all_machines(spec, file, None if script is None else os.getcwd(), say)
-        ready = usable(everywhere, file)
+        machines = check_all_machines(spec, file, None if script is None else os.getcwd(), say)
+        ready = usable(machines, file)
         measured = Measured()
         if links:
             say("measuring the links between machines")
             measured = measure(spec, ready, seconds)
-    report = report_of(spec, everywhere, file, measured)
+    report = report_of(spec, machines, file, measured)
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
     else:

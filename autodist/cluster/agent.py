@@ -21,11 +21,12 @@ from types import FrameType
 from typing import BinaryIO
 
 from autodist.cluster.addresses import unresolved
-from autodist.cluster.heartbeat_timeout import HeartbeatTimeout, beat_interval
+from autodist.cluster.heartbeat_timeout import HeartbeatTimeout, heartbeat_interval
 from autodist.cluster.launch import LaunchedScript
-from autodist.cluster.ports import PortHeld, hold_port
+from autodist.cluster.ports import ReservedPort, reserve_port
 from autodist.cluster.protocol import (
-    Ask,
+    ChiefText,
+    ChiefWaits,
     Doing,
     Facts,
     Heartbeat,
@@ -34,12 +35,11 @@ from autodist.cluster.protocol import (
     Lost,
     Message,
     Progress,
+    ProgressRequest,
     ProtocolError,
     Release,
-    Said,
     Start,
     Stop,
-    Waiting,
     decode,
     encode,
 )
@@ -70,18 +70,18 @@ class Agent:
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._stop_timeout = stop_timeout
-        self._silence = None if silence_timeout is None else HeartbeatTimeout(silence_timeout)
-        self._held: PortHeld | None = None
+        self._timeout = None if silence_timeout is None else HeartbeatTimeout(silence_timeout)
+        self._reserved_port: ReservedPort | None = None
         self._script: LaunchedScript | None = None
         self._on_preempt = self._is_leaving = False
 
     def serve(self) -> None:
         """Handles messages until the connection or the script has ended; then ends the script if it still runs."""
         threading.Thread(target=self._listen, name="autodist-agent", daemon=True).start()
-        if self._silence is None:
+        if self._timeout is None:
             self._ended.wait()
         else:
-            self._wait_for_timeout(self._silence)
+            self._wait_for_timeout(self._timeout)
         if self._script is not None:
             self._script.end()
 
@@ -93,16 +93,19 @@ class Agent:
         threading.Thread(target=self.send, args=(Leaving(),), name="autodist-leaving", daemon=True).start()
         return True
 
-    def _wait_for_timeout(self, silence: HeartbeatTimeout) -> None:
+    def _wait_for_timeout(self, timeout: HeartbeatTimeout) -> None:
         """Returns when the connection has ended, or no message arrived within the timeout."""
         threading.Thread(
-            target=self._beat, args=(beat_interval(silence.limit),), name="autodist-beat", daemon=True
+            target=self._send_heartbeats,
+            args=(heartbeat_interval(timeout.limit),),
+            name="autodist-heartbeat",
+            daemon=True,
         ).start()
-        # Checked here and not in `_beat`: sending blocks if the link is cut in the middle of much output.
-        while not self._ended.wait(silence.look_interval):
-            if silence.is_too_long():
+        # Checked here and not in `_send_heartbeats`: sending blocks if the link is cut in the middle of much output.
+        while not self._ended.wait(timeout.poll_interval):
+            if timeout.has_expired():
                 problem = (
-                    f"it received nothing from the chief's machine for {silence.limit:g} s and ended its script; check "
+                    f"it received nothing from the chief's machine for {timeout.limit:g} s and ended its script; check "
                     "that the network is up and that no process of the run was stopped; if the network pauses for "
                     "longer, raise `silence_timeout`"
                 )
@@ -124,8 +127,8 @@ class Agent:
         line = b""
         try:
             for line in self._incoming:
-                if self._silence is not None:
-                    self._silence.heard()
+                if self._timeout is not None:
+                    self._timeout.restart()
                 if not self._handle(decode(line)):
                     break
         except ProtocolError as error:
@@ -147,37 +150,37 @@ class Agent:
         """Handles one message; returns False if the agent has to stop."""
         match message:
             case Inspect():
-                facts, self._held = find_facts(message)
+                facts, self._reserved_port = find_facts(message)
                 self.send(facts)
             case Start():
                 self._start(message)
-            case Ask(is_on_its_way=True) if self._script is not None:
+            case ProgressRequest(is_starting=True) if self._script is not None:
                 self._answer_for(self._script)
-            case Release() | Ask() | Said() | Waiting() if self._script is not None:
-                self._script.tell(message)
+            case Release() | ProgressRequest() | ChiefText() | ChiefWaits() if self._script is not None:
+                self._script.send_to_script(message)
             case Stop():
                 return False
         return True
 
     def _start(self, start: Start) -> None:
-        assert self._held is not None, "Facts with a port come before Start"
-        self._script = LaunchedScript(start, self._held, self._stop_timeout, self.send, self._ended.set)
+        assert self._reserved_port is not None, "Facts with a port come before Start"
+        self._script = LaunchedScript(start, self._reserved_port, self._stop_timeout, self.send, self._ended.set)
         self._on_preempt = start.join.on_preempt
 
     def _answer_for(self, script: LaunchedScript) -> None:
         if not script.is_stopped():
             self.send(Progress.of_this_process(Doing.ELSE, script.began))
 
-    def _beat(self, interval: float) -> None:
+    def _send_heartbeats(self, interval: float) -> None:
         while not self._ended.wait(interval):
             self.send(Heartbeat())
 
 
-def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
+def find_facts(inspect: Inspect) -> tuple[Facts, ReservedPort | None]:
     """Returns this machine's versions and problems for the script, and the port reserved for the worker's server."""
-    problems, held = [], None
+    problems, reserved_port = [], None
     try:
-        held = hold_port(inspect.port)
+        reserved_port = reserve_port(inspect.port)
     except OSError as error:
         problems.append(f"{error.strerror}; free it, or choose another `port` for the node")
     if not os.path.isdir(inspect.directory):
@@ -186,7 +189,7 @@ def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
         )
     elif inspect.script is not None and not os.path.isfile(inspect.script):
         problems.append(f"the script {inspect.script} is not there; copy it there, or share its folder")
-    port = None if held is None else held.port
+    port = None if reserved_port is None else reserved_port.port
     facts = Facts(
         platform.python_version(),
         tensorflow_version(),
@@ -197,7 +200,7 @@ def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
         inspect.script and content_digest(inspect.script),
         unresolved(inspect.hosts),
     )
-    return facts, held
+    return facts, reserved_port
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:

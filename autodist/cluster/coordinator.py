@@ -14,23 +14,23 @@ from autodist.cluster.addresses import check_reach, host_and_port
 from autodist.cluster.agent import find_facts
 from autodist.cluster.channels import channels_to_agents
 from autodist.cluster.failure import Ending, choose_cause
-from autodist.cluster.load_adjusted_clock import LOOK_INTERVAL, Stopwatch, wait_for
+from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.output import Output
-from autodist.cluster.ports import PortHeld
+from autodist.cluster.ports import ReservedPort
 from autodist.cluster.preflight import check_all, compared_packages
 from autodist.cluster.protocol import (
-    Ask,
+    ChiefText,
+    ChiefWaits,
     Facts,
     Inspect,
     Lost,
     Membership,
     Message,
     Progress,
+    ProgressRequest,
     Release,
-    Said,
     Start,
     Stop,
-    Waiting,
 )
 from autodist.cluster.script import Script
 from autodist.cluster.stalls import SAME_STEPS
@@ -106,7 +106,7 @@ class Coordinator:
         self._connections: tuple[WorkerConnection, ...] = ()
         self._endings: list[Ending] = []
         self._cause: WorkerFailedError | None = None
-        self._held: PortHeld | None = None
+        self._reserved_port: ReservedPort | None = None
         self._addresses: tuple[str, ...] = ()
         self._sending = threading.Lock()  # worker clients receive messages in order, and after `Start`
         self._deferred: list[Message] = []
@@ -117,10 +117,10 @@ class Coordinator:
         return self._addresses
 
     @property
-    def held(self) -> PortHeld:
+    def reserved_port(self) -> ReservedPort:
         """The chief's reserved port, available after `prepare`; `start_server` releases it."""
-        assert self._held is not None, "prepare comes first"
-        return self._held
+        assert self._reserved_port is not None, "prepare comes first"
+        return self._reserved_port
 
     @property
     def leaving(self) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ class Coordinator:
                 assert script is not None
                 limits = self._spec.stop_timeout, self._spec.silence_timeout
                 join = Membership(
-                    worker.index, worker.name, self._addresses, payload, *limits, script.brought, on_preempt
+                    worker.index, worker.name, self._addresses, payload, *limits, script.pickled_code, on_preempt
                 )
                 connection.send(Start(script.arguments, script.directory, environment, join))
             self._send_to_all(*self._deferred)
@@ -192,15 +192,15 @@ class Coordinator:
             # Endings before the start count as failures from now on.
             self._endings.extend(connection.ending for connection in self._connections if connection.ending)
 
-    def say(self, text: str) -> None:
+    def send_text(self, text: str) -> None:
         """Sends a text to every worker, in order; `WorkerClient.hear` returns it. May be called before `start`."""
-        self._send_to_clients(Said(text))
+        self._send_to_clients(ChiefText(text))
 
     def wait_in_first_step(self) -> None:
         """Notifies the workers that the chief has reached its first step and waits for them."""
-        self._send_to_clients(Waiting())
+        self._send_to_clients(ChiefWaits())
 
-    def require_on_their_way(self) -> None:
+    def require_starting(self) -> None:
         """Checks that every worker can still reach its first step; called while the chief waits in its own.
 
         Raises:
@@ -264,12 +264,12 @@ class Coordinator:
             self._changed.wait_for(lambda: self._cause is not None, timeout)
             return self._cause
 
-    def ask(self, limit: float, are_on_their_way: bool = False) -> dict[str, Progress | None] | None:
+    def request_progress(self, limit: float, are_starting: bool = False) -> dict[str, Progress | None] | None:
         """Requests the progress of every other worker's script; returns it by the worker's name.
 
         Args:
             limit: seconds after which the value of a worker that has not answered is None.
-            are_on_their_way: True if some workers may not have reached their first step, as in `Ask`.
+            are_starting: True if some workers may not have reached their first step, as in `ProgressRequest`.
 
         Returns:
             None if the run is over.
@@ -277,7 +277,7 @@ class Coordinator:
         with self._changed:
             for connection in self._connections:
                 connection.progress = None
-        self._send_to_all(Ask(are_on_their_way))
+        self._send_to_all(ProgressRequest(are_starting))
         with self._changed:
             self._changed.wait_for(
                 lambda: not self._is_running or all(connection.progress for connection in self._connections), limit
@@ -286,16 +286,16 @@ class Coordinator:
                 {connection.name: connection.progress for connection in self._connections} if self._is_running else None
             )
 
-    def take_heard(self) -> set[str]:
+    def take_senders(self) -> set[str]:
         """Returns the names of workers whose agents sent a message since the last call, or send no heartbeats."""
-        return {connection.name for connection in self._connections if connection.take_heard()}
+        return {connection.name for connection in self._connections if connection.take_senders()}
 
     def wait_for_end(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds until the run ends, and returns True if it has."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_running, timeout)
 
-    def give_up(self, worker: str, reason: str, is_lost: bool = False) -> None:
+    def end_with_failure(self, worker: str, reason: str, is_lost: bool = False) -> None:
         """Ends the run as if a worker had failed, or with `is_lost` as if the connection to it had been lost."""
         with self._changed:
             if self._is_running:
@@ -329,10 +329,10 @@ class Coordinator:
     def _sync_folder(self) -> None:
         if self._spec.sync is not None:
             from autodist.cluster.file_sync import (
-                bring_to_all,  # imported here, so that paramiko is loaded only if it is needed
+                sync_to_all,  # imported here, so that paramiko is loaded only if it is needed
             )
 
-            bring_to_all(self._spec, lambda: self._phase is _Phase.STOPPED)
+            sync_to_all(self._spec, lambda: self._phase is _Phase.STOPPED)
 
     def _open_connections(self) -> None:
         for workers, channels in channels_to_agents(self._spec, self._environment):
@@ -360,7 +360,7 @@ class Coordinator:
         requests = [Inspect(file, directory, worker.port, compared_packages(), hosts) for worker in self._workers]
         for connection, request in zip(self._connections, requests[1:], strict=True):
             connection.send(request)
-        own_facts, self._held = find_facts(requests[0])
+        own_facts, self._reserved_port = find_facts(requests[0])
         with self._changed:
             limit = self._spec.reach_timeout
             if any(self._spec.ssh_group(worker.node) is not None for worker in self._workers):
@@ -486,9 +486,9 @@ class Coordinator:
         """Waits some seconds for all agents to end, ends the local ones that remain, and writes the pending output."""
         stopwatch, limit = Stopwatch(), self._spec.stop_timeout + _STOP_LIMIT
         for connection in self._connections:
-            while not connection.wait(LOOK_INTERVAL) and stopwatch.read() < limit:
+            while not connection.wait(POLL_INTERVAL) and stopwatch.read() < limit:
                 pass
             connection.close()
-        if self._held is not None:
-            self._held.release()
+        if self._reserved_port is not None:
+            self._reserved_port.release()
         self._output.drain(shown_limit)

@@ -12,7 +12,7 @@ import paramiko
 
 from autodist.cluster.folder import LocalFile, find_files
 from autodist.cluster.preflight import table
-from autodist.cluster.sftp_folder import Bringing, Brought, StoppedError
+from autodist.cluster.sftp_folder import FolderCopy, StoppedError, SyncResult
 from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_reach import Machine, reach
 from autodist.cluster.ssh_settings import SSHSettings
@@ -22,10 +22,10 @@ from autodist.resources import Node, ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
 
-_LOOK_INTERVAL = 0.1
+_POLL_INTERVAL = 0.1
 
 
-def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
+def sync_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
     """Copies the folder under `sync` to all machines reached over SSH, in parallel, and logs the result for each.
 
     Args:
@@ -47,23 +47,25 @@ def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
     folder, files = spec.sync.folder, find_files(spec.sync.folder, spec.sync.exclude)
     interrupted = False
 
-    def bring_to(node: Node) -> Brought | ClusterError:
+    def sync_to(node: Node) -> SyncResult | ClusterError:
         settings = ssh_settings(spec, node)
         assert settings is not None, "the machine is reached over SSH"
         try:
-            return bring(settings, files, (folder, folder), spec.silence_timeout, lambda: interrupted or is_stopped())
+            return sync_folder(
+                settings, files, (folder, folder), spec.silence_timeout, lambda: interrupted or is_stopped()
+            )
         except ClusterError as error:
             return error
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         try:
-            results = list(pool.map(bring_to, nodes))
+            results = list(pool.map(sync_to, nodes))
         except BaseException:
             interrupted = True  # before the pool waits for its threads
             raise
     by_address = {node.address: result for node, result in zip(nodes, results, strict=True)}
     for address, result in by_address.items():
-        if isinstance(result, Brought):
+        if isinstance(result, SyncResult):
             _log_result(address, folder, result)
     faults = {address: result for address, result in by_address.items() if isinstance(result, ClusterError)}
     if faults:
@@ -79,13 +81,13 @@ def _sync_error(spec: ResourceSpec, folder: str, faults: Mapping[str, ClusterErr
     return ClusterError(problem)
 
 
-def bring(
+def sync_folder(
     settings: SSHSettings,
     files: Mapping[str, LocalFile],
     folders: tuple[str, str],
     silence_timeout: float,
     is_stopped: Callable[[], bool],
-) -> Brought:
+) -> SyncResult:
     """Copies files to one machine.
 
     Args:
@@ -99,13 +101,13 @@ def bring(
         ClusterError: names the file, the cause and the fix.
     """
 
-    def stays_for(seconds: float) -> bool:
+    def wait_while_needed(seconds: float) -> bool:
         until = time.monotonic() + seconds
         while not is_stopped() and time.monotonic() < until:
-            time.sleep(_LOOK_INTERVAL)
+            time.sleep(_POLL_INTERVAL)
         return not is_stopped()
 
-    with reach(settings, silence_timeout, stays_for) as machine:
+    with reach(settings, silence_timeout, wait_while_needed) as machine:
         try:
             sftp = machine.open_sftp()
         except (paramiko.SSHException, OSError, EOFError) as error:
@@ -117,7 +119,7 @@ def bring(
         assert channel is not None, "the SFTP session is open"
         channel.settimeout(silence_timeout)
         try:
-            return Bringing(sftp, *folders, files, is_stopped, lambda: _free(machine, folders[1])).run()
+            return FolderCopy(sftp, *folders, files, is_stopped, lambda: _free(machine, folders[1])).run()
         except StoppedError as error:
             raise ClusterError("the run was ended before all files were copied") from error
         except (TimeoutError, EOFError, paramiko.SSHException) as error:
@@ -127,8 +129,8 @@ def bring(
             ) from error
 
 
-def _log_result(address: str, folder: str, result: Brought) -> None:
-    text = f"copied {result.files} of {result.files + result.alike} files ({result.bytes} bytes) to {folder}"
+def _log_result(address: str, folder: str, result: SyncResult) -> None:
+    text = f"copied {result.files} of {result.files + result.unchanged} files ({result.bytes} bytes) to {folder}"
     if result.removed:
         text += f", removed {result.removed} that no longer exist here"
     _log.info("%s: %s", address, text)

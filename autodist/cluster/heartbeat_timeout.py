@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-_BEAT_INTERVAL = 1.0
+_HEARTBEAT_INTERVAL = 1.0
 
 
-def beat_interval(limit: float) -> float:
+def heartbeat_interval(limit: float) -> float:
     """Returns the seconds between two heartbeats for a timeout of `limit` seconds."""
-    return min(_BEAT_INTERVAL, limit / 5)
+    return min(_HEARTBEAT_INTERVAL, limit / 5)
 
 
 class HeartbeatTimeout:
@@ -26,25 +26,25 @@ class HeartbeatTimeout:
 
     Attributes:
         limit: as passed.
-        look_interval: seconds between two calls of `is_too_long`.
+        poll_interval: seconds between two calls of `has_expired`.
     """
 
     def __init__(self, limit: float, patience: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
-        self.look_interval = beat_interval(limit) / 2
+        self.poll_interval = heartbeat_interval(limit) / 2
         # If calls are further apart than this, the process did not run in between.
-        self._longest_interval = beat_interval(limit)
+        self._longest_interval = heartbeat_interval(limit)
         self._clock = clock
         self._last_call = clock()
         self._awake = 0.0
         self._last_message = patience
 
-    def heard(self) -> None:
+    def restart(self) -> None:
         """Restarts the timeout: a message arrived, or this end does not read at the moment. Thread-safe."""
         self._last_message = self._awake
 
-    def is_too_long(self) -> bool:
-        """Returns True if the other end counts as gone; call it every `look_interval` seconds from one thread."""
+    def has_expired(self) -> bool:
+        """Returns True if the other end counts as gone; call it every `poll_interval` seconds from one thread."""
         now = self._clock()
         self._awake += min(now - self._last_call, self._longest_interval)
         self._last_call = now

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from autodist.cluster.heartbeat_timeout import beat_interval
+from autodist.cluster.heartbeat_timeout import heartbeat_interval
 from autodist.cluster.load_adjusted_clock import Stopwatch
-from autodist.cluster.ports import PortHeld
+from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
 from autodist.cluster.worker_client import CONTROL_VARIABLE
 
@@ -35,7 +35,7 @@ class LaunchedScript:
 
     Args:
         start: the command to run.
-        held: the reserved port of its server; the script inherits the reservation.
+        reserved_port: the reserved port of its server; the script inherits the reservation.
         stop_timeout: seconds between SIGTERM and SIGKILL.
         send: called with `Line`, `Joined`, `Progress`, `Leaving`, `Done` and, last, `Exited`, from several threads.
         on_exit: called when all messages have been sent.
@@ -47,16 +47,16 @@ class LaunchedScript:
     def __init__(
         self,
         start: Start,
-        held: PortHeld,
+        reserved_port: ReservedPort,
         stop_timeout: float,
         send: Callable[[Message], None],
         on_exit: Callable[[], None],
     ) -> None:
         self._send, self._on_exit = send, on_exit
-        self._beat_interval = beat_interval(start.join.silence_timeout)
+        self._heartbeat_interval = heartbeat_interval(start.join.silence_timeout)
         self.began = time.monotonic()
         self._gone = threading.Event()
-        self._standing: Standing | None = None
+        self._stopped_check: StoppedProcessCheck | None = None
         self._forwarded = 0  # lines; not exact, since two threads count without a lock, which is harmless
         self._control, theirs = socket.socketpair()
         self._reports, report_fd = os.pipe()
@@ -64,7 +64,7 @@ class LaunchedScript:
         # PYTHONBREAKPOINT: `breakpoint()` works in the chief only, which has a terminal, unless another hook is set.
         environment = {"PYTHONBREAKPOINT": "0"} | os.environ | {"PYTHONUNBUFFERED": "1"} | dict(start.environment)
         environment.pop("PYTHONINSPECT", None)  # Python would wait for interactive input when the script has ended
-        environment[CONTROL_VARIABLE] = f"{theirs.fileno()},{held.fileno()}"
+        environment[CONTROL_VARIABLE] = f"{theirs.fileno()},{reserved_port.fileno()}"
         guard = [sys.executable, "-P", "-m", "autodist.cluster.guard", str(report_fd), environment[CONTROL_VARIABLE]]
         guard.append(str(stop_timeout))
         self._guard = subprocess.Popen(
@@ -74,24 +74,24 @@ class LaunchedScript:
             stderr=subprocess.PIPE,
             cwd=start.directory,
             env=environment,
-            pass_fds=(theirs.fileno(), held.fileno(), report_fd),
+            pass_fds=(theirs.fileno(), reserved_port.fileno(), report_fd),
             start_new_session=True,
         )
         theirs.close()
         os.close(report_fd)
-        held.release()
+        reserved_port.release()
         self._pumps = [self._run(f"script-{stream}", self._pump, stream) for stream in ("stdout", "stderr")]
         self._to_script: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.tell(start.join)
+        self.send_to_script(start.join)
         self._run("client-writer", self._send_to_script)
-        self._run("member", self._read_from_script)
+        self._run("worker-client", self._read_from_script)
         self._watch = self._run("script", self._wait)
 
     def is_stopped(self) -> bool:
-        """Returns True if the script's process is stopped; see `Standing.is_stopped`."""
-        return self._standing is not None and self._standing.is_stopped()
+        """Returns True if the script's process is stopped; see `StoppedProcessCheck.is_stopped`."""
+        return self._stopped_check is not None and self._stopped_check.is_stopped()
 
-    def tell(self, message: Message) -> None:
+    def send_to_script(self, message: Message) -> None:
         """Sends a message to the script's worker client, which reads it when it has been created."""
         self._to_script.put(message)
 
@@ -127,23 +127,23 @@ class LaunchedScript:
             for line in self._control.makefile("rb"):
                 message = decode(line)
                 if isinstance(message, Joined):
-                    self._run("member-beat", self._beat)
+                    self._run("worker-client-heartbeat", self._send_heartbeats)
                 self._send(message)
         except OSError:
             return  # the script has ended, which `_wait` reports
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Sends heartbeats to the script after it has joined; never queues more than one."""
-        while not self._gone.wait(self._beat_interval):
+        while not self._gone.wait(self._heartbeat_interval):
             if self._to_script.empty():
-                self.tell(Heartbeat())
+                self.send_to_script(Heartbeat())
 
     def _wait(self) -> None:
         with os.fdopen(self._reports, "rb") as reports:
             numbers = []
             for line in reports:
                 numbers.append(int(line))
-                self._standing = self._standing or Standing(numbers[0])
+                self._stopped_check = self._stopped_check or StoppedProcessCheck(numbers[0])
         guard_status = self._guard.wait()
         status = numbers[1] if len(numbers) == 2 else self._end_unguarded(numbers, guard_status)
         self._gone.set()
@@ -177,7 +177,7 @@ class LaunchedScript:
 _STOPPED = ("T", "t")
 
 
-class Standing:
+class StoppedProcessCheck:
     """Detects that a process is stopped (SIGSTOP, a debugger).
 
     Args:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LOOK_INTERVAL = 0.5
+POLL_INTERVAL = 0.5
 """Approximate seconds between two reads of a `Stopwatch`."""
 
 # Seconds are not stretched by more than this number of processes per processor.
@@ -32,26 +32,26 @@ class Stopwatch:
     not count.
 
     Args:
-        look_interval: seconds between two reads; after a much longer interval, this process counts as suspended.
+        poll_interval: seconds between two reads; after a much longer interval, this process counts as suspended.
         share: returns the current share of a processor, as `processor_share`.
         clock: returns the current time in seconds.
     """
 
     def __init__(
         self,
-        look_interval: float = LOOK_INTERVAL,
+        poll_interval: float = POLL_INTERVAL,
         share: Callable[[], float] = processor_share,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look_interval, self._share, self._clock = look_interval, share, clock
+        self._poll_interval, self._share, self._clock = poll_interval, share, clock
         self._last_read = clock()
         self._counted = 0.0
 
     def read(self) -> float:
-        """Returns the seconds counted so far; call it at least every `look_interval` seconds from one thread."""
+        """Returns the seconds counted so far; call it at least every `poll_interval` seconds from one thread."""
         now = self._clock()
-        if now - self._last_read >= self._look_interval / 5:
-            self._counted += min(now - self._last_read, 2 * self._look_interval) * self._share()
+        if now - self._last_read >= self._poll_interval / 5:
+            self._counted += min(now - self._last_read, 2 * self._poll_interval) * self._share()
             self._last_read = now
         return self._counted
 
@@ -62,5 +62,5 @@ def wait_for(changed: threading.Condition, predicate: Callable[[], object], limi
     while not predicate():
         if stopwatch.read() >= limit:
             return False
-        changed.wait(min(LOOK_INTERVAL, limit))
+        changed.wait(min(POLL_INTERVAL, limit))
     return True

@@ -13,26 +13,26 @@ from pathlib import Path
 _RANGE = range(20000, 32000)
 
 
-class PortHeld:
+class ReservedPort:
     """A port that no other process on this machine can bind until `release`.
 
     The socket is bound and does not listen: a process that waits for the server must not mistake it for the server.
 
     Args:
-        holder: the bound socket.
+        bound: the bound socket.
     """
 
-    def __init__(self, holder: socket.socket) -> None:
-        self._holder = holder
-        self.port: int = holder.getsockname()[1]
-        _inherited.add(holder)
+    def __init__(self, bound: socket.socket) -> None:
+        self._socket = bound
+        self.port: int = bound.getsockname()[1]
+        _inherited.add(bound)
 
     def fileno(self) -> int:
-        return self._holder.fileno()
+        return self._socket.fileno()
 
     def listen(self) -> None:
         """Accepts connections, to check that other machines reach the port; not for a port of a later server."""
-        self._holder.listen()
+        self._socket.listen()
 
     def release(self) -> None:
         """Releases the port; call it right before the server binds. Further calls have no effect.
@@ -40,24 +40,24 @@ class PortHeld:
         Processes that were forked before `_leave_to_parent` was registered have a copy of the socket that stays bound.
         With SO_REUSEADDR a server can still bind: TensorFlow's servers set it, too, and a copy never listens.
         """
-        if self._holder.fileno() >= 0:
-            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._holder.close()
+        if self._socket.fileno() >= 0:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.close()
 
 
-def hold_port(requested: int | None) -> PortHeld:
+def reserve_port(requested: int | None) -> ReservedPort:
     """Reserves the requested port or, for None, a free one.
 
     Raises:
         OSError: the requested port is taken or not allowed, or none is free.
     """
     if requested is not None:
-        return PortHeld(_bind_requested(requested))
+        return ReservedPort(_bind_requested(requested))
     # A random start, so that processes that search at the same time do not collide.
     start = int.from_bytes(os.urandom(4), "little") % len(_RANGE)
     for offset in range(len(_RANGE)):
         try:
-            return PortHeld(_bind(_RANGE[(start + offset) % len(_RANGE)]))
+            return ReservedPort(_bind(_RANGE[(start + offset) % len(_RANGE)]))
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
@@ -90,8 +90,8 @@ def _listens_on(descriptor: int, port: int) -> bool:
 
 def _leave_to_parent() -> None:
     """Closes inherited ports in a process forked from this one, for instance by `multiprocessing`."""
-    for holder in list(_inherited):
-        holder.close()
+    for bound in list(_inherited):
+        bound.close()
     for descriptor, port in _listening.items():
         with contextlib.suppress(OSError):  # TensorFlow has closed it
             if _listens_on(descriptor, port):
@@ -120,14 +120,14 @@ def _bind_requested(port: int) -> socket.socket:
 def _bind(port: int, reuse: bool = False) -> socket.socket:
     """Binds a port on all interfaces, as TensorFlow's servers do."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    holder = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
-            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         if reuse:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", port))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("", port))
     except OSError:
-        holder.close()
+        bound.close()
         raise
-    return holder
+    return bound

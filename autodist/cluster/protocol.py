@@ -109,7 +109,7 @@ class Membership(Message):
         payload: bytes that the chief sends to every worker.
         stop_timeout: time between SIGTERM and SIGKILL if the script has to end itself.
         silence_timeout: time without a heartbeat of the agent after which the script ends itself.
-        brought: pickled code of the chief's script that is in no file; usually empty.
+        pickled_code: pickled code of the chief's script that is in no file; usually empty.
         on_preempt: True if the chief saves when the worker receives SIGTERM; the first SIGTERM does not end the worker.
     """
 
@@ -120,7 +120,7 @@ class Membership(Message):
     payload: Base64UrlBytes
     stop_timeout: float
     silence_timeout: float
-    brought: Base64UrlBytes = b""
+    pickled_code: Base64UrlBytes = b""
     on_preempt: bool = False
 
 
@@ -155,16 +155,16 @@ class Doing(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Ask(Message):
+class ProgressRequest(Message):
     """Coordinator to agent to worker client: request for `Progress`. A stopped process does not answer.
 
     Attributes:
-        is_on_its_way: True if the script may not have reached its first step. Then the agent answers: there may be no
+        is_starting: True if the script may not have reached its first step. Then the agent answers: there may be no
             worker client yet, or an import, a read or tracing may block the script's other threads for long.
     """
 
     kind: Literal["Ask"] = field(default="Ask", kw_only=True)
-    is_on_its_way: bool = False
+    is_starting: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _queued() -> float:
 
 
 @dataclass(frozen=True)
-class Said(Message):
+class ChiefText(Message):
     """Coordinator to agent to worker client: text from the chief before the servers are connected; read in order.
 
     Attributes:
@@ -212,7 +212,7 @@ class Said(Message):
 
 
 @dataclass(frozen=True)
-class Waiting(Message):
+class ChiefWaits(Message):
     """Coordinator to agent to worker client: the chief's script waits in its first step for the other workers."""
 
     kind: Literal["Waiting"] = field(default="Waiting", kw_only=True)
@@ -281,8 +281,8 @@ class Lost(Message):
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(
     Annotated[
-        Inspect | Facts | Start | Membership | Joined | Leaving | Done | Ask | Progress | Said | Waiting | Release
-        | Stop | Line | Exited | Heartbeat | Lost,
+        Inspect | Facts | Start | Membership | Joined | Leaving | Done | ProgressRequest | Progress | ChiefText
+        | ChiefWaits | Release | Stop | Line | Exited | Heartbeat | Lost,
         Field(discriminator="kind"),
     ]
 )  # fmt: skip

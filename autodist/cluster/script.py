@@ -37,7 +37,8 @@ class Script:
             is none.
         digest: digest of that file's content when the script was started here.
         environment: environment variables to add to those of the worker's machine.
-        brought: pickled code that is in no file, such as a function of a notebook; read as `WorkerClient.brought`.
+        pickled_code: pickled code that is in no file, such as a function of a notebook; workers read it as
+            `WorkerClient.pickled_code`.
     """
 
     arguments: tuple[str, ...]
@@ -45,7 +46,7 @@ class Script:
     file: str | None
     digest: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
-    brought: bytes = b""
+    pickled_code: bytes = b""
 
     @staticmethod
     def of_this_process() -> Script:
@@ -73,15 +74,15 @@ class Script:
         elif command.kind is TargetKind.MODULE:
             file = _file_of_module(command.target, main, start.directory)
         digest = start.digest_of(file)
-        return Script(command.arguments, start.directory, file, digest, environment, b"".join(_brought))
+        return Script(command.arguments, start.directory, file, digest, environment, b"".join(_pickled_code))
 
 
-_brought: list[bytes] = []
+_pickled_code: list[bytes] = []
 
 
-def bring_along(content: bytes) -> None:
+def send_with_script(content: bytes) -> None:
     """Sets the pickled code that is sent to the other workers with the script."""
-    _brought[:] = [content]
+    _pickled_code[:] = [content]
 
 
 def _is_passed_on(variable: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autodist.cluster.addresses import is_loopback, split_host_and_port
 from autodist.cluster.load_adjusted_clock import Stopwatch
-from autodist.cluster.ports import PortHeld, leave_listening_to_this_process
+from autodist.cluster.ports import ReservedPort, leave_listening_to_this_process
 from autodist.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _RETRY_INTERVAL, _CONNECT_LIMIT = 0.05, 1.0
 
 
 def start_server(
-    addresses: Sequence[str], index: int, held: PortHeld, config: tf.compat.v1.ConfigProto | None = None
+    addresses: Sequence[str], index: int, reserved_port: ReservedPort, config: tf.compat.v1.ConfigProto | None = None
 ) -> tf.distribute.Server:
     """Starts this process's server.
 
@@ -33,7 +33,8 @@ def start_server(
     Args:
         addresses: "host:port" of all workers' servers.
         index: index of this worker.
-        held: its reserved port (`Coordinator.held`, `WorkerClient.held`), which this function releases.
+        reserved_port: its port, as in `Coordinator.reserved_port` or `WorkerClient.reserved_port`; this function
+            releases it.
         config: configuration of the server's devices and threads.
 
     Raises:
@@ -48,7 +49,7 @@ def start_server(
             ", ".join(addresses),
         )
     cluster = tf.train.ClusterSpec({JOB: list(addresses)})
-    held.release()
+    reserved_port.release()
     try:
         server = tf.distribute.Server(cluster, job_name=JOB, task_index=index, protocol="grpc", config=config)
     except tf.errors.OpError as error:

@@ -24,20 +24,20 @@ from autodist.errors import ClusterError
 
 
 @dataclass(frozen=True)
-class Brought:
+class SyncResult:
     """The result of copying a folder to one machine.
 
     Attributes:
         files: number of copied files.
         bytes: their total size.
-        alike: number of unchanged files.
+        unchanged: number of unchanged files.
         removed: number of removed files, which were copied earlier and no longer exist here.
         kept: paths of such files that were changed there since, and kept.
     """
 
     files: int = 0
     bytes: int = 0
-    alike: int = 0
+    unchanged: int = 0
     removed: int = 0
     kept: tuple[str, ...] = ()
 
@@ -47,7 +47,7 @@ class StoppedError(Exception):
 
 
 @dataclass
-class Bringing:
+class FolderCopy:
     """Copies a folder to one machine.
 
     Attributes:
@@ -67,14 +67,14 @@ class Bringing:
     free: Callable[[], int | None]
     _folders: dict[str, dict[str, paramiko.SFTPAttributes]] = field(default_factory=dict)
 
-    def run(self) -> Brought:
+    def run(self) -> SyncResult:
         record = self._read_record()
         before = dict(record)
-        alike = size = count = 0
+        unchanged = size = count = 0
         try:
             for path, file in self.files.items():
                 if self._is_there(path, file):
-                    alike += 1
+                    unchanged += 1
                     continue
                 self._copy(path, file)
                 record[path] = [file.size, file.modified]
@@ -83,7 +83,7 @@ class Bringing:
         finally:
             if record != before:
                 self._write_record(record)
-        return Brought(count, size, alike, removed, tuple(kept))
+        return SyncResult(count, size, unchanged, removed, tuple(kept))
 
     def _is_there(self, path: str, file: LocalFile) -> bool:
         folder, name = posixpath.split(path)

@@ -105,12 +105,12 @@ class ProgramError(Exception):
 
     Args:
         status: its exit status, if it has ended.
-        said: its output.
+        output: its output.
     """
 
-    def __init__(self, status: int | None, said: str) -> None:
-        self.status, self.said = status, said
-        super().__init__(said)
+    def __init__(self, status: int | None, output: str) -> None:
+        self.status, self.output = status, output
+        super().__init__(output)
 
 
 def why_no_connection(error: Exception, endpoint: Endpoint) -> ClusterError:
@@ -225,7 +225,7 @@ def _no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
 
 def _failed_program(error: paramiko.ProxyCommandFailure | ProgramError, endpoint: Endpoint) -> str:
     if isinstance(error, ProgramError):
-        output = f"with the output: {error.said}" if error.said else "without any output"
+        output = f"with the output: {error.output}" if error.output else "without any output"
         status = "" if error.status is None else f" with exit status {error.status}"
         failed = f"the `ssh` program ended{status} {output}"
     else:

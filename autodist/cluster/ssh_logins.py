@@ -34,11 +34,11 @@ class Logins:
 
     Args:
         settings: SSH settings of the machine.
-        stays_for: waits so many seconds; returns False if the login is no longer needed.
+        wait_while_needed: waits so many seconds; returns False if the login is no longer needed.
     """
 
-    def __init__(self, settings: SSHSettings, stays_for: Callable[[float], bool]) -> None:
-        self._settings, self._stays_for = settings, stays_for
+    def __init__(self, settings: SSHSettings, wait_while_needed: Callable[[float], bool]) -> None:
+        self._settings, self._wait_while_needed = settings, wait_while_needed
         self._clients: list[paramiko.SSHClient] = []
 
     def __enter__(self) -> Logins:
@@ -48,7 +48,7 @@ class Logins:
         for client in self._clients:
             client.close()
 
-    def start(self, command: Sequence[str], stdin: bytes) -> OverSSH:
+    def start(self, command: Sequence[str], stdin: bytes) -> ParamikoCommand:
         """Starts a command; see `Machine.start`."""
         try:
             session = self._open_session()
@@ -56,7 +56,7 @@ class Logins:
             session.sendall(stdin)
         except (paramiko.SSHException, OSError) as error:
             raise ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}") from error
-        return OverSSH(self._settings.host, session)
+        return ParamikoCommand(self._settings.host, session)
 
     def open_sftp(self) -> paramiko.SFTPClient:
         """Opens an SFTP session over a new login; see `Machine.open_sftp`."""
@@ -82,43 +82,43 @@ class Logins:
         return transport.open_session(timeout=self._settings.connect_timeout)
 
     def _log_in(self) -> paramiko.SSHClient:
-        return patiently(lambda: connect(self._settings), self._settings.patience, self._stays_for)
+        return retry_login(lambda: connect(self._settings), self._settings.patience, self._wait_while_needed)
 
 
-class OverSSH:
+class ParamikoCommand:
     """A command that was started over a connection of paramiko."""
 
     def __init__(self, host: str, channel: paramiko.Channel) -> None:
         self._host, self._channel = host, channel
 
     def send(self, content: bytes) -> None:
-        """See `Far.send`."""
+        """See `RemoteCommand.send`."""
         self._channel.sendall(content)
 
     def receive(self) -> bytes:
-        """See `Far.receive`."""
+        """See `RemoteCommand.receive`."""
         return self._channel.recv(_CHUNK)
 
     def receive_errors(self) -> bytes:
-        """See `Far.receive_errors`."""
+        """See `RemoteCommand.receive_errors`."""
         return self._channel.recv_stderr(_CHUNK)
 
     def why_ended(self) -> str | None:
-        """See `Far.why_ended`."""
+        """See `RemoteCommand.why_ended`."""
         return None if self._channel.get_transport().is_active() else f"the SSH connection to {self._host} broke"
 
     def close(self) -> None:
-        """See `Far.close`."""
+        """See `RemoteCommand.close`."""
         self._channel.close()
 
 
-def patiently(log_in: Callable[[], _T], patience: float, stays_for: Callable[[float], bool]) -> _T:
+def retry_login(log_in: Callable[[], _T], patience: float, wait_while_needed: Callable[[float], bool]) -> _T:
     """Logs in, and retries after transient errors.
 
     Args:
         log_in: function that logs in or raises a ClusterError; the cause of the error shows if it may be transient.
         patience: seconds after which it is not retried.
-        stays_for: waits so many seconds; returns False if the login is no longer needed.
+        wait_while_needed: waits so many seconds; returns False if the login is no longer needed.
 
     Raises:
         ClusterError: the error of the last attempt.
@@ -133,7 +133,7 @@ def patiently(log_in: Callable[[], _T], patience: float, stays_for: Callable[[fl
             # The random factor spreads the logins to several machines through one jump host.
             pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * _chance.uniform(0.5, 1)
             elapsed = time.monotonic() - began
-            if elapsed + pause > patience or not stays_for(pause):
+            if elapsed + pause > patience or not wait_while_needed(pause):
                 raise type(error)(f"{error}{_attempts_text(error, attempt, elapsed)}") from error
     raise AssertionError("counting does not end")
 

@@ -66,22 +66,22 @@ def require_program(host: str) -> None:
         )
 
 
-def find_way(settings: SSHSettings) -> list[Hop]:
+def find_route(settings: SSHSettings) -> list[Hop]:
     """Returns the machine, followed by its jump hosts, the nearest to it first.
 
     Raises:
         ClusterError: the configuration cannot be used, the jump hosts form a cycle, or a key file does not exist.
     """
-    way: list[Hop] = []
+    route: list[Hop] = []
     jumps: Sequence[str] = ()
     while True:
         options = read_options(settings.host, settings.username, settings.port, jumps)
         endpoint = endpoint_of(settings, options)
-        require_progress(endpoint, [hop.endpoint for hop in reversed(way)])
+        require_progress(endpoint, [hop.endpoint for hop in reversed(route)])
         _check_key_file(settings, endpoint)
-        way.append(Hop(settings, options, endpoint))
+        route.append(Hop(settings, options, endpoint))
         if not options.proxy_jump:
-            return way
+            return route
         *jumps, last = options.proxy_jump
         settings = replace(jump_settings(last, settings.others), connect_timeout=settings.connect_timeout)
 
@@ -96,20 +96,20 @@ def _check_key_file(settings: SSHSettings, endpoint: Endpoint) -> None:
         raise ClusterError(f"{endpoint}: the key file {error}. Correct `key_file`.") from error
 
 
-def command_line(way: Sequence[Hop], silence: float, connect_timeout: float, folder: str) -> list[str]:
+def command_line(route: Sequence[Hop], timeout: float, connect_timeout: float, folder: str) -> list[str]:
     """Returns the program and its options for a machine; the caller appends `--`, the host and the command.
 
     Args:
-        way: the machine and its jump hosts, as `find_way` returns them.
-        silence: seconds without a response that are allowed; the program ends some time later.
+        route: the machine and its jump hosts, as `find_route` returns them.
+        timeout: seconds without a response that are allowed; the program ends some time later.
         connect_timeout: seconds for reaching a port, and for the handshake until keys are offered.
         folder: folder for the output of the programs that connect to jump hosts; see `log_of`.
     """
-    hop, *before = way
+    hop, *before = route
     values = [*_ALWAYS, f"ConnectTimeout={math.ceil(connect_timeout)}", *_of_settings(hop)]
-    values += [f"ServerAliveInterval={math.ceil(silence)}", f"ServerAliveCountMax={_BEATS}"]
+    values += [f"ServerAliveInterval={math.ceil(timeout)}", f"ServerAliveCountMax={_BEATS}"]
     if before:
-        inner = command_line(before, silence, connect_timeout, folder)
+        inner = command_line(before, timeout, connect_timeout, folder)
         place = f"[{hop.endpoint.host}]:{hop.endpoint.port}"
         inner += ["-o", "ControlMaster=no", "-E", log_of(folder, len(before)), "-W", place]
         inner += ["--", before[0].settings.host]

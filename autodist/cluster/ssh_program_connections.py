@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from autodist.cluster.ssh_program_output import DONE, JOINED, OF_NO_CONNECTION, words_of
+from autodist.cluster.ssh_program_output import DONE, JOINED, OF_NO_CONNECTION, text_of_output
 
 _CHUNK = 1 << 16
 _MOST_LINES = 2000
 
 # Seconds between two checks that a login in progress is still needed.
-_LOOK_INTERVAL = 0.25
+_POLL_INTERVAL = 0.25
 
 # Seconds for the end of a program whose connection has ended, and of a killed program.
 _END_LIMIT = 1.0
@@ -46,7 +46,7 @@ class Connection:
             self._reading.start()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The program's output so far."""
         with self._changed:
             return "\n".join(self._lines)
@@ -56,7 +56,7 @@ class Connection:
         until = time.monotonic() + limit
         while time.monotonic() < until and stays():
             with self._changed:
-                is_over = self._changed.wait_for(lambda: DONE in self._lines or self.has_ended(), _LOOK_INTERVAL)
+                is_over = self._changed.wait_for(lambda: DONE in self._lines or self.has_ended(), _POLL_INTERVAL)
                 if is_over:
                     return DONE in self._lines
         return False
@@ -120,7 +120,7 @@ class JoinedProgram:
         finally:
             watch.cancel()
         self.program.wait(_LOCAL_LIMIT)
-        raise SessionRefusedError(words_of("\n".join(lines), OF_NO_CONNECTION))
+        raise SessionRefusedError(text_of_output("\n".join(lines), OF_NO_CONNECTION))
 
     def is_broken(self) -> bool:
         """Returns True if the program ended because the connection broke."""
@@ -133,36 +133,36 @@ class JoinedProgram:
         return self.login.status() is not None if self.login.is_ours else status == 255
 
 
-class OverProgram:
+class ProgramCommand:
     """A command that was started with the `ssh` program."""
 
     def __init__(self, host: str, joined: JoinedProgram) -> None:
         self._host, self._joined = host, joined
 
     def send(self, content: bytes) -> None:
-        """See `Far.send`."""
+        """See `RemoteCommand.send`."""
         self._joined.stream.sendall(content)
 
     def receive(self) -> bytes:
-        """See `Far.receive`."""
+        """See `RemoteCommand.receive`."""
         try:
             return self._joined.stream.recv(_CHUNK)
         except ConnectionResetError:
             return b""  # the program has ended before it has read all input
 
     def receive_errors(self) -> bytes:
-        """See `Far.receive_errors`."""
+        """See `RemoteCommand.receive_errors`."""
         try:
             return self._joined.errors.read1(_CHUNK)  # type: ignore[attr-defined]  # it is buffered
         except ValueError:  # closed by `ProgramLogins.__exit__`
             return b""
 
     def why_ended(self) -> str | None:
-        """See `Far.why_ended`."""
+        """See `RemoteCommand.why_ended`."""
         return f"the SSH connection to {self._host} broke" if self._joined.is_broken() else None
 
     def close(self) -> None:
-        """See `Far.close`."""
+        """See `RemoteCommand.close`."""
         with contextlib.suppress(OSError):
             self._joined.stream.shutdown(socket.SHUT_WR)
 

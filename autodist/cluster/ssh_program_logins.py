@@ -19,12 +19,12 @@ from autodist.cluster.ssh_connection import ONE_TRY, quote
 from autodist.cluster.ssh_errors import UnknownHostKeyError, why_no_connection
 from autodist.cluster.ssh_hops import known_hosts_of
 from autodist.cluster.ssh_keys import LoginRefusedError, UnusableKeyError, load_key
-from autodist.cluster.ssh_logins import patiently
-from autodist.cluster.ssh_program import Hop, command_line, find_way, joining, log_of, master, require_program
+from autodist.cluster.ssh_logins import retry_login
+from autodist.cluster.ssh_program import Hop, command_line, find_route, joining, log_of, master, require_program
 from autodist.cluster.ssh_program_connections import (
     Connection,
     JoinedProgram,
-    OverProgram,
+    ProgramCommand,
     SessionRefusedError,
     SftpSocket,
 )
@@ -33,8 +33,8 @@ from autodist.cluster.ssh_program_output import (
     find_cause,
     is_logged_in,
     is_logging_in,
+    text_of_output,
     unknown_cause,
-    words_of,
 )
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
@@ -51,12 +51,12 @@ class ProgramLogins:
 
     Args:
         settings: SSH settings of the machine.
-        silence: seconds without a response that are allowed.
-        stays_for: waits so many seconds; returns False if the login is no longer needed.
+        timeout: seconds without a response that are allowed.
+        wait_while_needed: waits so many seconds; returns False if the login is no longer needed.
     """
 
-    def __init__(self, settings: SSHSettings, silence: float, stays_for: Callable[[float], bool]) -> None:
-        self._settings, self._silence, self._stays_for = settings, silence, stays_for
+    def __init__(self, settings: SSHSettings, timeout: float, wait_while_needed: Callable[[float], bool]) -> None:
+        self._settings, self._timeout, self._wait_while_needed = settings, timeout, wait_while_needed
         self._child_processes = ChildProcesses()
         self._hops: list[Hop] = []
         self._logins: list[Connection] = []
@@ -79,14 +79,14 @@ class ProgramLogins:
             for stream in self._streams:
                 stream.close()
 
-    def start(self, command: Sequence[str], stdin: bytes) -> OverProgram:
+    def start(self, command: Sequence[str], stdin: bytes) -> ProgramCommand:
         """Starts a command; see `Machine.start`."""
         joined = self._join((), quote(command))
         try:
             joined.stream.sendall(stdin)
         except OSError as error:
             raise ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}") from error
-        return OverProgram(self._settings.host, joined)
+        return ProgramCommand(self._settings.host, joined)
 
     def open_sftp(self) -> paramiko.SFTPClient:
         """Opens an SFTP session; see `Machine.open_sftp`."""
@@ -108,12 +108,12 @@ class ProgramLogins:
         """Starts a command on the newest connection, or on a new one if that accepts no more commands."""
         if not self._logins:
             require_program(self._settings.host)
-            self._hops = find_way(self._settings)
+            self._hops = find_route(self._settings)
             self._logins += self._open_already()
         for login in self._logins[-1:]:
             with contextlib.suppress(SessionRefusedError):
                 return self._join_one(login, options, command)
-        self._logins.append(patiently(self._log_in, self._settings.patience, self._stays_for))
+        self._logins.append(retry_login(self._log_in, self._settings.patience, self._wait_while_needed))
         try:
             return self._join_one(self._logins[-1], options, command)
         except SessionRefusedError as error:
@@ -172,44 +172,44 @@ class ProgramLogins:
         )
         login = Connection(path, program)
         limit = (connect_timeout + self._settings.connect_timeout) * len(self._hops)
-        if login.wait_until_done(limit, lambda: self._stays_for(0)):
+        if login.wait_until_done(limit, lambda: self._wait_while_needed(0)):
             return login
         with contextlib.suppress(subprocess.TimeoutExpired):
             program.wait(_END_LIMIT if login.has_ended() else 0)
         is_late = program.poll() is None
         login.close()
         status = None if is_late else program.returncode
-        raise why_no_login(self._hops, self._child_processes.folder, login.said, status)
+        raise why_no_login(self._hops, self._child_processes.folder, login.output, status)
 
     def _line(self, connect_timeout: float = ONE_TRY) -> list[str]:
-        return command_line(self._hops, self._silence, connect_timeout, self._child_processes.folder)
+        return command_line(self._hops, self._timeout, connect_timeout, self._child_processes.folder)
 
 
-def why_no_login(way: Sequence[Hop], folder: str, output: str, status: int | None) -> ClusterError:
+def why_no_login(route: Sequence[Hop], folder: str, output: str, status: int | None) -> ClusterError:
     """Returns the error for a failed login.
 
     Args:
-        way: the machine, then its jump hosts, as `find_way` returns them.
+        route: the machine, then its jump hosts, as `find_route` returns them.
         folder: folder with the output of the programs that connect to the jump hosts.
         output: output of the program that connects to the machine.
         status: exit status of that program; None if it took too long.
     """
-    for number in range(1, len(way)):
+    for number in range(1, len(route)):
         log = _content(log_of(folder, number))
-        hop = way[-number]
+        hop = route[-number]
         cause = find_cause(log)
         if isinstance(cause, paramiko.ChannelException):
-            return _explained(cause, way[-number - 1])
+            return _explained(cause, route[-number - 1])
         if cause is not None and not is_logged_in(log):
             return _explained(cause, hop)
-    hop = way[0]
+    hop = route[0]
     if status is None:
         late = TimeoutError("timed out")
         return _explained(paramiko.AuthenticationException("timeout") if is_logging_in(output) else late, hop)
     cause = find_cause(output)
     command = hop.options.proxy_command
     if isinstance(cause, EOFError | ConnectionError) and command and "Remote protocol version" not in output:
-        cause = paramiko.ProxyCommandFailure(command, words_of(output, OF_NO_CONNECTION) or "it ended")
+        cause = paramiko.ProxyCommandFailure(command, text_of_output(output, OF_NO_CONNECTION) or "it ended")
     return _explained(cause or unknown_cause(output, status), hop)
 
 

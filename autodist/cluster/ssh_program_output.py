@@ -74,10 +74,10 @@ def find_cause(output: str) -> Exception | None:
 
 def unknown_cause(output: str, status: int | None) -> ProgramError:
     """Returns the exception for unknown output; it quotes the output without log lines."""
-    return ProgramError(status, words_of(output))
+    return ProgramError(status, text_of_output(output))
 
 
-def words_of(output: str, omitted: tuple[str, ...] = ()) -> str:
+def text_of_output(output: str, omitted: tuple[str, ...] = ()) -> str:
     """Returns the output in one line, without log lines.
 
     Args:

@@ -11,13 +11,13 @@ import paramiko
 from autodist.cluster.ssh_logins import Logins
 from autodist.cluster.ssh_program_logins import ProgramLogins
 from autodist.cluster.ssh_settings import SSHSettings
-from autodist.cluster.stream_relay import Far
+from autodist.cluster.stream_relay import RemoteCommand
 
 
 class Machine(Protocol):
     """A machine reached over SSH with as many logins as its server requires; retries while it boots or is busy."""
 
-    def start(self, command: Sequence[str], stdin: bytes) -> Far:
+    def start(self, command: Sequence[str], stdin: bytes) -> RemoteCommand:
         """Starts a command.
 
         Args:
@@ -51,14 +51,16 @@ class Machine(Protocol):
         ...
 
 
-def reach(settings: SSHSettings, silence: float, stays_for: Callable[[float], bool]) -> AbstractContextManager[Machine]:
+def reach(
+    settings: SSHSettings, timeout: float, wait_while_needed: Callable[[float], bool]
+) -> AbstractContextManager[Machine]:
     """Returns a context manager for a machine, which closes the connections at its exit.
 
     Args:
         settings: SSH settings of the machine.
-        silence: seconds without a response that are allowed.
-        stays_for: waits so many seconds; returns False if the machine is no longer needed.
+        timeout: seconds without a response that are allowed.
+        wait_while_needed: waits so many seconds; returns False if the machine is no longer needed.
     """
     if settings.transport == "openssh":
-        return ProgramLogins(settings, silence, stays_for)
-    return Logins(settings, stays_for)
+        return ProgramLogins(settings, timeout, wait_while_needed)
+    return Logins(settings, wait_while_needed)

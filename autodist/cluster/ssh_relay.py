@@ -26,15 +26,15 @@ from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.stream_relay import Ends, Relay
 from autodist.errors import ClusterError
 
-_LOOK_INTERVAL, _GRACE = 1.0, 1.0
+_POLL_INTERVAL, _GRACE = 1.0, 1.0
 
 
 def _relay_all(
     settings: SSHSettings,
     module: Sequence[str],
     all_ends: Sequence[Ends],
-    silence: float,
-    make_silence: Callable[[], HeartbeatTimeout],
+    timeout: float,
+    make_timeout: Callable[[], HeartbeatTimeout],
 ) -> None:
     """Starts a command for each of the chief's streams, one after another; returns when all have ended."""
     have_started = threading.Event()
@@ -42,28 +42,28 @@ def _relay_all(
     threading.Thread(
         target=_end_with_the_chief, name="autodist-relay-chief", args=(chief_gone, have_started), daemon=True
     ).start()
-    with reach(settings, silence, lambda seconds: _stays_for(seconds, all_ends)) as machine:
+    with reach(settings, timeout, lambda seconds: _wait_while_needed(seconds, all_ends)) as machine:
         relays: list[threading.Thread] = []
         lost = None
         for ends in all_ends:
             if lost is None:
                 try:
-                    far = machine.start(settings.command(*module), settings.preamble)
+                    remote = machine.start(settings.command(*module), settings.preamble)
                 except ClusterError as error:
                     lost = Lost(str(error), isinstance(error, UnreachableError))
                 else:
-                    run = Relay(settings.host, far, ends, make_silence()).run
+                    run = Relay(settings.host, remote, ends, make_timeout()).run
                     relays.append(threading.Thread(target=run, name=f"autodist-relay-{len(relays)}"))
                     relays[-1].start()
                     continue
-            ends.tell(encode(lost))
+            ends.send(encode(lost))
             ends.close()
         have_started.set()
         for relay in relays:
             relay.join()
 
 
-def _stays_for(seconds: float, all_ends: Sequence[Ends]) -> bool:
+def _wait_while_needed(seconds: float, all_ends: Sequence[Ends]) -> bool:
     """Waits; returns False if the chief has ended."""
     return not _poll_for_chief(all_ends).poll(seconds * 1000)
 
@@ -78,7 +78,7 @@ def _poll_for_chief(all_ends: Sequence[Ends]) -> select.poll:
 def _end_with_the_chief(gone: select.poll, have_started: threading.Event) -> None:
     """Kills this process if the chief ends during a login, which may block for long."""
     while not have_started.is_set():
-        if gone.poll(_LOOK_INTERVAL * 1000) and not have_started.wait(_GRACE):
+        if gone.poll(_POLL_INTERVAL * 1000) and not have_started.wait(_GRACE):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -90,9 +90,9 @@ def main() -> int:
         return 0  # the chief has already ended
     limit, first = order["limits"]["silence_timeout"], order["limits"]["reach_timeout"]
     # The first message of an agent is late, since it has to load Python first, maybe from a network drive.
-    make_silence = functools.partial(HeartbeatTimeout, limit, patience=max(0.0, first - limit))
+    make_timeout = functools.partial(HeartbeatTimeout, limit, patience=max(0.0, first - limit))
     all_ends = [Ends.of(*three) for three in order["channels"]]
-    _relay_all(SSHSettings(**order["settings"]), order["module"], all_ends, limit, make_silence)
+    _relay_all(SSHSettings(**order["settings"]), order["module"], all_ends, limit, make_timeout)
     return 0
 
 

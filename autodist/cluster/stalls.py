@@ -14,7 +14,7 @@ from autodist.cluster.protocol import Doing, Progress
 
 _log = logging.getLogger("autodist.cluster")
 
-_LOOK_INTERVAL = 5.0
+_POLL_INTERVAL = 5.0
 
 _BUSY = 0.1
 """Seconds of CPU time per second; a process that only waits for messages uses less."""
@@ -37,7 +37,7 @@ _WAITS_IN = (Doing.JOINING, Doing.STEPPING)
 
 
 @dataclass(frozen=True)
-class Seen:
+class WorkerProgress:
     """Two observations of one worker.
 
     Attributes:
@@ -45,16 +45,16 @@ class Seen:
         before: its progress at the first observation; None if it did not answer.
         now: its progress at the second observation; None if it has not answered yet.
         between: seconds between the two.
-        silent: time since its last answer, in seconds of a `Stopwatch`.
-        unheard: time since the last message of its agent, including heartbeats, in the same unit.
+        since_answer: time since its last answer, in seconds of a `Stopwatch`.
+        since_message: time since the last message of its agent, including heartbeats, in the same unit.
     """
 
     name: str
     before: Progress | None
     now: Progress | None
     between: float
-    silent: float = 0.0
-    unheard: float = 0.0
+    since_answer: float = 0.0
+    since_message: float = 0.0
 
     @property
     def waits(self) -> bool:
@@ -107,19 +107,19 @@ class Limits:
     deadlock: float
 
     @property
-    def look_interval(self) -> float:
+    def poll_interval(self) -> float:
         """Seconds between two observations of the other workers."""
-        return min(_LOOK_INTERVAL, self.stall / 4, self.answer / 4, self.deadlock / 4)
+        return min(_POLL_INTERVAL, self.stall / 4, self.answer / 4, self.deadlock / 4)
 
 
-def find_stall(chief: Seen, others: Mapping[str, Seen], limits: Limits) -> Stall | None:
+def find_stall(chief: WorkerProgress, others: Mapping[str, WorkerProgress], limits: Limits) -> Stall | None:
     """Returns the reason that the run can never continue, if that is certain, else None.
 
     It is certain if a process does not answer, or if all workers whose scripts run wait in steps and compute nothing.
     """
     everyone = [chief, *others.values()]
     for seen in others.values():
-        if seen.silent >= limits.answer:
+        if seen.since_answer >= limits.answer:
             return _unanswered(seen, _while_waited_for([one.name for one in everyone if one.is_held_up]), limits)
     waiting = [seen for seen in everyone if seen.waits]
     if not waiting or not all(seen.waits or seen.is_done for seen in everyone):
@@ -136,13 +136,13 @@ def find_stall(chief: Seen, others: Mapping[str, Seen], limits: Limits) -> Stall
     )  # fmt: skip
 
 
-def _unanswered(worker: Seen, while_waited_for: str, limits: Limits) -> Stall:
+def _unanswered(worker: WorkerProgress, while_waited_for: str, limits: Limits) -> Stall:
     """Returns the stall of a worker that does not answer; blames its machine if its agent is silent, too."""
-    if worker.unheard >= max(limits.answer / 2, _HEARTBEATS):
+    if worker.since_message >= max(limits.answer / 2, _HEARTBEATS):
         return Stall(
-            worker.name, f"was lost: nothing was heard from its machine for {worker.unheard:.0f} s{while_waited_for}; "
-            "check that the machine and the network to it are up; if the network pauses for longer, raise "
-            "`answer_timeout`", is_lost=True,
+            worker.name, f"was lost: nothing was heard from its machine for {worker.since_message:.0f} s"
+            f"{while_waited_for}; check that the machine and the network to it are up; if the network pauses for "
+            "longer, raise `answer_timeout`", is_lost=True,
         )  # fmt: skip
     return Stall(
         worker.name, f"has not answered for {limits.answer:g} s{while_waited_for}: its process was stopped, "
@@ -156,7 +156,7 @@ def _while_waited_for(names: list[str]) -> str:
     return f", while {' and '.join(names)} wait{'s' if len(names) == 1 else ''} for it"
 
 
-def _missed(chief: Seen, ended: list[Seen], waiting: list[Seen]) -> Stall:
+def _missed(chief: WorkerProgress, ended: list[WorkerProgress], waiting: list[WorkerProgress]) -> Stall:
     waiters = " and ".join(seen.name for seen in waiting) + (" waits" if len(waiting) == 1 else " wait")
     if ended == [chief]:
         return Stall(waiting[0].name, f"waits in a step for {chief.name}, whose script has ended. {SAME_STEPS}")
@@ -164,16 +164,16 @@ def _missed(chief: Seen, ended: list[Seen], waiting: list[Seen]) -> Stall:
     return Stall(first.name, f"has ended its script, and {waiters} for it in a further step. {SAME_STEPS}")
 
 
-class AsksWorkers(Protocol):
+class ProgressSource(Protocol):
     """The methods of the coordinator that `StallWatch` calls."""
 
-    def ask(self, limit: float, are_on_their_way: bool) -> dict[str, Progress | None] | None: ...
+    def request_progress(self, limit: float, are_starting: bool) -> dict[str, Progress | None] | None: ...
 
-    def take_heard(self) -> set[str]: ...
+    def take_senders(self) -> set[str]: ...
 
     def wait_for_end(self, timeout: float) -> bool: ...
 
-    def give_up(self, worker: str, reason: str, is_lost: bool) -> None: ...
+    def end_with_failure(self, worker: str, reason: str, is_lost: bool) -> None: ...
 
 
 class StallWatch:
@@ -191,7 +191,9 @@ class StallWatch:
         limits: time limits.
     """
 
-    def __init__(self, coordinator: AsksWorkers, chief: str, progress: Callable[[], Progress], limits: Limits) -> None:
+    def __init__(
+        self, coordinator: ProgressSource, chief: str, progress: Callable[[], Progress], limits: Limits
+    ) -> None:
         self._coordinator, self._chief, self._progress, self._limits = coordinator, chief, progress, limits
         self._reset()
         threading.Thread(target=self._watch, name="autodist-stalls", daemon=True).start()
@@ -200,12 +202,12 @@ class StallWatch:
         """Starts a new wait of the chief."""
         self._log_after = self._limits.stall
         self._before: tuple[float, Progress, Mapping[str, Progress | None]] | None = None
-        self._stopwatch = Stopwatch(self._limits.look_interval)
+        self._stopwatch = Stopwatch(self._limits.poll_interval)
         self._last_answer: dict[str, float] = {}
         self._last_heard: dict[str, float] = {}
 
     def _watch(self) -> None:
-        interval = self._limits.look_interval
+        interval = self._limits.poll_interval
         while not self._coordinator.wait_for_end(interval):
             own_progress = self._progress()
             if own_progress.doing == Doing.ELSE or own_progress.since < interval:
@@ -216,10 +218,10 @@ class StallWatch:
     def _observe(self) -> None:
         observed_at, own_progress = time.monotonic(), self._progress()
         requested_at, is_joining = self._stopwatch.read(), own_progress.doing == Doing.JOINING
-        answers = self._coordinator.ask(self._limits.look_interval / 2, is_joining)
+        answers = self._coordinator.request_progress(self._limits.poll_interval / 2, is_joining)
         if answers is None:
             return
-        answered_at, heard = self._stopwatch.read(), self._coordinator.take_heard()
+        answered_at, heard = self._stopwatch.read(), self._coordinator.take_senders()
         for name, answer in answers.items():
             self._last_answer[name] = self._last_answer.get(name, requested_at) if answer is None else answered_at
             self._last_heard[name] = answered_at if name in heard else self._last_heard.get(name, requested_at)
@@ -227,9 +229,9 @@ class StallWatch:
         if before is None:
             return
         between = time.monotonic() - before[0]
-        chief = Seen(self._chief, before[1], self._progress(), between)
+        chief = WorkerProgress(self._chief, before[1], self._progress(), between)
         others = {
-            name: Seen(
+            name: WorkerProgress(
                 name,
                 before[2][name],
                 now,
@@ -241,12 +243,12 @@ class StallWatch:
         }
         stall = find_stall(chief, others, self._limits)
         if stall is not None:
-            self._coordinator.give_up(stall.worker, stall.reason, stall.is_lost)
+            self._coordinator.end_with_failure(stall.worker, stall.reason, stall.is_lost)
         elif chief.since >= self._log_after:
             self._log_after = 2 * chief.since
             self._log_wait(chief, others)
 
-    def _log_wait(self, chief: Seen, others: Mapping[str, Seen]) -> None:
+    def _log_wait(self, chief: WorkerProgress, others: Mapping[str, WorkerProgress]) -> None:
         late = [f"{name} (for {seen.since:.0f} s)" for name, seen in others.items() if _is_elsewhere(seen)]
         if late:
             place = "the end of its script" if chief.is_done else "a step" if chief.has_joined else "its first step"
@@ -256,5 +258,5 @@ class StallWatch:
             )  # fmt: skip
 
 
-def _is_elsewhere(seen: Seen) -> bool:
+def _is_elsewhere(seen: WorkerProgress) -> bool:
     return seen.now is not None and seen.now.doing == Doing.ELSE

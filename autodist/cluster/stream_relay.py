@@ -8,11 +8,11 @@ import threading
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from autodist.cluster.heartbeat_timeout import HeartbeatTimeout, beat_interval
+from autodist.cluster.heartbeat_timeout import HeartbeatTimeout, heartbeat_interval
 from autodist.cluster.protocol import Heartbeat, Lost, encode
 
 
-class Far(Protocol):
+class RemoteCommand(Protocol):
     """A connection to a command on another machine."""
 
     def send(self, content: bytes) -> None:
@@ -55,7 +55,7 @@ class Ends:
         """Opens three file descriptors."""
         return Ends(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), os.fdopen(errors, "wb"))
 
-    def tell(self, content: bytes) -> None:
+    def send(self, content: bytes) -> None:
         """Sends bytes to the chief, if it still runs."""
         with contextlib.suppress(BrokenPipeError):
             _write(self.outgoing, content)
@@ -72,38 +72,42 @@ class Relay:
 
     Args:
         host: name of the machine, for messages.
-        far: the connection to the command.
+        remote: the connection to the command.
         ends: the chief's ends of its streams.
-        silence: timeout of the connection.
+        timeout: timeout of the connection.
     """
 
-    def __init__(self, host: str, far: Far, ends: Ends, silence: HeartbeatTimeout) -> None:
-        self._host, self._far, self._ends = host, far, ends
+    def __init__(self, host: str, remote: RemoteCommand, ends: Ends, timeout: HeartbeatTimeout) -> None:
+        self._host, self._remote, self._ends = host, remote, ends
         self._sending = threading.Lock()
         self._ended = threading.Event()
         self._problem: str | None = None
         self._receiving = True
-        self._silence = silence
+        self._timeout = timeout
 
     def run(self) -> None:
         """Returns when either side has ended or the connection is lost, after this was sent to the coordinator."""
         errors = threading.Thread(target=self._forward_errors, name="autodist-relayed-errors", daemon=True)
         errors.start()
-        for name, work in {"input": self._forward_input, "output": self._forward_output, "beat": self._beat}.items():
+        for name, work in {
+            "input": self._forward_input,
+            "output": self._forward_output,
+            "beat": self._send_heartbeats,
+        }.items():
             threading.Thread(target=work, name=f"autodist-relayed-{name}", daemon=True).start()
-        while not self._ended.wait(self._silence.look_interval):
+        while not self._ended.wait(self._timeout.poll_interval):
             if not self._receiving:
-                self._silence.heard()
-            if self._silence.is_too_long():
+                self._timeout.restart()
+            if self._timeout.has_expired():
                 self._end(
-                    f"nothing was heard from {self._host} for {self._silence.limit:g} s; check that the machine and "
+                    f"nothing was heard from {self._host} for {self._timeout.limit:g} s; check that the machine and "
                     "the network to it are up; if the network pauses for longer, raise `silence_timeout`"
                 )
         errors.join(1)
         if self._problem is not None:
-            self._ends.tell(b"\n" + encode(Lost(self._problem, is_away=True)))
+            self._ends.send(b"\n" + encode(Lost(self._problem, is_away=True)))
         else:
-            self._far.close()  # other commands on the connection continue; if the link is cut, this might block
+            self._remote.close()  # other commands on the connection continue; if the link is cut, this might block
         self._ends.close()
 
     def _end(self, problem: str | None) -> None:
@@ -117,32 +121,32 @@ class Relay:
                 self._send(line)
             self._end(None)
 
-    def _beat(self) -> None:
-        while not self._ended.wait(beat_interval(self._silence.limit)):
+    def _send_heartbeats(self) -> None:
+        while not self._ended.wait(heartbeat_interval(self._timeout.limit)):
             self._send(encode(Heartbeat()))
 
     def _send(self, line: bytes) -> None:
         """Sends a whole line, since two threads send. Blocks if the link is cut and its buffers are full."""
         try:
             with self._sending:
-                self._far.send(line)
+                self._remote.send(line)
         except OSError:
             return  # the channel has ended, which the reading thread handles
 
     def _forward_output(self) -> None:
         try:
-            while received := self._far.receive():
+            while received := self._remote.receive():
                 # The agent is not silent if the chief does not read the output (its terminal may be halted).
                 self._receiving = False
                 _write(self._ends.outgoing, received)
-                self._silence.heard()
+                self._timeout.restart()
                 self._receiving = True
         except OSError as error:
             self._end(f"forwarding the output of {self._host} failed: {error}")
-        self._end(self._far.why_ended())
+        self._end(self._remote.why_ended())
 
     def _forward_errors(self) -> None:
-        while received := self._far.receive_errors():
+        while received := self._remote.receive_errors():
             _write(self._ends.errors, received)
 
 

@@ -25,7 +25,7 @@ class Channel:
         stdin: bytes to the command.
         stdout: bytes from the command.
         stderr: bytes from the command.
-        beats: True if the command runs on another machine, from which an agent sends heartbeats.
+        sends_heartbeats: True if the command runs on another machine, from which an agent sends heartbeats.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Channel:
         stdin: IO[bytes],
         stdout: IO[bytes],
         stderr: IO[bytes],
-        beats: bool = False,
+        sends_heartbeats: bool = False,
     ) -> None:
-        self._process, self.beats = process, beats
+        self._process, self.sends_heartbeats = process, sends_heartbeats
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         _open_channels.add(self)
 

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from types import TracebackType
 
 from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
-from autodist.cluster.load_adjusted_clock import LOOK_INTERVAL, Stopwatch, wait_for
-from autodist.cluster.ports import PortHeld
+from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch, wait_for
+from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import (
-    Ask,
+    ChiefText,
+    ChiefWaits,
     Doing,
     Done,
     Joined,
@@ -27,9 +28,8 @@ from autodist.cluster.protocol import (
     Membership,
     Message,
     Progress,
+    ProgressRequest,
     Release,
-    Said,
-    Waiting,
     decode,
     encode,
 )
@@ -56,21 +56,21 @@ class WorkerClient:
         name: name of this worker.
         addresses: addresses of all workers' servers, as "host:port", by index.
         payload: the bytes passed to `Coordinator.start`.
-        brought: pickled code that is in no file, as in `Script`.
-        held: this worker's reserved port; `start_server` releases it.
+        pickled_code: pickled code that is in no file, as in `Script`.
+        reserved_port: this worker's reserved port; `start_server` releases it.
         progress: called, from a thread of the worker client, when the coordinator requests the script's progress.
     """
 
-    def __init__(self, control: socket.socket, held: PortHeld) -> None:
-        self._control, self.held = control, held
+    def __init__(self, control: socket.socket, reserved_port: ReservedPort) -> None:
+        self._control, self.reserved_port = control, reserved_port
         self._process = os.getpid()
         os.register_at_fork(after_in_child=self._leave_to_parent)
         self._lines = control.makefile("rb")
         join = decode(self._lines.readline())
         assert isinstance(join, Membership), "the agent's first message"
         self.index, self.name, self.addresses, self.payload = join.index, join.name, join.addresses, join.payload
-        self._stop_timeout, self.brought = join.stop_timeout, join.brought
-        self._silence = HeartbeatTimeout(join.silence_timeout)
+        self._stop_timeout, self.pickled_code = join.stop_timeout, join.pickled_code
+        self._timeout = HeartbeatTimeout(join.silence_timeout)
         self._script_end = watch_script_end()
         self._script_end.run_handlers_on_termination()
         self._is_leaving = threading.Event()
@@ -86,7 +86,7 @@ class WorkerClient:
         began = time.monotonic()
         self.progress: Callable[[], Progress] = lambda: Progress.of_this_process(Doing.ELSE, began)
         self._send(Joined())
-        threading.Thread(target=self._listen, name="autodist-member", daemon=True).start()
+        threading.Thread(target=self._listen, name="autodist-worker-client", daemon=True).start()
         threading.Thread(target=self._watch_timeout, name="autodist-silence", daemon=True).start()
 
     @staticmethod
@@ -98,7 +98,7 @@ class WorkerClient:
         """
         return _client()
 
-    def hear(self) -> str | None:
+    def receive_text(self) -> str | None:
         """Waits for the next text sent by `Coordinator.say`; None after the chief has reached its first step."""
         text = self._texts.get()
         if text is None:
@@ -125,18 +125,18 @@ class WorkerClient:
         hook = sys.excepthook
 
         def print_later(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self.hold()
+            self.wait_for_chief_to_fail()
             hook(kind, error, trace)
 
         sys.excepthook = print_later
 
-    def hold(self) -> None:
+    def wait_for_chief_to_fail(self) -> None:
         """Waits for the delay of `let_chief_fail_first`; this worker may be stopped meanwhile."""
         if self._script_end.is_terminated:
             return
         stopwatch = Stopwatch()
         while os.getpid() == self._process and not self._ended.is_set() and stopwatch.read() < self._delay:
-            if self._chief_waits.wait(min(LOOK_INTERVAL, self._delay)):
+            if self._chief_waits.wait(min(POLL_INTERVAL, self._delay)):
                 return
         self._delay = 0.0
 
@@ -199,13 +199,13 @@ class WorkerClient:
         released = False
         try:
             for line in self._lines:
-                self._silence.heard()
+                self._timeout.restart()
                 match decode(line):
-                    case Ask():
+                    case ProgressRequest():
                         self._send(self.progress())
-                    case Said(text):
+                    case ChiefText(text):
                         self._texts.put(text)
-                    case Waiting():
+                    case ChiefWaits():
                         self._texts.put(None)
                         self._chief_waits.set()
                     case Release():
@@ -219,8 +219,8 @@ class WorkerClient:
 
     def _watch_timeout(self) -> None:
         """Ends the script if its agent sends no message within the timeout."""
-        while not self._ended.wait(self._silence.look_interval):
-            if self._silence.is_too_long():
+        while not self._ended.wait(self._timeout.poll_interval):
+            if self._timeout.has_expired():
                 # In a thread: the agent reads this process's output, and a full pipe blocks.
                 threading.Thread(target=self._report_silence, name="autodist-silent-agent", daemon=True).start()
                 self._end(released=False)
@@ -228,7 +228,7 @@ class WorkerClient:
     def _report_silence(self) -> None:
         _log.warning(
             "%s: its agent on this machine has sent nothing for %g s, so the script ends; check that the agent's "
-            "process was not stopped.", self.name, self._silence.limit,
+            "process was not stopped.", self.name, self._timeout.limit,
         )  # fmt: skip
 
     def _end(self, released: bool) -> None:
@@ -263,4 +263,4 @@ def _client() -> WorkerClient | None:
     control_fd, port_fd = (int(number) for number in descriptors.split(","))
     for number in (control_fd, port_fd):
         os.set_inheritable(number, False)
-    return WorkerClient(socket.socket(fileno=control_fd), PortHeld(socket.socket(fileno=port_fd)))
+    return WorkerClient(socket.socket(fileno=control_fd), ReservedPort(socket.socket(fileno=port_fd)))

@@ -50,7 +50,7 @@ class WorkerConnection:
         answer: answer to `Inspect`; None until it arrives.
         joined: True if the script has joined the run.
         done: True if the script has reported that it is done.
-        progress: answer to the last `Ask`; None until it arrives.
+        progress: answer to the last `ProgressRequest`; None until it arrives.
         ending: end of the worker; None while it runs.
         is_leaving: True if the worker received SIGTERM.
         status: exit status of the script, if it is known.
@@ -98,9 +98,9 @@ class WorkerConnection:
         except (OSError, ValueError):  # ValueError: closed by `close`
             return
 
-    def take_heard(self) -> bool:
+    def take_senders(self) -> bool:
         """Returns True if the agent has sent something since the last call, or sends no heartbeats."""
-        has_sent, self._has_sent = self._has_sent, not self._channel.beats
+        has_sent, self._has_sent = self._has_sent, not self._channel.sends_heartbeats
         return has_sent
 
     def wait(self, timeout: float) -> bool:

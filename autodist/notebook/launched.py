@@ -14,7 +14,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from autodist.cluster.script import bring_along
+from autodist.cluster.script import send_with_script
 from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import LaunchError
 from autodist.notebook.process import FILES
@@ -24,16 +24,16 @@ from autodist.runs.cli_overrides import take_over
 
 def main() -> None:
     sys.excepthook = _print_error
-    member = WorkerClient.from_environment()
-    if member is not None:
-        _call(member.brought)
+    worker_client = WorkerClient.from_environment()
+    if worker_client is not None:
+        _call(worker_client.pickled_code)
         return
     # Both stay open for a re-exec of this process (`max_restarts`), which needs them again.
     ordered, outcome = map(int, os.environ.pop(FILES).split(","))
     order = os.pread(ordered, os.fstat(ordered).st_size, 0)
     # Line buffering, since other workers' lines come in between. Without a terminal, Python would buffer much more.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # it is Python's own
-    bring_along(order)
+    send_with_script(order)
     _call_as_chief(order, _Report(outcome))
 
 

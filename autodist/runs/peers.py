@@ -52,7 +52,7 @@ class Peers:
 
     Args:
         spec: the machines.
-        member: connection to the agent that started this process; None on the chief.
+        worker_client: connection to the agent that started this process; None on the chief.
         payload: the start message for workers that the chief starts.
         seed: of the run.
         start_up: shows the progress of the start.
@@ -66,13 +66,18 @@ class Peers:
     """
 
     def __init__(
-        self, spec: ResourceSpec, member: WorkerClient | None, payload: bytes, seed: int, start_up: StartupProgress
+        self,
+        spec: ResourceSpec,
+        worker_client: WorkerClient | None,
+        payload: bytes,
+        seed: int,
+        start_up: StartupProgress,
     ) -> None:
-        self._spec, self._member, self._payload, self._start_up = spec, member, payload, start_up
+        self._spec, self._worker_client, self._payload, self._start_up = spec, worker_client, payload, start_up
         self._seed = seed
         self._launch: WorkerLaunch | None = None
-        if member is not None:
-            member.let_chief_fail_first(spec.cause_timeout)
+        if worker_client is not None:
+            worker_client.let_chief_fail_first(spec.cause_timeout)
         self._executor: InterruptibleExecutor | None = None
         self._joins_since: float | None = None
         self._ended_at: float | None = None
@@ -111,7 +116,7 @@ class Peers:
 
     def begin(self) -> None:
         """On the chief, starts the other workers, if there are any, in the background."""
-        if self._member is None and len(self._spec.workers) > 1 and not _joined and self._launch is None:
+        if self._worker_client is None and len(self._spec.workers) > 1 and not _joined and self._launch is None:
             under_way = WorkerLaunch.under_way(self._spec)
             self._launch = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._start_up)
             self._launch.on_failure = self._on_failure
@@ -138,12 +143,12 @@ class Peers:
         """
         self.begin()
         if self._launch is not None:
-            self._launch.coordinator.say(json.dumps([name, text]))
+            self._launch.coordinator.send_text(json.dumps([name, text]))
 
     def hear(self, name: str) -> str | None:
         """On another worker, returns the text that the chief sends in the same call; None if the chief is past it."""
-        assert self._member is not None, "the chief says it"
-        sent_in, text = json.loads(self._member.hear() or '["", ""]')
+        assert self._worker_client is not None, "the chief says it"
+        sent_in, text = json.loads(self._worker_client.receive_text() or '["", ""]')
         if sent_in == name:
             return str(text)
         self.apart = self.apart or (name, sent_in)
@@ -151,8 +156,8 @@ class Peers:
 
     def note_unheard(self) -> None:
         """On another worker that joins, records a call that the chief has sent text in and this script has not made."""
-        assert self._member is not None, "the chief says it"
-        unheard = self._member.hear()
+        assert self._worker_client is not None, "the chief says it"
+        unheard = self._worker_client.receive_text()
         if unheard is not None:
             self.apart = self.apart or ("", json.loads(unheard)[0])
 
@@ -175,7 +180,9 @@ class Peers:
             )
         _joined.append(self)
         self._executor = InterruptibleExecutor()
-        self._server = self._start_others(config) if self._member is None else self._join_chief(self._member, config)
+        self._server = (
+            self._start_others(config) if self._worker_client is None else self._join_chief(self._worker_client, config)
+        )
         return self._server.target
 
     def _start_others(self, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
@@ -187,13 +194,13 @@ class Peers:
             self._launch.wait()
         coordinator.wait_in_first_step()
         with self._start_up.doing(f"waiting for {others} to trace the step and join"):
-            server = start_server(coordinator.addresses, 0, coordinator.held, config)
+            server = start_server(coordinator.addresses, 0, coordinator.reserved_port, config)
             self._joins_since = time.monotonic()
             limits = Limits(self._spec.stall_timeout, self._spec.answer_timeout, self._spec.deadlock_timeout)
             StallWatch(coordinator, self._spec.workers[0].name, self._progress, limits)
             # Timed from here, not from the launch: a script may take long to reach its first step.
             try:
-                wait_until_listening(coordinator.addresses, self._spec.start_timeout, coordinator.require_on_their_way)
+                wait_until_listening(coordinator.addresses, self._spec.start_timeout, coordinator.require_starting)
             except WorkerFailedError as failure:
                 raise self._without_traceback(failure) from None
             finally:
@@ -201,13 +208,13 @@ class Peers:
         self._start_up.has_done("all %d workers have joined", len(self._spec.workers))
         return server
 
-    def _join_chief(self, member: WorkerClient, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
-        member.progress = self._progress
-        server = start_server(member.addresses, member.index, member.held, config)
-        member.wait_for_chief()
+    def _join_chief(self, worker_client: WorkerClient, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
+        worker_client.progress = self._progress
+        server = start_server(worker_client.addresses, worker_client.index, worker_client.reserved_port, config)
+        worker_client.wait_for_chief()
         self.note_unheard()
         # Longer than the chief, which reports the late worker.
-        wait_until_listening(member.addresses, self._spec.start_timeout + self._spec.cause_timeout)
+        wait_until_listening(worker_client.addresses, self._spec.start_timeout + self._spec.cause_timeout)
         return server
 
     def _progress(self) -> Progress:
@@ -241,7 +248,7 @@ class Peers:
             WorkerFailedError: always, for that worker.
         """
         assert self._launch is not None, "there are others"
-        self._launch.coordinator.give_up(worker, reason)
+        self._launch.coordinator.end_with_failure(worker, reason)
         cause = self._launch.coordinator.first_cause(_CAUSE_LIMIT)
         assert cause is not None, "the coordinator finds one within seconds"
         raise self._without_traceback(cause)
@@ -249,7 +256,7 @@ class Peers:
     def give_up(self, worker: int, reason: str) -> None:
         """On the chief, ends the run as if a worker had failed, without waiting; callable from any thread."""
         assert self._launch is not None, "there are others"
-        self._launch.coordinator.give_up(self._spec.workers[worker].name, reason)
+        self._launch.coordinator.end_with_failure(self._spec.workers[worker].name, reason)
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.
@@ -271,9 +278,9 @@ class Peers:
 
     def cause_of(self, error: BaseException) -> WorkerFailedError | None:
         """Returns the worker failure that caused an error here; None if there is none or it cannot be known here."""
-        if self._member is not None and isinstance(error, _ECHOES):
+        if self._worker_client is not None and isinstance(error, _ECHOES):
             # The chief reports the failed worker and ends this one, which has nothing to add.
-            self._member.wait_to_be_ended(self._spec.cause_timeout)
+            self._worker_client.wait_to_be_ended(self._spec.cause_timeout)
         if self._launch is None or not isinstance(error, _GONE):
             return None
         return self.failure or self._launch.coordinator.first_cause(self._spec.cause_timeout)
@@ -287,8 +294,8 @@ class Peers:
 
     def abort(self, reason: str) -> None:
         """On the chief, ends the others at once; on another worker, first waits for the chief to report its failure."""
-        if self._member is not None and not self.have_joined:
-            self._member.hold()
+        if self._worker_client is not None and not self.have_joined:
+            self._worker_client.wait_for_chief_to_fail()
         if self._launch is None or (self._launch.has_joined and not self.have_joined):
             return  # they belong to another AutoDist
         self._launch.abort(reason)
@@ -304,8 +311,8 @@ class Peers:
             WorkerFailedError: one has failed.
         """
         self._ended_at = time.monotonic()
-        if self._member is not None:
-            self._member.wait_for_end()
+        if self._worker_client is not None:
+            self._worker_client.wait_for_end()
         elif self._launch is not None and self.have_joined:
             self._launch.coordinator.finish()
         elif self._launch is not None and not self._launch.has_joined:

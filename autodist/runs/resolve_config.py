@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.cluster.environments.start_rendezvous import meet, warn_if_alone
+from autodist.cluster.environments.start_rendezvous import join_rendezvous, warn_if_alone
 from autodist.errors import MisusedError, ResourceSpecError
 from autodist.logs.terminal import log_to_the_terminal
 from autodist.reading.file_sharding import why_not_sharded
@@ -63,7 +63,7 @@ def choose(
     if spec.shard is not None and reason is not None:
         raise spec.shard_refused(reason)
     if spec.is_given:
-        spec = meet(spec, overrides.replicas, _count_gpus)
+        spec = join_rendezvous(spec, overrides.replicas, _count_gpus)
     else:
         warn_if_alone(len({node.address for node in spec.nodes}))
     return arranged(chosen, spec), chosen

@@ -67,7 +67,7 @@ class Run:
     Args:
         spec: the machines.
         builder: decides the strategy on the chief; None on other workers, which receive the decision.
-        member: connection to the agent that started this process; None on the chief.
+        worker_client: connection to the agent that started this process; None on the chief.
         seed: drawn by the chief for the whole run.
         resumed: `prefix`, `step`, `seed` and `made_by` of the checkpoint that the run resumes from; empty if it resumes
             from none.
@@ -92,7 +92,7 @@ class Run:
 
     spec: ResourceSpec
     builder: BuildsStrategy | None
-    member: WorkerClient | None
+    worker_client: WorkerClient | None
     seed: int
     resumed: Mapping[str, Any] = field(default_factory=dict)
     strategy: strategy_pb2.Strategy | None = None
@@ -100,11 +100,11 @@ class Run:
     _chief_early_values: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.index = self.member.index if self.member else 0
+        self.index = self.worker_client.index if self.worker_client else 0
         self.workers = len(self.spec.workers)
         self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
         self.start_up = StartupProgress(is_chief=self.index == 0)
-        self._peers = Peers(self.spec, self.member, self._payload(), self.seed, self.start_up)
+        self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.start_up)
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
         # All workers run the same steps in the same order, so the script's threads run steps one at a time.
@@ -165,8 +165,8 @@ class Run:
             choose: reads the machines and the strategy; called on the chief only.
             resume: returns the checkpoint to resume from, with its seed; called on the chief only.
         """
-        member = WorkerClient.from_environment()
-        if member is None:
+        worker_client = WorkerClient.from_environment()
+        if worker_client is None:
             spec, builder = choose()
             resumed = resume(spec)
             earlier = WorkerLaunch.under_way(spec) if len(spec.workers) > 1 else None
@@ -176,10 +176,10 @@ class Run:
                 lambda: SEED if recorder() else resumed.get("seed", secrets.randbelow(2**31))
             )
             return cls(spec, builder, None, drawn, resumed)
-        start = json.loads(member.payload)
+        start = json.loads(worker_client.payload)
         draw_from(start["draws"])
         spec, resumed = ResourceSpec.from_payload(start["spec"]), start.get("resumed", {})
-        return cls(spec, None, member, start["seed"], resumed, _chief_early_values=start["early"])
+        return cls(spec, None, worker_client, start["seed"], resumed, _chief_early_values=start["early"])
 
     def _payload(self) -> bytes:
         """Returns the start message from the chief to the other workers, as JSON."""
@@ -213,7 +213,7 @@ class Run:
         """
         if any(node.gpus for node in self.spec.nodes):
             present = len(tf.config.list_physical_devices("GPU"))
-            node = self.spec.workers[self.index].node if self.member else None
+            node = self.spec.workers[self.index].node if self.worker_client else None
             self.spec.check_gpus(present, node, lambda: GPUSupport.of_this_process().why_too_few(present))
 
     # -- steps -----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def note(what):
 _SCRIPT = """
 import json, os, signal, subprocess, sys, threading, time
 from autodist.cluster.coordinator import Coordinator
-from autodist.cluster.environments.start_rendezvous import meet
+from autodist.cluster.environments.start_rendezvous import join_rendezvous
 from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
@@ -49,15 +49,15 @@ def failed(error):
     stop.set()
 
 stop = threading.Event()
-member = WorkerClient.from_environment()
-if member is None:
+worker_client = WorkerClient.from_environment()
+if worker_client is None:
     spec = ResourceSpec.from_dict(json.loads({spec!r}))
-    coordinator = Coordinator(meet(spec, None, lambda: 0) if spec.is_given else spec, failed)
+    coordinator = Coordinator(join_rendezvous(spec, None, lambda: 0) if spec.is_given else spec, failed)
     addresses = coordinator.prepare()
     coordinator.start(b"payload \\xff")
 {chief}
 else:
-    index = member.index
+    index = worker_client.index
     note(f"worker{{index}}")
 {worker}
 """

@@ -64,7 +64,7 @@ def facts_of(directory: Path, forked_workers: int | None) -> list[dict[str, Any]
     return [json.loads(text) for text in found]
 
 
-WORKER = FACTS + "tell_facts(f'facts{index}')\nmember.wait_for_end()"
+WORKER = FACTS + "tell_facts(f'facts{index}')\nworker_client.wait_for_end()"
 
 
 def test_a_chief_and_its_workers_find_all_as_if_they_had_been_started(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autodist.cluster.ports import hold_port
+from autodist.cluster.ports import reserve_port
 from tests.cluster.runs import within
 from tests.cluster.trainings import Training
 
@@ -81,7 +81,7 @@ def test_pools_made_before_and_between_and_in_training_do_no_harm(tmp_path: Path
 
 def test_child_that_outlives_the_chief_keeps_no_port_and_no_worker(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        found = hold_port(None)
+        found = reserve_port(None)
         found.release()
         spec = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2, "port": found.port}]}
         run = stack.enter_context(Training(tmp_path, LEAVES_A_CHILD, spec))
@@ -93,5 +93,5 @@ def test_child_that_outlives_the_chief_keeps_no_port_and_no_worker(tmp_path: Pat
         run.chief.wait()
         assert within(20, lambda: not Path(f"/proc/{worker}").exists())
         assert Path(f"/proc/{child}").exists()
-        hold_port(found.port).release()
-        hold_port(found.port + 1).release()
+        reserve_port(found.port).release()
+        reserve_port(found.port + 1).release()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autodist.cluster import transport
-from autodist.cluster.ports import hold_port
+from autodist.cluster.ports import reserve_port
 from autodist.cluster.start import ScriptStart
 from autodist.cluster.tools import Main
 from tests.cluster.runs import Run, parent, survivors, within
@@ -24,18 +24,18 @@ stop.wait(30)
 coordinator.abort("stopped")
 """
 FINISH = "coordinator.finish()"
-WAIT = "member.wait_for_end()"
+WAIT = "worker_client.wait_for_end()"
 SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 
 
 @pytest.mark.busy
 def test_workers_get_script_arguments_and_payload_and_their_lines_come_back_named(tmp_path: Path) -> None:
     worker = """
-print(index, member.name, member.payload, len(member.addresses), sys.argv[1:], directory)
+print(index, worker_client.name, worker_client.payload, len(worker_client.addresses), sys.argv[1:], directory)
 print("to stderr \\N{BULLET}", file=sys.stderr)
 sys.stdout.buffer.write(b"bad \\xff byte\\n" + b"no line end")
 sys.stdout.flush()
-member.wait_for_end()
+worker_client.wait_for_end()
 """
     with Run(tmp_path, FINISH, worker, is_forked=False) as run:
         assert run.wait() == 0
@@ -55,7 +55,7 @@ def test_workers_of_a_chief_in_a_debugger_run_the_script_alone(tmp_path: Path) -
     worker = """
 breakpoint()
 print("traced", sys.gettrace(), "pdb" in sys.modules, sys.orig_argv[1:2], sys.flags.inspect, sys.argv[1])
-member.wait_for_end()
+worker_client.wait_for_end()
 """
     run = Run(tmp_path, FINISH, worker, via=lambda line: [line[0], "-m", "pdb", "-c", "continue", *line[1:]])
     run.environment |= {"PYTHONINSPECT": "1"}
@@ -84,7 +84,7 @@ def test_lines_are_never_torn(tmp_path: Path) -> None:
     worker = """
 for number in range(300):
     print(chr(ord("a") + index) * 200)
-member.wait_for_end()
+worker_client.wait_for_end()
 """
     chief = """
 sys.stdout.reconfigure(line_buffering=True)
@@ -103,7 +103,7 @@ coordinator.finish()
 def test_done_worker_waits_for_the_chief(tmp_path: Path) -> None:
     worker = """
 note(f"done{index}")
-member.wait_for_end()
+worker_client.wait_for_end()
 note(f"released{index}")
 """
     chief = """
@@ -145,7 +145,7 @@ note(f"asleep{index}"); time.sleep(60)
 def test_exit_status_at_the_end_is_seen_though_exit_handlers_wait(tmp_path: Path) -> None:
     worker = """
 import atexit
-atexit.register(member.wait_for_end)
+atexit.register(worker_client.wait_for_end)
 if index == 1:
     sys.exit(4)
 """
@@ -159,7 +159,7 @@ if index == 1:
 def test_uncaught_exception_is_seen_though_exit_handlers_wait(tmp_path: Path) -> None:
     worker = """
 import atexit
-atexit.register(member.wait_for_end)
+atexit.register(worker_client.wait_for_end)
 if index == 2:
     raise RuntimeError("the cause")
 """
@@ -180,7 +180,7 @@ try:
 except WorkerFailedError as error:
     print("RAISED", error.worker, error.reason)
 """
-    with Run(tmp_path, chief, "if index == 1: sys.exit(5)\nmember.wait_for_end()") as run:
+    with Run(tmp_path, chief, "if index == 1: sys.exit(5)\nworker_client.wait_for_end()") as run:
         assert run.wait() == 0
         run.assert_gone(0)
     assert "RAISED localhost:1 ended with exit status 5" in run.stdout
@@ -193,7 +193,7 @@ try:
 except WorkerFailedError as error:
     print("RAISED", error.worker, error.reason)
 """
-    with Run(tmp_path, chief, "member.wait_for_end()\nif index == 2: raise SystemExit(6)") as run:
+    with Run(tmp_path, chief, "worker_client.wait_for_end()\nif index == 2: raise SystemExit(6)") as run:
         assert run.wait() == 0
         run.assert_gone(0)
     assert "RAISED localhost:2 ended with exit status 6" in run.stdout
@@ -321,7 +321,7 @@ time.sleep(60)
 def test_grandchildren_of_a_script_that_ended_well_end_too(tmp_path: Path) -> None:
     worker = """
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-member.wait_for_end()
+worker_client.wait_for_end()
 """
     with Run(tmp_path, FINISH, worker) as run:
         assert run.wait() == 0
@@ -382,7 +382,7 @@ def test_process_started_by_a_worker_cannot_take_part_again(tmp_path: Path) -> N
 code = "from autodist.cluster.worker_client import WorkerClient; WorkerClient.from_environment()"
 done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 print(done.stderr.splitlines()[-1])
-member.wait_for_end()
+worker_client.wait_for_end()
 """
     with Run(tmp_path, FINISH, worker) as run:
         assert run.wait() == 0
@@ -405,9 +405,9 @@ def test_preflight_names_all_faults_at_once(tmp_path: Path) -> None:
 def _hold_two_neighbours(held: ExitStack) -> int:
     """Holds two consecutive ports, and returns the first."""
     while True:
-        first = hold_port(None)
+        first = reserve_port(None)
         try:
-            second = hold_port(first.port + 1)
+            second = reserve_port(first.port + 1)
         except OSError:
             first.release()
             continue

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.ssh]
 
 FINISH = "coordinator.finish()"
 TRAIN_UNTIL_STOPPED = 'note("training")\nstop.wait(40)\ncoordinator.abort("stopped")'
-WAIT = "member.wait_for_end()"
+WAIT = "worker_client.wait_for_end()"
 SILENCE_LIMIT = 5.0
 SUSPENDED = SILENCE_LIMIT + 2
 SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
@@ -59,9 +59,9 @@ def impatient(hosts: Hosts) -> dict[str, Any]:
 
 def test_run_over_ssh(hosts: Hosts, tmp_path: Path) -> None:
     worker = """
-print(member.name, member.payload, sys.argv[1:], os.environ["GREETING"])
+print(worker_client.name, worker_client.payload, sys.argv[1:], os.environ["GREETING"])
 print("complaint", file=sys.stderr)
-member.wait_for_end()
+worker_client.wait_for_end()
 """
     with run_on(hosts, tmp_path, FINISH, worker) as run:
         assert run.wait() == 0, run.stderr
@@ -81,7 +81,7 @@ import tensorflow as tf
 """
     chief = f"""
 {start}
-server = start_server(addresses, 0, coordinator.held)
+server = start_server(addresses, 0, coordinator.reserved_port)
 wait_until_listening(addresses, 60, coordinator.check)
 with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
     parts = []
@@ -93,8 +93,8 @@ coordinator.finish()
 """
     worker = f"""
 {start}
-server = start_server(member.addresses, index, member.held)
-member.wait_for_end()
+server = start_server(worker_client.addresses, index, worker_client.reserved_port)
+worker_client.wait_for_end()
 """
     with run_on(hosts, tmp_path, chief, worker) as run:
         assert run.wait(90) == 0, run.stderr
@@ -108,7 +108,7 @@ def test_much_output_passes(hosts: Hosts, tmp_path: Path) -> None:
 for number in range(5000):
     print("x" * 300)
 print("last", index)
-member.wait_for_end()
+worker_client.wait_for_end()
 """
     with run_on(hosts, tmp_path, FINISH, worker) as run:
         assert run.wait() == 0, run.stderr
@@ -155,7 +155,7 @@ for number in range(3):
     while not os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "notes", f"go{number}")):
         time.sleep(0.02)
     print("line", number)
-member.wait_for_end()
+worker_client.wait_for_end()
 """
     with run_on(hosts, tmp_path, FINISH, worker, hosts.spec()) as run:
         run.wait_for_note("worker1")
@@ -256,7 +256,7 @@ note("all")
     worker = """
 for number in range(20000):
     print("x" * 300)
-member.wait_for_end()
+worker_client.wait_for_end()
 """
     with run_on(hosts, tmp_path, chief, worker) as run:
         run.wait_for_note("finished", 30)

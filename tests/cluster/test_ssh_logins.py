@@ -19,7 +19,7 @@ from tests.cluster.runs import MARK, Run, command, parent, survivors, within
 pytestmark = [pytest.mark.processes, pytest.mark.ssh]
 
 FINISH = "coordinator.finish()"
-WAIT = 'print("here", os.environ["TOKEN"] == "s3cret", len(sys.argv))\nmember.wait_for_end()'
+WAIT = 'print("here", os.environ["TOKEN"] == "s3cret", len(sys.argv))\nworker_client.wait_for_end()'
 SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 TRAIN_UNTIL_STOPPED = 'note("training")\nstop.wait(40)\ncoordinator.abort("stopped")'
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from autodist.cluster.file_sync import bring
+from autodist.cluster.file_sync import sync_folder
 from autodist.cluster.folder import find_files
-from autodist.cluster.sftp_folder import Brought
+from autodist.cluster.sftp_folder import SyncResult
 from autodist.cluster.ssh_reach import reach
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 FINISH = "coordinator.finish()"
-WAIT = "member.wait_for_end()"
+WAIT = "worker_client.wait_for_end()"
 SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 TRAIN_UNTIL_STOPPED = 'note("training")\nstop.wait(40)\ncoordinator.abort("stopped")'
 
@@ -65,7 +65,7 @@ def programs_of(run: Run) -> list[int]:
 
 @pytest.mark.parametrize(("option", "workers", "logins"), [("MaxStartups 1", 3, 1), ("MaxSessions 2", 3, 2)])
 def test_a_run_of_several_workers_a_machine(tmp_path: Path, option: str, workers: int, logins: int) -> None:
-    worker = 'print(member.payload, sys.argv[1:], os.environ["GREETING"])\nprint("x", file=sys.stderr)\n' + WAIT
+    worker = 'print(worker_client.payload, sys.argv[1:], os.environ["GREETING"])\nprint("x", file=sys.stderr)\n' + WAIT
     with made_hosts(tmp_path, 1, option) as hosts, run_on(hosts, tmp_path, FINISH, worker, workers) as run:
         assert run.wait(60) == 0, run.stderr
         run.assert_gone(0)
@@ -296,12 +296,12 @@ def test_a_folder_is_brought_so(hosts: LoopbackHosts, home: Path, tmp_path: Path
     (here / "small.py").write_text("small")
     settings = openssh(hosts.hosts[0].address, port=hosts.hosts[0].port)
 
-    def brought(target: Path, is_stopped: Callable[[], bool] = lambda: False) -> Brought:
-        return bring(settings, find_files(str(here), ()), (str(here), str(target)), 10, is_stopped)
+    def brought(target: Path, is_stopped: Callable[[], bool] = lambda: False) -> SyncResult:
+        return sync_folder(settings, find_files(str(here), ()), (str(here), str(target)), 10, is_stopped)
 
-    assert brought(there) == Brought(files=2, bytes=5 + (3 << 20))
+    assert brought(there) == SyncResult(files=2, bytes=5 + (3 << 20))
     assert (there / "large.bin").read_bytes() == (here / "large.bin").read_bytes()
-    assert brought(there) == Brought(alike=2)
+    assert brought(there) == SyncResult(unchanged=2)
     with pytest.raises(ClusterError, match=r"/proc/nowhere"):
         brought(Path("/proc/nowhere"))
 
@@ -311,4 +311,4 @@ def test_a_server_without_sftp_is_told_with_the_mend(tmp_path: Path) -> None:
         group = bare.ssh["host1"]
         more = {name: group[name] for name in ("port", "key_file", "known_hosts")}
         with pytest.raises(ClusterError, match="offers no SFTP, .* `Subsystem sftp internal-sftp`"):
-            bring(openssh(bare.hosts[0].address, **more), {}, (str(tmp_path), str(tmp_path)), 10, lambda: False)
+            sync_folder(openssh(bare.hosts[0].address, **more), {}, (str(tmp_path), str(tmp_path)), 10, lambda: False)

@@ -44,7 +44,7 @@ _TICKS = 8
 
 
 @dataclass(frozen=True)
-class FoundMachine:
+class CheckedMachine:
     """The result of checking one machine.
 
     Attributes:
@@ -76,7 +76,7 @@ class FoundMachine:
 
 def check_all_machines(
     spec: ResourceSpec, script: str | None, directory: str | None, say: Callable[[str], None] = lambda what: None
-) -> list[FoundMachine]:
+) -> list[CheckedMachine]:
     """Checks all machines at the same time. A machine that does not answer does not delay the others.
 
     Args:
@@ -85,19 +85,19 @@ def check_all_machines(
         directory: working directory of the script.
         say: called with the current activity.
     """
-    looks = [_Look(spec, node, script, directory) for node in _in_order(spec)]
+    looks = [_MachineCheck(spec, node, script, directory) for node in _in_order(spec)]
     pool = concurrent.futures.ThreadPoolExecutor(max_workers=len(looks))
     with pool, contextlib.ExitStack() as connections:
         say(f"reaching {len(looks)} machines")
         for look in looks:
             look.open(connections)
-        found = list(pool.map(_Look.run, looks))
-        addresses = tuple(address for one in found for address in one.addresses)
+        checked = list(pool.map(_MachineCheck.run, looks))
+        addresses = tuple(address for one in checked for address in one.addresses)
         say("trying the ports from each machine to each")
-        return list(pool.map(lambda look, one: look.reach(one, addresses), looks, found))
+        return list(pool.map(lambda look, one: look.reach(one, addresses), looks, checked))
 
 
-class _Look:
+class _MachineCheck:
     """The check of one machine."""
 
     def __init__(self, spec: ResourceSpec, node: Node, script: str | None, directory: str | None) -> None:
@@ -115,28 +115,28 @@ class _Look:
         (channel,) = transport.open(1, "autodist.cli.checking.probe", limit)
         self._connection = closing.enter_context(ProbeConnection(channel))
 
-    def run(self) -> FoundMachine:
+    def run(self) -> CheckedMachine:
         assert self._connection is not None, "opened before"
-        found = FoundMachine(self._node, self._workers)
+        checked = CheckedMachine(self._node, self._workers)
         try:
             self._connection.tick(self._spec.reach_timeout + self._spec.connect_timeout)
             machine = self._connection.look(self._question, _LOOK_LIMIT)
             clocks = [ClockOffset.of(*self._connection.tick(_TICK_LIMIT)) for _ in range(_TICKS)]
         except ClusterError as error:
-            return replace(found, problem=str(error))
-        return replace(found, machine=machine, clock=min(clocks, key=lambda clock: clock.uncertainty))
+            return replace(checked, problem=str(error))
+        return replace(checked, machine=machine, clock=min(clocks, key=lambda clock: clock.uncertainty))
 
-    def reach(self, found: FoundMachine, addresses: Sequence[str]) -> FoundMachine:
+    def reach(self, checked: CheckedMachine, addresses: Sequence[str]) -> CheckedMachine:
         """Connects from this machine to all reserved ports, including its own."""
         assert self._connection is not None, "opened before"
-        if found.machine is None:
-            return found
+        if checked.machine is None:
+            return checked
         limit = CONNECT_LIMIT * (2 + len(addresses) / 64)
         try:
             reached = self._connection.reach(Reach(addresses=tuple(addresses), limit=CONNECT_LIMIT), limit + 10)
         except ClusterError as error:
-            return replace(found, problem=str(error))
-        return replace(found, unreachable=reached.problems)
+            return replace(checked, problem=str(error))
+        return replace(checked, unreachable=reached.problems)
 
 
 def _in_order(spec: ResourceSpec) -> list[Node]:

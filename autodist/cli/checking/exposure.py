@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import pydantic
 
-from autodist.cli.checking.check_machines import FoundMachine
+from autodist.cli.checking.check_machines import CheckedMachine
 from autodist.cluster.addresses import is_loopback
 
 ANY_FREE_PORT = "20000-31999"
@@ -42,20 +42,20 @@ class Exposure(pydantic.BaseModel):
         return f"port{'s' if '-' in self.ports else ''} {self.ports}: open on {where} to anyone.{warning}"
 
 
-def exposure_of(found: FoundMachine, others: Iterable[FoundMachine]) -> Exposure | None:
+def exposure_of(checked: CheckedMachine, others: Iterable[CheckedMachine]) -> Exposure | None:
     """Returns the open ports of a machine; None if it was not reached, or is alone with one worker, without a server.
 
     Args:
-        found: the check of the machine.
+        checked: the check of the machine.
         others: the checks of the other machines.
     """
     others = list(others)
-    if found.machine is None or (len(found.workers) == 1 and not others):
+    if checked.machine is None or (len(checked.workers) == 1 and not others):
         return None
-    interfaces = found.machine.hardware.interfaces
-    ports = _ports(found)
+    interfaces = checked.machine.hardware.interfaces
+    ports = _ports(checked)
     return Exposure(
-        machine=found.name,
+        machine=checked.name,
         ports=ports,
         open_to=tuple(f"{interface.address} ({interface.name})" for interface in interfaces),
         is_public=any(ipaddress.ip_interface(interface.address).is_global for interface in interfaces),
@@ -63,11 +63,11 @@ def exposure_of(found: FoundMachine, others: Iterable[FoundMachine]) -> Exposure
     )
 
 
-def _ports(found: FoundMachine) -> str:
-    first = found.node.port
+def _ports(checked: CheckedMachine) -> str:
+    first = checked.node.port
     if first is None:
         return ANY_FREE_PORT
-    last = first + found.node.workers - 1
+    last = first + checked.node.workers - 1
     return str(first) if first == last else f"{first}-{last}"
 
 
@@ -94,7 +94,7 @@ def _commands(ports: str, others: Sequence[str]) -> list[str]:
 
 def _resolved(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]

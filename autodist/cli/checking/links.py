@@ -18,7 +18,7 @@ from typing import IO
 
 import pydantic
 
-from autodist.cli.checking.check_machines import FoundMachine
+from autodist.cli.checking.check_machines import CheckedMachine
 from autodist.resources import ResourceSpec
 
 ENVIRONMENT: Mapping[str, str] = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -89,7 +89,7 @@ def pairs_of(workers: Sequence[str]) -> list[tuple[str, str]]:
     return [(workers[i], workers[j]) for i, j in sorted(numbered, key=lambda pair: (pair[0] > 0, pair[1] - pair[0]))]
 
 
-def measure(spec: ResourceSpec, usable: Sequence[FoundMachine], seconds: float) -> Measured:
+def measure(spec: ResourceSpec, usable: Sequence[CheckedMachine], seconds: float) -> Measured:
     """Measures the links between machines, one pair at a time; for a single machine, between two of its workers.
 
     Args:
@@ -107,7 +107,7 @@ def measure(spec: ResourceSpec, usable: Sequence[FoundMachine], seconds: float) 
     return Measured(tuple(links), tuple(_why_left_out(left, pairs, seconds, problem)))
 
 
-def _one_worker_each(spec: ResourceSpec, usable: Sequence[FoundMachine]) -> ResourceSpec:
+def _one_worker_each(spec: ResourceSpec, usable: Sequence[CheckedMachine]) -> ResourceSpec:
     """Returns a spec with one worker on each machine, or two on a single machine that has several."""
     workers = 2 if len(usable) == 1 and usable[0].node.workers > 1 else 1
     changed = {"workers": workers, "cpus": list(range(workers)), "gpus": []}

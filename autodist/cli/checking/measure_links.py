@@ -39,11 +39,11 @@ _RUNS = 3
 
 def main() -> int:
     logging.getLogger("autodist").setLevel(logging.ERROR)  # the check itself reports open ports
-    member = WorkerClient.from_environment()
-    if member is None:
+    worker_client = WorkerClient.from_environment()
+    if worker_client is None:
         return _measure_all(MeasureOrder.model_validate_json(sys.stdin.buffer.read()))
-    start_server(member.addresses, member.index, member.held)
-    member.wait_for_end()
+    start_server(worker_client.addresses, worker_client.index, worker_client.reserved_port)
+    worker_client.wait_for_end()
     return 0
 
 
@@ -54,7 +54,7 @@ def _measure_all(order: MeasureOrder) -> int:
     try:
         addresses = coordinator.prepare()
         coordinator.start(b"")
-        server = start_server(addresses, 0, coordinator.held)
+        server = start_server(addresses, 0, coordinator.reserved_port)
         wait_until_listening(addresses, spec.start_timeout, coordinator.check)
         names = [worker.name for worker in spec.workers]
         deadline = time.monotonic() + order.seconds

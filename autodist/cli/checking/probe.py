@@ -45,10 +45,10 @@ from autodist.cli.checking.protocol import (
 )
 from autodist.cluster.addresses import split_host_and_port
 from autodist.cluster.agent import find_facts
-from autodist.cluster.ports import PortHeld
+from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Inspect
 
-_BEAT_INTERVAL = 1.0
+_HEARTBEAT_INTERVAL = 1.0
 """Seconds between two empty lines, the heartbeat of the machine."""
 
 _MOST_AT_ONCE = 64
@@ -59,12 +59,12 @@ class Probe:
     """Answers requests about this machine, and reserves its workers' ports meanwhile."""
 
     def __init__(self) -> None:
-        self._held: list[PortHeld] = []
+        self._reserved: list[ReservedPort] = []
 
     def close(self) -> None:
         """Releases the ports."""
-        for held in self._held:
-            held.release()
+        for reserved in self._reserved:
+            reserved.release()
 
     def answer(self, question: Question) -> Answer:
         match question:
@@ -78,10 +78,10 @@ class Probe:
     def _look(self, look: MachineQuestion) -> MachineAnswer:
         inspections = [Inspect(look.script, look.directory or os.sep, port, look.packages) for port in look.ports]
         found = [find_facts(inspect) for inspect in inspections]
-        for _, held in found:
-            if held is not None:
-                held.listen()  # so that other machines can test the connection
-                self._held.append(held)
+        for _, reserved in found:
+            if reserved is not None:
+                reserved.listen()  # so that other machines can test the connection
+                self._reserved.append(reserved)
         problems = dict.fromkeys(problem for facts, _ in found for problem in facts.problems)
         return MachineAnswer(
             facts=replace(found[0][0], problems=tuple(problems)),
@@ -133,7 +133,7 @@ def main() -> int:
 
     def beat() -> None:
         while True:
-            time.sleep(_BEAT_INTERVAL)
+            time.sleep(_HEARTBEAT_INTERVAL)
             write(b"\n")
 
     # In threads, so that the process ends with its standard input, whatever the threads do.

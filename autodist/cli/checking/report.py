@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pydantic
 
-from autodist.cli.checking.check_machines import FoundMachine
+from autodist.cli.checking.check_machines import CheckedMachine
 from autodist.cli.checking.exposure import Exposure, exposure_of
 from autodist.cli.checking.links import Measured, MeasuredLink
 from autodist.cli.checking.protocol import Hardware
@@ -78,25 +78,25 @@ class Report(pydantic.BaseModel):
         return any(machine.faults for machine in self.machines) or any(link.problem for link in self.links)
 
 
-def usable(everywhere: Sequence[FoundMachine], script: str | None) -> list[FoundMachine]:
+def usable(machines: Sequence[CheckedMachine], script: str | None) -> list[CheckedMachine]:
     """Returns the machines without a fault; none if the chief's has one, since it starts the others."""
-    found = [one for one in everywhere if not faults_of(one, everywhere, script)]
-    return found if found and found[0] is everywhere[0] else []
+    checked = [one for one in machines if not faults_of(one, machines, script)]
+    return checked if checked and checked[0] is machines[0] else []
 
 
-def report_of(spec: ResourceSpec, everywhere: Sequence[FoundMachine], script: str | None, measured: Measured) -> Report:
+def report_of(spec: ResourceSpec, machines: Sequence[CheckedMachine], script: str | None, measured: Measured) -> Report:
     """Creates the report.
 
     Args:
         spec: the machines.
-        everywhere: the checks of all machines, the chief's first.
+        machines: the checks of all machines, the chief's first.
         script: path of the script, if one was named.
         measured: their links.
     """
-    exposure = (exposure_of(one, [other for other in everywhere if other is not one]) for one in everywhere)
+    exposure = (exposure_of(one, [other for other in machines if other is not one]) for one in machines)
     return Report(
         cluster=spec.file or "",
-        machines=tuple(_machine(spec, one, everywhere, script) for one in everywhere),
+        machines=tuple(_machine(spec, one, machines, script) for one in machines),
         links=measured.links,
         left_out=measured.left_out,
         exposure=tuple(filter(None, exposure)),
@@ -104,42 +104,42 @@ def report_of(spec: ResourceSpec, everywhere: Sequence[FoundMachine], script: st
 
 
 def _machine(
-    spec: ResourceSpec, found: FoundMachine, everywhere: Sequence[FoundMachine], script: str | None
+    spec: ResourceSpec, checked: CheckedMachine, machines: Sequence[CheckedMachine], script: str | None
 ) -> MachineReport:
-    settings = ssh_settings(spec, found.node)
+    settings = ssh_settings(spec, checked.node)
     host_key = None if settings is None else "known" if settings.host_key_checking else "not checked"
     report = MachineReport(
-        address=found.name,
-        is_chief=found.node.chief,
+        address=checked.name,
+        is_chief=checked.node.chief,
         way=_way(settings),
         host_key=host_key,
-        is_reached=found.machine is not None,
-        faults=tuple(faults_of(found, everywhere, script)),
-        notes=tuple(notes_of(found, host_key == "not checked")),
+        is_reached=checked.machine is not None,
+        faults=tuple(faults_of(checked, machines, script)),
+        notes=tuple(notes_of(checked, host_key == "not checked")),
     )
-    if found.machine is None:
+    if checked.machine is None:
         return report
-    facts, clock = found.machine.facts, found.clock
+    facts, clock = checked.machine.facts, checked.clock
     return report.model_copy(
         update={
             "python": facts.python,
             "tensorflow": facts.tensorflow,
             "keras": facts.packages.get("keras"),
             "autodist": facts.autodist,
-            "script": _script(found, everywhere, script),
-            "ports": found.machine.ports,
+            "script": _script(checked, machines, script),
+            "ports": checked.machine.ports,
             "clock_ahead": clock and clock.ahead,
             "clock_uncertainty": clock and clock.uncertainty,
-            "hardware": found.machine.hardware,
+            "hardware": checked.machine.hardware,
         }
     )
 
 
-def _script(found: FoundMachine, everywhere: Sequence[FoundMachine], script: str | None) -> str | None:
-    chief = everywhere[0].machine
-    if script is None or found.machine is None or chief is None:
+def _script(checked: CheckedMachine, machines: Sequence[CheckedMachine], script: str | None) -> str | None:
+    chief = machines[0].machine
+    if script is None or checked.machine is None or chief is None:
         return None
-    digest = found.machine.facts.digest
+    digest = checked.machine.facts.digest
     return "not there" if digest is None else "same" if digest == chief.facts.digest else "another"
 
 
@@ -161,38 +161,38 @@ CLOCK_LIMIT = 1.0
 _LITTLE_DISK = 1 << 30
 
 
-def faults_of(found: FoundMachine, everywhere: Sequence[FoundMachine], script: str | None) -> list[str]:
+def faults_of(checked: CheckedMachine, machines: Sequence[CheckedMachine], script: str | None) -> list[str]:
     """Returns the problems that keep a machine from taking part in a run.
 
     Args:
-        found: the check of the machine.
-        everywhere: the checks of all machines, the chief's first.
+        checked: the check of the machine.
+        machines: the checks of all machines, the chief's first.
         script: path of the script, if it is known.
     """
-    problems = [] if found.problem is None else [found.problem]
-    if found.machine is None:
+    problems = [] if checked.problem is None else [checked.problem]
+    if checked.machine is None:
         return problems
-    chief = everywhere[0].machine
+    chief = machines[0].machine
     if chief is not None:
-        problems += faults(found.machine.facts, chief.facts, script)
+        problems += faults(checked.machine.facts, chief.facts, script)
     else:
-        problems += found.machine.facts.problems
-    problems += _gpu_faults(found)
+        problems += checked.machine.facts.problems
+    problems += _gpu_faults(checked)
     try:
-        check_reach([found.node.address, *(other.node.address for other in everywhere)])
+        check_reach([checked.node.address, *(other.node.address for other in machines)])
     except ClusterError as error:
-        if is_loopback(found.node.address):
+        if is_loopback(checked.node.address):
             problems.append(str(error))
     else:
-        problems += _ports_unreached(found, {a: other for other in everywhere for a in other.addresses})
+        problems += _ports_unreached(checked, {a: other for other in machines for a in other.addresses})
     return problems
 
 
-def notes_of(found: FoundMachine, takes_any_key: bool = False) -> Iterator[str]:
+def notes_of(checked: CheckedMachine, takes_any_key: bool = False) -> Iterator[str]:
     """Yields remarks that do not keep a machine from taking part.
 
     Args:
-        found: the check of the machine.
+        checked: the check of the machine.
         takes_any_key: True if its host key is not checked.
     """
     if takes_any_key:
@@ -200,22 +200,22 @@ def notes_of(found: FoundMachine, takes_any_key: bool = False) -> Iterator[str]:
             "its host key is not checked (`host_key_checking: false`), so another machine could answer in its "
             "place; add it to known_hosts with `ssh-keyscan`, and compare it with the machine's own"
         )
-    if found.clock is not None and abs(found.clock.ahead) - found.clock.uncertainty > CLOCK_LIMIT:
-        side = "ahead of" if found.clock.ahead > 0 else "behind"
+    if checked.clock is not None and abs(checked.clock.ahead) - checked.clock.uncertainty > CLOCK_LIMIT:
+        side = "ahead of" if checked.clock.ahead > 0 else "behind"
         yield (
-            f"its clock is {abs(found.clock.ahead):.1f} s {side} the chief's; training does not depend on it, but "
+            f"its clock is {abs(checked.clock.ahead):.1f} s {side} the chief's; training does not depend on it, but "
             "dates of files and logs do: run an NTP service (chrony, systemd-timesyncd) there"
         )
-    if found.machine is not None and 0 < found.machine.hardware.disk_free < _LITTLE_DISK:
+    if checked.machine is not None and 0 < checked.machine.hardware.disk_free < _LITTLE_DISK:
         yield "less than 1 GiB is free on the disk where the script runs"
 
 
-def _gpu_faults(found: FoundMachine) -> Iterator[str]:
-    assert found.machine is not None, "the machine was reached"
-    seen = found.machine.seen_gpus
+def _gpu_faults(checked: CheckedMachine) -> Iterator[str]:
+    assert checked.machine is not None, "the machine was reached"
+    seen = checked.machine.seen_gpus
     if seen is None:
         return
-    absent = [gpu for gpu in found.node.gpus if gpu >= seen.count]
+    absent = [gpu for gpu in checked.node.gpus if gpu >= seen.count]
     if absent:
         reason = f": {seen.reason}" if seen.reason else ""
         allowed = f"name {', '.join(map(str, range(seen.count)))}" if seen.count else "name `cpus` instead of `gpus`"
@@ -225,19 +225,19 @@ def _gpu_faults(found: FoundMachine) -> Iterator[str]:
         )
 
 
-def _ports_unreached(found: FoundMachine, machines: Mapping[str, FoundMachine]) -> Iterator[str]:
+def _ports_unreached(checked: CheckedMachine, machines: Mapping[str, CheckedMachine]) -> Iterator[str]:
     """Yields one fault for each unreachable machine and reason, with all of its ports."""
     by_machine: dict[str, dict[str, list[str]]] = {}
-    for address, problem in found.unreachable.items():
+    for address, problem in checked.unreachable.items():
         by_machine.setdefault(machines[address].name, {}).setdefault(problem, []).append(address)
     for name, problems in by_machine.items():
         for problem, addresses in problems.items():
-            yield f"it cannot connect to {', '.join(addresses)}: {problem}; {_port_mend(found, name, problem)}"
+            yield f"it cannot connect to {', '.join(addresses)}: {problem}; {_port_mend(checked, name, problem)}"
 
 
-def _port_mend(found: FoundMachine, other: str, problem: str) -> str:
-    if other == found.name:
+def _port_mend(checked: CheckedMachine, other: str, problem: str) -> str:
+    if other == checked.name:
         return f"set the node's address to the one that the machine has on the network, instead of {other}"
     if "resolved" in problem:
         return f"add the name to the DNS or to /etc/hosts there, or use the IP address of the node {other}"
-    return f"let the firewall of {other}, or of the network between, admit {found.name} to these ports"
+    return f"let the firewall of {other}, or of the network between, admit {checked.name} to these ports"

@@ -15,7 +15,7 @@ from autodist.errors import ResourceSpecError
 
 _log = logging.getLogger("autodist.cluster")
 
-FORMS: tuple[LauncherEnv, ...] = (Manual(), TFConfig(), OpenMPI(), PMI(), Slurm(), Kubernetes())
+LAUNCHERS: tuple[LauncherEnv, ...] = (Manual(), TFConfig(), OpenMPI(), PMI(), Slurm(), Kubernetes())
 """In order of precedence: explicit settings, then the launcher of this process, then the launchers that may have
 started that launcher."""
 
@@ -26,7 +26,7 @@ def find(environment: Environment) -> Given | None:
     Raises:
         ResourceSpecError: names the variable that is missing or malformed.
     """
-    present = [form for form in FORMS if form.is_there(environment)]
+    present = [form for form in LAUNCHERS if form.is_present(environment)]
     if not present:
         return None
     given = present[0].read(environment)
@@ -50,7 +50,7 @@ def require(environment: Environment) -> Given:
             f"the environment variable {WORKERS} is missing; set it to the Job's `completions`, which Kubernetes does "
             "not pass to the pods."
         )
-    names = ", ".join(form.name for form in FORMS[1:])
+    names = ", ".join(form.name for form in LAUNCHERS[1:])
     raise ResourceSpecError(
         f"nodes: given, but this process's environment is none of {names} (with several processes). "
         f"Start it by such a scheduler, by `autodist run --join HOST:PORT --index K`, or with {INDEX}, {WORKERS} and "

@@ -47,14 +47,14 @@ from autodist.errors import BAD_INPUT, AutoDistError, ClusterError, ResourceSpec
 VARIABLE = "AUTODIST_FOLLOWS"
 """Environment variable with the follower's order, as JSON."""
 
-_RETRY_INTERVAL, _WORD_LIMIT, _HANG_UP_LIMIT = 0.5, 10.0, 2.0
+_RETRY_INTERVAL, _MESSAGE_LIMIT, _HANG_UP_LIMIT = 0.5, 10.0, 2.0
 
 # Number of refused secrets after which this process gives up; at first, the file may hold an earlier run's secret.
 _TRIES = 3
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-_Message = TypeVar("_Message", Challenge, Welcome)
+_Expected = TypeVar("_Expected", Challenge, Welcome)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Follower(Agent):
             self._log(message.problem)
         super().send(message)
 
-    def say_how_it_ended(self) -> None:
+    def log_end(self) -> None:
         """Prints the reason for the end of this process, unless a reason was printed before."""
         if self._has_logged or self._released:
             return
@@ -171,7 +171,7 @@ class Follower(Agent):
 
     def _log(self, text: str) -> None:
         self._has_logged = True
-        tell(text)
+        print_message(text)
 
 
 def join(order: FollowerOrder, environment: MutableMapping[str, str]) -> tuple[socket.socket, Welcome]:
@@ -185,9 +185,9 @@ def join(order: FollowerOrder, environment: MutableMapping[str, str]) -> tuple[s
     given = order.given
     source = SecretSource.of(given, environment)
     hello = hello_of(given, environment, count_gpus_apart)
-    stopwatch, refused, problem = Stopwatch(_WORD_LIMIT), 0, "nothing listens there"
+    stopwatch, refused, problem = Stopwatch(_MESSAGE_LIMIT), 0, "nothing listens there"
     secret: bytes | None = None
-    tell(f"{given.form}: process {given.index} joins the chief at {given.chief}, port {given.port}")
+    print_message(f"{given.form}: process {given.index} joins the chief at {given.chief}, port {given.port}")
     while stopwatch.read() < order.join_timeout:
         try:
             return _join_once(given, hello, source)
@@ -221,7 +221,7 @@ def _read_if_there(source: SecretSource) -> bytes | None:
 
 
 def _join_once(given: Given, hello: Hello, source: SecretSource) -> tuple[socket.socket, Welcome]:
-    connection = socket.create_connection((given.chief, given.port), timeout=_WORD_LIMIT)
+    connection = socket.create_connection((given.chief, given.port), timeout=_MESSAGE_LIMIT)
     try:
         lines = connection.makefile("rb", buffering=0)
         hello = replace(hello, nonce=nonce())
@@ -242,7 +242,7 @@ def _join_once(given: Given, hello: Hello, source: SecretSource) -> tuple[socket
         raise
 
 
-def _expect(line: bytes, kind: type[_Message]) -> _Message:
+def _expect(line: bytes, kind: type[_Expected]) -> _Expected:
     if not line:
         raise OSError("it closed the connection")
     message = decode(line)
@@ -261,7 +261,7 @@ def _print(line: Line) -> None:
         stream.flush()
 
 
-def tell(text: str) -> None:
+def print_message(text: str) -> None:
     """Prints a message to this process's standard error."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"autodist: {text}\n")
@@ -275,13 +275,13 @@ def main() -> int:
     try:
         connection, welcome = join(order, os.environ)
     except AutoDistError as error:
-        tell(f"error: {error}")
+        print_message(f"error: {error}")
         return BAD_INPUT if isinstance(error, (RefusedError, ResourceSpecError)) else 1
     follower = Follower(connection, order.script, welcome)
     for number in _SIGNALS:
         signal.signal(number, lambda number, frame: follower.end_by(number))
     follower.serve()
-    follower.say_how_it_ended()
+    follower.log_end()
     _hang_up(connection)
     return follower.status
 

@@ -122,24 +122,24 @@ class Refused:
     kind: Literal["Refused"] = field(default="Refused", kw_only=True)
 
 
-Word = Hello | Challenge | Proof | Welcome | Refused
+HandshakeMessage = Hello | Challenge | Proof | Welcome | Refused
 
-_WORD: TypeAdapter[Word] = TypeAdapter(Annotated[Word, Field(discriminator="kind")])
+_MESSAGE: TypeAdapter[HandshakeMessage] = TypeAdapter(Annotated[HandshakeMessage, Field(discriminator="kind")])
 
 
-def encode(word: Word) -> bytes:
+def encode(message: HandshakeMessage) -> bytes:
     """Serializes a message to a line."""
-    return _WORD.dump_json(word) + b"\n"
+    return _MESSAGE.dump_json(message) + b"\n"
 
 
-def decode(line: bytes) -> Word:
+def decode(line: bytes) -> HandshakeMessage:
     """Parses a line.
 
     Raises:
         RefusedError: the line is not a message.
     """
     try:
-        return _WORD.validate_json(line)
+        return _MESSAGE.validate_json(line)
     except ValidationError:
         raise RefusedError(
             f"it sent a line that AutoDist {VERSION} does not understand ({line[:60]!r}); check that the address is "

@@ -12,8 +12,8 @@ from autodist.cluster.environments.launcher_env import (
     Environment,
     Given,
     LauncherEnv,
+    chief_in,
     index_and_count,
-    told_chief,
 )
 from autodist.errors import ResourceSpecError
 
@@ -35,14 +35,14 @@ class Kubernetes(LauncherEnv):
     def __init__(self, own_name: Callable[[], str] = socket.getfqdn) -> None:
         self._own_name = own_name
 
-    def is_there(self, environment: Environment) -> bool:
+    def is_present(self, environment: Environment) -> bool:
         return (
             RANK in environment and WORKERS in environment
         )  # without WORKERS, the pods of a Job do not belong together
 
     def read(self, environment: Environment) -> Given:
         index, count = index_and_count(environment, RANK, WORKERS)
-        return Given(self.name, index, count, *(told_chief(environment) or (self._chief(index),)))
+        return Given(self.name, index, count, *(chief_in(environment) or (self._chief(index),)))
 
     def _chief(self, index: int) -> str:
         pod, dot, service = self._own_name().partition(".")

@@ -15,10 +15,10 @@ Environment = Mapping[str, str]
 CHIEF, INDEX, WORKERS = "AUTODIST_CHIEF", "AUTODIST_INDEX", "AUTODIST_WORKERS"
 SECRET, SECRET_FILE, ADDRESS = "AUTODIST_SECRET", "AUTODIST_SECRET_FILE", "AUTODIST_ADDRESS"
 
-MET = "AUTODIST_MET"
+RENDEZVOUS_DONE = "AUTODIST_MET"
 """Set by a chief, for the processes that it starts, when the rendezvous is complete."""
 
-OF_ONE_PROCESS = frozenset({CHIEF, INDEX, WORKERS, SECRET, SECRET_FILE, ADDRESS, MET})
+OF_ONE_PROCESS = frozenset({CHIEF, INDEX, WORKERS, SECRET, SECRET_FILE, ADDRESS, RENDEZVOUS_DONE})
 """Variables that describe a single process and are not passed on to others."""
 
 DEFAULT_PORT = 15000
@@ -64,7 +64,7 @@ class LauncherEnv(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def is_there(self, environment: Environment) -> bool:
+    def is_present(self, environment: Environment) -> bool:
         """Returns True if this launcher has started a process with this environment."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ def index_and_count(environment: Environment, index: str, count: str) -> tuple[i
     return rank, number
 
 
-def told_chief(environment: Environment, port: int = DEFAULT_PORT) -> tuple[str, int] | None:
+def chief_in(environment: Environment, port: int = DEFAULT_PORT) -> tuple[str, int] | None:
     """Returns the host and port in AUTODIST_CHIEF; None if it is not set.
 
     Raises:

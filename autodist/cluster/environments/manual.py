@@ -12,10 +12,10 @@ from autodist.cluster.environments.launcher_env import (
     Environment,
     Given,
     LauncherEnv,
+    chief_in,
     index_and_count,
     number_of,
     text_of,
-    told_chief,
 )
 
 
@@ -24,7 +24,7 @@ class Manual(LauncherEnv):
 
     name: ClassVar[str] = "by hand"
 
-    def is_there(self, environment: Environment) -> bool:
+    def is_present(self, environment: Environment) -> bool:
         return INDEX in environment
 
     def read(self, environment: Environment) -> Given:
@@ -33,6 +33,6 @@ class Manual(LauncherEnv):
         if index == 0 or WORKERS in environment:
             index, count = index_and_count(environment, INDEX, WORKERS)
         text_of(environment, CHIEF, "HOST:PORT, where the process with index 0 runs")
-        chief = told_chief(environment)
+        chief = chief_in(environment)
         assert chief is not None, "the variable is set"
         return Given(self.name, index, count, *chief)

@@ -11,8 +11,8 @@ from autodist.cluster.environments.launcher_env import (
     Environment,
     Given,
     LauncherEnv,
+    chief_in,
     index_and_count,
-    told_chief,
 )
 from autodist.errors import ResourceSpecError
 
@@ -26,7 +26,7 @@ class PMI(LauncherEnv):
 
     name: ClassVar[str] = "PMI"
 
-    def is_there(self, environment: Environment) -> bool:
+    def is_present(self, environment: Environment) -> bool:
         if _PMI_RANK not in environment or _PMI_SIZE not in environment:
             return False
         # `srun --mpi=pmi2` sets both, but SLURM's variables also name the chief. An `mpiexec` in a SLURM step has other
@@ -44,7 +44,7 @@ class OpenMPI(LauncherEnv):
 
     name: ClassVar[str] = "Open MPI"
 
-    def is_there(self, environment: Environment) -> bool:
+    def is_present(self, environment: Environment) -> bool:
         return _OMPI_RANK in environment and _OMPI_SIZE in environment
 
     def read(self, environment: Environment) -> Given:
@@ -58,7 +58,7 @@ def _chief_of_ranks(environment: Environment, form: str, local: str, count: int)
     Raises:
         ResourceSpecError: the host is unknown; MPI does not set it.
     """
-    chief = told_chief(environment)
+    chief = chief_in(environment)
     if chief is not None:
         return chief
     if environment.get(local) == str(count):

@@ -16,18 +16,18 @@ from autodist.cluster.environments.handshake import Hello
 from autodist.cluster.environments.launcher_env import Given
 from autodist.cluster.environments.machines import Machines, machines_of
 from autodist.cluster.environments.rendezvous_server import (
-    NEWS,
-    Came,
+    EVENTS,
     Failed,
     Listening,
-    News,
     PortInUse,
+    ProcessJoined,
+    RendezvousEvent,
     RendezvousServerOrder,
     Warned,
 )
 from autodist.cluster.environments.roster import Arrival
 from autodist.cluster.environments.secret import SecretSource
-from autodist.cluster.load_adjusted_clock import LOOK_INTERVAL, Stopwatch
+from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch
 from autodist.cluster.protocol import Lost, encode
 from autodist.cluster.transport import Channel, start_between
 from autodist.errors import ClusterError
@@ -62,7 +62,7 @@ class Rendezvous:
         self._source = SecretSource.of(given, environment) if given.count > 1 else None
         self._channels: tuple[Channel, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
-        self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[RendezvousEvent | None] = queue.SimpleQueue()
         self._arrivals: dict[int, Arrival] = {}
         self._machines: Machines | None = None
         self._port_problem: str | None = None
@@ -80,7 +80,7 @@ class Rendezvous:
                 sent to the processes that have joined.
         """
         try:
-            self._machines = self._meet(own, replicas)
+            self._machines = self._collect(own, replicas)
         except BaseException as error:
             self.close(f"the run did not start: {error}")
             raise
@@ -123,7 +123,7 @@ class Rendezvous:
             self._process.kill()
             self._process.wait()
 
-    def _meet(self, own: Hello, replicas: int | None) -> Machines:
+    def _collect(self, own: Hello, replicas: int | None) -> Machines:
         if self._source is not None:
             self._start_server(self._source.make().decode())
             self._wait_for_all()
@@ -138,17 +138,19 @@ class Rendezvous:
         )  # fmt: skip
         module = "autodist.cluster.environments.rendezvous_server"
         self._process, self._channels = start_between(module, self._count - 1, asdict(order), stdout=subprocess.PIPE)
-        threading.Thread(target=self._read_news, args=(self._process,), name="autodist-news", daemon=True).start()
+        threading.Thread(
+            target=self._read_events, args=(self._process,), name="autodist-rendezvous-events", daemon=True
+        ).start()
 
-    def _read_news(self, process: subprocess.Popen[bytes]) -> None:
+    def _read_events(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None, "stdout is a pipe"
         for line in process.stdout:
-            match NEWS.validate_json(line):
-                case Warned() as news:
-                    _log.warning("%s", news.text)
-                case news:
-                    self._news.put(news)
-        self._news.put(None)
+            match EVENTS.validate_json(line):
+                case Warned() as event:
+                    _log.warning("%s", event.text)
+                case event:
+                    self._events.put(event)
+        self._events.put(None)
 
     def _wait_for_all(self) -> None:
         limit, logged_at = self._limits.join_timeout, 0.0
@@ -163,29 +165,29 @@ class Rendezvous:
                 logged_at = waited
                 _log.info("still waiting for %s", _names(missing))
             try:
-                self._note(self._news.get(timeout=LOOK_INTERVAL))
+                self._note(self._events.get(timeout=POLL_INTERVAL))
             except queue.Empty:
                 continue
 
-    def _note(self, news: News | None) -> None:
+    def _note(self, event: RendezvousEvent | None) -> None:
         given = self._given
-        match news:
+        match event:
             case PortInUse():
-                self._port_problem = news.problem
-                _log.warning("waiting for up to %g s: %s.", self._limits.join_timeout, news.problem)
+                self._port_problem = event.problem
+                _log.warning("waiting for up to %g s: %s.", self._limits.join_timeout, event.problem)
             case Listening():
                 self._port_problem = None
                 _log.info(
                     "%s: this is process 0 of %d; the others have to reach it at %s, port %d",
                     given.form, self._count, given.chief, given.port,
                 )  # fmt: skip
-            case Came():
-                hello = news.arrival.hello
-                self._arrivals[hello.index] = news.arrival
+            case ProcessJoined():
+                hello = event.arrival.hello
+                self._arrivals[hello.index] = event.arrival
                 devices = f"{len(hello.gpus)} GPUs" if hello.gpus else f"{len(hello.cores)} cores"
-                _log.info("%s has joined, with %s (%d of %d)", news.arrival.name, devices, self._joined, self._count)
+                _log.info("%s has joined, with %s (%d of %d)", event.arrival.name, devices, self._joined, self._count)
             case Failed():
-                raise ClusterError(f"The run cannot start: {news.problem}.")
+                raise ClusterError(f"The run cannot start: {event.problem}.")
             case None:
                 raise ClusterError("The run cannot start: the process that waits for the others ended.")
 

@@ -1,10 +1,10 @@
 """The rendezvous server: a small process on the chief's machine that the other processes of a given cluster join.
 
 `python -m autodist.cluster.environments.rendezvous_server` reads its order from its standard input: address, number of
-processes, secret, limits, and three descriptors for each process. It reports events as lines of JSON on its standard
-output (`News`), and forwards bytes between the chief and the processes, as the SSH relay does: the chief's own process
-may hold Python's global lock for longer than the heartbeat timeout. It ends when all these processes, or the chief,
-have ended.
+processes, secret, limits, and three descriptors for each process. It reports events (`RendezvousEvent`) as lines of
+JSON on its standard output. It forwards bytes between the chief and the processes, as the SSH relay does: the chief's
+own process may hold Python's global lock for longer than the heartbeat timeout. It ends when all these processes, or
+the chief, have ended.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PortInUse:
 
 
 @dataclass(frozen=True)
-class Came:
+class ProcessJoined:
     """A process has joined the run."""
 
     arrival: Arrival
@@ -125,12 +125,12 @@ class Failed:
     kind: Literal["Failed"] = field(default="Failed", kw_only=True)
 
 
-News = Listening | PortInUse | Came | Warned | Failed
+RendezvousEvent = Listening | PortInUse | ProcessJoined | Warned | Failed
 
-NEWS: TypeAdapter[News] = TypeAdapter(Annotated[News, Field(discriminator="kind")])
+EVENTS: TypeAdapter[RendezvousEvent] = TypeAdapter(Annotated[RendezvousEvent, Field(discriminator="kind")])
 
 
-class FarProcess:
+class FollowerConnection:
     """The connection to a process that has joined.
 
     Args:
@@ -170,13 +170,13 @@ class RendezvousServer:
     Args:
         order: its settings.
         ends: the chief's ends of the streams of each process except the chief, by index.
-        news: destination of `News`.
+        events: destination of `RendezvousEvent`.
     """
 
-    def __init__(self, order: RendezvousServerOrder, ends: Sequence[Ends], news: BinaryIO) -> None:
-        self._order, self._ends, self._news = order, ends, news
+    def __init__(self, order: RendezvousServerOrder, ends: Sequence[Ends], events: BinaryIO) -> None:
+        self._order, self._ends, self._events = order, ends, events
         self._secret = order.secret.encode()
-        self._changed = threading.Condition()  # guards the following fields and `news`
+        self._changed = threading.Condition()  # guards the following fields and `events`
         self._roster = Roster(order.count)
         self._relays: list[threading.Thread] = []
         self._handshakes: dict[threading.Thread, socket.socket] = {}  # connections that have not authenticated yet
@@ -186,12 +186,12 @@ class RendezvousServer:
 
     def run(self) -> None:
         """Returns when all processes that have joined, or the chief, have ended."""
-        threading.Thread(target=self._watch_chief, name="autodist-reception-chief", daemon=True).start()
+        threading.Thread(target=self._watch_chief, name="autodist-rendezvous-chief", daemon=True).start()
         self._listener = listener = self._listen()
         if listener is None:
             return
         self._report(Listening())
-        accepting = threading.Thread(target=self._accept, args=(listener,), name="autodist-reception", daemon=True)
+        accepting = threading.Thread(target=self._accept, args=(listener,), name="autodist-rendezvous", daemon=True)
         accepting.start()
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or not self._roster.missing)
@@ -224,10 +224,10 @@ class RendezvousServer:
                 self._changed.wait_for(lambda: self._is_over, _PORT_INTERVAL)
         return None
 
-    def _report(self, news: News) -> None:
+    def _report(self, events: RendezvousEvent) -> None:
         with self._changed, contextlib.suppress(BrokenPipeError):
-            self._news.write(NEWS.dump_json(news) + b"\n")
-            self._news.flush()
+            self._events.write(EVENTS.dump_json(events) + b"\n")
+            self._events.flush()
 
     def _watch_chief(self) -> None:
         """Ends the server when the chief has ended or given up."""
@@ -249,7 +249,7 @@ class RendezvousServer:
             if not self._at_once.acquire(blocking=False):
                 connection.close()
                 continue
-            thread = threading.Thread(target=self._receive, args=(connection,), name="autodist-greeting", daemon=True)
+            thread = threading.Thread(target=self._receive, args=(connection,), name="autodist-handshake", daemon=True)
             with self._changed:
                 self._handshakes[thread] = connection
             thread.start()
@@ -307,22 +307,22 @@ class RendezvousServer:
         self._start_relay(connection, arrival)
 
     def _start_relay(self, connection: socket.socket, arrival: Arrival) -> None:
-        far = FarProcess(connection, arrival.name)
+        remote = FollowerConnection(connection, arrival.name)
         ends = self._ends[arrival.hello.index - 1]
-        relay = Relay(arrival.name, far, ends, HeartbeatTimeout(self._order.silence_timeout))
+        relay = Relay(arrival.name, remote, ends, HeartbeatTimeout(self._order.silence_timeout))
         thread = threading.Thread(
-            target=self._relay, args=(relay, far, arrival), name=f"autodist-{arrival.name}", daemon=True
+            target=self._relay, args=(relay, remote, arrival), name=f"autodist-{arrival.name}", daemon=True
         )
         thread.start()
         self._close_if_complete()  # before the report: the chief may then use the port
-        self._report(Came(arrival))
+        self._report(ProcessJoined(arrival))
         with self._changed:
             self._relays.append(thread)
             self._changed.notify_all()
 
-    def _relay(self, relay: Relay, far: FarProcess, arrival: Arrival) -> None:
+    def _relay(self, relay: Relay, remote: FollowerConnection, arrival: Arrival) -> None:
         relay.run()
-        far.close()
+        remote.close()
         with self._changed:
             is_early = bool(self._roster.missing) and not self._is_over
         if is_early:
@@ -407,10 +407,10 @@ def main() -> int:
     if not line:
         return 0  # the chief has already ended
     order = TypeAdapter(RendezvousServerOrder).validate_python(json.loads(line))
-    # A duplicated descriptor: output of other code must not look like `News`.
-    news = os.fdopen(os.dup(1), "wb")
+    # A duplicated descriptor: output of other code must not look like `RendezvousEvent`.
+    events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    RendezvousServer(order, [Ends.of(*three) for three in order.channels], news).run()
+    RendezvousServer(order, [Ends.of(*three) for three in order.channels], events).run()
     return 0
 
 

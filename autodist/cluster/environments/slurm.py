@@ -9,10 +9,10 @@ from autodist.cluster.environments.launcher_env import (
     Environment,
     Given,
     LauncherEnv,
+    chief_in,
     index_and_count,
     number_of,
     text_of,
-    told_chief,
 )
 from autodist.errors import ResourceSpecError
 
@@ -33,7 +33,7 @@ class Slurm(LauncherEnv):
 
     name: ClassVar[str] = "SLURM"
 
-    def is_there(self, environment: Environment) -> bool:
+    def is_present(self, environment: Environment) -> bool:
         return RANK in environment and TASKS in environment
 
     def read(self, environment: Environment) -> Given:
@@ -41,7 +41,7 @@ class Slurm(LauncherEnv):
         job = number_of(environment, "SLURM_JOB_ID", "the job's number", 0, 10**9 - 1)
         step = environment.get("SLURM_STEP_ID", "0")
         port = _PORTS[job % len(_PORTS)]
-        host, port = told_chief(environment, port) or (first_host(environment), port)
+        host, port = chief_in(environment, port) or (first_host(environment), port)
         cores = number_of(environment, CORES, "the cores of a task", 1, 10**6) if CORES in environment else None
         return Given(self.name, index, count, host, port, job=f"slurm-{job}-{step}", cores=cores)
 
@@ -52,7 +52,7 @@ def allocated_nodes(environment: Environment) -> int:
     A batch script, and the programs that it starts without `srun`, run once, on the job's first node.
     """
     count = environment.get(JOB_NODES, "")
-    return int(count) if count.isdecimal() and not Slurm().is_there(environment) else 0
+    return int(count) if count.isdecimal() and not Slurm().is_present(environment) else 0
 
 
 def first_host(environment: Environment) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from autodist.cluster.environments.find import find, require
-from autodist.cluster.environments.launcher_env import MET
+from autodist.cluster.environments.launcher_env import RENDEZVOUS_DONE
 from autodist.cluster.environments.slurm import allocated_nodes
 from autodist.cluster.script import Script
 from autodist.cluster.transport import Channel
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("autodist.cluster")
 
-_met: list[Rendezvous] = []
+_completed: list[Rendezvous] = []
 """The completed rendezvous of this process, if any."""
 
 
-def meet(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]) -> ResourceSpec:
+def join_rendezvous(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]) -> ResourceSpec:
     """Waits for all processes of the cluster and returns the machines; does not return in other processes.
 
     The other processes become followers, which start the script again under a guard.
@@ -38,10 +38,10 @@ def meet(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]
         ResourceSpecError: the environment describes no cluster or an invalid one, or there is no secret.
         ClusterError: a process has not joined or cannot take part, or the chief's script started this process.
     """
-    if _met and _met[-1].is_of_this_process:  # the script has created another AutoDist
-        machines = _met[-1].machines
+    if _completed and _completed[-1].is_of_this_process:  # the script has created another AutoDist
+        machines = _completed[-1].machines
         return spec.with_nodes(machines.nodes, machines.allotments)
-    if MET in os.environ:
+    if RENDEZVOUS_DONE in os.environ:
         raise ClusterError(
             "AutoDist is used in a process that the chief's script started, and the processes of the given cluster "
             'have already joined. Put the part of the script that trains under `if __name__ == "__main__":`, so that '
@@ -57,14 +57,14 @@ def meet(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]
         follow(FollowerOrder(given, Script.of_this_process(), spec.join_timeout))
     rendezvous = Rendezvous(given, spec, os.environ)
     machines = rendezvous.wait(hello_of(given, os.environ, count_gpus), replicas)
-    os.environ[MET] = "yes"
-    _met.append(rendezvous)
+    os.environ[RENDEZVOUS_DONE] = "yes"
+    _completed.append(rendezvous)
     return spec.with_nodes(machines.nodes, machines.allotments)
 
 
 def channels_of_followers() -> tuple[Channel, ...]:
     """Returns the channels to the agents of all other workers of the given cluster, in their order; chief only."""
-    return _met[-1].channels
+    return _completed[-1].channels
 
 
 def warn_if_alone(machines: int) -> None:
@@ -83,7 +83,7 @@ def warn_if_alone(machines: int) -> None:
         given = find(os.environ)
     except ResourceSpecError:
         return  # the run does not use the malformed variable
-    if given is not None and (given.count or 2) > 1 and MET not in os.environ:
+    if given is not None and (given.count or 2) > 1 and RENDEZVOUS_DONE not in os.environ:
         _log.warning(
             "this is process %d%s (%s), and it trains without the others: set `nodes: given` in the YAML, or start "
             "it by `autodist run`, to train together.",

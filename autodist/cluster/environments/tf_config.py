@@ -40,7 +40,7 @@ class TFConfig(LauncherEnv):
 
     name: ClassVar[str] = VARIABLE
 
-    def is_there(self, environment: Environment) -> bool:
+    def is_present(self, environment: Environment) -> bool:
         return bool(environment.get(VARIABLE))
 
     def read(self, environment: Environment) -> Given:

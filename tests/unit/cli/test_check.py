@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from autodist.cli.app import app
 from autodist.cli.checking import check_machines, links
-from autodist.cli.checking.check_machines import FoundMachine
+from autodist.cli.checking.check_machines import CheckedMachine
 from autodist.cli.checking.links import Measured, MeasuredLink
 from tests.unit.cli.checking.fakes import THREE, found, lost
 
@@ -25,7 +25,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def everywhere(monkeypatch: pytest.MonkeyPatch, *machines: FoundMachine, measured: Measured | None = None) -> None:
+def everywhere(monkeypatch: pytest.MonkeyPatch, *machines: CheckedMachine, measured: Measured | None = None) -> None:
     """Simulates these machines as the result of the probes."""
     monkeypatch.setattr(check_machines, "check_all_machines", lambda *about: list(machines))
     monkeypatch.setattr(links, "measure", lambda *about: measured or Measured())

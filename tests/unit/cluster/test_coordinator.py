@@ -23,7 +23,7 @@ def test_script_that_was_changed_since_its_start_is_refused(tmp_path: Path) -> N
     script = Script((str(file),), str(tmp_path), str(file), content_digest(str(file)))
     coordinator = Coordinator(ALONE, pytest.fail, script)
     coordinator.prepare()
-    coordinator.held.release()
+    coordinator.reserved_port.release()
     file.write_text("print(2)")
     with pytest.raises(ClusterError, match=f"localhost  the script {file} differs from .*start it again"):
         Coordinator(ALONE, pytest.fail, script).prepare()

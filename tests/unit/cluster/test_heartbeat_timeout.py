@@ -17,8 +17,8 @@ class Clock:
 def looks_until_too_long(silence: HeartbeatTimeout, clock: Clock, most: int = 1000) -> int:
     """Returns the number of checks, at the usual interval, until `silence` times out."""
     for count in range(1, most):
-        clock.now += silence.look_interval
-        if silence.is_too_long():
+        clock.now += silence.poll_interval
+        if silence.has_expired():
             return count
     raise AssertionError("never too long")
 
@@ -26,39 +26,39 @@ def looks_until_too_long(silence: HeartbeatTimeout, clock: Clock, most: int = 10
 def test_connection_is_lost_just_after_the_limit() -> None:
     clock = Clock()
     silence = HeartbeatTimeout(LIMIT, clock=clock)
-    assert looks_until_too_long(silence, clock) == LIMIT / silence.look_interval + 1
+    assert looks_until_too_long(silence, clock) == LIMIT / silence.poll_interval + 1
 
 
 def test_a_word_starts_the_silence_anew() -> None:
     clock = Clock()
     silence = HeartbeatTimeout(LIMIT, clock=clock)
     for _ in range(100):
-        clock.now += LIMIT - silence.look_interval
-        assert not silence.is_too_long()
-        silence.heard()
-    assert looks_until_too_long(silence, clock) == LIMIT / silence.look_interval + 1
+        clock.now += LIMIT - silence.poll_interval
+        assert not silence.has_expired()
+        silence.restart()
+    assert looks_until_too_long(silence, clock) == LIMIT / silence.poll_interval + 1
 
 
 def test_patience_is_for_the_first_word_alone() -> None:
     clock = Clock()
     silence = HeartbeatTimeout(LIMIT, patience=20, clock=clock)
-    assert looks_until_too_long(silence, clock) == (20 + LIMIT) / silence.look_interval + 1
-    silence.heard()
-    assert looks_until_too_long(silence, clock) == LIMIT / silence.look_interval + 1
+    assert looks_until_too_long(silence, clock) == (20 + LIMIT) / silence.poll_interval + 1
+    silence.restart()
+    assert looks_until_too_long(silence, clock) == LIMIT / silence.poll_interval + 1
 
 
 def test_time_in_which_this_process_did_not_run_is_no_silence() -> None:
     clock = Clock()
     silence = HeartbeatTimeout(LIMIT, clock=clock)
     clock.now += 3600
-    assert not silence.is_too_long()
-    assert looks_until_too_long(silence, clock) >= (LIMIT - 1) / silence.look_interval
+    assert not silence.has_expired()
+    assert looks_until_too_long(silence, clock) >= (LIMIT - 1) / silence.poll_interval
 
 
 def test_a_small_limit_is_looked_at_more_often() -> None:
     clock = Clock()
     silence = HeartbeatTimeout(1.0, clock=clock)
-    assert silence.look_interval <= 0.2
+    assert silence.poll_interval <= 0.2
     began = clock.now
     looks_until_too_long(silence, clock)
     assert 1.0 < clock.now - began < 1.5
@@ -68,6 +68,6 @@ def test_looks_that_come_late_under_load_still_end_the_silence() -> None:
     clock = Clock()
     silence = HeartbeatTimeout(LIMIT, clock=clock)
     began = clock.now
-    while not silence.is_too_long():
-        clock.now += 3 * silence.look_interval
+    while not silence.has_expired():
+        clock.now += 3 * silence.poll_interval
     assert clock.now - began < 2 * LIMIT

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autodist.cluster import load_adjusted_clock
-from autodist.cluster.load_adjusted_clock import LOOK_INTERVAL, Stopwatch, processor_share, wait_for
+from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch, processor_share, wait_for
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def counted(clock: Clock, share: float, seconds: float, step: float = LOOK_INTERVAL) -> float:
+def counted(clock: Clock, share: float, seconds: float, step: float = POLL_INTERVAL) -> float:
     stopwatch = Stopwatch(share=lambda: share, clock=clock)
     for _ in range(round(seconds / step)):
         clock.now += step
@@ -33,14 +33,14 @@ def test_a_second_counts_by_what_a_process_gets_of_it(share: float, seconds: flo
 
 
 def test_looks_in_quick_succession_count_the_same() -> None:
-    assert counted(Clock(), 1.0, 60.0, step=0.001) == pytest.approx(60.0, abs=LOOK_INTERVAL)
+    assert counted(Clock(), 1.0, 60.0, step=0.001) == pytest.approx(60.0, abs=POLL_INTERVAL)
 
 
 def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
     clock = Clock()
     stopwatch = Stopwatch(share=lambda: 1.0, clock=clock)
     clock.now += 3600
-    assert stopwatch.read() == 2 * LOOK_INTERVAL
+    assert stopwatch.read() == 2 * POLL_INTERVAL
 
 
 @pytest.mark.parametrize(("running", "share"), [(1, 1.0), (4, 1.0), (8, 0.5), (1000, 0.1)])

@@ -7,24 +7,24 @@ import pytest
 
 from autodist.cluster import addresses, ports
 from autodist.cluster.addresses import check_reach, host_and_port, is_loopback, split_host_and_port, unresolved
-from autodist.cluster.ports import hold_port, leave_listening_to_this_process
+from autodist.cluster.ports import leave_listening_to_this_process, reserve_port
 from autodist.errors import ClusterError
 
 
 def test_held_port_is_taken_for_others_and_free_after_release() -> None:
-    held = hold_port(None)
+    held = reserve_port(None)
     assert 20000 <= held.port < 32000
     with pytest.raises(OSError, match=f"port {held.port} is taken by another process"):
-        hold_port(held.port)
+        reserve_port(held.port)
     held.release()
     held.release()
-    again = hold_port(held.port)
+    again = reserve_port(held.port)
     assert again.port == held.port
     again.release()
 
 
 def test_copy_of_a_held_port_keeps_no_server_from_it_after_the_release() -> None:
-    held = hold_port(None)
+    held = reserve_port(None)
     with socket.socket(fileno=os.dup(held.fileno())):  # as in a process that was forked before
         held.release()
         with socket.create_server(("", held.port)) as server:  # sets SO_REUSEADDR, as TensorFlow does
@@ -33,7 +33,7 @@ def test_copy_of_a_held_port_keeps_no_server_from_it_after_the_release() -> None
 
 
 def test_forked_process_keeps_neither_a_held_port_nor_one_that_listens() -> None:
-    held = hold_port(None)
+    held = reserve_port(None)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
         leave_listening_to_this_process(server.getsockname()[1])
         descriptors = [held.fileno(), server.fileno(), other.fileno()]
@@ -54,7 +54,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def test_held_port_accepts_no_connections() -> None:
-    held = hold_port(None)
+    held = reserve_port(None)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", held.port), timeout=1)
     held.release()
@@ -67,7 +67,7 @@ def test_port_with_connections_of_a_moment_ago_can_be_asked_for() -> None:
         accepted, _ = server.accept()
         accepted.close()  # the side that closes first keeps the port in TIME_WAIT
         client.close()
-    held = hold_port(port)
+    held = reserve_port(port)
     assert held.port == port
     held.release()
 
@@ -76,7 +76,7 @@ def test_port_of_a_listening_server_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(OSError, match=f"port {port} is taken by another process"):
-            hold_port(port)
+            reserve_port(port)
 
 
 @pytest.mark.parametrize(("host", "text"), [("h", "h:5"), ("localhost", "127.0.0.1:5"), ("fd00::1", "[fd00::1]:5")])

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist.cluster.protocol import (
-    Ask,
     Doing,
     Done,
     Exited,
@@ -19,6 +18,7 @@ from autodist.cluster.protocol import (
     Membership,
     Message,
     Progress,
+    ProgressRequest,
     ProtocolError,
     Release,
     Start,
@@ -41,7 +41,7 @@ MESSAGES = st.one_of(
     st.builds(Exited, st.integers(-64, 255)),
     st.builds(Lost, TEXT),
     st.builds(Progress, st.sampled_from(Doing), st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9)),
-    st.sampled_from([Ask(), Joined(), Leaving(), Done(), Release(), Stop(), Heartbeat()]),
+    st.sampled_from([ProgressRequest(), Joined(), Leaving(), Done(), Release(), Stop(), Heartbeat()]),
 )
 
 

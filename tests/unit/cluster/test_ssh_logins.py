@@ -31,12 +31,12 @@ class Machine:
             raise ClusterError("10.0.0.2 port 22: it failed.") from self.cause
         return "client"
 
-    def stays_for(self, seconds: float) -> bool:
+    def wait_while_needed(self, seconds: float) -> bool:
         self.now += seconds
         return True
 
     def log_in(self, patience: float) -> object:
-        return Logins(SSHSettings("10.0.0.2", patience=patience), self.stays_for)._log_in()
+        return Logins(SSHSettings("10.0.0.2", patience=patience), self.wait_while_needed)._log_in()
 
 
 @pytest.mark.parametrize(

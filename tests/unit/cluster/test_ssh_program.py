@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autodist.cluster import ssh_program
-from autodist.cluster.ssh_program import command_line, find_way, joining, master, require_program
+from autodist.cluster.ssh_program import command_line, find_route, joining, master, require_program
 from autodist.cluster.ssh_program_connections import Connection
 from autodist.cluster.ssh_program_logins import ProgramLogins, why_no_login
 from autodist.cluster.ssh_settings import SSHSettings
@@ -46,7 +46,7 @@ def test_the_settings_are_options_and_go_before_the_users(folder: Path) -> None:
     key = folder / "my 50% key"
     key.write_text("a key")
     settings = SSHSettings("lab", username="ann", port=2222, key_file=str(key), known_hosts="/my 50% hosts")
-    line = command_line(find_way(settings), 25.0, 14.2, "/folder")
+    line = command_line(find_route(settings), 25.0, 14.2, "/folder")
     made = read_back(master(line, "/folder/0", "lab")[:-2], "lab")
     expected = {
         "user": "ann", "port": "2222", "batchmode": "yes", "stricthostkeychecking": "true", "requesttty": "false",
@@ -65,7 +65,7 @@ def test_the_settings_are_options_and_go_before_the_users(folder: Path) -> None:
 
 @needs_openssh
 def test_unchecked_hosts_leave_nothing_in_known_hosts(folder: Path) -> None:
-    made = read_back(command_line(find_way(SSHSettings("lab", host_key_checking=False)), 25, 15, "/folder"), "lab")
+    made = read_back(command_line(find_route(SSHSettings("lab", host_key_checking=False)), 25, 15, "/folder"), "lab")
     files = {made["userknownhostsfile"], made["globalknownhostsfile"]}
     assert (made["stricthostkeychecking"], files) == ("false", {"/dev/null"})
 
@@ -74,9 +74,9 @@ def test_unchecked_hosts_leave_nothing_in_known_hosts(folder: Path) -> None:
 def test_jump_hosts_are_reached_as_their_groups_say_each_with_a_log_of_its_own(folder: Path) -> None:
     (folder / "config").write_text("Host far\n  ProxyJump gate,mid:2200\n  HostName 10.0.0.9\nHost mid\n  User bob\n")
     settings = SSHSettings("far").through([SSHSettings("gate", username="eve", known_hosts="/a b%", port=99)])
-    way = find_way(settings)
-    assert [(hop.endpoint.host, hop.endpoint.port) for hop in way] == [("10.0.0.9", 22), ("mid", 2200), ("gate", 99)]
-    words = command_line(way, 25, 15, "/my folder")
+    route = find_route(settings)
+    assert [(hop.endpoint.host, hop.endpoint.port) for hop in route] == [("10.0.0.9", 22), ("mid", 2200), ("gate", 99)]
+    words = command_line(route, 25, 15, "/my folder")
     (option,) = (word for word in words if word.startswith("ProxyCommand="))
     inner = shlex.split(option.removeprefix("ProxyCommand=").replace("%%", "%"))
     assert inner[inner.index("-W") + 1 :] == ["[10.0.0.9]:22", "--", "mid"]
@@ -93,7 +93,7 @@ def test_jump_hosts_are_reached_as_their_groups_say_each_with_a_log_of_its_own(f
 def test_a_proxy_command_that_has_ended_is_the_cause_however_early(folder: Path, end: str) -> None:
     (folder / "config").write_text("Host lab\n  ProxyCommand sh -c 'echo broken >&2; exit 3'\n")
     said = f"broken\n{end.format('banner exchange: Connection to UNKNOWN port 65535')}\n"
-    error = why_no_login(find_way(SSHSettings("lab")), str(folder), said, 255)
+    error = why_no_login(find_route(SSHSettings("lab")), str(folder), said, 255)
     assert "the ProxyCommand \"sh -c 'echo broken >&2; exit 3'\" failed: broken. Try `ssh " in str(error)
 
 
@@ -109,9 +109,9 @@ def test_leaving_a_machine_lets_what_reads_its_programs_come_to_their_end() -> N
 def test_a_way_in_a_circle_and_a_key_that_is_not_there_are_told(folder: Path) -> None:
     (folder / "config").write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump lab\nHost lab\n  ProxyJump a\n")
     with pytest.raises(ClusterError, match="lab .*leads through itself"):
-        find_way(SSHSettings("lab"))
+        find_route(SSHSettings("lab"))
     with pytest.raises(ClusterError, match="the key file /no/key cannot be read .*Correct `key_file`"):
-        find_way(SSHSettings("other", key_file="/no/key"))
+        find_route(SSHSettings("other", key_file="/no/key"))
 
 
 @pytest.mark.parametrize(("found", "said"), [(None, "is not installed here"), ("/bin/dbclient", "is not OpenSSH's")])

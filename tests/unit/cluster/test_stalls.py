@@ -6,32 +6,32 @@ import threading
 import pytest
 
 from autodist.cluster.protocol import Doing, Progress
-from autodist.cluster.stalls import Limits, Seen, StallWatch, find_stall
+from autodist.cluster.stalls import Limits, StallWatch, WorkerProgress, find_stall
 
 BETWEEN = 5.0
 LIMITS = Limits(stall=60.0, answer=60.0, deadlock=300.0)
 
 
-def seen(name: str, doing: Doing, since: float = 100.0, used: float = 0.0, queued: float = 0.0) -> Seen:
+def seen(name: str, doing: Doing, since: float = 100.0, used: float = 0.0, queued: float = 0.0) -> WorkerProgress:
     """A worker that has done the same for `since` seconds, and has used so much processor time between two looks."""
     before, now = Progress(doing, since - BETWEEN, 7.0, 3.0), Progress(doing, since, 7.0 + used, 3.0 + queued)
-    return Seen(name, before, now, BETWEEN)
+    return WorkerProgress(name, before, now, BETWEEN)
 
 
-def silent(name: str, seconds: float, unheard: float = 1.0) -> Seen:
-    """A worker that has not answered for `seconds`; its agent has sent nothing for `unheard` of them."""
-    return Seen(name, None, None, BETWEEN, seconds, unheard)
+def since_answer(name: str, seconds: float, since_message: float = 1.0) -> WorkerProgress:
+    """A worker that has not answered for `seconds`; its agent has sent nothing for `since_message` of them."""
+    return WorkerProgress(name, None, None, BETWEEN, seconds, since_message)
 
 
-def waiting(name: str, since: float = 100.0) -> Seen:
+def waiting(name: str, since: float = 100.0) -> WorkerProgress:
     return seen(name, Doing.STEPPING, since)
 
 
-def done(name: str) -> Seen:
+def done(name: str) -> WorkerProgress:
     return seen(name, Doing.DONE)
 
 
-def stall_of(chief: Seen, *others: Seen) -> tuple[str, str] | None:
+def stall_of(chief: WorkerProgress, *others: WorkerProgress) -> tuple[str, str] | None:
     found = find_stall(chief, {other.name: other for other in others}, LIMITS)
     return None if found is None else (found.worker, found.reason)
 
@@ -50,28 +50,28 @@ def stall_of(chief: Seen, *others: Seen) -> tuple[str, str] | None:
             "b",
             "have waited for one another",
         ),  # both poll
-        ([waiting("a"), silent("b", 61)], "b", "has not answered for 60 s, while a waits for it: its process"),
+        ([waiting("a"), since_answer("b", 61)], "b", "has not answered for 60 s, while a waits for it: its process"),
         (
-            [waiting("a"), silent("b", 61), waiting("c", 1), seen("d", Doing.STEPPING, used=1.0)],
+            [waiting("a"), since_answer("b", 61), waiting("c", 1), seen("d", Doing.STEPPING, used=1.0)],
             "b",
             "has not answered for 60 s, while a and d wait for it:",
         ),
-        ([seen("a", Doing.ELSE), silent("b", 61)], "b", "has not answered for 60 s: its process"),
+        ([seen("a", Doing.ELSE), since_answer("b", 61)], "b", "has not answered for 60 s: its process"),
         (
-            [seen("a", Doing.JOINING), silent("b", 61)],
+            [seen("a", Doing.JOINING), since_answer("b", 61)],
             "b",
             "has not answered for 60 s, while a waits for it: its process",
         ),
-        ([done("a"), seen("b", Doing.ELSE), silent("c", 61)], "c", "has not answered"),
+        ([done("a"), seen("b", Doing.ELSE), since_answer("c", 61)], "c", "has not answered"),
         (
-            [waiting("a"), silent("b", 61, unheard=62)],
+            [waiting("a"), since_answer("b", 61, since_message=62)],
             "b",
             "was lost: nothing was heard from its machine for 62 s, while a waits for it; check that",
         ),
-        ([waiting("a"), silent("b", 61, unheard=31)], "b", "was lost: nothing was heard"),
+        ([waiting("a"), since_answer("b", 61, since_message=31)], "b", "was lost: nothing was heard"),
     ],
 )
-def test_what_can_never_go_on(workers: list[Seen], worker: str, words: str) -> None:
+def test_what_can_never_go_on(workers: list[WorkerProgress], worker: str, words: str) -> None:
     found = stall_of(*workers)
     assert found is not None
     assert found[0] == worker
@@ -86,8 +86,8 @@ def test_what_can_never_go_on(workers: list[Seen], worker: str, words: str) -> N
         [waiting("a"), seen("b", Doing.STEPPING, used=2.0)],  # it computes
         [seen("a", Doing.STEPPING, used=2.0), done("b")],
         [seen("a", Doing.STEPPING, 900, used=0.3, queued=4.5), done("b")],  # it would, if it got a processor
-        [waiting("a"), silent("b", 59)],
-        [waiting("a"), done("b"), silent("c", 59)],
+        [waiting("a"), since_answer("b", 59)],
+        [waiting("a"), done("b"), since_answer("c", 59)],
         [seen("a", Doing.JOINING, 290), seen("b", Doing.ELSE, 400)],  # it imports, reads or traces
         [waiting("a"), waiting("b")],  # not for long enough: they may wait for something else than workers
         [waiting("a", 30), done("b")],
@@ -96,7 +96,7 @@ def test_what_can_never_go_on(workers: list[Seen], worker: str, words: str) -> N
         [done("a"), seen("b", Doing.ELSE)],
     ],
 )
-def test_what_may_go_on(workers: list[Seen]) -> None:
+def test_what_may_go_on(workers: list[WorkerProgress]) -> None:
     assert stall_of(*workers) is None
 
 
@@ -107,13 +107,13 @@ class Coordinator:
         self._answers, self._heard = list(answers), heard
         self.over = threading.Event()
         self.given_up: list[tuple[str, str]] = []
-        self.asked_on_their_way: set[bool] = set()
+        self.asked_starting: set[bool] = set()
 
-    def ask(self, limit: float, are_on_their_way: bool) -> dict[str, Progress | None] | None:
-        self.asked_on_their_way.add(are_on_their_way)
+    def request_progress(self, limit: float, are_starting: bool) -> dict[str, Progress | None] | None:
+        self.asked_starting.add(are_starting)
         return {"b": self._answers.pop(0)} if self._answers else None
 
-    def take_heard(self) -> set[str]:
+    def take_senders(self) -> set[str]:
         return set(self._heard)
 
     def wait_for_end(self, timeout: float) -> bool:
@@ -121,7 +121,7 @@ class Coordinator:
             self.over.set()
         return self.over.is_set()
 
-    def give_up(self, worker: str, reason: str, is_lost: bool) -> None:
+    def end_with_failure(self, worker: str, reason: str, is_lost: bool) -> None:
         assert is_lost is reason.startswith("was lost")
         self.given_up.append((worker, reason))
 
@@ -163,7 +163,7 @@ def test_nobody_is_asked_while_the_chief_has_not_waited_for_long(
     looks = iter([False, False, True])
     coordinator = Coordinator(Progress(Doing.DONE, 80.0, 1.0))
     asked: list[tuple[float, bool]] = []
-    monkeypatch.setattr(coordinator, "ask", lambda *about: asked.append(about))
+    monkeypatch.setattr(coordinator, "request_progress", lambda *about: asked.append(about))
 
     def wait_for_end(timeout: float) -> bool:
         if is_over := next(looks):
@@ -185,4 +185,4 @@ def test_a_worker_that_is_busy_elsewhere_is_named_once_until_twice_the_time(
     assert [r.getMessage() for r in caplog.records] == [
         f"a has waited 65 s, in {step}, for workers that are outside of any step: b (for 70 s)."
     ]
-    assert coordinator.asked_on_their_way == {doing == Doing.JOINING}
+    assert coordinator.asked_starting == {doing == Doing.JOINING}

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from autodist.cluster.ports import hold_port
+from autodist.cluster.ports import reserve_port
 from autodist.cluster.protocol import (
-    Ask,
+    ChiefText,
+    ChiefWaits,
     Heartbeat,
     Joined,
     Leaving,
     Membership,
     Message,
+    ProgressRequest,
     Release,
-    Said,
-    Waiting,
     decode,
     encode,
 )
@@ -34,12 +34,12 @@ class Chief:
         self._control, theirs = socket.socketpair()
         self._lines = self._control.makefile("rb")
         self.say(Membership(1, "localhost:1", ("a:1", "b:2"), b"", 3.0, silence_timeout, on_preempt=on_preempt))
-        self.member = WorkerClient(theirs, hold_port(None))
+        self.worker_client = WorkerClient(theirs, reserve_port(None))
 
     def say(self, message: Message) -> None:
         self._control.sendall(encode(message))
 
-    def hear(self) -> Message:
+    def receive_text(self) -> Message:
         return decode(self._lines.readline())
 
     def end_the_script(self) -> None:
@@ -47,13 +47,13 @@ class Chief:
         self._control.shutdown(socket.SHUT_WR)
 
     def leave(self) -> None:
-        self.member.held.release()
+        self.worker_client.reserved_port.release()
         self._lines.close()
         self._control.close()
 
     def end(self) -> None:
         self.say(Release())  # otherwise the client ends this process
-        assert self.member._ended.wait(10)
+        assert self.worker_client._ended.wait(10)
         self.leave()
 
 
@@ -67,17 +67,17 @@ def chief() -> Iterator[Chief]:
 
 def test_what_the_chief_says_is_heard_in_order_and_waited_for(chief: Chief) -> None:
     heard: list[str] = []
-    thread = threading.Thread(target=lambda: heard.extend(chief.member.hear() for _ in range(2)))
+    thread = threading.Thread(target=lambda: heard.extend(chief.worker_client.receive_text() for _ in range(2)))
     thread.start()
-    chief.say(Said("first"))
-    chief.say(Said("second"))
+    chief.say(ChiefText("first"))
+    chief.say(ChiefText("second"))
     thread.join(10)
     assert heard == ["first", "second"]
 
 
-def _raise(member: WorkerClient, told: list[str]) -> threading.Thread:
+def _raise(worker_client: WorkerClient, told: list[str]) -> threading.Thread:
     sys.excepthook = lambda kind, error, trace: told.append(str(error))
-    member.let_chief_fail_first(60.0)
+    worker_client.let_chief_fail_first(60.0)
     thread = threading.Thread(target=sys.excepthook, args=(ValueError, ValueError("boom"), None))
     thread.start()
     return thread
@@ -85,19 +85,19 @@ def _raise(member: WorkerClient, told: list[str]) -> threading.Thread:
 
 def test_an_error_before_the_first_step_is_told_once_the_chief_has_come_there(chief: Chief) -> None:
     told: list[str] = []
-    thread = _raise(chief.member, told)
+    thread = _raise(chief.worker_client, told)
     thread.join(0.2)
     assert told == []
-    chief.say(Waiting())
+    chief.say(ChiefWaits())
     thread.join(30)
     assert told == ["boom"]
 
 
 def test_an_error_is_told_at_once_where_the_chief_waits_in_its_first_step(chief: Chief) -> None:
-    chief.say(Waiting())
-    chief.member.wait_for_chief()
+    chief.say(ChiefWaits())
+    chief.worker_client.wait_for_chief()
     told: list[str] = []
-    _raise(chief.member, told).join(30)
+    _raise(chief.worker_client, told).join(30)
     assert told == ["boom"]
 
 
@@ -110,14 +110,14 @@ def saving_chief(monkeypatch: pytest.MonkeyPatch) -> Chief:
 def test_the_first_sigterm_is_told_to_a_chief_that_saves_then(saving_chief: Chief) -> None:
     heeds = watch_script_end().heeds_termination
     assert [heeds(), heeds()] == [True, False]
-    assert [saving_chief.hear(), saving_chief.hear()] == [Joined(), Leaving()]
+    assert [saving_chief.receive_text(), saving_chief.receive_text()] == [Joined(), Leaving()]
     saving_chief.end()
 
 
 def test_the_agent_s_own_sigterm_ends_the_script(saving_chief: Chief, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr("autodist.cluster.worker_client._end_own_group", lambda limit: ended.set())
-    saving_chief.say(Ask())  # the client may not have read it by then
+    saving_chief.say(ProgressRequest())  # the client may not have read it by then
     saving_chief.end_the_script()
     assert not watch_script_end().heeds_termination()
     assert not ended.wait(0.1)  # its guard does that

@@ -17,8 +17,10 @@ SPEC = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]
 def worker(*said: tuple[str, str]) -> Peers:
     """A worker other than the chief that has sent these messages and then reached its first step."""
     left = [json.dumps(one) for one in said]
-    member = SimpleNamespace(let_chief_fail_first=lambda limit: None, hear=lambda: left.pop(0) if left else None)
-    return Peers(SPEC, member, b"", 0, StartupProgress(is_chief=False))
+    worker_client = SimpleNamespace(
+        let_chief_fail_first=lambda limit: None, receive_text=lambda: left.pop(0) if left else None
+    )
+    return Peers(SPEC, worker_client, b"", 0, StartupProgress(is_chief=False))
 
 
 def test_what_the_chief_says_is_heard_in_the_same_calls():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO
 
-from autodist.cli.checking.check_machines import FoundMachine
+from autodist.cli.checking.check_machines import CheckedMachine
 from autodist.cli.checking.probe import Probe
 from autodist.cli.checking.protocol import Hardware, Interface, MachineAnswer, SeenGPUs, line_of, question_in
 from autodist.cluster.protocol import Facts
@@ -35,19 +35,19 @@ def found(
     clock: ClockOffset = CLOCK,
     unreachable: Mapping[str, str] | None = None,
     **facts: object,
-) -> FoundMachine:
+) -> CheckedMachine:
     """Returns a machine without faults, except for the arguments."""
     node = spec.nodes[index]
     workers = tuple(worker for worker in spec.workers if worker.node == node)
     ports = tuple(15000 + position for position, _ in enumerate(workers))
     machine = MachineAnswer(facts=replace(FACTS, **facts), ports=ports, hardware=hardware, seen_gpus=seen_gpus)  # type: ignore[arg-type]
-    return FoundMachine(node, workers, machine, None, clock, unreachable or {})
+    return CheckedMachine(node, workers, machine, None, clock, unreachable or {})
 
 
-def lost(index: int, problem: str) -> FoundMachine:
+def lost(index: int, problem: str) -> CheckedMachine:
     """A machine that was not reached."""
     node = THREE.nodes[index]
-    return FoundMachine(node, tuple(worker for worker in THREE.workers if worker.node == node), problem=problem)
+    return CheckedMachine(node, tuple(worker for worker in THREE.workers if worker.node == node), problem=problem)
 
 
 Answering = Callable[[Probe, bytes], bytes | None]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from autodist.cli.checking import check_machines
-from autodist.cli.checking.check_machines import FoundMachine, check_all_machines
+from autodist.cli.checking.check_machines import CheckedMachine, check_all_machines
 from autodist.cli.checking.probe import Probe
 from autodist.cli.checking.protocol import Tock, answer_in, line_of
 from autodist.cluster.protocol import Lost, encode
@@ -16,7 +16,7 @@ from autodist.resources import Node, ResourceSpec
 from tests.unit.cli.checking.fakes import FakeTransport, probing
 
 
-def look(monkeypatch: pytest.MonkeyPatch, **machines: FakeTransport) -> dict[str, FoundMachine]:
+def look(monkeypatch: pytest.MonkeyPatch, **machines: FakeTransport) -> dict[str, CheckedMachine]:
     """Returns the probe results of machines, by name; the first is the chief's."""
     nodes = [{"address": name, "chief": name == next(iter(machines))} for name in machines]
     spec = ResourceSpec.from_dict({"nodes": nodes, "reach_timeout": 2, "connect_timeout": 1})

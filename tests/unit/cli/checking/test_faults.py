@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autodist.cli.checking.check_machines import FoundMachine
+from autodist.cli.checking.check_machines import CheckedMachine
 from autodist.cli.checking.protocol import SeenGPUs
 from autodist.cli.checking.report import faults_of, notes_of, usable
 from autodist.resources import ResourceSpec
@@ -16,7 +16,7 @@ from tests.unit.cli.checking.fakes import HARDWARE, found, lost
 GPUS = ResourceSpec.from_dict({"nodes": [{"address": "10.0.0.1", "gpus": [0, 1, 2]}]})
 
 
-def faults(one: FoundMachine, *others: FoundMachine, script: str | None = None) -> list[str]:
+def faults(one: CheckedMachine, *others: CheckedMachine, script: str | None = None) -> list[str]:
     return faults_of(one, [found(), one, *others], script)
 
 

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from autodist.cluster.environments import start_rendezvous as meeting
-from autodist.cluster.environments.launcher_env import MET, OF_ONE_PROCESS
-from autodist.cluster.environments.start_rendezvous import meet, warn_if_alone
+from autodist.cluster.environments.launcher_env import OF_ONE_PROCESS, RENDEZVOUS_DONE
+from autodist.cluster.environments.start_rendezvous import join_rendezvous, warn_if_alone
 from autodist.errors import ClusterError, ResourceSpecError
 from autodist.resources import ResourceSpec
 
@@ -18,7 +18,7 @@ ALONE = {"AUTODIST_INDEX": "0", "AUTODIST_WORKERS": "1", "AUTODIST_CHIEF": "node
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_met", [])
+    monkeypatch.setattr(meeting, "_completed", [])
     for name in OF_ONE_PROCESS:
         monkeypatch.setenv(name, "")  # restores later changes
         monkeypatch.delenv(name)
@@ -31,7 +31,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
 
 def test_a_cluster_of_one_process_is_this_machine_and_needs_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, **ALONE)
-    spec = meet(GIVEN, 2, lambda: 0)
+    spec = join_rendezvous(GIVEN, 2, lambda: 0)
     (worker,) = spec.workers
     assert worker.devices == ("cpu:0", "cpu:1")
     assert spec.strategy == GIVEN.strategy
@@ -39,19 +39,19 @@ def test_a_cluster_of_one_process_is_this_machine_and_needs_no_secret(monkeypatc
 
 def test_a_second_autodist_of_the_script_has_the_same_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, **ALONE)
-    assert meet(GIVEN, None, lambda: 0) == meet(GIVEN, None, lambda: 0)
+    assert join_rendezvous(GIVEN, None, lambda: 0) == join_rendezvous(GIVEN, None, lambda: 0)
 
 
 def test_a_process_that_the_chief_has_started_does_not_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    enter(monkeypatch, **ALONE, **{MET: "yes"})
+    enter(monkeypatch, **ALONE, **{RENDEZVOUS_DONE: "yes"})
     with pytest.raises(ClusterError, match='under `if __name__ == "__main__":`'):
-        meet(GIVEN, None, lambda: 0)
+        join_rendezvous(GIVEN, None, lambda: 0)
 
 
 def test_without_a_secret_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, **ALONE | {"AUTODIST_WORKERS": "2"})
     with pytest.raises(ResourceSpecError, match="AUTODIST_SECRET is missing"):
-        meet(GIVEN, None, lambda: 0)
+        join_rendezvous(GIVEN, None, lambda: 0)
 
 
 def test_who_trains_alone_beside_others_is_warned(

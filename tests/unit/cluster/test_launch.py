@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autodist.cluster import launch
-from autodist.cluster.launch import Standing
+from autodist.cluster.launch import StoppedProcessCheck
 from tests.cluster.runs import within
 
 
@@ -20,7 +20,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_that_was_stopped_is_seen_at_the_second_look(process: subprocess.Popen[bytes]) -> None:
-    seen = Standing(process.pid)
+    seen = StoppedProcessCheck(process.pid)
     assert not seen.is_stopped()
     process.send_signal(signal.SIGSTOP)
     assert within(10, seen.is_stopped)
@@ -33,5 +33,5 @@ def test_a_process_that_was_stopped_is_seen_at_the_second_look(process: subproce
 def test_one_that_runs_between_the_looks_is_not_stopped_nor_one_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([("T", 7), ("T", 9), ("t", 12), ("t", 12), ("R", 12), ("T", 12), None, None])
     monkeypatch.setattr(launch, "_state_of", lambda process: next(looks))
-    seen = Standing(1)
+    seen = StoppedProcessCheck(1)
     assert [seen.is_stopped() for _ in range(8)] == [False, False, False, True, False, False, False, False]

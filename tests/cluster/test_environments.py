@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.processes]
 
 FINISH = "coordinator.finish()"
 TRAIN_UNTIL_STOPPED = 'note("training")\nstop.wait(40)\ncoordinator.abort("stopped")'
-WAIT = 'print("worker", index, member.payload, sys.argv[1:])\nmember.wait_for_end()'
+WAIT = 'print("worker", index, worker_client.payload, sys.argv[1:])\nworker_client.wait_for_end()'
 SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 PORT = 15017
 GIVEN = {"nodes": "given", "silence_timeout": 5, "join_timeout": 30}
@@ -200,7 +200,7 @@ def test_a_worker_that_stands_does_not_answer_and_is_ended(hosts: Hosts, tmp_pat
     chief = """
 while not os.path.exists(os.path.join(directory, "notes", "halted")):
     time.sleep(0.05)
-print("ASKED", {name: said is not None for name, said in coordinator.ask(3).items()})
+print("ASKED", {name: said is not None for name, said in coordinator.request_progress(3).items()})
 coordinator.abort("asked")
 """
     with GivenRun(hosts, tmp_path, [by_hand(hosts, index) for index in range(3)], chief, SLEEP) as run:

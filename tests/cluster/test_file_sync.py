@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autodist.cluster.file_sync import bring
+from autodist.cluster.file_sync import sync_folder
 from autodist.cluster.folder import find_files
-from autodist.cluster.sftp_folder import Brought
+from autodist.cluster.sftp_folder import SyncResult
 from autodist.cluster.transport import ssh_settings
 from autodist.errors import ClusterError
 from autodist.resources import ResourceSpec
@@ -32,28 +32,28 @@ def test_a_folder_is_brought_over_sftp_and_a_run_brings_it_first(tmp_path: Path)
         settings = ssh_settings(spec, spec.nodes[1])
         assert settings is not None
 
-        def brought(target: Path) -> Brought:
-            return bring(settings, find_files(str(here), ()), (str(here), str(target)), 10, lambda: False)
+        def brought(target: Path) -> SyncResult:
+            return sync_folder(settings, find_files(str(here), ()), (str(here), str(target)), 10, lambda: False)
 
-        assert brought(there) == Brought(files=2, bytes=5 + (1 << 20))
+        assert brought(there) == SyncResult(files=2, bytes=5 + (1 << 20))
         assert (there / "large.bin").read_bytes() == (here / "large.bin").read_bytes()
-        assert brought(there) == Brought(alike=2)
+        assert brought(there) == SyncResult(unchanged=2)
         (here / "large.bin").unlink()
-        assert brought(there) == Brought(alike=1, removed=1)
+        assert brought(there) == SyncResult(unchanged=1, removed=1)
         with pytest.raises(ClusterError, match=r"/proc/nowhere"):
             brought(Path("/proc/nowhere"))
         unknown = dataclasses.replace(settings, port=1, patience=0)
         with pytest.raises(ClusterError, match="connection refused"):
-            bring(unknown, {}, (str(here), str(there)), 10, lambda: False)
+            sync_folder(unknown, {}, (str(here), str(there)), 10, lambda: False)
 
         # The machines of the test share their files.
         cluster = hosts.spec() | {"sync": {"folder": str(here)}}
         chief = "coordinator.finish()"
-        with Run(tmp_path / "run", chief, "member.wait_for_end()", cluster, mark=environment[MARK]) as run:
+        with Run(tmp_path / "run", chief, "worker_client.wait_for_end()", cluster, mark=environment[MARK]) as run:
             assert run.wait(60) == 0, run.stderr
             run.assert_gone(0)
         cluster["sync"]["folder"] = str(tmp_path / "absent")
-        with Run(tmp_path / "refused", chief, "member.wait_for_end()", cluster, mark=environment[MARK]) as run:
+        with Run(tmp_path / "refused", chief, "worker_client.wait_for_end()", cluster, mark=environment[MARK]) as run:
             assert run.wait(60) == 1
             run.assert_gone(0)
         assert f"sync: {tmp_path / 'absent'} does not exist" in run.stderr
@@ -66,4 +66,4 @@ def test_a_server_without_sftp_is_told_with_the_mend(tmp_path: Path) -> None:
         settings = ssh_settings(spec, spec.nodes[1])
         assert settings is not None
         with pytest.raises(ClusterError, match="offers no SFTP, .* `Subsystem sftp internal-sftp`"):
-            bring(settings, {}, (str(tmp_path), str(tmp_path / "there")), 10, lambda: False)
+            sync_folder(settings, {}, (str(tmp_path), str(tmp_path / "there")), 10, lambda: False)

@@ -18,12 +18,12 @@ from autodist.cluster.environments.follower import Follower
 from autodist.cluster.environments.handshake import Welcome
 from autodist.cluster.environments.launcher_env import Given
 from autodist.cluster.environments.rendezvous_server import (
-    NEWS,
-    Came,
+    EVENTS,
     Failed,
     Listening,
-    News,
     PortInUse,
+    ProcessJoined,
+    RendezvousEvent,
     RendezvousServer,
     RendezvousServerOrder,
     Warned,
@@ -57,8 +57,8 @@ class Chief:
         self._thread.start()
         assert not runs_ahead or isinstance(self.hears(), Listening)
 
-    def hears(self) -> News:
-        return NEWS.validate_json(self.news.readline())
+    def hears(self) -> RendezvousEvent:
+        return EVENTS.validate_json(self.news.readline())
 
     def close(self) -> None:
         for stream in self.to:
@@ -92,7 +92,7 @@ def test_who_knows_the_secret_is_let_in_and_heard(chief: Chief, port: int) -> No
     connection, welcome = join(port, 2)
     with connection:
         news = chief.hears()
-        assert isinstance(news, Came)
+        assert isinstance(news, ProcessJoined)
         assert (news.arrival.hello.index, news.arrival.from_host) == (2, "127.0.0.1")
         assert (welcome.silence_timeout, welcome.stop_timeout) == (25.0, 3.0)
         connection.sendall(encode(Line("stdout", "it says")))
@@ -163,7 +163,7 @@ def test_the_port_is_free_for_the_server_once_all_have_come(port: int) -> None:
     with closing(Chief(2, port, stays_open=False)) as chief:
         connection, _ = join(port, 1, count=2)
         with connection:
-            assert isinstance(chief.hears(), Came)
+            assert isinstance(chief.hears(), ProcessJoined)
             with pytest.raises(ClusterError, match="found no chief at 127.0.0.1"):
                 join(port, 1, limit=0.2, count=2)
             with socket.socket() as server:
@@ -192,7 +192,7 @@ def test_a_port_that_is_in_use_is_named_with_its_process_and_waited_for(port: in
         assert isinstance(chief.hears(), Listening)
         connection, _ = join(port, 1, count=2)
         with connection:
-            assert isinstance(chief.hears(), Came)
+            assert isinstance(chief.hears(), ProcessJoined)
 
 
 def test_a_port_that_stays_in_use_is_waited_for_as_long_as_the_chief_waits(port: int) -> None:
