@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import paramiko
 
@@ -14,8 +15,9 @@ from autodist.cluster.folder import LocalFile, find_files
 from autodist.cluster.preflight import table
 from autodist.cluster.sftp_folder import FolderCopy, StoppedError, SyncResult
 from autodist.cluster.ssh_errors import UnreachableError
-from autodist.cluster.ssh_reach import Machine, reach
+from autodist.cluster.ssh_machine import SSHMachine
 from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.ssh_transports import reach
 from autodist.cluster.transport import ssh_settings
 from autodist.errors import ClusterError, MachinesAwayError
 from autodist.resources import Node, ResourceSpec
@@ -141,8 +143,8 @@ def _log_result(address: str, folder: str, result: SyncResult) -> None:
         )  # fmt: skip
 
 
-def _free(machine: Machine, target: str) -> int | None:
+def _free(machine: SSHMachine[Any], target: str) -> int | None:
     """Returns the free bytes of the remote file system that holds a path; None if they cannot be determined."""
     with contextlib.suppress(ClusterError, paramiko.SSHException, OSError, EOFError, ValueError, IndexError):
-        return int(machine.ask(["df", "-Pk", target], 5).decode().splitlines()[-1].split()[3]) * 1024
+        return int(machine.run(["df", "-Pk", target], 5).decode().splitlines()[-1].split()[3]) * 1024
     return None

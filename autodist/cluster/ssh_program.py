@@ -7,13 +7,9 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
-from autodist.cluster.ssh_config import SSHOptions, has_openssh, other_home, read_options
-from autodist.cluster.ssh_errors import Endpoint
-from autodist.cluster.ssh_hops import endpoint_of, jump_settings, require_progress
-from autodist.cluster.ssh_keys import UnusableKeyError, read_key
-from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.ssh_config import has_openssh, other_home
+from autodist.cluster.ssh_route import Hop
 from autodist.errors import ClusterError
 
 _BEATS = 3
@@ -37,21 +33,6 @@ _ALWAYS = (
 )
 
 
-@dataclass(frozen=True)
-class Hop:
-    """A jump host or the target machine.
-
-    Attributes:
-        settings: SSH settings of the machine.
-        options: its options in the user's configuration.
-        endpoint: its description for messages.
-    """
-
-    settings: SSHSettings
-    options: SSHOptions
-    endpoint: Endpoint
-
-
 def require_program(host: str) -> None:
     """Checks that OpenSSH's `ssh` is installed.
 
@@ -64,36 +45,6 @@ def require_program(host: str) -> None:
             f"{host}: `transport: openssh` needs the `ssh` program, which {problem}; install OpenSSH's client "
             "(`apt install openssh-client`), or remove `transport`"
         )
-
-
-def find_route(settings: SSHSettings) -> list[Hop]:
-    """Returns the machine, followed by its jump hosts, the nearest to it first.
-
-    Raises:
-        ClusterError: the configuration cannot be used, the jump hosts form a cycle, or a key file does not exist.
-    """
-    route: list[Hop] = []
-    jumps: Sequence[str] = ()
-    while True:
-        options = read_options(settings.host, settings.username, settings.port, jumps)
-        endpoint = endpoint_of(settings, options)
-        require_progress(endpoint, [hop.endpoint for hop in reversed(route)])
-        _check_key_file(settings, endpoint)
-        route.append(Hop(settings, options, endpoint))
-        if not options.proxy_jump:
-            return route
-        *jumps, last = options.proxy_jump
-        settings = replace(jump_settings(last, settings.others), connect_timeout=settings.connect_timeout)
-
-
-def _check_key_file(settings: SSHSettings, endpoint: Endpoint) -> None:
-    """Checks that the `key_file` in the YAML exists; `ssh` itself checks the kind of the key."""
-    if settings.key_file is None:
-        return
-    try:
-        read_key(settings.key_file)
-    except UnusableKeyError as error:
-        raise ClusterError(f"{endpoint}: the key file {error}. Correct `key_file`.") from error
 
 
 def command_line(route: Sequence[Hop], timeout: float, connect_timeout: float, folder: str) -> list[str]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from autodist.cluster.ssh_machine import SessionRefusedError, SSHCommand
 from autodist.cluster.ssh_program_output import DONE, JOINED, OF_NO_CONNECTION, text_of_output
 
 _CHUNK = 1 << 16
@@ -21,10 +22,6 @@ _POLL_INTERVAL = 0.25
 # Seconds for the end of a program whose connection has ended, and of a killed program.
 _END_LIMIT = 1.0
 _LOCAL_LIMIT = 10.0
-
-
-class SessionRefusedError(Exception):
-    """Raised with the program's output when a connection accepts no more commands."""
 
 
 class Connection:
@@ -95,13 +92,20 @@ class Connection:
             self._changed.notify_all()
 
 
-class JoinedProgram:
-    """A program that has joined a connection; `stream` is a socket for its standard input and output."""
+class ProgramCommand(SSHCommand):
+    """A command started by a program that has joined a connection.
 
-    def __init__(self, login: Connection, program: subprocess.Popen[bytes], stream: socket.socket) -> None:
+    Args:
+        host: name of the machine, for messages.
+        login: the connection.
+        program: the program.
+        stream: socket for its standard input and output.
+    """
+
+    def __init__(self, host: str, login: Connection, program: subprocess.Popen[bytes], stream: socket.socket) -> None:
+        super().__init__(host, stream)
         assert program.stderr is not None, "stderr is a pipe"
-        self.login, self.program, self.stream = login, program, stream
-        self.errors = program.stderr
+        self._login, self._program, self._errors = login, program, program.stderr
 
     def wait_until_joined(self, limit: float) -> None:
         """Returns when the server has accepted the command.
@@ -109,88 +113,34 @@ class JoinedProgram:
         Raises:
             SessionRefusedError: the server refuses it, or does not answer within `limit` seconds.
         """
-        watch = threading.Timer(limit, self.program.kill)
+        watch = threading.Timer(limit, self._program.kill)
         watch.start()
         lines = []
         try:
-            for line in self.errors:
+            for line in self._errors:
                 lines.append(line.decode(errors="replace").rstrip("\r\n"))
                 if JOINED in lines[-1]:
                     return
         finally:
             watch.cancel()
-        self.program.wait(_LOCAL_LIMIT)
+        self._program.wait(_LOCAL_LIMIT)
         raise SessionRefusedError(text_of_output("\n".join(lines), OF_NO_CONNECTION))
 
-    def is_broken(self) -> bool:
-        """Returns True if the program ended because the connection broke."""
+    def receive_errors(self) -> bytes:
         try:
-            status = self.program.wait(_END_LIMIT)
+            return self._errors.read1(_CHUNK)  # type: ignore[attr-defined]  # it is buffered
+        except ValueError:  # closed by `ProgramMachine.__exit__`
+            return b""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.stream.shutdown(socket.SHUT_WR)
+
+    def _is_broken(self) -> bool:
+        try:
+            status = self._program.wait(_END_LIMIT)
         except subprocess.TimeoutExpired:
             return False
         if status >= 0 and status != 255:
             return False  # the exit status of the command
-        return self.login.status() is not None if self.login.is_ours else status == 255
-
-
-class ProgramCommand:
-    """A command that was started with the `ssh` program."""
-
-    def __init__(self, host: str, joined: JoinedProgram) -> None:
-        self._host, self._joined = host, joined
-
-    def send(self, content: bytes) -> None:
-        """See `RemoteCommand.send`."""
-        self._joined.stream.sendall(content)
-
-    def receive(self) -> bytes:
-        """See `RemoteCommand.receive`."""
-        try:
-            return self._joined.stream.recv(_CHUNK)
-        except ConnectionResetError:
-            return b""  # the program has ended before it has read all input
-
-    def receive_errors(self) -> bytes:
-        """See `RemoteCommand.receive_errors`."""
-        try:
-            return self._joined.errors.read1(_CHUNK)  # type: ignore[attr-defined]  # it is buffered
-        except ValueError:  # closed by `ProgramLogins.__exit__`
-            return b""
-
-    def why_ended(self) -> str | None:
-        """See `RemoteCommand.why_ended`."""
-        return f"the SSH connection to {self._host} broke" if self._joined.is_broken() else None
-
-    def close(self) -> None:
-        """See `RemoteCommand.close`."""
-        with contextlib.suppress(OSError):
-            self._joined.stream.shutdown(socket.SHUT_WR)
-
-
-class SftpSocket:
-    """A socket with the interface of a channel that paramiko's SFTP client expects, including the timeout."""
-
-    def __init__(self, stream: socket.socket) -> None:
-        self._stream = stream
-
-    def send(self, content: bytes) -> int:
-        try:
-            return self._stream.send(content)
-        except (BrokenPipeError, ConnectionResetError) as error:  # not an error of a file
-            raise EOFError("the connection was lost") from error
-
-    def recv(self, size: int) -> bytes:
-        try:
-            return self._stream.recv(size)
-        except ConnectionResetError:
-            return b""
-
-    def settimeout(self, seconds: float | None) -> None:
-        self._stream.settimeout(seconds)
-
-    def get_name(self) -> str:
-        return "sftp"
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.shutdown(socket.SHUT_RDWR)
+        return self._login.status() is not None if self._login.is_ours else status == 255

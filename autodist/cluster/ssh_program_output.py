@@ -11,14 +11,19 @@ from dataclasses import dataclass
 
 import paramiko
 
+from autodist.cluster.known_hosts import find_known_keys
 from autodist.cluster.ssh_errors import (
     ChangedHostKeyError,
     HostKeyError,
     ProgramError,
     RevokedHostKeyError,
     UnknownHostKeyError,
+    why_no_connection,
 )
-from autodist.cluster.ssh_keys import LoginRefusedError, MoreThanKeyError, UnusableKeyError
+from autodist.cluster.ssh_keys import LoginRefusedError, MoreThanKeyError, UnusableKeyError, load_key
+from autodist.cluster.ssh_program import log_of
+from autodist.cluster.ssh_route import Hop
+from autodist.errors import ClusterError
 
 DONE = "debug1: Entering interactive session."
 """Line after the login, when commands may join the connection."""
@@ -181,3 +186,63 @@ _CAUSES: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], Exceptio
         (r"^banner exchange: (Connection to .*: Broken pipe)$", _hung_up),
     ]
 ]
+
+
+def why_no_login(route: Sequence[Hop], folder: str, output: str, status: int | None) -> ClusterError:
+    """Returns the error for a failed login.
+
+    Args:
+        route: the machine, then its jump hosts, as `find_route` returns them.
+        folder: folder with the output of the programs that connect to the jump hosts.
+        output: output of the program that connects to the machine.
+        status: exit status of that program; None if it took too long.
+    """
+    for number in range(1, len(route)):
+        log = _content(log_of(folder, number))
+        hop = route[-number]
+        cause = find_cause(log)
+        if isinstance(cause, paramiko.ChannelException):
+            return _explained(cause, route[-number - 1])
+        if cause is not None and not is_logged_in(log):
+            return _explained(cause, hop)
+    hop = route[0]
+    if status is None:
+        late = TimeoutError("timed out")
+        return _explained(paramiko.AuthenticationException("timeout") if is_logging_in(output) else late, hop)
+    cause = find_cause(output)
+    command = hop.options.proxy_command
+    if isinstance(cause, EOFError | ConnectionError) and command and "Remote protocol version" not in output:
+        cause = paramiko.ProxyCommandFailure(command, text_of_output(output, OF_NO_CONNECTION) or "it ended")
+    return _explained(cause or unknown_cause(output, status), hop)
+
+
+def _explained(cause: Exception, hop: Hop) -> ClusterError:
+    """Returns the error for a cause; adds the user's locked keys that were not refused."""
+    if isinstance(cause, LoginRefusedError):
+        locked = {key.file: key for key in _locked([file for file in hop.key_files if file not in cause.offered])}
+        others = (key for key in cause.unusable if key.file not in locked)
+        cause = LoginRefusedError(cause.offered, (*locked.values(), *others), cause.takes)
+    if isinstance(cause, UnknownHostKeyError):
+        known = find_known_keys(hop.known_hosts, [hop.endpoint.key_name])
+        cause = UnknownHostKeyError(cause.key, known.bad_lines)
+    error = why_no_connection(cause, hop.endpoint)
+    error.__cause__ = cause
+    return error
+
+
+def _locked(files: Sequence[str]) -> list[UnusableKeyError]:
+    errors = []
+    for file in filter(os.path.exists, files):
+        try:
+            load_key(file)
+        except UnusableKeyError as error:
+            errors += [error] if error.is_locked else []
+    return errors
+
+
+def _content(file: str) -> str:
+    try:
+        with open(file, errors="replace", newline="") as opened:
+            return opened.read().replace("\r\n", "\n")
+    except OSError:
+        return ""  # the program has written nothing

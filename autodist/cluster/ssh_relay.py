@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
 from autodist.cluster.protocol import Lost, encode
 from autodist.cluster.ssh_errors import UnreachableError
-from autodist.cluster.ssh_reach import reach
 from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.ssh_transports import reach
 from autodist.cluster.stream_relay import Ends, Relay
 from autodist.errors import ClusterError
 

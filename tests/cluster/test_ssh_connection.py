@@ -13,7 +13,7 @@ import paramiko
 import pytest
 
 from autodist.cluster import ssh_config
-from autodist.cluster.ssh_connection import connect
+from autodist.cluster.ssh_paramiko import connect
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 from autodist.resources import ResourceSpec
@@ -194,7 +194,7 @@ def test_a_greeting_may_take_longer_than_reaching_the_port(
     first = hosts.hosts[0]
     (home / "known_hosts").write_text(f"[{first.address}]:{first.port} {key_of(hosts)}\n")
     make_nc(home)
-    monkeypatch.setattr("autodist.cluster.ssh_connection.ONE_TRY", 0.5)
+    monkeypatch.setattr("autodist.cluster.ssh_paramiko.ONE_TRY", 0.5)
     configure(f"Host lab\n  {place(first)}\n  ProxyCommand sh -c 'sleep 1; exec python3 {home}/nc.py %h %p'\n")
     connect(SSHSettings("lab")).close()
 

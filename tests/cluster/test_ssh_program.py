@@ -22,8 +22,8 @@ import pytest
 from autodist.cluster.file_sync import sync_folder
 from autodist.cluster.folder import find_files
 from autodist.cluster.sftp_folder import SyncResult
-from autodist.cluster.ssh_reach import reach
 from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.ssh_transports import reach
 from autodist.errors import ClusterError
 from tests.cluster.hosts import HOST_KINDS, Host, Hosts, LoopbackHosts
 from tests.cluster.runs import MARK, Run, all_gone, command, parent, survivors, within
@@ -189,7 +189,7 @@ def openssh(host: str, **more: Any) -> SSHSettings:
 def answer(settings: SSHSettings) -> bytes:
     """Returns the output of a command on the host, in a login of its own."""
     with reach(settings, 10, lambda seconds: True) as machine:
-        return machine.ask(["echo", "$HOME 'there'"], 10)
+        return machine.run(["echo", "$HOME 'there'"], 10)
 
 
 def place(host: Host) -> str:

@@ -10,7 +10,6 @@ import paramiko
 import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from autodist.cluster.ssh_connection import connect
 from autodist.cluster.ssh_errors import (
     ChangedHostKeyError,
     RevokedHostKeyError,
@@ -20,6 +19,7 @@ from autodist.cluster.ssh_errors import (
     is_silent,
 )
 from autodist.cluster.ssh_keys import LoginRefusedError, MoreThanKeyError, UnusableKeyError
+from autodist.cluster.ssh_paramiko import connect
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 

@@ -9,8 +9,8 @@ import paramiko
 import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from autodist.cluster import ssh_logins
-from autodist.cluster.ssh_logins import Logins
+from autodist.cluster import ssh_machine, ssh_paramiko
+from autodist.cluster.ssh_paramiko import ParamikoMachine
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
@@ -22,8 +22,8 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cause: BaseException, failures: int) -> None:
         self.cause, self.failures, self.tries, self.now = cause, failures, 0, 100.0
-        monkeypatch.setattr(ssh_logins, "connect", self.connect)
-        monkeypatch.setattr(ssh_logins.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(ssh_paramiko, "connect", self.connect)
+        monkeypatch.setattr(ssh_machine.time, "monotonic", lambda: self.now)
 
     def connect(self, settings: SSHSettings) -> str:
         self.tries += 1
@@ -36,7 +36,8 @@ class Machine:
         return True
 
     def log_in(self, patience: float) -> object:
-        return Logins(SSHSettings("10.0.0.2", patience=patience), self.wait_while_needed)._log_in()
+        machine = ParamikoMachine(SSHSettings("10.0.0.2", patience=patience), self.wait_while_needed)
+        return ssh_machine.retry_login(machine._log_in, patience, self.wait_while_needed)
 
 
 @pytest.mark.parametrize(

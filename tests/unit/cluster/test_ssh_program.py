@@ -10,15 +10,23 @@ from pathlib import Path
 import pytest
 
 from autodist.cluster import ssh_program
-from autodist.cluster.ssh_program import command_line, find_route, joining, master, require_program
+from autodist.cluster.ssh_keys import read_key
+from autodist.cluster.ssh_program import command_line, joining, master, require_program
 from autodist.cluster.ssh_program_connections import Connection
-from autodist.cluster.ssh_program_logins import ProgramLogins, why_no_login
+from autodist.cluster.ssh_program_machine import ProgramMachine
+from autodist.cluster.ssh_program_output import why_no_login
+from autodist.cluster.ssh_route import Hop
+from autodist.cluster.ssh_route import find_route as find_route_with
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.transport import ssh_settings
 from autodist.errors import ClusterError
 from autodist.resources import ResourceSpec
 
 needs_openssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="OpenSSH is not installed")
+
+
+def find_route(settings: SSHSettings) -> list[Hop]:
+    return find_route_with(settings, read_key)
 
 
 @pytest.fixture
@@ -99,7 +107,7 @@ def test_a_proxy_command_that_has_ended_is_the_cause_however_early(folder: Path,
 
 def test_leaving_a_machine_lets_what_reads_its_programs_come_to_their_end() -> None:
     for _ in range(20):
-        with ProgramLogins(SSHSettings("lab"), 1.0, lambda seconds: True) as logins:
+        with ProgramMachine(SSHSettings("lab"), lambda seconds: True, 1.0) as logins:
             speaking = ["sh", "-c", "while :; do echo word >&2; done"]
             program = logins._child_processes.start(speaking, subprocess.DEVNULL, subprocess.DEVNULL, subprocess.PIPE)
             logins._logins.append(Connection(None, program))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autodist.cluster.ssh_errors import Endpoint, explain
-from autodist.cluster.ssh_logins import _is_transient
+from autodist.cluster.ssh_machine import _is_transient
 from autodist.cluster.ssh_program_output import find_cause, unknown_cause
 from autodist.errors import ClusterError
 

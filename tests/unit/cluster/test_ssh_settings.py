@@ -9,7 +9,7 @@ import sys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autodist.cluster.ssh_connection import quote
+from autodist.cluster.ssh_machine import quote
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.resources import SSHGroup
 

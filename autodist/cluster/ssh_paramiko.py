@@ -1,20 +1,17 @@
-"""An SSH connection to one machine with the settings of the `ssh` command."""
+"""SSH by paramiko: connections with the settings of the `ssh` command."""
 
 from __future__ import annotations
 
-import shlex
 import socket
 import subprocess
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from threading import Event
 from typing import Any
 
 import paramiko
 
 from autodist.cluster.known_hosts import KnownKeys, find_known_keys
-from autodist.cluster.ssh_config import SSHOptions, read_options
 from autodist.cluster.ssh_errors import (
     ChangedHostKeyError,
     Endpoint,
@@ -22,43 +19,88 @@ from autodist.cluster.ssh_errors import (
     UnknownHostKeyError,
     why_no_connection,
 )
-from autodist.cluster.ssh_hops import endpoint_of, jump_settings, known_hosts_of, require_progress
-from autodist.cluster.ssh_keys import KeyLogin, UnusableKeyError, load_key
+from autodist.cluster.ssh_keys import KeyLogin, load_key
+from autodist.cluster.ssh_machine import ONE_TRY, SessionRefusedError, SSHCommand, SSHMachine
+from autodist.cluster.ssh_route import Hop, find_route
 from autodist.cluster.ssh_settings import SSHSettings
-from autodist.errors import ClusterError
 
-# paramiko closes a connection when its client is collected; this list keeps those to jump hosts open.
-_jump_clients: list[paramiko.SSHClient] = []
-
-ONE_TRY = 15.0
-"""Seconds for reaching a port: the kernel's retries become ever slower, so a new attempt succeeds sooner."""
+_CHUNK = 1 << 16
 
 
-def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[Endpoint] = ()) -> paramiko.SSHClient:
+class ParamikoMachine(SSHMachine[paramiko.SSHClient]):
+    """A machine reached by paramiko."""
+
+    def __exit__(self, *about: object) -> None:
+        for client in self._logins:
+            client.close()
+
+    def _log_in(self) -> paramiko.SSHClient:
+        return connect(self._settings)
+
+    def _start_on(self, login: paramiko.SSHClient, command: str, is_subsystem: bool) -> SSHCommand:
+        try:
+            channel = _transport_of(login).open_session(timeout=self._settings.connect_timeout)
+        except paramiko.ChannelException as error:
+            raise SessionRefusedError(str(error)) from error
+        (channel.invoke_subsystem if is_subsystem else channel.exec_command)(command)
+        return ParamikoCommand(self._settings.host, channel)
+
+
+class ParamikoCommand(SSHCommand):
+    """A command on a connection of paramiko."""
+
+    def __init__(self, host: str, channel: paramiko.Channel) -> None:
+        super().__init__(host, channel)
+        self._channel = channel
+
+    def receive_errors(self) -> bytes:
+        return self._channel.recv_stderr(_CHUNK)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _is_broken(self) -> bool:
+        return not self._channel.get_transport().is_active()
+
+
+def connect(settings: SSHSettings) -> paramiko.SSHClient:
     """Connects and logs in; the user's SSH configuration supplies missing settings and jump hosts.
-
-    Args:
-        settings: SSH settings of the machine.
-        jumps: jump hosts, as in ProxyJump, that replace those of the configuration.
-        behind: the machines for which this one is a jump host, the nearest first.
 
     Raises:
         UnreachableError: the machine, or a jump host, does not answer.
         ClusterError: names the host, the cause and the fix.
     """
-    options = read_options(settings.host, settings.username, settings.port, jumps)
-    files, endpoint = known_hosts_of(settings, options), endpoint_of(settings, options)
-    require_progress(endpoint, behind)
-    _check_key_file(settings, endpoint)
-    client, checks = paramiko.SSHClient(), HostKeys(endpoint, files, settings.host_key_checking)
+    target, *jumps = find_route(settings, load_key)
+    jump_client = None
+    for jump in reversed(jumps):
+        jump_client = _connect(jump, jump_client)
+    return _connect(target, jump_client)
+
+
+class _Client(paramiko.SSHClient):
+    """A client that also holds the connection to its jump host, if it has one, and closes both.
+
+    Args:
+        jump: client of the jump host. paramiko closes a connection when its client is collected.
+    """
+
+    def __init__(self, jump: paramiko.SSHClient | None) -> None:
+        super().__init__()
+        self._jump = jump
+
+    def close(self) -> None:
+        super().close()
+        if self._jump is not None:
+            self._jump.close()
+
+
+def _connect(hop: Hop, jump: paramiko.SSHClient | None) -> paramiko.SSHClient:
+    """Connects to a machine, through the client of its jump host if it has one."""
+    endpoint, options, timeout = hop.endpoint, hop.options, hop.settings.connect_timeout
+    client, checks = _Client(jump), HostKeys(endpoint, hop.known_hosts, hop.settings.host_key_checking)
     client.set_missing_host_key_policy(checks)
-    login = KeyLogin(
-        endpoint.username,
-        [settings.key_file] if settings.key_file else options.identity_files,
-        options.uses_agent,
-        options.identities_only,
-    )
-    command = ProxyCommand(options.proxy_command) if options.proxy_command and not options.proxy_jump else None
+    login = KeyLogin(endpoint.username, hop.key_files, options.uses_agent, options.identities_only)
+    command = ProxyCommand(options.proxy_command) if options.proxy_command and jump is None else None
     try:
         client.connect(
             endpoint.host,
@@ -66,65 +108,34 @@ def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[E
             endpoint.username,
             auth_strategy=login,  # type: ignore[arg-type]  # only `authenticate` is called
             transport_factory=checks.transport,
-            sock=command.socket if command else _through_jumps(settings, options, endpoint, behind),
-            timeout=min(settings.connect_timeout, ONE_TRY),
-            banner_timeout=settings.connect_timeout,
-            auth_timeout=settings.connect_timeout,
+            sock=command.socket if command else _channel_through(jump, endpoint, timeout),
+            timeout=min(timeout, ONE_TRY),
+            banner_timeout=timeout,
+            auth_timeout=timeout,
         )
     except (paramiko.SSHException, OSError, EOFError, UnicodeError) as error:  # UnicodeError: the name is too long
         client.close()
         failure = command.failure() if command else None
         cause = paramiko.ProxyCommandFailure(command.command, failure) if command and failure else error
         raise why_no_connection(cause, endpoint) from cause
+    except BaseException:
+        client.close()
+        raise
     return client
 
 
-def quote(command: Sequence[str]) -> str:
-    """Returns the command line for the other machine's shell: quotes each argument, except a leading `~/`.
-
-    >>> quote(["env", "A=b c", "~/my env/bin/python"])
-    "env 'A=b c' ~/'my env/bin/python'"
-    """
-    return " ".join(_quote_one(argument) for argument in command)
-
-
-def _quote_one(argument: str) -> str:
-    if argument.startswith("~/"):
-        return "~/" + shlex.quote(argument[2:])
-    return shlex.quote(argument)
-
-
-def _check_key_file(settings: SSHSettings, endpoint: Endpoint) -> None:
-    """Checks that the `key_file` in the YAML is a key; a locked key is allowed, since an agent may hold it."""
-    if settings.key_file is None:
-        return
-    try:
-        load_key(settings.key_file)
-    except UnusableKeyError as error:
-        if not error.is_locked:
-            raise ClusterError(f"{endpoint}: the key file {error}. Correct `key_file`.") from error
-
-
-def _through_jumps(
-    settings: SSHSettings, options: SSHOptions, endpoint: Endpoint, behind: Sequence[Endpoint]
-) -> paramiko.Channel | None:
-    """Opens a channel through the jump hosts; None if there are none."""
-    if not options.proxy_jump:
+def _channel_through(jump: paramiko.SSHClient | None, endpoint: Endpoint, timeout: float) -> paramiko.Channel | None:
+    """Opens a channel from a jump host to a machine; None if there is no jump host."""
+    if jump is None:
         return None
-    *before, last = options.proxy_jump
-    jump = replace(jump_settings(last, settings.others), connect_timeout=settings.connect_timeout)
-    client = connect(jump, before, (endpoint, *behind))
+    place = (endpoint.host, endpoint.port)
+    return _transport_of(jump).open_channel("direct-tcpip", place, ("", 0), timeout=timeout)
+
+
+def _transport_of(client: paramiko.SSHClient) -> paramiko.Transport:
     transport = client.get_transport()
     assert transport is not None, "the client is connected"
-    try:
-        channel = transport.open_channel(
-            "direct-tcpip", (endpoint.host, endpoint.port), ("", 0), timeout=settings.connect_timeout
-        )
-    except BaseException:
-        client.close()  # the caller may try again
-        raise
-    _jump_clients.append(client)
-    return channel
+    return transport
 
 
 class HostKeys(paramiko.MissingHostKeyPolicy):
