@@ -17,6 +17,7 @@ from autodist.graph.origins import origins_in
 from autodist.graph.parts import PendingReduction
 from autodist.graph.step import Step
 from autodist.kernels.plan import Plan
+from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import Subgroups
 
@@ -65,33 +66,37 @@ class Context:
         return self.strategy.graph_config.workers or 1 + max(r.worker for r in self.replicas)
 
     @functools.cached_property
-    def computing(self) -> tuple[int, ...]:
-        """The workers that have replicas. The others only own variables."""
-        return tuple(sorted({r.worker for r in self.replicas}))
+    def group(self) -> Group:
+        """The group of all replicas. Workers without replicas only own variables."""
+        return Group.of_run(self.strategy.graph_config)
+
+    def subgroups(self, join: PendingReduction) -> Subgroups | None:
+        """Returns the subgroups within which a value is reduced first; None if its group reduces it at once."""
+        return self._subgroups_of(join.group) if self.plan.uses_subgroups(join) else None
+
+    def _subgroups_of(self, group: Group) -> Subgroups | None:
+        if group not in self._subgroups:
+            self._subgroups[group] = Subgroups.of(self.strategy.graph_config.teams, group)
+        return self._subgroups[group]
 
     @functools.cached_property
-    def teams(self) -> Subgroups | None:
-        """The subgroups within which values are reduced first; None if all workers reduce in one group."""
-        return Subgroups.of(self.strategy.graph_config.teams, self.computing)
-
-    def reduces_in_subgroups(self, join: PendingReduction) -> bool:
-        """Returns True if a pending reduction is reduced within subgroups first."""
-        return self.teams is not None and self.plan.in_teams(join)
+    def _subgroups(self) -> dict[Group, Subgroups | None]:
+        return {}
 
     @property
     def computes(self) -> bool:
         """True if this worker has replicas."""
-        return bool(self.local_replicas)
+        return self.worker in self.group
 
     @property
     def all_compute(self) -> bool:
         """True if every worker has replicas."""
-        return len(self.computing) == self.workers
+        return not self.group.receivers
 
-    @functools.cached_property
+    @property
     def local_replicas(self) -> tuple[int, ...]:
         """Global indices of this worker's replicas."""
-        return tuple(k for k, r in enumerate(self.replicas) if r.worker == self.worker)
+        return self.group.ranks(self.worker)
 
     @property
     def copied_replicas(self) -> tuple[int, ...]:
@@ -129,17 +134,17 @@ class Context:
         return bool(self.plan.stages) and (bool(step.gradients) or takes_a_batch)
 
     @functools.cached_property
-    def seat(self) -> tuple[int, int]:
-        """This worker's pipeline stage, and its rank among the workers of that stage."""
+    def stage_rank(self) -> tuple[int, int]:
+        """This worker's pipeline stage, and its data-parallel rank among the workers of that stage."""
         return next(
             (stage, workers.index(self.worker))
-            for stage, workers in enumerate(self.plan.seats) if self.worker in workers
+            for stage, workers in enumerate(self.plan.stage_workers) if self.worker in workers
         )  # fmt: skip
 
-    def near(self, owner: int) -> int:
+    def nearest_holder(self, owner: int) -> int:
         """Returns the worker of this worker's pipeline that holds the variables of `owner`; without one, `owner`."""
         stage_group = self.plan.stage_group.get(owner)
-        return (owner, *stage_group)[self.seat[1]] if stage_group else owner
+        return (owner, *stage_group)[self.stage_rank[1]] if stage_group else owner
 
     def task(self, worker: int) -> str:
         """Returns the TensorFlow device prefix of a worker."""

@@ -21,7 +21,8 @@ class Plan:
 
     Attributes:
         cuts: the partitionings of the partitioned variables.
-        seats: for each pipeline stage its workers, one per pipeline; empty if every replica computes the whole model.
+        stage_workers: for each pipeline stage its workers, one per pipeline; empty if every replica computes the whole
+            model.
         schedule: the order in which a pipeline processes the micro-batches.
         recomputes: True if a pipeline stage recomputes its forward pass before the backward pass.
     """
@@ -31,24 +32,24 @@ class Plan:
         self._synchronizers = {name: one for shards in self._shards.values() for name, one in shards.items()}
         cuts = {node.variable: partitioning_of(node) for node in strategy.nodes}
         self.cuts = {variable: cut for variable, cut in cuts.items() if cut is not None}
-        self.seats = tuple((one.worker, *(b.worker for b in one.beside)) for one in strategy.pipeline.stages)
+        self.stage_workers = tuple((one.worker, *(b.worker for b in one.beside)) for one in strategy.pipeline.stages)
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
         self.recomputes = strategy.pipeline.recompute
 
     @property
     def stages(self) -> tuple[int, ...]:
         """The worker of each pipeline stage; with several pipelines, the first one, which counts as the owner."""
-        return tuple(workers[0] for workers in self.seats)
+        return tuple(workers[0] for workers in self.stage_workers)
 
     @property
     def pipelines(self) -> int:
         """The number of parallel pipelines. Each processes its part of the batch."""
-        return len(self.seats[0]) if self.seats else 1
+        return len(self.stage_workers[0]) if self.stage_workers else 1
 
     @cached_property
     def stage_group(self) -> dict[int, tuple[int, ...]]:
         """For each owner, the other workers of its pipeline stage, which hold the same variables."""
-        return {workers[0]: workers[1:] for workers in self.seats if len(workers) > 1}
+        return {workers[0]: workers[1:] for workers in self.stage_workers if len(workers) > 1}
 
     @property
     def variables(self) -> Collection[str]:
@@ -90,14 +91,14 @@ class Plan:
     def uses_shuffle(self, join: PendingReduction) -> bool:
         return self.collective is None and self.owner_of(join) is None
 
-    def in_teams(self, join: PendingReduction) -> bool:
+    def uses_subgroups(self, join: PendingReduction) -> bool:
         """Returns True if a value is reduced within subgroups first, if there are any; True without a variable."""
         variable = join.variable if join.kind is PendingReductionKind.GRADIENT else None
         synchronizer = self._synchronizers.get(variable) if variable else None
         return not isinstance(synchronizer, AllReduce) or synchronizer.way == HIERARCHICAL
 
-    def group(self, join: PendingReduction) -> Hashable:
-        """Returns the group of a pending reduction. Reductions of one group may share a bucket."""
+    def fusion_group(self, join: PendingReduction) -> Hashable:
+        """Returns the fusion group that the strategy sets for a pending reduction; only its members share buckets."""
         return None if join.variable is None else self._synchronizers[join.variable].group
 
     def compressor(self, join: PendingReduction) -> Compressor:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
+from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from autodist.strategies.nodes import distinct_shards, whole_node
 from autodist.strategies.variables import SyncedVariable
@@ -129,8 +130,8 @@ def link_bytes(
         config: of the strategy, with specs resolved.
         rows: number of rows of a sparse variable that each worker touches in a step.
     """
-    partitioning, computing = partitioning_of(node), sorted({replica.worker for replica in config.replicas})
-    teams = Subgroups.of(config.teams, computing)
+    partitioning, group = partitioning_of(node), Group.of_run(config)
+    computing, subgroups = group.workers, Subgroups.of(config.teams, group)
     is_shared = partitioning is not None and partitioning.axis == 0
     indices = max(variable.shape[0], 1) if is_shared else 1
     # Integer parts of a byte: fractions would take ten times as long, for a number of links quadratic in workers.
@@ -142,7 +143,7 @@ def link_bytes(
         for worker, (step, row) in enumerate(zip(cost.step, cost.row, strict=True)):
             if not (step or row):
                 continue
-            shares = _shares(synchronizer, piece, worker, computing, teams)
+            shares = _shares(synchronizer, piece, worker, computing, subgroups)
             scaled = count * (step * parts + row * rows * share * (parts // indices))
             total = sum(shares.values())
             for target, part in shares.items():
@@ -152,11 +153,15 @@ def link_bytes(
 
 
 def _shares(
-    synchronizer: Synchronizer, piece: SyncedVariable, worker: int, computing: Sequence[int], teams: Subgroups | None
+    synchronizer: Synchronizer,
+    piece: SyncedVariable,
+    worker: int,
+    computing: Sequence[int],
+    subgroups: Subgroups | None,
 ) -> Mapping[int, int]:
     """Returns, by receiving worker, its proportion of the bytes that `worker` sends."""
-    if teams is not None and synchronizer.uses_subgroups:
-        return teams.shares(worker, piece.is_sparse or synchronizer.goes_to_all)
+    if subgroups is not None and synchronizer.uses_subgroups:
+        return subgroups.shares(worker, piece.is_sparse or synchronizer.goes_to_all)
     return dict.fromkeys(synchronizer.targets(worker, computing), 1)
 
 

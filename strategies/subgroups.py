@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt
 
+from autodist.placement.group import Group
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import workers_with_replicas
 from autodist.strategies.loads import worker_bandwidths
@@ -51,27 +52,27 @@ class SumCost:
         return CALL * self.calls + MESSAGE * self.messages * self.buckets + HOP * self.hops + self.transfer
 
 
-def sum_cost(teams: Subgroups | None, spec: ResourceSpec, byte_size: int) -> SumCost:
+def sum_cost(subgroups: Subgroups | None, spec: ResourceSpec, byte_size: int) -> SumCost:
     """Estimates the cost of summing dense gradients, within subgroups first or over all workers at once.
 
     Args:
-        teams: the subgroups; None: all workers at once, by SHUFFLE.
+        subgroups: None: all workers at once, by SHUFFLE.
         spec: the machines.
         byte_size: of the gradients.
     """
     computing = workers_with_replicas(spec)
     buckets, count = max(1, -(-byte_size // BUCKET_BYTES)), len(computing)
-    out = _leaving(teams, spec, computing, byte_size)
+    out = _leaving(subgroups, spec, computing, byte_size)
     machine_of = _machine_of(spec)
     bandwidths = worker_bandwidths(spec)
     link: dict[int, float] = {}
     for worker, bandwidth in enumerate(bandwidths):
         link[machine_of[worker]] = link.get(machine_of[worker], 0.0) + float(bandwidth)
     transfer = max((8e-9 * out[m] / link[m] for m in out), default=0.0)
-    if teams is None:
+    if subgroups is None:
         return SumCost(count - 1, 2 * (count - 1), 2, buckets, transfer)
-    size, number = max(map(len, teams.members)), len(teams.members)
-    return SumCost(teams.most_called, 2 * (size - 1) + 2 * (number - 1), 4, buckets, transfer)
+    size, number = max(len(group.workers) for group in subgroups.groups), len(subgroups.groups)
+    return SumCost(subgroups.most_called, 2 * (size - 1) + 2 * (number - 1), 4, buckets, transfer)
 
 
 def choose_subgroups(spec: ResourceSpec, byte_size: int, is_asked: bool = False) -> tuple[int, ...]:
@@ -89,11 +90,12 @@ def choose_subgroups(spec: ResourceSpec, byte_size: int, is_asked: bool = False)
     if len(computing) < LEAST_WORKERS:
         return ()
     at_once = sum_cost(None, spec, byte_size).seconds
+    group = Group.of_workers(computing, [w.index for w in spec.workers if w.index not in computing])
     found: list[tuple[float, tuple[int, ...]]] = []
     for numbers in dict.fromkeys(_candidates(spec, computing)):
-        teams = Subgroups.of(numbers, computing)
-        if teams is not None:
-            cost = sum_cost(teams, spec, byte_size)
+        subgroups = Subgroups.of(numbers, group)
+        if subgroups is not None:
+            cost = sum_cost(subgroups, spec, byte_size)
             if (cost.calls - 2) ** 2 <= 4 * len(computing) or is_asked:
                 found.append((cost.seconds, numbers))
     seconds, best = min(found, key=lambda one: one[0])
@@ -131,27 +133,29 @@ def _machine_of(spec: ResourceSpec) -> list[int]:
     return [numbers.setdefault(worker.node.address, len(numbers)) for worker in spec.workers]
 
 
-def _leaving(teams: Subgroups | None, spec: ResourceSpec, computing: Sequence[int], byte_size: int) -> dict[int, float]:
+def _leaving(
+    subgroups: Subgroups | None, spec: ResourceSpec, computing: Sequence[int], byte_size: int
+) -> dict[int, float]:
     """Returns the bytes that leave each machine in a step."""
     machine_of, total = _machine_of(spec), len(computing)
     on = [0] * len(set(machine_of))
     for worker in computing:
         on[machine_of[worker]] += 1
     out = dict.fromkeys(machine_of, 0.0)
-    if teams is None:
+    if subgroups is None:
         for machine, count in enumerate(on):
             out[machine] = 2.0 * byte_size * count * (total - count) / total
         return out
-    piece, number = byte_size / teams.seats, len(teams.members)
-    for members in teams.members:
-        seated = members[: teams.seats]
-        for worker in members:
-            far = sum(machine_of[seat] != machine_of[worker] for seat in seated)
+    piece, number = byte_size / subgroups.ranks, len(subgroups.groups)
+    for group in subgroups.groups:
+        reducing = group.workers[: subgroups.ranks]
+        for worker in group.workers:
+            far = sum(machine_of[other] != machine_of[worker] for other in reducing)
             out[machine_of[worker]] += far * piece
-        for seat in seated:
-            out[machine_of[seat]] += piece * sum(machine_of[w] != machine_of[seat] for w in members)
-    for seat in range(teams.seats):
-        across = teams.across(seat)
+        for worker in reducing:
+            out[machine_of[worker]] += piece * sum(machine_of[w] != machine_of[worker] for w in group.workers)
+    for rank in range(subgroups.ranks):
+        across = subgroups.across(rank)
         for worker in across:
             far = sum(machine_of[other] != machine_of[worker] for other in across)
             out[machine_of[worker]] += 2 * piece * far / number

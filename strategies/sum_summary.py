@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.cost import computing_workers, worker_count
+from autodist.strategies.cost import worker_count
 from autodist.strategies.specs import effective_spec, summed_bytes
 from autodist.strategies.subgroups import LEAST_WORKERS, choose_subgroups, sum_cost
 from autodist.strategies.variables import GraphLike
@@ -22,34 +23,33 @@ def sum_summary(
         resource_spec: the machines; None: no times.
     """
     config = strategy.graph_config
-    computing = sorted(computing_workers(config))
-    teams = Subgroups.of(config.teams, computing)
-    times = "" if resource_spec is None else _times(strategy, graph_item, resource_spec, teams)
-    if teams is None:
+    subgroups = Subgroups.of(config.teams, Group.of_run(config))
+    times = "" if resource_spec is None else _times(strategy, graph_item, resource_spec, subgroups)
+    if subgroups is None:
         return times and f"on paper a step's sums take {times}"
-    sizes = sorted({len(members) for members in teams.members})
+    sizes = sorted({len(group.workers) for group in subgroups.groups})
     of = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     text = (
-        f"sums are computed in {len(teams.members)} teams of {of} first, then between them: a worker's step calls at "
-        f"most {teams.most_called} others, {worker_count(config) - 1} without teams"
+        f"sums are computed in {len(subgroups.groups)} teams of {of} first, then between them: a worker's step calls "
+        f"at most {subgroups.most_called} others, {worker_count(config) - 1} without teams"
     )
     return f"{text}; on paper they take {times}" if times else text
 
 
 def _times(
-    strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec, teams: Subgroups | None
+    strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec, subgroups: Subgroups | None
 ) -> str:
     """Returns the times of the sums with the chosen algorithm and with the alternative; empty if not modelled."""
     byte_size = 0 if strategy.pipeline.stages else summed_bytes(strategy, graph_item)
-    computing = sorted(computing_workers(strategy.graph_config))
-    if not byte_size or len(computing) < 2 or effective_spec(strategy) in COLLECTIVES:
+    group = Group.of_run(strategy.graph_config)
+    if not byte_size or len(group.workers) < 2 or effective_spec(strategy) in COLLECTIVES:
         return ""
-    took = milliseconds(sum_cost(teams, resource_spec, byte_size).seconds)
-    if teams is not None:
+    took = milliseconds(sum_cost(subgroups, resource_spec, byte_size).seconds)
+    if subgroups is not None:
         return f"{took}, {milliseconds(sum_cost(None, resource_spec, byte_size).seconds)} without"
-    if len(computing) < LEAST_WORKERS:
+    if len(group.workers) < LEAST_WORKERS:
         return took
-    others = Subgroups.of(choose_subgroups(resource_spec, byte_size, is_asked=True), computing)
+    others = Subgroups.of(choose_subgroups(resource_spec, byte_size, is_asked=True), group)
     return f"{took}, {milliseconds(sum_cost(others, resource_spec, byte_size).seconds)} in teams"
 
 

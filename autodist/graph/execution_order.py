@@ -52,7 +52,8 @@ class ExecutionOrder:
 def message_of(join: PendingReduction) -> str:
     """Returns the name of the message that a reduction may share with others; no node has such a name."""
     travels_alone = join.kind is PendingReductionKind.LOSS or join.is_sparse or join.merge is ReduceOp.ROWS
-    return f"join {join.kind.value} {join.level} {join.depth}{f' {join.name}' if travels_alone else ''}"
+    group = f" of {join.group.key}" if join.group.key else ""
+    return f"join {join.kind.value} {join.level} {join.depth}{f' {join.name}' if travels_alone else ''}{group}"
 
 
 def find_execution_order(

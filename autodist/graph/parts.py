@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
+from autodist.placement.group import Group
+
 
 class Aggregation(enum.Enum):
     """The script's declaration for writes of the compute part to a variable."""
@@ -165,7 +167,7 @@ class ReduceOp(enum.Enum):
 
 @dataclass(frozen=True)
 class PendingReduction:
-    """A tensor that is summed, or merged in another way, over all replicas of all workers.
+    """A tensor that is summed, or merged in another way, over the replicas of a group.
 
     Attributes:
         name: the same on all workers.
@@ -176,6 +178,7 @@ class PendingReduction:
         level: update round, from 1.
         dtype: of the values.
         shape: of the values; the first axis of rows is unknown.
+        group: the places whose contributions are merged, in rank order.
         variable: the variable of a gradient.
         index_dtype: of the indices, if it is rows.
         weight_dtype: of the weight, if there is one.
@@ -194,6 +197,7 @@ class PendingReduction:
     level: int
     dtype: tf.DType
     shape: tf.TensorShape
+    group: Group
     variable: str | None = None
     index_dtype: tf.DType | None = None
     weight_dtype: tf.DType | None = None

@@ -1,4 +1,4 @@
-"""All-reduce of a bucket's vector: directly or in pieces, over all workers at once or over subgroups first."""
+"""All-reduce of a bucket's vector: directly or in pieces, over the whole group at once or over subgroups first."""
 
 from __future__ import annotations
 
@@ -35,41 +35,38 @@ class AllReduceAlgorithm:
     bucket: Bucket
     direct_bytes: int
 
-    def by_all(self, part: Part) -> tf.Tensor:
-        """Reduces over all workers at once."""
-        context = self.exchange.context
-        if context.workers <= 2 or self._is_direct(part[0]):
-            return mean_of(self.exchange.all_to_all("whole", part), self.bucket.merge)
-        lengths = self.bucket.cut(len(context.computing))
-        return self._in_pieces(part, lengths, context.computing, range(context.workers), "piece", "sum")
+    def at_once(self, part: Part) -> tf.Tensor:
+        """Reduces over the whole group at once."""
+        group = self.bucket.group
+        if len(group.everyone) <= 2 or self._is_direct(part[0]):
+            return mean_of(self.exchange.all_gather("whole", part), self.bucket.merge)
+        lengths = self.bucket.cut(len(group.workers))
+        return self._in_pieces(part, lengths, group.workers, sorted(group.everyone), "piece", "sum")
 
-    def in_teams(self, team: SubgroupTransfers, part: Part) -> tf.Tensor:
+    def in_subgroups(self, transfers: SubgroupTransfers, part: Part) -> tf.Tensor:
         """Reduces within this worker's subgroup, then between subgroups.
 
         A large vector is cut into one piece per reducing rank of the subgroup. A rank sums its piece over the subgroup,
         all-reduces it with the equal ranks of other subgroups, and broadcasts it to its subgroup. With W workers in
-        subgroups of equal size, as many bytes travel as in `by_all`, but 4·(√W-1) messages per worker instead of
+        subgroups of equal size, as many bytes travel as in `at_once`, but 4·(√W-1) messages per worker instead of
         2·(W-1).
         """
         if self._is_direct(part[0]):
-            return all_reduce_fused(team, [self.bucket], [part])[0]
-        lengths = self.bucket.cut(team.teams.seats)
+            return all_reduce_fused(transfers, [self.bucket], [part])[0]
+        lengths = self.bucket.cut(transfers.subgroups.ranks)
         vectors = tf.split(part[0], lengths) if len(lengths) > 1 else [part[0]]
-        parts = team.scatter_to_ranks("piece", [[vector, *part[1:]] for vector in vectors])
-        made = [self._between_seats(team, together(parts, self.bucket.merge))] if parts else None
+        parts = transfers.scatter_to_ranks("piece", [[vector, *part[1:]] for vector in vectors])
+        made = [self._between_ranks(transfers, together(parts, self.bucket.merge))] if parts else None
         return tf.concat(
-            [whole for (whole,) in team.broadcast_in_subgroup("sum", made, [[vector] for vector in vectors])], 0
+            [whole for (whole,) in transfers.broadcast_in_subgroup("sum", made, [[vector] for vector in vectors])], 0
         )
 
-    def _between_seats(self, team: SubgroupTransfers, ours: Part) -> tf.Tensor:
-        rank = team.teams.seat_of(self.exchange.context.worker)
-        assert rank is not None, "only reducing ranks have pieces"
-        workers = team.teams.across(rank)
+    def _between_ranks(self, transfers: SubgroupTransfers, ours: Part) -> tf.Tensor:
+        assert transfers.my_rank is not None, "only reducing ranks have pieces"
+        workers = transfers.subgroups.across(transfers.my_rank)
         if len(workers) <= 2 or self._is_direct(ours[0]):
-            for to in workers:
-                if to != self.exchange.context.worker:
-                    self.exchange.send(to, "piece_of_team", ours)
-            return mean_of(self.exchange.parts("piece_of_team", ours, workers), self.bucket.merge)
+            self.exchange.broadcast("piece_of_team", ours, workers)
+            return mean_of(self.exchange.collect("piece_of_team", ours, workers), self.bucket.merge)
         lengths = self.bucket.cut_again(ours[0].shape[0], len(workers))
         return self._in_pieces(ours, lengths, workers, workers, "piece_of_team", "sum_of_teams")
 
@@ -86,36 +83,33 @@ class AllReduceAlgorithm:
             lengths: lengths of the pieces.
             owners: the workers that contribute one part each and sum one piece each.
             readers: the workers that receive the sums.
-            piece, sum_: the message names of the pieces and of the sums.
+            piece, sum_: the tags of the pieces and of the sums.
         """
-        exchange, me = self.exchange, self.exchange.context.worker
+        exchange, me = self.exchange, self.exchange.me
         pieces = dict(zip(owners, tf.split(part[0], lengths), strict=True))
         own_piece = pieces.pop(me, None)
         if own_piece is not None:
-            for owner, value in pieces.items():
-                exchange.send(owner, piece, [value, *part[1:]])
-        summed = exchange.receive_all(sum_, {owner: [value] for owner, value in pieces.items()})
+            exchange.scatter(piece, {owner: [value, *part[1:]] for owner, value in pieces.items()})
+        summed = exchange.receive_each(sum_, {owner: [value] for owner, value in pieces.items()})
         if own_piece is not None:
-            reduced = mean_of(exchange.parts(piece, [own_piece, *part[1:]], owners), self.bucket.merge)
-            for to in readers:
-                if to != me:
-                    exchange.send(to, sum_, [reduced])
+            reduced = mean_of(exchange.collect(piece, [own_piece, *part[1:]], owners), self.bucket.merge)
+            exchange.broadcast(sum_, [reduced], readers)
             summed[me] = [reduced]
         return tf.concat([summed[owner][0] for owner in owners], 0)
 
 
-def all_reduce_fused(team: SubgroupTransfers, buckets: Sequence[Bucket], mine: Sequence[Part]) -> list[tf.Tensor]:
+def all_reduce_fused(transfers: SubgroupTransfers, buckets: Sequence[Bucket], mine: Sequence[Part]) -> list[tf.Tensor]:
     """Reduces several buckets in the same messages, uncut, within this worker's subgroup and then between subgroups.
 
     Args:
-        team: the transfers of the subgroups.
+        transfers: those of the subgroups.
         buckets: buckets that do not depend on each other's sums.
         mine: this worker's part of each bucket.
     """
     flat = [t for part in mine for t in part]
-    ours = _merged(buckets, mine, team.within("whole", flat), together)
-    teams = team.between("whole_of_team", [t for part in ours for t in part], lambda _: flat)
-    return _merged(buckets, mine, teams, mean_of)
+    ours = _merged(buckets, mine, transfers.within("whole", flat), together)
+    of_subgroups = transfers.between("whole_of_team", [t for part in ours for t in part], lambda _: flat)
+    return _merged(buckets, mine, of_subgroups, mean_of)
 
 
 def _merged(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -209,7 +209,7 @@ class _Updates:
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def _add_ticks(self, unlocked: Iterable[str]) -> None:
+    def _add_ticks(self, unlocked: Sequence[str]) -> None:
         bounded = {j.variable: self.variable_placements[j.variable].staleness for j in self.joins if j.variable}
         bounded = {name: staleness for name, staleness in bounded.items() if staleness}
         if not bounded:
@@ -236,20 +236,20 @@ class Clock:
     key: str
     staleness: int
 
-    def tick(self, editor: StepEditor, after: Iterable[str]) -> None:
+    def tick(self, editor: StepEditor, after: Sequence[str]) -> None:
         """Adds one step's ticks, sent after all of `after`, and this worker's initial ticks."""
-        others = [w for w in self.context.computing if w != self.context.worker]
+        others = [w for w in self.context.group.workers if w != self.context.worker]
         initializers: dict[str, str] = {}
         with subgraph(editor, self.key) as f, tf.device(self.context.cpu(self.context.worker)):
             # The fastest worker has put `staleness` more ticks than the slowest has taken, whose queue started with as
             # many.
-            exchange = Communicator(f, self.context, self.key, 2 * self.staleness + 2)
+            exchange = Communicator(f, self.context, self.key, self.context.group, 2 * self.staleness + 2)
             ended = tf.constant(True)
             for other in others:
-                exchange.send(other, "tick", [ended], [f.after(after)])
+                exchange.send(other, "tick", [ended], after)
                 exchange.receive(other, "tick", [ended])
             for other in others:
-                first = exchange.fill(other, "tick", [ended], self.staleness)
+                first = exchange.prefill(other, "tick", [ended], self.staleness)
                 initializers[f"{self.key}/{other}"] = f.name(first)
         editor.run(exchange.effects)
         editor.initialize(initializers)

@@ -29,7 +29,7 @@ class BucketReduction:
         bucket: the bucket to reduce.
         exchange: the communicator between workers.
         stored_as: maps a variable's name to its name in the session.
-        team: the transfers of the subgroups, if the bucket is reduced over subgroups.
+        subgroups: the transfers of the subgroups, if the bucket is reduced over subgroups.
         initializers: filled with the operations that initialize persistent buffers.
     """
 
@@ -37,7 +37,7 @@ class BucketReduction:
     bucket: Bucket
     exchange: Communicator
     stored_as: Mapping[str, str]
-    team: SubgroupTransfers | None = None
+    subgroups: SubgroupTransfers | None = None
     initializers: dict[str, tf.Operation] = field(default_factory=dict)
     _pending_writes: list[tuple[PersistentBuffer, tf.Tensor]] = field(default_factory=list)
 
@@ -51,26 +51,26 @@ class BucketReduction:
 
     @property
     def worker(self) -> int:
-        return self.exchange.context.worker
+        return self.exchange.me
 
     @property
     def workers(self) -> int:
-        return self.exchange.context.workers
+        return len(self.bucket.group.everyone)
 
     @property
     def computing(self) -> Sequence[int]:
-        return self.exchange.context.computing
+        return self.bucket.group.workers
 
     @property
     def computes(self) -> bool:
-        return self.exchange.context.computes
+        return self.exchange.contributes
 
     @property
     def owners(self) -> Sequence[int]:
-        if self.team is None:
+        if self.subgroups is None:
             return self.computing
-        teams = self.team.teams
-        return [worker for seat in range(teams.seats) for worker in teams.across(seat)]
+        found = self.subgroups.subgroups
+        return [worker for rank in range(found.ranks) for worker in found.across(rank)]
 
     @property
     def number(self) -> int:
@@ -86,11 +86,9 @@ class BucketReduction:
         if join.weight is None:
             return None
         weight = self.f.input(join.weight, join.weight_dtype, [])
-        if self.team is not None:
-            return ordered_sum([part[0] for part in self.team.gather("weight", [weight], to_non_computing=False)])
-        for to in self.computing:  # other workers sum nothing
-            if to != self.worker:
-                self.send(to, "weight", [weight])
+        if self.subgroups is not None:
+            return ordered_sum([part[0] for part in self.subgroups.all_gather("weight", [weight], to_receivers=False)])
+        self.exchange.broadcast("weight", [weight], self.computing)  # other workers sum nothing
         return ordered_sum([part[0] for part in self.parts("weight", [weight])])
 
     def _share(self, value: tf.Tensor) -> tf.Tensor:
@@ -121,10 +119,10 @@ class BucketReduction:
         return self.exchange.receive(source, what, like)
 
     def parts(self, what: str, mine: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        return self.exchange.parts(what, mine)
+        return self.exchange.collect(what, mine)
 
     def all_to_all(self, what: str, mine: Sequence[tf.Tensor | tf.TensorSpec]) -> list[list[tf.Tensor]]:
-        return self.exchange.all_to_all(what, mine) if self.team is None else self.team.gather(what, mine)
+        return (self.subgroups or self.exchange).all_gather(what, mine)
 
     def add_by_owners(
         self,
@@ -134,7 +132,7 @@ class BucketReduction:
         name: str = "",
     ) -> dict[int, Summed]:
         sums = ReduceScatter(self.exchange, code or AsItIs(), then or _unchanged, name)
-        return sums.by_all(vectors) if self.team is None else sums.in_teams(self.team, vectors)
+        return sums.at_once(vectors) if self.subgroups is None else sums.in_subgroups(self.subgroups, vectors)
 
     def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> PersistentBuffer:
         joins = self.bucket.joins if gradient is None else (_join(gradient),)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
 from autodist.graph.subgraph import SubgraphBuilder
+from autodist.placement.group import Group
 
 BUCKET_BYTES = 4 << 20
 
@@ -19,9 +20,16 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Bucket:
-    """Dense reductions that are executed as one tensor; they share dtype, weight, kind, update round and reduce op."""
+    """Dense reductions that are executed as one tensor.
+
+    They share group, dtype, weight, kind, update round and reduce op.
+    """
 
     joins: tuple[PendingReduction, ...]
+
+    @property
+    def group(self) -> Group:
+        return self.joins[0].group
 
     @property
     def dtype(self) -> tf.DType:
@@ -105,7 +113,7 @@ def key_of(joins: Iterable[PendingReduction]) -> str:
     """Returns a short name that is the same in all graphs that execute the same reductions."""
     description = ";".join(
         f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.index_dtype.name if j.index_dtype else False} "
-        f"{j.weight_dtype} {j.merge.value} {j.depth}"
+        f"{j.weight_dtype} {j.merge.value} {j.depth}{f' {j.group.key}' if j.group.key else ''}"
         for j in joins
     )
     return digest(description)
@@ -117,23 +125,25 @@ def digest(text: str) -> str:
 
 
 def make_buckets(
-    joins: Sequence[PendingReduction], group_of: Callable[[PendingReduction], Hashable], limit: int = BUCKET_BYTES
+    joins: Sequence[PendingReduction], fusion_of: Callable[[PendingReduction], Hashable], limit: int = BUCKET_BYTES
 ) -> list[Bucket]:
     """Packs dense reductions into buckets, the last first, as the backward pass computes them.
 
-    A bucket is closed when it holds `limit` bytes. Reductions of different groups, dtypes, weights, kinds, update
-    rounds, communication rounds or reduce ops never share one. Neither do reductions of losses, since one may depend on
-    the gradient of another.
+    A bucket is closed when it holds `limit` bytes. Reductions of different groups, fusion groups (`fusion_of`), dtypes,
+    weights, kinds, update rounds, communication rounds or reduce ops never share one. Neither do reductions of losses,
+    since one may depend on the gradient of another.
     """
     closed: list[list[PendingReduction]] = []
     filling: dict[Hashable, list[PendingReduction]] = {}
     sizes: dict[Hashable, int] = {}
     for join in reversed(joins):
         alone = join.name if join.kind is PendingReductionKind.LOSS else None
-        group = (group_of(join), join.dtype, join.weight, join.kind, join.level, join.merge, join.depth, alone)
+        key = (
+            join.group, fusion_of(join), join.dtype, join.weight, join.kind, join.level, join.merge, join.depth, alone,
+        )  # fmt: skip
         size = _elements(join) * join.dtype.size
-        if group in filling and sizes[group] + size > limit:
-            closed.append(filling.pop(group))
-        filling.setdefault(group, []).append(join)
-        sizes[group] = size + (sizes[group] if len(filling[group]) > 1 else 0)
+        if key in filling and sizes[key] + size > limit:
+            closed.append(filling.pop(key))
+        filling.setdefault(key, []).append(join)
+        sizes[key] = size + (sizes[key] if len(filling[key]) > 1 else 0)
     return [Bucket(tuple(members)) for members in (*closed, *filling.values())]

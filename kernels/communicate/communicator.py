@@ -1,9 +1,9 @@
-"""Communicator: transfers of tensors between workers through queues, each with one source and one reader."""
+"""Communicator: transfers of tensors between the workers of a group, through queues with one source and one reader."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 from autodist.graph.editor import NodeDef
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.base import Context
+from autodist.placement.group import Group
 
 CAPACITY = 2
 """A worker runs at most one step ahead of its peers' reads; larger if the step may run further ahead."""
@@ -23,14 +24,16 @@ Received = dict[int, list[tf.Tensor]]
 
 @dataclass
 class Communicator:
-    """Sends and receives tensors within one subgraph.
+    """Sends and receives tensors of one group within one subgraph.
 
-    A send waits only for its tensors and for `after`, not for control dependencies of the subgraph.
+    A message has a source, a reader and a tag, which all its workers know alike. A send waits only for its tensors and
+    for `after`, not for control dependencies of the subgraph.
 
     Attributes:
         f: the builder of the subgraph.
         context: the worker for which it is built.
-        key: name of the messages, the same on all workers.
+        key: of the messages, the same on all workers.
+        group: the workers that take part.
         capacity: number of messages that may be in flight.
         effects: names of the nodes that send and receive. All must run, even if nothing reads them, or a queue fills
             up.
@@ -39,68 +42,114 @@ class Communicator:
     f: SubgraphBuilder
     context: Context
     key: str
+    group: Group
     capacity: int = CAPACITY
     effects: list[str] = field(default_factory=list)
 
-    def send(self, to: int, what: str, tensors: Sequence[tf.Tensor], after: Sequence[tf.Operation] = ()) -> None:
-        """Enqueues `tensors` in the queue of worker `to` after all of `after` have run."""
-        name, handle, nodes = self._add_queue(self.context.worker, to, what, tensors)
-        put = self.f.add(nodes.put, f"{name}_enqueue", [handle, *map(self.f.name, tensors)], after)
+    @property
+    def me(self) -> int:
+        """This worker."""
+        return self.context.worker
+
+    @property
+    def contributes(self) -> bool:
+        """True if this worker has a place in the group."""
+        return self.me in self.group
+
+    # -- one worker to another -------------------------------------------------------------------------------------
+
+    def send(self, to: int, tag: str, tensors: Sequence[tf.Tensor], after: Sequence[str] = ()) -> None:
+        """Sends tensors to worker `to` after the nodes `after` of the step have run."""
+        name, handle, nodes = self._add_queue(self.me, to, tag, tensors)
+        put = self.f.add(
+            nodes.put, f"{name}_enqueue", [handle, *map(self.f.name, tensors)], [self.f.after(after)] if after else ()
+        )
         put.device = self.context.cpu(to)
         self.effects.append(put.name)
 
-    def receive(self, source: int, what: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
+    def receive(self, source: int, tag: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
         """Receives tensors from worker `source`; `like` has their dtypes and static shapes."""
-        return self.receive_all(what, {source: like})[source]
+        return self.receive_each(tag, {source: like})[source]
 
-    def receive_all(self, what: str, like: Mapping[int, Sequence[tf.Tensor | tf.TensorSpec]]) -> Received:
+    def receive_each(self, tag: str, like: Mapping[int, Sequence[tf.Tensor | tf.TensorSpec]]) -> Received:
         """Receives tensors from several workers; `like` has their dtypes and static shapes, by worker."""
-        names = {source: self._take(source, what, static) for source, static in like.items()}
+        names = {source: self._take(source, tag, static) for source, static in like.items()}
         found = iter(self.f.inputs_like(list(chain(*names.values())), list(chain(*like.values()))))
         return {source: list(islice(found, len(static))) for source, static in like.items()}
 
-    def fill(self, source: int, what: str, like: Sequence[tf.Tensor], count: int) -> tf.Operation:
-        """Enqueues `count` copies of `like` in the queue of worker `source`, to be read before its messages."""
-        queue = self._queue(source, self.context.worker, what, like)
-        with tf.device(self.context.cpu(self.context.worker)):
+    def prefill(self, source: int, tag: str, like: Sequence[tf.Tensor], count: int) -> tf.Operation:
+        """Adds `count` copies of `like` that this worker receives before the messages of worker `source`."""
+        queue = self._queue(source, self.me, tag, like)
+        with tf.device(self.context.cpu(self.me)):
             return queue.enqueue_many([tf.stack([t] * count) for t in like])
 
-    def take_and_put_back(self, source: int, what: str, like: Sequence[tf.Tensor], count: int) -> tf.Operation:
-        """Completes when `count` messages of worker `source` have arrived, and leaves them in the queue."""
-        queue = self._queue(source, self.context.worker, what, like)
-        with tf.device(self.context.cpu(self.context.worker)):
+    def await_messages(self, source: int, tag: str, like: Sequence[tf.Tensor], count: int) -> tf.Operation:
+        """Completes when `count` messages of worker `source` have arrived, which this worker can still receive."""
+        queue = self._queue(source, self.me, tag, like)
+        with tf.device(self.context.cpu(self.me)):
             return queue.enqueue_many(queue.dequeue_many(count))
 
-    def all_to_all(self, what: str, tensors: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        """Sends `tensors` to all workers; returns those of every computing worker in worker order."""
-        self.send_to_others(what, tensors)
-        return self.parts(what, tensors)
+    # -- the group -------------------------------------------------------------------------------------------------
 
-    def send_to_others(self, what: str, tensors: Sequence[tf.Tensor]) -> None:
-        """Sends `tensors` to every other worker, if this one computes."""
-        if self.context.computes:
-            for to in range(self.context.workers):
-                if to != self.context.worker:
-                    self.send(to, what, tensors)
+    def broadcast(
+        self,
+        tag: str,
+        tensors: Sequence[tf.Tensor],
+        to: Iterable[int] | None = None,
+        after: Sequence[str] = (),
+    ) -> None:
+        """Sends tensors to each other worker of `to`; by default to everyone in the group, in worker order."""
+        for worker in sorted(self.group.everyone) if to is None else to:
+            if worker != self.me:
+                self.send(worker, tag, tensors, after)
 
-    def parts(
-        self, what: str, mine: Sequence[tf.Tensor], sources: Sequence[int] | None = None
+    def scatter(self, tag: str, parts: Mapping[int, Sequence[tf.Tensor]]) -> None:
+        """Sends each worker its part."""
+        for worker, part in parts.items():
+            self.send(worker, tag, part)
+
+    def collect(
+        self, tag: str, own: Sequence[tf.Tensor], sources: Sequence[int] | None = None
     ) -> list[list[tf.Tensor]]:
-        """Receives a part from each of `sources` (by default all that compute), in order, with `mine` as its own."""
-        me, sources = self.context.worker, self.context.computing if sources is None else sources
-        received = self.receive_all(what, {w: mine for w in sources if w != me})
-        return [list(mine) if w == me else received[w] for w in sources]
+        """Receives a part from each of `sources`, in order; `own` is this worker's part and has the specs of all.
 
-    def _take(self, source: int, what: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[str]:
+        Args:
+            tag: of the messages.
+            own: this worker's part.
+            sources: workers; by default those with a place in the group, in rank order.
+        """
+        sources = self.group.workers if sources is None else sources
+        received = self.receive_each(tag, {w: own for w in sources if w != self.me})
+        return [list(own) if w == self.me else received[w] for w in sources]
+
+    def gather(
+        self, root: int, tag: str, part: Sequence[tf.Tensor], after: Sequence[str] = ()
+    ) -> list[list[tf.Tensor]]:
+        """Sends each member's part to worker `root`, which returns all parts in rank order; others return none."""
+        if root == self.me:
+            return self.collect(tag, part)
+        if self.contributes:
+            self.send(root, tag, part, after)
+        return []
+
+    def all_gather(self, tag: str, part: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+        """Sends each member's part to everyone in the group; returns all parts in rank order."""
+        if self.contributes:
+            self.broadcast(tag, part)
+        return self.collect(tag, part)
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    def _take(self, source: int, tag: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[str]:
         """Adds the dequeue of a queue that a worker sends to; returns the names of the tensors."""
-        name, handle, nodes = self._add_queue(source, self.context.worker, what, like)
+        name, handle, nodes = self._add_queue(source, self.me, tag, like)
         take = self.f.add(nodes.take, f"{name}_Dequeue", [handle])
-        take.device = self.context.cpu(self.context.worker)
+        take.device = self.context.cpu(self.me)
         self.effects.append(take.name)
         return [f"{take.name}:{k}" for k in range(len(like))]
 
     def _add_queue(
-        self, source: int, to: int, what: str, like: Sequence[tf.Tensor | tf.TensorSpec]
+        self, source: int, to: int, tag: str, like: Sequence[tf.Tensor | tf.TensorSpec]
     ) -> tuple[str, str, _Nodes]:
         """Adds a queue; returns its name within the subgraph, its full name, and the node templates that go with it."""
         nodes = _nodes_for(tuple(t.dtype for t in like))
@@ -108,21 +157,21 @@ class Communicator:
         queue = self.f.add(nodes.queue, name, ())
         queue.device = self.context.cpu(to)
         queue.attr["capacity"].i = self.capacity
-        queue.attr["shared_name"].s = self._shared_name(source, to, what).encode()
+        queue.attr["shared_name"].s = self._shared_name(source, to, tag).encode()
         static = _known_shapes(like)
         if static is not None:
             queue.attr["shapes"].list.shape.extend(shape.as_proto() for shape in static)
         return name, queue.name, nodes
 
-    def _queue(self, source: int, to: int, what: str, like: Sequence[tf.Tensor]) -> tf.queue.FIFOQueue:
+    def _queue(self, source: int, to: int, tag: str, like: Sequence[tf.Tensor]) -> tf.queue.FIFOQueue:
         with tf.device(self.context.cpu(to)):
             return tf.queue.FIFOQueue(
                 self.capacity, [t.dtype for t in like], _known_shapes(like),
-                shared_name=self._shared_name(source, to, what),
+                shared_name=self._shared_name(source, to, tag),
             )  # fmt: skip
 
-    def _shared_name(self, source: int, to: int, what: str) -> str:
-        return f"{self.key}/{what}/{source}/{to}"
+    def _shared_name(self, source: int, to: int, tag: str) -> str:
+        return f"{self.key}/{tag}/{source}/{to}"
 
 
 def _known_shapes(like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.TensorShape] | None:

@@ -16,7 +16,7 @@ from autodist.kernels.communicate.node_assignment import NOBODY, Owners
 
 
 @dataclass(frozen=True)
-class Group:
+class WriteGroup:
     """Writes of one owner that share a completion signal.
 
     Attributes:
@@ -30,20 +30,20 @@ class Group:
     key: str
 
 
-def group_writes(step: Step, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[Group]:
+def group_writes(step: Step, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[WriteGroup]:
     """Groups the writes of owned variables (`owner`, by handle) by owner and rank."""
     effects = step.graph_index.effects
     together: dict[tuple[int, int], list[str]] = {}
     for name in filter(ranks.__contains__, effects):
         [holder] = {owner[h] for h in effects[name].writes if h in owner}
         together.setdefault((holder, ranks[name]), []).append(name)
-    groups: list[Group] = []
+    groups: list[WriteGroup] = []
     times: Counter[str] = Counter()
     for (holder, _), writes in sorted(together.items()):
         what = _key(step, effects, writes)
         key = f"{what}/{times[what]}" if what in times else what  # the same variables may be written again, later
         times[what] += 1
-        groups.append(Group(holder, tuple(writes), key))
+        groups.append(WriteGroup(holder, tuple(writes), key))
     return groups
 
 

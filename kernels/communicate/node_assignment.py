@@ -84,7 +84,7 @@ class _Walk:
         context: Context,
     ) -> None:
         self._item, self._effects, self._owner, self._private = step, effects, owner, private
-        self._brought, self._every = brought, (1 << context.workers) - 1
+        self._brought, self._every = brought, sum(1 << worker for worker in context.group.everyone)
         self._outputs = step.outputs if context.joins_outputs else ()
         self._runs: dict[str, Workers] = {}
         self._new: dict[str, Workers] = {}

@@ -19,6 +19,7 @@ from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
 from autodist.kernels.communicate.node_assignment import NOBODY, Owners, Workers, assign_nodes, once, only_other
 from autodist.kernels.communicate.results import Results
+from autodist.placement.group import Group
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class WorkerPart:
         specs = [self.brought.get(name) or self.item.spec_of(name) for name in names]
         readers = [self._own_readers(results.editor, name) for name in names]
         with subgraph(results.editor, f"boundary/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
-            exchange = Communicator(f, context, key)
+            exchange = Communicator(f, context, key, Group.of_workers([source, reader]))
             if self.me == source:
                 values = [
                     f.input(results.now(name), spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)

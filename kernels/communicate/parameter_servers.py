@@ -17,7 +17,7 @@ from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.communicator import Communicator
-from autodist.kernels.communicate.completion_signals import Group, group_writes, rank_writes
+from autodist.kernels.communicate.completion_signals import WriteGroup, group_writes, rank_writes
 from autodist.kernels.communicate.node_assignment import NOBODY
 from autodist.kernels.communicate.own_part import WorkerPart
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
@@ -25,6 +25,7 @@ from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.versions import Acknowledgement, Versions
 from autodist.kernels.replica_dependent import after_loops
 from autodist.kernels.sums import mean_of
+from autodist.placement.group import Group
 
 PACK_BYTES = 256 << 10
 """Gradients are packed up to this size; larger ones are sent alone, since packing copies them."""
@@ -34,7 +35,7 @@ PACK_BYTES = 256 << 10
 class ParameterServers(Kernel):
     """Moves the update of each owned variable to its owner (Li et al., OSDI 2014), synchronously.
 
-    Every worker sends its gradients to the owner. The owner sums them in worker order, divides by the weight, applies
+    Every worker sends its gradients to the owner. The owner sums them in rank order, divides by the weight, applies
     the update once, and sends every worker a completion signal. If an owner's update depends on tensors of another
     owner (a global gradient norm), these tensors are sent, and each owner computes the rest.
 
@@ -113,13 +114,10 @@ class _Servers:
     def _send_bucket(self, bucket: Bucket, owner: int) -> None:
         reads = self._reads_before_push(bucket.joins)
         with subgraph(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, bucket.key)
+            exchange = Communicator(f, self.context, bucket.key, bucket.group)
             part = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
-            values: list[tf.Tensor] = []
-            if owner == self.context.worker:
-                values = bucket.unpack(mean_of(exchange.parts("gradient", part)))
-            elif self.context.computes:
-                exchange.send(owner, "gradient", part, [f.after(reads)] if reads else [])
+            parts = exchange.gather(owner, "gradient", part, reads)
+            values = bucket.unpack(mean_of(parts)) if parts else []
         for join, value in zip(bucket.joins, values, strict=False):
             self.results.give(join, [f.name(value)])
         self.editor.run(exchange.effects)
@@ -128,13 +126,9 @@ class _Servers:
         key = key_of([join])
         reads = self._reads_before_push([join])
         with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, key)
-            part = own_rows(f, join)
-            rows: list[tf.Tensor] = []
-            if owner == self.context.worker:
-                rows = rows_of(join, exchange.parts("gradient", part))
-            elif self.context.computes:
-                exchange.send(owner, "gradient", part, [f.after(reads)] if reads else [])
+            exchange = Communicator(f, self.context, key, join.group)
+            parts = exchange.gather(owner, "gradient", own_rows(f, join), reads)
+            rows = rows_of(join, parts) if parts else []
         if rows:
             self.results.give(join, [f.name(t) for t in rows])
         self.editor.run(exchange.effects)
@@ -165,11 +159,11 @@ class _Servers:
             subgraph(self.editor, f"{message.key}/{message.reader}") as f,
             tf.device(self.context.cpu(self.context.worker)),
         ):
-            exchange = Communicator(f, self.context, message.key)
+            exchange = Communicator(f, self.context, message.key, Group.of_workers([message.reader, message.owner]))
             done = tf.constant(True)
             if message.reader == self.context.worker:
                 reads = after_loops(self.item.graph_index, self.versions.own(message))
-                exchange.send(message.owner, "read", [done], [f.after(reads)] if reads else [])
+                exchange.send(message.owner, "read", [done], reads)
             else:
                 exchange.receive(message.reader, "read", [done])
         self.editor.run(exchange.effects)
@@ -186,15 +180,13 @@ class _Servers:
         self.editor.replace_targets(replacements)
         self.editor.remove(replacements)
 
-    def _exchange_completion_signal(self, group: Group) -> tuple[str, ...]:
+    def _exchange_completion_signal(self, group: WriteGroup) -> tuple[str, ...]:
         """Sends a completion signal at the owner; elsewhere, makes consumers of the writes wait for it."""
         with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, group.key)
+            exchange = Communicator(f, self.context, group.key, self.context.group)
             done = tf.constant(True)
             if group.owner == self.context.worker:
-                for to in range(self.context.workers):
-                    if to != group.owner:
-                        exchange.send(to, "done", [done], [f.after(group.writes)])
+                exchange.broadcast("done", [done], after=group.writes)
             else:
                 exchange.receive(group.owner, "done", [done])
         self.editor.run(exchange.effects)

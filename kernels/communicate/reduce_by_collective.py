@@ -16,13 +16,14 @@ from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceO
 from autodist.graph.step import Step
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
+from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, digest, key_of, make_buckets
 from autodist.kernels.communicate.reduce_by_shuffle import weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.sums import merged, rows_together
+from autodist.placement.group import Group
 
 GROUP_KEY = 1
-"""The only group: all workers, with one member each."""
+"""The key of the group of all replicas; other groups have larger ones."""
 
 _CARRIERS: Mapping[tf.DType, tf.DType] = {
     **{t: t for t in (tf.float32, tf.float64, tf.int32, tf.int64)},
@@ -37,7 +38,7 @@ _MOST_ROWS = 2**31 - 1
 
 @dataclass(frozen=True)
 class ReduceByCollective(Kernel):
-    """Sums pending reductions over the workers by TensorFlow's collectives, if the strategy says RING or NCCL.
+    """Sums pending reductions over their groups by TensorFlow's collectives, if the strategy says RING or NCCL.
 
     All reductions of the step then use collectives, because collectives hang beside queues and accumulators in the same
     run. A step that the strategy does not concern (one without gradients, for example) is another run and uses queues.
@@ -63,9 +64,9 @@ class ReduceByCollective(Kernel):
         joins = replication.joins
         _require_types_that_travel(joins, plan.collective)
         results = Results(step, replication)
-        group = _Group(context, plan.collective)
+        collectives = _Collectives(context, plan.collective)
         dense = [join for join in joins if not join.is_sparse]
-        buckets = make_buckets(dense, plan.group, self.bucket_bytes)
+        buckets = make_buckets(dense, plan.fusion_group, self.bucket_bytes)
         rows = [join for join in joins if join.is_sparse]
         # Reductions of a later round depend on those of earlier rounds, and the reductions that a seed waits for
         # precede those computed from it, in seed order; the single order of NCCL has to agree with that.
@@ -76,10 +77,10 @@ class ReduceByCollective(Kernel):
         everything: list[Bucket | PendingReduction] = [*buckets, *rows]
         for work in sorted(everything, key=lambda work: _order(work, rounds, position)):
             if isinstance(work, Bucket):
-                _reduce_bucket(results, work, group)
+                _reduce_bucket(results, work, collectives)
             else:
-                _gather_rows(results, work, group)
-        results.editor.run(group.effects)
+                _gather_rows(results, work, collectives)
+        results.editor.run(collectives.effects)
         return results.to_step(joins)
 
 
@@ -101,8 +102,8 @@ def _require_types_that_travel(joins: Sequence[PendingReduction], spec: str) -> 
 
 
 @dataclass
-class _Group:
-    """The group of workers in TensorFlow's collectives.
+class _Collectives:
+    """TensorFlow's collectives between the workers of a group, each of which takes part once.
 
     Attributes:
         context: the worker for which the step is rewritten.
@@ -141,28 +142,27 @@ class _Group:
         self._keys.add(instance_key)
         return instance_key
 
-    def reduce(self, f: SubgraphBuilder, vector: tf.Tensor, description: str) -> tf.Tensor:
-        """Sums all workers' vectors, which have equal, nonzero lengths."""
+    def reduce(self, f: SubgraphBuilder, group: Group, vector: tf.Tensor, description: str) -> tf.Tensor:
+        """Sums the vectors of a group's workers, which have equal, nonzero lengths."""
         with self._in_order(f):
             total = tf.raw_ops.CollectiveReduceV2(
                 input=vector, instance_key=self.key(f"{description}/{vector.dtype.name}/{vector.shape}"),
-                merge_op="Add", final_op="Id", **self._members,
+                merge_op="Add", final_op="Id", **self._members(group),
             )  # fmt: skip
         self.effects.append(f.name(total.op))
         return total
 
-    def gather(self, f: SubgraphBuilder, vector: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
-        """Concatenates all workers' vectors, which have equal, nonzero lengths."""
+    def gather(self, f: SubgraphBuilder, group: Group, vector: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
+        """Concatenates the vectors of a group's workers, which have equal, nonzero lengths."""
         with self._in_order(f):
-            whole = tf.raw_ops.CollectiveGatherV2(input=vector, instance_key=key, **self._members)
+            whole = tf.raw_ops.CollectiveGatherV2(input=vector, instance_key=key, **self._members(group))
         self.effects.append(f.name(whole.op))
         return whole
 
-    @property
-    def _members(self) -> dict[str, object]:
+    def _members(self, group: Group) -> dict[str, object]:
         return {
-            "group_size": self.context.workers,
-            "group_key": GROUP_KEY,
+            "group_size": len(group.workers),
+            "group_key": _group_key(group),
             "ordering_token": [],
             "communication_hint": self.spec.lower(),
         }
@@ -171,16 +171,21 @@ class _Group:
         return tf.control_dependencies([f.after(self.effects[-1:])] if self.is_nccl and self.effects else [])
 
 
-def _reduce_bucket(results: Results, bucket: Bucket, group: _Group) -> None:
+def _group_key(group: Group) -> int:
+    """Returns a key that is the same on all workers of a group, and differs between the groups of a run."""
+    return GROUP_KEY if group.is_default else GROUP_KEY + 1 + int(digest(group.key), 16) % 2**30
+
+
+def _reduce_bucket(results: Results, bucket: Bucket, collectives: _Collectives) -> None:
     length = sum(bucket.lengths)
     if length == 0:  # an empty collective crashes the process
         for join in bucket.joins:
             results.give(join, join.local)
         return
     carrier = _CARRIERS[bucket.dtype]
-    with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(group.device):
+    with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(collectives.device):
         weight = [tf.reshape(tf.cast(w, carrier), [1]) for w in weight_of(f, bucket.joins[0])]
-        total = _merged(f, group, bucket, bucket.pack(f, carrier, weight))
+        total = _merged(f, collectives, bucket, bucket.pack(f, carrier, weight))
         if weight:
             total = tf.math.divide_no_nan(total[:length], total[length])
         values = bucket.unpack(tf.cast(total, bucket.dtype))
@@ -188,29 +193,29 @@ def _reduce_bucket(results: Results, bucket: Bucket, group: _Group) -> None:
         results.give(join, [f.name(value)])
 
 
-def _merged(f: SubgraphBuilder, group: _Group, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
-    """Merges all workers' vectors: sums by an all-reduce, other operations by an all-gather."""
+def _merged(f: SubgraphBuilder, collectives: _Collectives, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
+    """Merges the workers' vectors: sums by an all-reduce, other operations by an all-gather."""
     if bucket.merge is ReduceOp.ADD:
-        return group.reduce(f, vector, bucket.key)
+        return collectives.reduce(f, bucket.group, vector, bucket.key)
     description = f"{bucket.key}/{vector.dtype.name}/{vector.shape}"
-    whole = group.gather(f, vector, group.key(description))
-    return merged(tf.unstack(tf.reshape(whole, [group.context.workers, sum(bucket.lengths)])), bucket.merge)
+    whole = collectives.gather(f, bucket.group, vector, collectives.key(description))
+    return merged(tf.unstack(tf.reshape(whole, [len(bucket.group.workers), sum(bucket.lengths)])), bucket.merge)
 
 
-def _gather_rows(results: Results, join: PendingReduction, group: _Group) -> None:
-    key = key_of([join])
-    with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(group.device):
+def _gather_rows(results: Results, join: PendingReduction, collectives: _Collectives) -> None:
+    key, group = key_of([join]), join.group
+    with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(collectives.device):
         ids = f.input(join.local[0], join.index_dtype, [None])
         values = f.input(join.local[1], join.dtype, join.shape)
         # The number of rows and the weight are sent together; both are exact in float64.
         counts = [tf.cast(x, tf.float64) for x in (tf.size(ids, out_type=tf.int64), *weight_of(f, join))]
         gathered = tf.reshape(
-            group.gather(f, tf.stack(counts), group.key(f"{key}/sizes/{len(counts)}")),
-            [group.context.workers, len(counts)],
+            collectives.gather(f, group, tf.stack(counts), collectives.key(f"{key}/sizes/{len(counts)}")),
+            [len(group.workers), len(counts)],
         )
         sizes = tf.unstack(tf.cast(gathered[:, 0], tf.int64))
-        all_ids = _gather_padded(f, group, f"{key}/indices", ids, sizes)
-        all_values = _gather_padded(f, group, f"{key}/values", values, sizes)
+        all_ids = _gather_padded(f, collectives, group, f"{key}/indices", ids, sizes)
+        all_values = _gather_padded(f, collectives, group, f"{key}/values", values, sizes)
         whole_ids, whole_values = rows_together(join.row_join, join.aligned, all_ids, all_values)
         if join.weight is not None:
             # Not add_n: it starts with any input whose memory it can reuse, so its order differs between workers.
@@ -221,9 +226,14 @@ def _gather_rows(results: Results, join: PendingReduction, group: _Group) -> Non
 
 
 def _gather_padded(
-    f: SubgraphBuilder, group: _Group, description: str, rows: tf.Tensor, sizes: Sequence[tf.Tensor]
+    f: SubgraphBuilder,
+    collectives: _Collectives,
+    group: Group,
+    description: str,
+    rows: tf.Tensor,
+    sizes: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """Returns the rows of each worker; worker `w` has `sizes[w]` rows.
+    """Returns the rows of each worker of a group; the worker of rank `k` has `sizes[k]` rows.
 
     A collective keeps the length of its first run. So each length has a key of its own, and lengths are rounded up to a
     few.
@@ -234,10 +244,10 @@ def _gather_padded(
     elements = tf.reduce_prod(row)
     position = tf.searchsorted(tf.constant(lengths, tf.int64), [tf.reduce_max(tf.stack(sizes))])[0]
     length = tf.gather(tf.constant(lengths, tf.int64), position)
-    keys = [group.key(f"{description}/{carrier.name}/{n}") for n in lengths]
+    keys = [collectives.key(f"{description}/{carrier.name}/{n}") for n in lengths]
     flat = tf.reshape(tf.cast(rows, carrier), [-1])
     padded = tf.pad(flat, [[0, length * elements - tf.size(flat, out_type=tf.int64)]])
-    whole = group.gather(f, padded, tf.gather(tf.constant(keys, tf.int32), position))
+    whole = collectives.gather(f, group, padded, tf.gather(tf.constant(keys, tf.int32), position))
     whole = tf.reshape(tf.cast(whole, rows.dtype), tf.concat([[length * len(sizes)], row], 0))
     return [whole[w * length : w * length + size] for w, size in enumerate(sizes)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,11 +23,12 @@ from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.subgroup_transfers import SubgroupTransfers
 from autodist.kernels.plan import Plan
 from autodist.kernels.sums import ordered_sum, rows_together
+from autodist.placement.group import Group
 
 EVENLY_CUT = 16
 """Buckets have a fixed size for up to this many workers; beyond that they grow, so that their pieces do not shrink."""
 
-EVENLY_CUT_IN_TEAMS = 32
+EVENLY_CUT_IN_SUBGROUPS = 32
 """The same limit for reduction in subgroups, which needs fewer messages."""
 
 DIRECT_BYTES = 64 << 10
@@ -36,9 +37,9 @@ DIRECT_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class ReduceByShuffle(Kernel):
-    """Sums pending reductions over the workers, in worker order, so that all workers get the same bits in every run.
+    """Sums pending reductions over their groups in rank order, so that all workers get the same bits in every run.
 
-    A bucket is cut into one piece per worker that computes. Each piece goes to its owner through one queue per source.
+    A bucket is cut into one piece per worker of its group. Each piece goes to its owner through one queue per source.
     The owner sums it, divides it by the weight, and sends it to each worker through a queue of that worker. This takes
     two hops and as many bytes as a ring. Small buckets, and all buckets between two workers, are sent uncut to every
     worker, which sums them: one hop, and between two workers no more bytes. Rows are sent uncut too, since their number
@@ -46,8 +47,8 @@ class ReduceByShuffle(Kernel):
     compressed.
 
     If the strategy defines subgroups (for many workers), each subgroup sums first, and the sums are then added in
-    subgroup order (`AllReduceAlgorithm.in_teams`). A worker then communicates with about 2·√W others instead of W-1.
-    Rows are sent unsummed between subgroups.
+    subgroup order (`AllReduceAlgorithm.in_subgroups`). A worker then communicates with about 2·√W others instead of
+    W-1. Rows are sent unsummed between subgroups.
 
     Each element is the sum of the workers' elements in worker order, whatever bucket holds it. Buckets may therefore
     grow with the number of workers, which limits the messages: 2·(W-1) per bucket and worker. Buckets of a compressor
@@ -90,28 +91,35 @@ class ReduceByShuffle(Kernel):
         plan = context.plan
         compressors = {join.name: compressor_of(plan, join) for join in joins}
 
-        def group_of(join: PendingReduction) -> Hashable:
-            return plan.group(join), compressors[join.name], context.reduces_in_subgroups(join)
+        def fusion_of(join: PendingReduction) -> Hashable:
+            return plan.fusion_group(join), compressors[join.name], context.subgroups(join) is not None
 
         dense = [join for join in joins if not join.is_sparse and join.merge is not ReduceOp.ROWS]
         plain = [join for join in dense if compressors[join.name] is None]
-        by_all = [join for join in plain if not context.reduces_in_subgroups(join)]
-        in_teams = [join for join in plain if context.reduces_in_subgroups(join)]
-        buckets = make_buckets(by_all, plan.group, self._grown(context, EVENLY_CUT))
-        buckets += make_buckets(in_teams, plan.group, self._grown(context, EVENLY_CUT_IN_TEAMS))
-        left = make_buckets([j for j in dense if compressors[j.name]], group_of, self.bucket_bytes)
+        at_once = [join for join in plain if context.subgroups(join) is None]
+        in_subgroups = [join for join in plain if context.subgroups(join) is not None]
+        buckets = [*self._fuse(at_once, plan, EVENLY_CUT), *self._fuse(in_subgroups, plan, EVENLY_CUT_IN_SUBGROUPS)]
+        left = make_buckets([j for j in dense if compressors[j.name]], fusion_of, self.bucket_bytes)
         return buckets, [(b, c) for b in left if (c := compressors[b.joins[0].name])]
 
-    def _grown(self, context: Context, evenly_cut: int) -> int:
-        return self.bucket_bytes * max(len(context.computing), evenly_cut) // evenly_cut
+    def _fuse(self, joins: Iterable[PendingReduction], plan: Plan, evenly_cut: int) -> Iterator[Bucket]:
+        """Yields buckets whose size grows with the number of workers of their group."""
+        by_group: dict[Group, list[PendingReduction]] = {}
+        for join in joins:
+            by_group.setdefault(join.group, []).append(join)
+        for group, alike in by_group.items():
+            limit = self.bucket_bytes * max(len(group.workers), evenly_cut) // evenly_cut
+            yield from make_buckets(alike, plan.fusion_group, limit)
 
 
 def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
     with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, bucket.key)
+        exchange = Communicator(f, context, bucket.key, bucket.group)
         mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
-        adding, team = AllReduceAlgorithm(exchange, bucket, DIRECT_BYTES), _team(exchange, bucket.joins[0])
-        values = bucket.unpack(adding.by_all(mine) if team is None else adding.in_teams(team, mine))
+        algorithm, transfers = AllReduceAlgorithm(exchange, bucket, DIRECT_BYTES), _subgroups(exchange, bucket.joins[0])
+        values = bucket.unpack(
+            algorithm.at_once(mine) if transfers is None else algorithm.in_subgroups(transfers, mine)
+        )
     for join, value in zip(bucket.joins, values, strict=True):
         results.give(join, [f.name(value)])
     results.editor.run(exchange.effects)
@@ -121,11 +129,11 @@ def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Conte
     """Reduces several small buckets in the same messages, over subgroups first."""
     key = digest(";".join(bucket.key for bucket in buckets))
     with subgraph(results.editor, f"all_reduce/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, key)
-        team = _team(exchange, buckets[0].joins[0])
-        assert team is not None, "only subgroups fuse buckets"
+        exchange = Communicator(f, context, key, buckets[0].group)
+        transfers = _subgroups(exchange, buckets[0].joins[0])
+        assert transfers is not None, "only subgroups fuse buckets"
         mine = [[bucket.pack(f), *weight_of(f, bucket.joins[0])] for bucket in buckets]
-        wholes = all_reduce_fused(team, buckets, mine)
+        wholes = all_reduce_fused(transfers, buckets, mine)
         values = [bucket.unpack(whole) for bucket, whole in zip(buckets, wholes, strict=True)]
     for bucket, tensors in zip(buckets, values, strict=True):
         for join, value in zip(bucket.joins, tensors, strict=True):
@@ -137,8 +145,8 @@ def _compress_bucket(
     results: Results, bucket: Bucket, compressor: Compressor, stored_as: Mapping[str, str], context: Context
 ) -> None:
     with subgraph(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, bucket.key)
-        reduction = BucketReduction(f, bucket, exchange, stored_as, _team(exchange, bucket.joins[0]))
+        exchange = Communicator(f, context, bucket.key, bucket.group)
+        reduction = BucketReduction(f, bucket, exchange, stored_as, _subgroups(exchange, bucket.joins[0]))
         values = compressor.add_up(reduction)
         reduction.finish(values)
     for join, value in zip(bucket.joins, values, strict=True):
@@ -153,20 +161,15 @@ def _names_in_session(step: Step) -> dict[str, str]:
     return {v.name: stored[v.handle] for v in step.variables if v.handle in stored}
 
 
-def _team(exchange: Communicator, join: PendingReduction) -> SubgroupTransfers | None:
-    """Returns the transfers of a reduction over subgroups, or None if all workers reduce it at once."""
-    teams = exchange.context.teams
-    return (
-        SubgroupTransfers(exchange, teams)
-        if teams is not None and exchange.context.reduces_in_subgroups(join)
-        else None
-    )
+def _subgroups(exchange: Communicator, join: PendingReduction) -> SubgroupTransfers | None:
+    """Returns the transfers of a reduction over subgroups, or None if its group reduces it at once."""
+    subgroups = exchange.context.subgroups(join)
+    return None if subgroups is None else SubgroupTransfers(exchange, subgroups)
 
 
 def _gathered(exchange: Communicator, join: PendingReduction, part: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Returns every computing worker's part of a reduction, in worker order."""
-    team = _team(exchange, join)
-    return exchange.all_to_all("rows", part) if team is None else team.gather("rows", part)
+    """Returns the part of each worker of a reduction's group, in rank order."""
+    return (_subgroups(exchange, join) or exchange).all_gather("rows", part)
 
 
 def weight_of(f: SubgraphBuilder, join: PendingReduction) -> list[tf.Tensor]:
@@ -191,7 +194,7 @@ def rows_of(join: PendingReduction, parts: list[list[tf.Tensor]]) -> list[tf.Ten
 def _gather_rows(results: Results, join: PendingReduction, context: Context) -> None:
     key = key_of([join])
     with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, key)
+        exchange = Communicator(f, context, key, join.group)
         rows = rows_of(join, _gathered(exchange, join, own_rows(f, join)))
     results.give(join, [f.name(t) for t in rows])
     results.editor.run(exchange.effects)
@@ -200,7 +203,7 @@ def _gather_rows(results: Results, join: PendingReduction, context: Context) -> 
 def _concatenate_rows(results: Results, join: PendingReduction, context: Context) -> None:
     key = key_of([join])
     with subgraph(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, key)
+        exchange = Communicator(f, context, key, join.group)
         parts = _gathered(exchange, join, [f.input(join.local[0], join.dtype, join.shape)])
         whole = tf.concat([rows for (rows,) in parts], join.axis)
     results.give(join, [f.name(whole)])
@@ -225,12 +228,12 @@ def compressor_of(plan: Plan, join: PendingReduction) -> Compressor | None:
 def find_fused_buckets(
     step: Step, buckets: Sequence[Bucket], others: Sequence[Bucket], context: Context, most_bytes: int
 ) -> tuple[list[list[Bucket]], list[Bucket]]:
-    """Returns groups of buckets that subgroups reduce in the same messages, and the remaining buckets, both in order.
+    """Returns lists of buckets that subgroups reduce in the same messages, and the remaining buckets, both in order.
 
     A message costs more than the bytes of a small bucket. Tensors of one message are sent together once all are
-    computed. Buckets are therefore fused only if equally many reductions precede each of them: no bucket then waits for
-    another one's sum, and no two groups for each other. If owners update variables, a step has more communication than
-    its pending reductions, and no buckets are fused.
+    computed. Buckets of one group are therefore fused only if equally many reductions precede each of them: no bucket
+    then waits for another one's sum, and no two lists for each other. If owners update variables, a step has more
+    communication than its pending reductions, and no buckets are fused.
 
     Args:
         step: the step.
@@ -239,15 +242,15 @@ def find_fused_buckets(
         context: the worker for which the step is rewritten.
         most_bytes: size up to which a bucket may be fused.
     """
-    small = [b for b in buckets if b.byte_size <= most_bytes and context.reduces_in_subgroups(b.joins[0])]
+    small = [b for b in buckets if b.byte_size <= most_bytes and context.subgroups(b.joins[0])]
     if len(small) < 2 or step.replication is None or step.replication.variable_placements:
         return [], list(buckets)
     ranks = _ranks(step, step.replication.joins, [*buckets, *others])
-    groups: dict[int, list[Bucket]] = {}
+    alike: dict[tuple[Group, int], list[Bucket]] = {}
     for bucket in small:
-        groups.setdefault(ranks[id(bucket)], []).append(bucket)
-    fused = [group for group in groups.values() if len(group) > 1]
-    taken = {id(bucket) for group in fused for bucket in group}
+        alike.setdefault((bucket.group, ranks[id(bucket)]), []).append(bucket)
+    fused = [together for together in alike.values() if len(together) > 1]
+    taken = {id(bucket) for together in fused for bucket in together}
     return fused, [bucket for bucket in buckets if id(bucket) not in taken]
 
 

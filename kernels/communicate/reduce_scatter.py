@@ -1,4 +1,4 @@
-"""ReduceScatter: owners sum vectors in a compressor's encoding, over all workers or over subgroups first."""
+"""ReduceScatter: owners sum vectors in a compressor's encoding, over the whole group or over subgroups first."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class ReduceScatter:
 
     @property
     def me(self) -> int:
-        return self.exchange.context.worker
+        return self.exchange.me
 
-    def by_all(self, vectors: Mapping[int, Like]) -> dict[int, Summed]:
+    def at_once(self, vectors: Mapping[int, Like]) -> dict[int, Summed]:
         """Sums in two hops: each worker sends its vectors to their owners, and the owners broadcast the sums.
 
         Args:
@@ -50,30 +50,30 @@ class ReduceScatter:
         """
         return {owner: self._at_owner(owner, vector) for owner, vector in vectors.items()}
 
-    def in_teams(self, team: SubgroupTransfers, vectors: Mapping[int, Like]) -> dict[int, Summed]:
+    def in_subgroups(self, transfers: SubgroupTransfers, vectors: Mapping[int, Like]) -> dict[int, Summed]:
         """Sums over subgroups first: each rank of a subgroup handles the vectors of owners with the same rank.
 
         A rank sums the vectors of its subgroup and sends the sums to the owners, which add them in subgroup order. Sums
         return the same way, in the owner's encoding, so that all workers read the same.
 
         Args:
-            team: the transfers of the subgroups.
-            vectors: as in `by_all`; the owners are reducing ranks of their subgroups.
+            transfers: those of the subgroups.
+            vectors: as in `at_once`; the owners are reducing ranks of their subgroups.
         """
-        seated = [
-            {owner: vectors[owner] for owner in team.teams.across(seat) if owner in vectors}
-            for seat in range(team.teams.seats)
+        subgroups, rank = transfers.subgroups, transfers.my_rank
+        by_rank = [
+            {owner: vectors[owner] for owner in subgroups.across(k) if owner in vectors} for k in range(subgroups.ranks)
         ]
-        errors, parts = self._to_seats(team, seated) if self.exchange.context.computes else ({}, [])
-        bundles = [Bundle([self._specs(vector) for vector in by_owner.values()]) for by_owner in seated]
-        made, seat = None, team.teams.seat_of(self.me)
-        if seat is not None and parts:
-            codes, rest = self._between_seats(team.teams.across(seat), list(seated[seat]), parts)
-            errors, made = errors | rest, bundles[seat].together(codes)
-        received = team.broadcast_in_subgroup(self._sum, made, [bundle.like for bundle in bundles])
+        errors, parts = self._to_ranks(transfers, by_rank) if self.exchange.contributes else ({}, [])
+        bundles = [Bundle([self._specs(vector) for vector in by_owner.values()]) for by_owner in by_rank]
+        made = None
+        if rank is not None and parts:
+            codes, rest = self._between_ranks(subgroups.across(rank), list(by_rank[rank]), parts)
+            errors, made = errors | rest, bundles[rank].together(codes)
+        received = transfers.broadcast_in_subgroup(self._sum, made, [bundle.like for bundle in bundles])
         return {
             owner: Summed(self.code.decode(code, vector.dtype), errors.get(owner))
-            for by_owner, bundle, came in zip(seated, bundles, received, strict=True)
+            for by_owner, bundle, came in zip(by_rank, bundles, received, strict=True)
             for (owner, vector), code in zip(by_owner.items(), bundle.apart(came), strict=True)
         }
 
@@ -87,38 +87,36 @@ class ReduceScatter:
 
     def _at_owner(self, owner: int, part: Like) -> Summed:
         """Sums one vector at its owner and broadcasts the sum."""
-        context, specs = self.exchange.context, self._specs(part)
+        exchange, specs = self.exchange, self._specs(part)
         if owner != self.me:
-            sent = self.code.encode(part) if context.computes else None
+            sent = self.code.encode(part) if exchange.contributes else None
             if sent is not None:
-                self.exchange.send(owner, self._piece, sent)
-            decoded = self.code.decode(self.exchange.receive(owner, self._sum, specs), part.dtype)
+                exchange.send(owner, self._piece, sent)
+            decoded = self.code.decode(exchange.receive(owner, self._sum, specs), part.dtype)
             return Summed(decoded, None if sent is None else part - self.code.decode(sent, part.dtype))
         came = [
-            part if source == owner else self.code.decode(self.exchange.receive(source, self._piece, specs), part.dtype)
-            for source in context.computing
+            part if source == owner else self.code.decode(exchange.receive(source, self._piece, specs), part.dtype)
+            for source in exchange.group.workers
         ]
         whole = self.then(ordered_sum(came))
         sent = self.code.encode(whole)
-        for to in range(context.workers):
-            if to != owner:
-                self.exchange.send(to, self._sum, sent)
+        exchange.broadcast(self._sum, sent)
         decoded = self.code.decode(sent, part.dtype)
         return Summed(decoded, whole - decoded)
 
-    def _to_seats(
-        self, team: SubgroupTransfers, seated: Sequence[Mapping[int, tf.Tensor]]
+    def _to_ranks(
+        self, transfers: SubgroupTransfers, by_rank: Sequence[Mapping[int, tf.Tensor]]
     ) -> tuple[dict[int, tf.Tensor], list[list[tf.Tensor]]]:
         """Sends the vectors to the ranks of this subgroup that handle their owners.
 
         Returns:
             The encoding errors, by owner; and, on a reducing rank, each member's vectors for it.
         """
-        mine = team.teams.seat_of(self.me)
+        mine = transfers.my_rank
         errors: dict[int, tf.Tensor] = {}
         messages: list[Sequence[Like]] = []
-        for seat, by_owner in enumerate(seated):
-            if seat == mine or not by_owner:
+        for rank, by_owner in enumerate(by_rank):
+            if rank == mine or not by_owner:
                 messages.append(like_packed(self._specs(_end_to_end(by_owner))) if by_owner else [])
                 continue
             vector = tf.concat(list(by_owner.values()), 0)
@@ -126,18 +124,18 @@ class ReduceScatter:
             messages.append(packed(sent))
             rest = tf.split(vector - self.code.decode(sent, vector.dtype), [v.shape[0] for v in by_owner.values()])
             errors |= dict(zip(by_owner, rest, strict=True))
-        came = team.scatter_to_ranks(self._piece, messages)
+        came = transfers.scatter_to_ranks(self._piece, messages)
         if mine is None or not came:
             return errors, []
-        own = list(seated[mine].values())
-        like, lengths = _end_to_end(seated[mine]), [vector.shape[0] for vector in own]
+        own = list(by_rank[mine].values())
+        like, lengths = _end_to_end(by_rank[mine]), [vector.shape[0] for vector in own]
         specs = self._specs(like)
         return errors, [
             own if source == self.me else tf.split(self.code.decode(unpacked(sent, specs), like.dtype), lengths)
-            for source, sent in zip(team.teams.members[team.my_team], came, strict=True)
+            for source, sent in zip(transfers.my_group.workers, came, strict=True)
         ]
 
-    def _between_seats(
+    def _between_ranks(
         self, across: Sequence[int], owners: Sequence[int], parts: Sequence[Sequence[tf.Tensor]]
     ) -> tuple[list[Coded], dict[int, tf.Tensor]]:
         """Sums over the subgroup and then, for this worker's own vector, over the subgroups.
@@ -164,20 +162,18 @@ class ReduceScatter:
                 came = self.exchange.receive(owner, f"{self._sum}_of_teams", like_packed(specs))
                 codes[owner] = unpacked(came, specs)
                 continue
-            teams = self.exchange.parts(f"{self._piece}_of_team", like_packed(specs), across)
+            came_from_all = self.exchange.collect(f"{self._piece}_of_team", like_packed(specs), across)
             whole = self.then(
                 ordered_sum(
                     [
                         vector if source == self.me else self.code.decode(unpacked(sent, specs), vector.dtype)
-                        for source, sent in zip(across, teams, strict=True)
+                        for source, sent in zip(across, came_from_all, strict=True)
                     ]
                 )
             )
             codes[owner] = self.code.encode(whole)
             errors[owner] = whole - self.code.decode(codes[owner], vector.dtype)
-            for to in across:
-                if to != self.me:
-                    self.exchange.send(to, f"{self._sum}_of_teams", packed(codes[owner]))
+            self.exchange.broadcast(f"{self._sum}_of_teams", packed(codes[owner]), across)
         return [codes[owner] for owner in owners], errors
 
     def _specs(self, vector: Like) -> list[tf.TensorSpec]:

@@ -18,8 +18,9 @@ from autodist.graph.waiting import nearest_before
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.communicator import Communicator
-from autodist.kernels.communicate.completion_signals import Group
+from autodist.kernels.communicate.completion_signals import WriteGroup
 from autodist.kernels.communicate.own_part import Transfer, WorkerPart
+from autodist.placement.group import Group
 
 _PREFIX = "autodist/served/"
 
@@ -79,12 +80,12 @@ class BackgroundProgram:
         self._send(part, sent)
         return pushed
 
-    def send_completion_signal(self, group: Group, capacity: int) -> None:
+    def send_completion_signal(self, group: WriteGroup, capacity: int) -> None:
         """Sends a completion signal of a group of writes to every worker, this one included."""
         with subgraph(self.editor, f"served_{group.key}") as f, self._local_cpu():
-            exchange = Communicator(f, self.context, group.key, capacity)
-            done = [f.after([self._copies[w] for w in group.writes])]
-            for to in range(self.context.workers):
+            exchange = Communicator(f, self.context, group.key, self.context.group, capacity)
+            done = [self._copies[w] for w in group.writes]
+            for to in sorted(self.context.group.everyone):
                 exchange.send(to, "done", [tf.constant(True)], done)
         self.effects += exchange.effects
 
@@ -142,16 +143,19 @@ class BackgroundProgram:
         specs = [self._spec(name) for name in names]
         with subgraph(self.editor, f"{key}/send") as f, self._local_cpu():
             values = [f.input(name, spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)]
-            exchange = Communicator(f, self.context, key, self._capacity)
+            exchange = Communicator(f, self.context, key, Group.of_workers([me]), self._capacity)
             exchange.send(me, "needed", values)
         self._receive_tensors(key, me, names, specs)
         return exchange.effects
 
     def _receive_tensors(self, key: str, source: int, names: Sequence[str], specs: Sequence[tf.TensorSpec]) -> None:
         with subgraph(self.editor, f"{key}/{source}/receive") as f, self._local_cpu():
-            exchange = Communicator(f, self.context, key, self._capacity)
+            exchange = Communicator(f, self.context, key, self._pair(source), self._capacity)
             got = exchange.receive(source, "needed", specs)
         self.know(dict(zip(names, map(f.name, got), strict=True)), exchange.effects)
+
+    def _pair(self, other: int) -> Group:
+        return Group.of_workers(dict.fromkeys((self.context.worker, other)))
 
     def _spec(self, name: str) -> tf.TensorSpec:
         node = self.editor[node_of(name)]
@@ -178,7 +182,7 @@ class BackgroundProgram:
         for reader, names in _by(sent, lambda t: t.reader).items():
             key = _boundary_key(names)
             with subgraph(self.editor, f"{key}/{reader}/send") as f, self._local_cpu():
-                exchange = Communicator(f, self.context, key, self._capacity)
+                exchange = Communicator(f, self.context, key, self._pair(reader), self._capacity)
                 specs = [self._spec_between(part, name) for name in names]
                 values = [f.input(self._now(n), s.dtype, s.shape) for n, s in zip(names, specs, strict=True)]
                 exchange.send(reader, "needed", values)

@@ -138,7 +138,7 @@ def _require_no_sum(joins: Sequence[PendingReduction]) -> None:
 
 def _check_local_parts_alone(results: Results, join: PendingReduction, context: Context) -> None:
     """Restricts the check for equal parts to this worker's replicas, as if all workers had the same examples."""
-    count, here = len(context.replicas), len(context.copied_replicas)
+    count, here = join.group.size, len(context.copied_replicas)
     with subgraph(results.editor, "even_parts/local") as f:
         kinds = join.shape.num_elements() // 2  # sums of numbers of rows, then of their squares
         factors = tf.constant([count] * kinds + [count * here] * kinds, join.dtype)

@@ -135,16 +135,16 @@ class _Servers:
         """Sends this worker's part of some reductions to their owner, which combines all parts in the background."""
         variable_placement, key = self._placement_of(joins[0]), key_of(joins)
         with subgraph(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, key, variable_placement.staleness + 2)
+            exchange = Communicator(f, self.context, key, joins[0].group, variable_placement.staleness + 2)
             part = pack(f)
-            if self.context.computes:
+            if exchange.contributes:
                 exchange.send(variable_placement.owner, "gradient", part)
         self.editor.run(exchange.effects)
         if variable_placement.owner == self.context.worker:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in part]
             with subgraph(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-                exchange = Communicator(f, self.context, key, variable_placement.staleness + 2)
-                tensors = combine([exchange.receive(w, "gradient", specs) for w in self.context.computing])
+                exchange = Communicator(f, self.context, key, joins[0].group, variable_placement.staleness + 2)
+                tensors = combine([exchange.receive(w, "gradient", specs) for w in exchange.group.workers])
             names = [t for join in joins for t in join.result]
             self.serving.know(dict(zip(names, map(f.name, tensors), strict=True)), exchange.effects)
 
@@ -155,11 +155,11 @@ class _Servers:
         for group in group_writes(self.item, self.owner, rank_writes(self.order, self.owner)):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
             with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
-                exchange = Communicator(f, self.context, group.key, staleness + 2)
+                exchange = Communicator(f, self.context, group.key, self.context.group, staleness + 2)
                 done = tf.constant(True)
                 exchange.receive(group.owner, "done", [done])
-                filled = exchange.fill(group.owner, "done", [done], staleness)
-                flush_targets = exchange.take_and_put_back(group.owner, "done", [done], staleness)
+                filled = exchange.prefill(group.owner, "done", [done], staleness)
+                flush_targets = exchange.await_messages(group.owner, "done", [done], staleness)
             self.editor.run(exchange.effects)
             self.editor.initialize({f"{group.key}/{group.owner}": f.name(filled)})
             self.editor.land([f.name(flush_targets)])

@@ -199,10 +199,10 @@ class Versions:
         for write, handles in self._writes.items():
             [owner] = {self._owner[handle] for handle in handles}
             sent = max((self._order.of_join(join) for join in self.gradients_before[write]), default=-1)
-            for worker in range(self._context.workers):
+            for worker in sorted(self._context.group.everyone):
                 if worker == owner:
                     continue
-                acknowledged = sent if worker in self._context.computing else -1
+                acknowledged = sent if worker in self._context.group else -1
                 reads = [
                     read for handle in sorted(handles) for read in self._reads.get(handle, ())
                     if (readers[read] >> worker & 1 or read in fetchable)
@@ -222,7 +222,7 @@ class Versions:
         """Returns True if a worker may read a variable after its last write; the next step's first write then waits."""
         if not self._context.joins_outputs:
             return True
-        has_cached_copy = worker in self._context.computing and self._context.plan.has_cached_copy(
+        has_cached_copy = worker in self._context.group and self._context.plan.has_cached_copy(
             self._item.by_handle[handle].name
         )
         return has_cached_copy or any(
@@ -280,7 +280,7 @@ class Versions:
     def _find_readers(self, runs: Mapping[str, Workers]) -> Mapping[str, Workers]:
         """Returns, by node, the workers that need its value."""
         context, graph_index = self._context, self._order.graph_index
-        every, computing = (1 << context.workers) - 1, sum(1 << worker for worker in context.computing)
+        every, computing = (sum(1 << w for w in ws) for ws in (context.group.everyone, context.group.workers))
         differs = self._find_replica_dependent()
         needed: dict[str, Workers] = {}
         for message in self._order.messages:

@@ -119,7 +119,7 @@ class _Search:
         """
         context, owners = self.context, self.item.owners
         is_owned = {name: owner != EVERY_WORKER for name, owner in owners.items()}
-        is_like_all = context.has_one_kind_of_processor and len(context.computing) == context.workers
+        is_like_all = context.has_one_kind_of_processor and context.all_compute
         if context.workers == 1 or (is_like_all and not any(is_owned.values())):
             return set()
         mirrored = {v.handle for v in self.item.variables if not is_owned.get(v.name, False)}

@@ -84,7 +84,8 @@ def _scheduled(placement: StagePlacement, context: Context, trains: bool) -> Tur
     schedule = make_schedule(len(context.plan.stages), placement.micro_batches, context.plan.schedule, trains)
     return {
         worker: [replace(unit, micro_batch=pipeline * placement.micro_batches + unit.micro_batch) for unit in units]
-        for workers, units in zip(context.plan.seats, schedule, strict=True) for pipeline, worker in enumerate(workers)
+        for workers, units in zip(context.plan.stage_workers, schedule, strict=True)
+        for pipeline, worker in enumerate(workers)
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from autodist.kernels.pipelined.execution_order import enforce_order, find_order
 from autodist.kernels.pipelined.recompute import recompute
 from autodist.kernels.pipelined.stage_placement import StagePlacement, StageRank, StageTransfer
 from autodist.options.fields import OptionError
+from autodist.placement.group import Group
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _exchange_completion_signals(editor: StepEditor, placement: StagePlacement, 
         if name in placement.needed and stages:
             writes.setdefault(stages.pop(), []).append(name)
     for stage, names in sorted(writes.items()):
-        for writer in context.plan.seats[stage]:
+        for writer in context.plan.stage_workers[stage]:
             _exchange_completion_signal(editor, names, context, writer)
 
 
@@ -108,11 +109,10 @@ def _exchange_completion_signal(editor: StepEditor, names: Sequence[str], contex
     if context.worker not in (writer, *readers):
         return
     with subgraph(editor, f"pipeline/token/{writer}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, f"pipeline/token/{writer}")
+        exchange = Communicator(f, context, f"pipeline/token/{writer}", Group.of_workers([writer], readers))
         done = tf.constant(True)
         if writer == context.worker:
-            for reader in readers:
-                exchange.send(reader, "done", [done], [f.after(names)])
+            exchange.broadcast("done", [done], after=names)
         else:
             exchange.receive(writer, "done", [done])
     editor.run(exchange.effects)
@@ -126,7 +126,7 @@ def _accesses(context: Context, reader: int, writer: int) -> bool:
     """
     if reader == writer:
         return False
-    pipelines = [next(w.index(one) for w in context.plan.seats if one in w) for one in (reader, writer)]
+    pipelines = [next(w.index(one) for w in context.plan.stage_workers if one in w) for one in (reader, writer)]
     return reader == 0 or pipelines[1] in (0, pipelines[0])
 
 
@@ -251,7 +251,9 @@ class StageExchange:
         descriptions = [f"{name} {spec.dtype.name} {spec.shape}" for name, spec in zip(names, specs, strict=True)]
         place = digest(f"{message.key};{';'.join(descriptions)}")
         with subgraph(self.editor, f"pipeline/{place}") as f, tf.device(self.context.cpu(self.context.worker)):
-            exchange = Communicator(f, self.context, f"pipeline/{place}")
+            exchange = Communicator(
+                f, self.context, f"pipeline/{place}", Group.of_workers([message.source, message.reader])
+            )
             if self.me == message.source:
                 values = f.inputs_like(names, specs)
                 exchange.send(message.reader, "needed", values)

@@ -81,7 +81,7 @@ class StagePlacement:
         self.stage_of = stage_of_handles(step, context)
         self._rank_of = {
             worker: (stage, pipeline)
-            for stage, workers in enumerate(context.plan.seats) for pipeline, worker in enumerate(workers)
+            for stage, workers in enumerate(context.plan.stage_workers) for pipeline, worker in enumerate(workers)
         }  # fmt: skip
         self.home: dict[str, Home] = {}
         self._find()
@@ -231,7 +231,7 @@ class StagePlacement:
                 continue
             home = self.home[name]
             if isinstance(home, StageRank):
-                workers = self.context.plan.seats[home.stage]
+                workers = self.context.plan.stage_workers[home.stage]
                 found[name] = frozenset(workers if home.pipeline is None else (workers[home.pipeline],))
             elif home is UnstagedPlacement.ALL or name in roots:
                 found[name] = everywhere
@@ -261,6 +261,6 @@ class StagePlacement:
             return
         for reader in readers:
             pipeline = self._rank_of[reader][1] if home.pipeline is None else home.pipeline
-            source = self.context.plan.seats[home.stage][pipeline]
+            source = self.context.plan.stage_workers[home.stage][pipeline]
             if source != reader:
                 transfers.setdefault(node_of(name), {})[StageTransfer(name, source, reader)] = None

@@ -29,7 +29,7 @@ class ReadFarVariables(Kernel):
     name: ClassVar[str] = "read-far-variables"
 
     def apply(self, step: Step, context: Context) -> Step:
-        far = {v.handle: context.near(step.owners[v.name]) for v in step.variables if v.name in step.owners}
+        far = {v.handle: context.nearest_holder(step.owners[v.name]) for v in step.variables if v.name in step.owners}
         far = {handle: owner for handle, owner in far.items() if owner != context.worker}
         if context.workers == 1 or not far:
             return step

@@ -39,7 +39,7 @@ class AdvanceAlike(Kernel):
             return step
         editor = StepEditor(step)
         with subgraph(editor, "advance_alike") as f:
-            amount = tf.constant(STRIDE * len(context.replicas), tf.uint64)
+            amount = tf.constant(STRIDE * context.group.size, tf.uint64)
         for name in draws:
             handle, algorithm, _, *control = editor[name].input
             editor.set_inputs(name, [handle, algorithm, f.name(amount), *control])

@@ -135,7 +135,7 @@ class _Replication:
         whole = [draw for draw in alike if draw.axis is not None and examples is not None]
         apart = [(draw.node, draw.seed) for draw in alike if draw not in whole]
         added = offset_seeds(self.editor, self.item, [*states, *apart])
-        replicas = len(self.context.replicas)
+        replicas = self.context.group.size
         added |= draw_in_functions(self.editor, self.item, self.flows, varying, examples, replicas)
         if examples is None:
             return added

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autodist.placement.group import Group
 from autodist.resources import ResourceSpec
 from autodist.strategies.subgroups import choose_subgroups, sum_cost
 from autodist.synchronizers import Subgroups
@@ -55,9 +56,11 @@ class Vector:
         return [Vector(length, self.element_bytes, self.step, self.whole_bytes) for length in lengths]
 
 
-def messages(vector: Vector, workers: int, computing: Sequence[int], teams: Subgroups | None) -> list[tuple[Link, int]]:
+def messages(
+    vector: Vector, workers: int, computing: Sequence[int], subgroups: Subgroups | None
+) -> list[tuple[Link, int]]:
     """Returns all messages of the reduction of one vector over the workers: link and bytes of each."""
-    found = _by_all(vector, range(workers), computing) if teams is None else _in_teams(vector, teams)
+    found = _by_all(vector, range(workers), computing) if subgroups is None else _in_subgroups(vector, subgroups)
     return [(link, size) for link, size in found if link[0] != link[1]]
 
 
@@ -82,19 +85,18 @@ def _by_all(vector: Vector, readers: Sequence[int], owners: Sequence[int]) -> It
         yield from (((owner, to), piece.bytes) for to in readers)
 
 
-def _in_teams(vector: Vector, teams: Subgroups) -> Iterator[tuple[Link, int]]:
-    everyone = [teams.everyone(team) for team in range(len(teams.members))]
+def _in_subgroups(vector: Vector, subgroups: Subgroups) -> Iterator[tuple[Link, int]]:
     if vector.goes_whole:
-        for team, members in enumerate(teams.members):
-            yield from (((source, to), vector.bytes) for source in members for to in everyone[team])
-            others = [to for other, all_ in enumerate(everyone) if other != team for to in all_]
-            yield from (((teams.sender(team, to), to), vector.bytes) for to in others)
+        for number, group in enumerate(subgroups.groups):
+            yield from (((source, to), vector.bytes) for source in group.workers for to in group.everyone)
+            others = [to for other in subgroups.groups if other is not group for to in other.everyone]
+            yield from (((subgroups.sender(number, to), to), vector.bytes) for to in others)
         return
-    for seat, piece in enumerate(vector.cut(teams.seats)):
-        for team, members in enumerate(teams.members):
-            yield from (((source, members[seat]), piece.bytes) for source in members)
-            yield from (((members[seat], to), piece.bytes) for to in everyone[team])
-        yield from _by_all(piece, teams.across(seat), teams.across(seat))
+    for rank, piece in enumerate(vector.cut(subgroups.ranks)):
+        for group in subgroups.groups:
+            yield from (((source, group.workers[rank]), piece.bytes) for source in group.workers)
+            yield from (((group.workers[rank], to), piece.bytes) for to in group.everyone)
+        yield from _by_all(piece, subgroups.across(rank), subgroups.across(rank))
 
 
 def compare_sums_on_paper() -> list[Result]:
@@ -108,8 +110,9 @@ def compare_sums_on_paper() -> list[Result]:
             for k in range(workers)
         ]
         spec = ResourceSpec.from_dict({"nodes": nodes})
-        teams = Subgroups.of(choose_subgroups(spec, RESNET50, is_asked=True), range(workers))
-        ours, peer = sum_cost(teams, spec, RESNET50), sum_cost(None, spec, RESNET50)
+        numbers = choose_subgroups(spec, RESNET50, is_asked=True)
+        subgroups = Subgroups.of(numbers, Group.of_workers(range(workers)))
+        ours, peer = sum_cost(subgroups, spec, RESNET50), sum_cost(None, spec, RESNET50)
         told = [f"{1000 * cost.seconds:.0f} ms" for cost in (ours, peer)]
         note = f"on paper; {ours.calls} workers called, {ours.messages * ours.buckets} messages, of {peer.calls} and "
         note += f"{peer.messages * peer.buckets} by SHUFFLE"

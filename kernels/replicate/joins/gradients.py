@@ -141,6 +141,7 @@ class GradientJoins:
             level=self._joiner.stages.level[position],
             dtype=specs[-1].dtype,
             shape=specs[-1].shape if gradient.is_sparse else shape,
+            group=self._joiner.group,
             variable=gradient.variable,
             index_dtype=specs[0].dtype if gradient.is_sparse else None,
             weight_dtype=seeds.dtype if divides else None,
@@ -173,7 +174,7 @@ class GradientJoins:
             dense = [sum_of_sums(by_tensor[0], pipelines)] if len(dtypes) == 1 else None
             local = dense or [*rows_together(row_join, aligned, *by_tensor)]
             local[-1:] = [local[-1] * tf.cast(s, dtypes[-1]) for s in scale] or local[-1:]
-            return [*local, *([tf.identity(t) for t in local] if self._joiner.context.workers > 1 else local)]
+            return [*local, *([tf.identity(t) for t in local] if self._joiner.group.spans_workers else local)]
 
         key = ("sum", dtypes, row_join, aligned, *leading)
         return self._joiner.template(key, [*leading, *[*dtypes] * self._joiner.count], add)
@@ -201,7 +202,7 @@ class GradientJoins:
     def _whole(self, label: str, name: str, statistics: Statistics) -> str:
         """Returns the whole batch's value of a tensor that an update reads from the compute part."""
         kind = self._joiner.flows.kind(name)
-        if isinstance(kind, Replicated) and self._joiner.context.all_compute:
+        if isinstance(kind, Replicated) and not self._joiner.group.receivers:
             return name  # a replica-independent output of a function with other, replica-dependent outputs
         if isinstance(kind, Mean | Sum):
             return self._join(label, name, kind)

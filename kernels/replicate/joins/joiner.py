@@ -82,6 +82,7 @@ class Joiner:
     """Reduces tensors of one replicated graph.
 
     Attributes:
+        group: the places over which values are reduced.
         joins: pending reductions over the workers; empty if there is one worker.
         checks: nodes that raise an error in a step whose parts cannot be combined.
         even_parts: the reason why all replicas need equally many examples; None if they do not.
@@ -97,7 +98,7 @@ class Joiner:
         parts: ReplicaWeights,
         varying: frozenset[str],
     ) -> None:
-        self.editor, self.item, self.context = editor, step, context
+        self.editor, self.item, self.context, self.group = editor, step, context, context.group
         self.stages, self.flows, self.parts, self.varying = stages, flows, parts, varying
         self.count = len(context.copied_replicas)
         self.joins: list[PendingReduction] = []
@@ -136,7 +137,7 @@ class Joiner:
 
     def note(self, join: PendingReduction) -> None:
         """Records a pending reduction over the workers."""
-        if self.context.workers > 1:
+        if self.group.spans_workers:
             self.joins.append(join)
 
     def join_value(
@@ -169,7 +170,7 @@ class Joiner:
             PendingReduction(
                 name=name, kind=purpose, local=(f.name(made.local),), result=(f.name(whole.joined),),
                 weight=None if made.total is None else f.name(made.total), level=self.level(captured),
-                dtype=made.local.dtype, shape=made.local.shape,
+                dtype=made.local.dtype, shape=made.local.shape, group=self.group,
                 weight_dtype=None if made.total is None else made.total.dtype, merge=made.merge, depth=depth,
             )
         )  # fmt: skip
@@ -182,7 +183,7 @@ class Joiner:
             RewriteError: its shape is not known.
         """
         shape = self.item.spec_of(name).shape
-        if self.context.workers > 1 and not shape.is_fully_defined():
+        if self.group.spans_workers and not shape.is_fully_defined():
             raise RewriteError(
                 f"{name!r} has the shape {shape}, but the step uses its sum or mean over the batch, which is reduced "
                 "over all workers; its shape must be known before the step runs. Set it by tf.ensure_shape, or specify "
@@ -262,7 +263,7 @@ class Joiner:
             PendingReduction(
                 name=name, kind=kind, local=(f.name(local),), result=(f.name(result),),
                 weight=None if total is None else f.name(total), level=level, dtype=local.dtype, shape=local.shape,
-                weight_dtype=None if total is None else total.dtype,
+                group=self.group, weight_dtype=None if total is None else total.dtype,
             )
         )  # fmt: skip
         return f.name(result)
@@ -295,7 +296,7 @@ class Joiner:
         if self.even_parts is not None or self.parts.sizes is None:
             return
         self.even_parts = EvenSharesRequired(
-            target, reason, len(self.context.replicas), self.count, line=self.item.origin_of(node_of(target))
+            target, reason, self.group.size, self.count, line=self.item.origin_of(node_of(target))
         )
         with subgraph(self.editor, "even_parts") as f:
             rows = [[self.parts.size(f, k, tf.float64) for k in range(self.count)]]
@@ -307,7 +308,7 @@ class Joiner:
         joined = self.noted(f, EVEN_PARTS, PendingReductionKind.STATE, moments, None, result)
         with subgraph(self.editor, "even_parts/check") as g:
             total, of_squares = tf.split(g.input(joined, tf.float64, [2 * len(rows)]), 2)
-            is_uneven = tf.not_equal(len(self.context.replicas) * of_squares, total * total)
+            is_uneven = tf.not_equal(self.group.size * of_squares, total * total)
             first = total[tf.argmax(tf.cast(is_uneven, tf.int32))]
             check = tf.debugging.Assert(~tf.reduce_any(is_uneven), [UNEVEN, tf.cast(first, tf.int64)])
         self.checks.append(g.name(check))

@@ -85,10 +85,10 @@ class LossScales:
 
     def _seeds(self, call: int, weight: Weight) -> Seeds:
         joiner, dtype = self._joiner, self._dtype(call)
-        if joiner.context.workers == 1 or self._is_local(call):
+        if not joiner.group.spans_workers or self._is_local(call):
             return self._divided(call, weight, self._local_total(weight))
         with subgraph(joiner.editor, f"whole_weight/{call}") as f:
-            whole = joiner.parts.whole(f, weight, len(joiner.context.replicas), EXACT)
+            whole = joiner.parts.whole(f, weight, joiner.group.size, EXACT)
         if whole is not None:
             return self._divided(call, weight, f.name(whole))
         if weight in self._wholes:

@@ -140,7 +140,7 @@ class OutputJoins:
     def _warn_of_local_parts(self, name: str, local_only: Sequence[str]) -> None:
         """Warns of values in a text that are computed from this worker's examples only, unlike the rest."""
         context = self._joiner.context
-        if local_only and context.joins_outputs and len(context.computing) > 1:
+        if local_only and context.joins_outputs and len(context.group.workers) > 1:
             text = "output %s shows %s of each worker's own examples, and not of the whole batch."
             log.warning(text, name, ", ".join(local_only), extra=ALIKE_EVERYWHERE)
 
@@ -148,7 +148,7 @@ class OutputJoins:
         """Computes an output of unknown kind from reduced values; returns None if that is not known to be possible."""
         if self._joiner.item.rows is not None and any(map(self._is_sum, self._whole.made_of(name) or [name])):
             return None
-        if self._is_of_all(name) or self._joiner.context.workers == 1:
+        if self._is_of_all(name) or not self._joiner.group.spans_workers:
             return self._whole.of(label, name) if self._whole.has(name) else None  # for example the root of a mean
         return self._computed_here(label, name)
 
@@ -171,7 +171,7 @@ class OutputJoins:
 
     def _joined_as(self, label: str, name: str, kind: Kind) -> str:
         joiner = self._joiner
-        if joiner.item.whole_sums and not joiner.context.all_compute and self._is_of_all(name) and kind == Replicated():
+        if joiner.item.whole_sums and joiner.group.receivers and self._is_of_all(name) and kind == Replicated():
             kind = Reduced("it is alike on all that compute", ReducedBy.MAX)  # sends it to workers without replicas
         if isinstance(kind, Joined) and (self._joiner.context.computes or self._is_of_all(name)):
             return self._joined(label, name, kind, self._is_of_all(name))
@@ -241,7 +241,7 @@ class OutputJoins:
         spec = self._joiner.item.spec_of(name)
         averaged = spec.dtype.is_floating and spec.shape.rank == 0
         over_all = self._joiner.context.joins_outputs
-        if self._joiner.count > 1 or (over_all and len(self._joiner.context.replicas) > 1):
+        if self._joiner.count > 1 or (over_all and self._joiner.group.size > 1):
             how = "averaged over the replicas" if averaged else "taken from each worker's first replica"
             text = "output %s is %s: it is not known how it depends on the batch (%s)."
             log.warning(text, name, how, kind.reason, extra=ALIKE_EVERYWHERE if over_all else None)
@@ -259,8 +259,8 @@ class OutputJoins:
         self._joiner.note(
             PendingReduction(
                 name=label, kind=PendingReductionKind.STATE, local=(local,), result=(f.name(result),), weight=None,
-                level=self._joiner.level(name), dtype=spec.dtype, shape=tf.TensorShape(shape), merge=ReduceOp.ROWS,
-                axis=axis,
+                level=self._joiner.level(name), dtype=spec.dtype, shape=tf.TensorShape(shape),
+                group=self._joiner.group, merge=ReduceOp.ROWS, axis=axis,
             )
         )  # fmt: skip
         return f.name(result)

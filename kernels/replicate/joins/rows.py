@@ -118,8 +118,8 @@ class GatheredRows:
         self._joiner.note(
             PendingReduction(
                 name=name, kind=PendingReductionKind.WHOLE, local=(local,), result=(f.name(result),), weight=None,
-                level=level,
-                dtype=dtype, shape=tf.TensorShape(shape), merge=ReduceOp.ROWS, axis=axis, depth=depth,
+                level=level, dtype=dtype, shape=tf.TensorShape(shape),
+                group=self._joiner.group, merge=ReduceOp.ROWS, axis=axis, depth=depth,
             )
         )  # fmt: skip
         return f.name(result)

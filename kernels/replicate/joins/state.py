@@ -193,7 +193,7 @@ class StateJoins:
 
     def _first(self, f: SubgraphBuilder, change: StateChange) -> str:
         after = self._in_replicas(f, change, change.after)
-        is_first = self._joiner.context.worker == self._joiner.context.computing[0]
+        is_first = self._joiner.context.worker == self._joiner.group.workers[0]
         return self._noted(f, change, after[0] if is_first else tf.zeros_like(after[0]), tf.identity(after[0]))
 
     def _noted(self, f: SubgraphBuilder, change: StateChange, local: tf.Tensor, result: tf.Tensor) -> str:
@@ -218,7 +218,7 @@ class StateJoins:
             PendingReduction(
                 name=name, kind=PendingReductionKind.STATE, local=(local,), result=(result,), weight=total,
                 level=self._joiner.level(change.after), dtype=variable.dtype, shape=tf.TensorShape(variable.shape),
-                weight_dtype=variable.dtype,
+                group=self._joiner.group, weight_dtype=variable.dtype,
             )
         )  # fmt: skip
         return result

@@ -80,7 +80,7 @@ class TermSeeds:
                 f"sums), and {alone[0]} is updated by each worker alone, {together[0]} by all workers together. Set "
                 "`sync` to the same value for all variables."
             )
-        return self._joiner.count if alone else len(self._joiner.context.replicas)
+        return self._joiner.count if alone else self._joiner.group.size
 
     def _kind(self, term: Term) -> Kind:
         kind = loss_kind(self._joiner.item, self._joiner.flows, term.tensor)
@@ -125,8 +125,8 @@ class TermSeeds:
     def _known(self, sums: Sums) -> Sums:
         """Returns the weights of the whole batch that every worker knows without communication."""
         found: Sums = {}
-        replicas = len(self._joiner.context.replicas)
-        if self._joiner.context.workers == 1 or self._replicas < replicas:
+        replicas = self._joiner.group.size
+        if not self._joiner.group.spans_workers or self._replicas < replicas:
             return found
         with subgraph(self._joiner.editor, f"loss/{self._call}/known") as f:
             for key in sums:
@@ -137,7 +137,7 @@ class TermSeeds:
 
     def _whole(self, sums: Sums) -> Sums:
         """Returns the same sums over all workers; they are sent as one message."""
-        if self._joiner.context.workers == 1:
+        if not self._joiner.group.spans_workers:
             return sums
         label = f"loss/{self._call}"
         with subgraph(self._joiner.editor, f"{label}/packed") as f:

@@ -11,6 +11,7 @@ from autodist.errors import RewriteError
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.step import Step
 from autodist.graph.verify import verify
+from autodist.placement.group import Group
 from tests.unit.graph.graph_text import from_text
 from tests.unit.graph.replications import replication
 
@@ -21,7 +22,15 @@ GRAPH = from_text("""
     d = NoOp(^c)
 """)
 JOIN = PendingReduction(
-    "c/0", PendingReductionKind.GRADIENT, ("b:0",), ("c:0",), None, 1, tf.float32, tf.TensorShape(None)
+    "c/0",
+    PendingReductionKind.GRADIENT,
+    ("b:0",),
+    ("c:0",),
+    None,
+    1,
+    tf.float32,
+    tf.TensorShape(None),
+    Group.of_workers([0, 1]),
 )
 STEP = Step(GRAPH, inputs={"a:0": 0}, outputs=("c:0",), targets=("d",), initializers={"k": "d"})
 

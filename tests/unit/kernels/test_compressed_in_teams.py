@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from autodist.compressors import BFloat16, Float16, PowerSGD
 from autodist.kernels import Context, rewrite
+from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import Subgroups
 from tests.unit.kernels.communicate.test_compressors import gradients
@@ -59,15 +60,16 @@ def rounding_in_teams(compressor, teams):
     def add_up(shares):
         residuals[:] = residuals or [np.zeros_like(share) for share in shares]
         owed = [s + r * compressor.error_feedback for s, r in zip(shares, residuals, strict=True)]
-        found = Subgroups.of(teams, range(len(teams)))
+        found = Subgroups.of(teams, Group.of_workers(range(len(teams))))
         total = np.zeros_like(shares[0])
-        places = pieces(total, found.seats * len(found.members))
-        for seat in range(found.seats):
-            across, mine = found.across(seat), places[seat * len(found.members) : (seat + 1) * len(found.members)]
+        count = len(found.groups)
+        places = pieces(total, found.ranks * count)
+        for rank in range(found.ranks):
+            across, mine = found.across(rank), places[rank * count : (rank + 1) * count]
             piece = slice(mine[0].start, mine[-1].stop)
             ours = []
-            for members in found.members:
-                sent = {w: to_short(owed[w][piece], compressor.short) for w in members if w != members[seat]}
+            for members in (group.workers for group in found.groups):
+                sent = {w: to_short(owed[w][piece], compressor.short) for w in members if w != members[rank]}
                 for worker, told in sent.items():
                     residuals[worker][piece] = owed[worker][piece] - told
                 ours.append(sum([sent.get(w, owed[w][piece]) for w in members]))

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.names import node_of
 from autodist.kernels import Context, rewrite
+from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import Subgroups
 from tests.unit.kernels.communicate.test_reduce_by_shuffle import check_queues
@@ -120,7 +121,11 @@ def test_messages_and_calls_grow_with_the_root_of_the_workers(workers, captured,
     shared = [nodes[node_of(node.input[0])].attr["shared_name"].s.decode() for node in puts]
     buckets = {name.partition("/")[0] for name in shared}
     called = {task_of_device(node.device) for node in nodes.values()} - {1}
-    assert len(called) == 2 * (root - 1) == Subgroups.of(strategy.graph_config.teams, range(workers)).most_called
+    assert (
+        len(called)
+        == 2 * (root - 1)
+        == Subgroups.of(strategy.graph_config.teams, Group.of_workers(range(workers))).most_called
+    )
     assert len(puts) <= 4 * len(buckets) * root
 
 

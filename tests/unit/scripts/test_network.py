@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.names import node_of
+from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import Subgroups
 from tests.unit.kernels.in_one_process import capture, plan, rewritten
@@ -50,7 +51,7 @@ def test_each_link_carries_what_the_model_says(name, whole, captured, monkeypatc
     if numbers:
         strategy.nodes[0].all_reduce.spec = strategy_pb2.AllReduce.HIERARCHICAL
     vector = Vector(ELEMENTS, 8, STEP, whole)
-    told = messages(vector, workers, range(workers), Subgroups.of(numbers, range(workers)))
+    told = messages(vector, workers, range(workers), Subgroups.of(numbers, Group.of_workers(range(workers))))
     assert by_link(told) == by_link(_sent(rewritten(captured, strategy)))
 
 

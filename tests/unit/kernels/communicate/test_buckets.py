@@ -13,11 +13,14 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
+from autodist.placement.group import Group
+
+WORKERS = Group.of_workers([0, 1])
 
 
-def join(name, shape=(3,), dtype=tf.float32, weight="w:0", level=1, kind=PendingReductionKind.GRADIENT):
+def join(name, shape=(3,), dtype=tf.float32, weight="w:0", level=1, kind=PendingReductionKind.GRADIENT, group=WORKERS):
     return PendingReduction(
-        name, kind, (f"{name}:0",), (f"{name}:0",), weight, level, dtype, tf.TensorShape(shape), name
+        name, kind, (f"{name}:0",), (f"{name}:0",), weight, level, dtype, tf.TensorShape(shape), group, name
     )
 
 
@@ -58,8 +61,15 @@ def test_what_differs_in_dtype_weight_stage_or_kind_is_apart():
     assert sorted(map(sorted, names(make_buckets(joins, no_group)))) == [["a", "f"], ["b"], ["c"], ["d"], ["e"]]
 
 
-def test_groups_are_apart():
+def test_fusion_groups_are_apart():
     assert names(make_buckets([join("a"), join("b"), join("c")], lambda j: j.name == "b")) == [["c", "a"], ["b"]]
+
+
+def test_groups_are_apart_and_have_keys_of_their_own():
+    rows = [Group.of_workers([0, 1]), Group.of_workers([0, 2])]
+    joins = [join("a"), join("b", group=rows[1]), join("c", group=rows[0])]
+    assert names(make_buckets(joins, no_group)) == [["c", "a"], ["b"]]
+    assert len({key_of([join("a", group=group)]) for group in rows}) == 2
 
 
 SHAPES = st.lists(st.sampled_from([(), (1,), (3,), (16,), (4, 4), (2, 3, 5), (0,), (17,)]), min_size=1, max_size=6)

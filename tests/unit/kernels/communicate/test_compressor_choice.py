@@ -11,6 +11,7 @@ from autodist.errors import StrategyError
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.kernels.communicate.reduce_by_shuffle import compressor_of
 from autodist.kernels.plan import Plan
+from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.compressed_models import given_gradient
 from tests.unit.kernels.in_one_process import capture, plan, rewritten, train
@@ -20,12 +21,13 @@ Message = strategy_pb2.Compressor
 FLOAT16 = Float16()
 POWER_SGD = PowerSGD(rank=2)
 TOP_K = TopK(fraction=0.1)
+WORKERS = Group.of_workers([0, 1])
 
 
 def join(name="v", shape=(8, 6), dtype=tf.float32, is_sparse=False):
     local = ("i:0", "v:0") if is_sparse else ("v:0",)
     return PendingReduction(
-        name, PendingReductionKind.GRADIENT, local, local, None, 1, dtype, tf.TensorShape(shape), "v"
+        name, PendingReductionKind.GRADIENT, local, local, None, 1, dtype, tf.TensorShape(shape), WORKERS, "v"
     )
 
 
@@ -63,7 +65,7 @@ def test_what_would_not_become_smaller_travels_as_it_is():
 
 def test_only_gradients_are_compressed():
     state = PendingReduction(
-        "state", PendingReductionKind.STATE, ("v:0",), ("v:0",), None, 1, tf.float32, tf.TensorShape([9, 9])
+        "state", PendingReductionKind.STATE, ("v:0",), ("v:0",), None, 1, tf.float32, tf.TensorShape([9, 9]), WORKERS
     )
     assert compressor_of(plan_of(FLOAT16), state) is None
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
 from autodist.compressors.power_sgd import first_right
 from autodist.graph.parts import PendingReduction, PendingReductionKind
+from autodist.kernels import Context
 from autodist.kernels.communicate.buckets import digest, key_of
 from tests.unit.kernels.compressed_models import (
     expected,
@@ -78,7 +79,7 @@ def test_power_sgd_is_one_power_iteration_on_the_sum(workers, shape):
     position = strategy_item.gradients[0].variable
     named = PendingReduction(
         f"{position}/0", PendingReductionKind.GRADIENT, ("v:0",), ("v:0",), "w:0", 1, tf.float64, tf.TensorShape(shape),
-        "v",
+        Context(plan(strategy_item, workers), 0).group, "v",
         weight_dtype=tf.float64,
     )  # fmt: skip
     right = first_right(named, 2, int(digest(key_of([named])), 16)).numpy()

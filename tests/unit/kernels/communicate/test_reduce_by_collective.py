@@ -125,7 +125,7 @@ def test_a_step_by_shuffle_is_left_as_it_is():
     captured = capture(make_step(), words(4))
     context = Context(plan(captured.item, 2), 0)
     join = PendingReduction(
-        "j", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.float32, tf.TensorShape([])
+        "j", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.float32, tf.TensorShape([]), context.group
     )
     step = Step(tf.compat.v1.GraphDef(), replication=replication(joins=(join,)))
     assert ReduceByCollective().apply(step, context) is step
@@ -157,7 +157,7 @@ def test_the_same_join_with_and_without_a_weight_has_different_keys():
 
 
 def reduced_alone(weight):
-    captured = capture(make_step(), words(4))
+    context = Context(by(Spec.RING, capture(make_step(), words(4))), 0)
     graph = tf.Graph()
     with graph.as_default():
         local = tf.compat.v1.placeholder(tf.float64, [2], name="local")
@@ -165,11 +165,11 @@ def reduced_alone(weight):
         tf.identity(local, name="result")
     join = PendingReduction(
         "kernel/0", PendingReductionKind.GRADIENT, ("local:0",), ("result:0",), weight, 1, tf.float64,
-        tf.TensorShape([2]),
+        tf.TensorShape([2]), context.group,
         variable="kernel", weight_dtype=weight and tf.float64,
     )  # fmt: skip
     step = Step(graph.as_graph_def(), replication=replication(joins=(join,)))
-    return ReduceByCollective().apply(step, Context(by(Spec.RING, captured), 0))
+    return ReduceByCollective().apply(step, context)
 
 
 def test_the_weight_travels_in_its_bucket():
@@ -209,7 +209,15 @@ def test_a_type_that_collectives_do_not_know_is_refused():
     captured = capture(make_step(), words(4))
     context = Context(by(Spec.RING, captured), 0)
     join = PendingReduction(
-        "state/z", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.complex64, tf.TensorShape([2])
+        "state/z",
+        PendingReductionKind.STATE,
+        ("a:0",),
+        ("b:0",),
+        None,
+        1,
+        tf.complex64,
+        tf.TensorShape([2]),
+        context.group,
     )
     with pytest.raises(StrategyError, match="state/z has dtype complex64.*SHUFFLE instead of RING"):
         ReduceByCollective().apply(Step(tf.compat.v1.GraphDef(), replication=replication(joins=(join,))), context)

@@ -1,0 +1,1 @@
+"""Placement: the groups of places that exchange tensors."""
