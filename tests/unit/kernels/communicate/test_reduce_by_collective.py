@@ -16,6 +16,7 @@ from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.step import EXAMPLES, Step
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective, padded_lengths
+from autodist.kernels.pipeline import KERNELS
 from autodist.proto import strategy_pb2
 from tests.unit.graph.replications import replication
 from tests.unit.kernels.in_one_process import capture, one_device, plan, returned_by, rewritten
@@ -75,9 +76,9 @@ def constants(editor, name):
     return tf.make_ndarray(node.attr["value"].tensor).ravel().tolist()
 
 
-def run_together(captured, strategy, batches):
+def run_together(captured, strategy, batches, kernels=KERNELS):
     """All workers in one session, each on a CPU device of its own; their variables and outputs at the end."""
-    items = rewritten(captured, strategy)
+    items = rewritten(captured, strategy, kernels)
     values = [source.numpy() for source in captured.sources]
     graph, variables, outputs = tf.Graph(), [], []
     with graph.as_default():
