@@ -1,6 +1,6 @@
 """Kernels: graph-to-graph passes that apply a strategy, one per file. `pipeline.py` lists them in order."""
 
-from autodist.kernels.base import Context, Fetching, Kernel, run_pipeline
+from autodist.kernels.base import AnyKernel, Context, Fetching, Kernel, run_pipeline
 from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite
 from autodist.kernels.place.assign_owners import find_placements
 from autodist.kernels.place.set_by_chief import only_sets
@@ -10,6 +10,7 @@ __all__ = [
     "KERNELS",
     "LOCAL_KERNELS",
     "SETTING_KERNELS",
+    "AnyKernel",
     "Context",
     "Fetching",
     "Kernel",

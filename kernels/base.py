@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 import tensorflow as tf
 
@@ -15,7 +15,7 @@ from autodist.errors import RewriteError
 from autodist.graph.devices import cpu_of, home_of, task_of
 from autodist.graph.origins import origins_in
 from autodist.graph.parts import PendingReduction
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, Step
 from autodist.kernels.plan import Plan
 from autodist.placement.group import Group
 from autodist.proto import strategy_pb2
@@ -170,16 +170,39 @@ class Context:
         return devices
 
 
-class Kernel(ABC):
+In_contra = TypeVar("In_contra", bound=Step, contravariant=True)
+"""The phase of the steps that a kernel takes."""
+Out_co = TypeVar("Out_co", bound=Step, covariant=True)
+"""The phase of the steps that a kernel returns. If it is the one that it takes, a step keeps its own."""
+
+
+class Kernel(ABC, Generic[In_contra, Out_co]):
     """A pass from a valid graph to a valid graph, which does not modify its input.
 
-    A kernel is a frozen dataclass; its fields are its options.
+    A kernel is a frozen dataclass; its fields are its options. `Kernel[PlacedStep, ReplicatedStep]` takes steps of one
+    phase and returns steps of another. A kernel without phases takes every step, and keeps its phase.
+
+    Attributes:
+        name: of the kernel, unique.
+        after: maps each kernel that must not run later than this one to the reason.
+        takes: the phase of the steps that it takes.
+        makes: the phase of the steps that it returns.
     """
 
     name: ClassVar[str]
+    after: ClassVar[Mapping[str, str]] = {}
+    takes: ClassVar[type[Step]] = Step
+    makes: ClassVar[type[Step]] = Step
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for base in getattr(cls, "__orig_bases__", ()):
+            origin, phases = get_origin(base), get_args(base)
+            if isinstance(origin, type) and issubclass(origin, Kernel) and not isinstance(phases[0], TypeVar):
+                cls.takes, cls.makes = phases
 
     @abstractmethod
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: In_contra, context: Context) -> Out_co:
         """Returns the rewritten step.
 
         Raises:
@@ -188,20 +211,55 @@ class Kernel(ABC):
         """
 
 
-def _required(made: object) -> Step:
-    if isinstance(made, Step):
+AnyKernel = Kernel[Any, Any]
+
+Watcher = Callable[[str, Step], None]
+
+
+def phase_after(kernel: AnyKernel, phase: type[Step]) -> type[Step]:
+    """Returns the phase of a step of this phase after a kernel.
+
+    Raises:
+        TypeError: the kernel does not take steps of this phase.
+    """
+    if not issubclass(phase, kernel.takes):
+        raise TypeError(
+            f"the kernel {kernel.name} takes a {kernel.takes.__name__}, and gets a {phase.__name__}: run it after the "
+            f"kernel that returns a {kernel.takes.__name__}"
+        )
+    return phase if kernel.makes is kernel.takes else kernel.makes
+
+
+def in_order(*kernels: AnyKernel) -> tuple[AnyKernel, ...]:
+    """Returns the kernels, after a check that each takes the phase of those before it, and runs after those it needs.
+
+    Raises:
+        TypeError: a kernel does not take the phase of a step after the kernels before it.
+        ValueError: a kernel runs before one that must not run later.
+    """
+    phase: type[Step] = CapturedStep
+    for k, kernel in enumerate(kernels):
+        phase = phase_after(kernel, phase)
+        for later in kernels[k:]:
+            if later.name in kernel.after:
+                raise ValueError(f"{kernel.name} must run after {later.name}: {kernel.after[later.name]}")
+    return kernels
+
+
+def _checked(made: object, phase: type[Step]) -> Step:
+    """Returns the result of a kernel, which must be a step of this phase."""
+    if isinstance(made, phase):
         return made
+    if isinstance(made, Step):
+        raise RewriteError(f"apply returned a {type(made).__name__}: return a {phase.__name__}, made from its argument")
     raise RewriteError(
         f"apply returned {made!r} and no step: return the step that it received, or the result of to_step() of a "
         "StepEditor"
     )
 
 
-Watcher = Callable[[str, Step], None]
-
-
-def run_pipeline(kernels: Sequence[Kernel], step: Step, context: Context, watch: Watcher | None = None) -> Step:
-    """Applies the kernels in order; `watch(name, item)` is called with the captured step and after each kernel.
+def run_pipeline(kernels: Sequence[AnyKernel], step: Step, context: Context, watch: Watcher | None = None) -> Step:
+    """Applies the kernels in order; `watch(name, step)` is called with the captured step and after each kernel.
 
     An exception gets notes with the kernel that raised it and the script lines that created the nodes named in it.
     """
@@ -209,7 +267,8 @@ def run_pipeline(kernels: Sequence[Kernel], step: Step, context: Context, watch:
         watch("captured", step)
     for kernel in kernels:
         try:
-            step = _required(kernel.apply(step, context))
+            phase = phase_after(kernel, type(step))
+            step = _checked(kernel.apply(step, context), phase)
         except Exception as error:
             for note in origins_in(str(error), step.origin_of):
                 error.add_note(note)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of
 from autodist.graph.ops import Trait, having
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 
 
@@ -27,7 +28,7 @@ class Operands:
     has_single_row: bool
 
 
-def operands_of(editor: StepEditor, node: NodeDef) -> Operands | None:
+def operands_of(editor: StepEditor[Step], node: NodeDef) -> Operands | None:
     """Classifies a node's operands; returns None if the node is not known to be elementwise along the rows."""
     if node.op not in having(Trait.ELEMENTWISE):
         return None

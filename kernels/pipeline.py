@@ -16,7 +16,7 @@ import tensorflow as tf
 from autodist.graph.step import Step
 from autodist.graph.step_text import text_of_notes, text_of_step
 from autodist.graph.verify import verify
-from autodist.kernels.base import Context, Kernel, Watcher, run_pipeline
+from autodist.kernels.base import AnyKernel, Context, Watcher, in_order, run_pipeline
 from autodist.kernels.communicate.asynchronous_servers import AsynchronousServers
 from autodist.kernels.communicate.parameter_servers import ParameterServers
 from autodist.kernels.communicate.read_proxies import ReadProxies
@@ -55,25 +55,25 @@ log = logging.getLogger("autodist")
 DUMP_VARIABLE = "AUTODIST_DUMP"
 """Environment variable that names a folder; the graph after each kernel is written to it, for TensorBoard."""
 
-KERNELS: tuple[Kernel, ...] = (
-    InlineBranches(),  # first, since no other kernel looks into branches
-    SplitBundles(),  # before gradients and updates are told apart
-    SettleLosses(),  # removes the nodes that capture inserted to decompose losses, before arithmetic is analysed
+KERNELS: tuple[AnyKernel, ...] = in_order(
+    InlineBranches(),
+    SplitBundles(),
+    SettleLosses(),
     SettleSums(),
-    WholeCotangents(),  # decides which tensor is a gradient, before the nodes that lead to gradients are traversed
+    WholeCotangents(),
     RewriteRows(),
-    TellTableWrites(),  # after it, once it is known which tables are needed in full
-    ChooseRowJoins(),  # while tensors can still be traced back to the captured batch
+    TellTableWrites(),
+    ChooseRowJoins(),
     AssignOwners(),
     PartitionVariables(),
-    AddRowsInOrder(),  # applies to writes of rows, before the scatter moves to a parameter server
+    AddRowsInOrder(),
     AdvanceAlike(),
     AssignStages(),
-    Replicate(),  # creates the pending reductions that later kernels replace. A pipeline's step has none between
-    PlaceStages(),  # workers: it is replicated as a step of one worker, and its nodes are assigned to workers here
+    Replicate(),
+    PlaceStages(),
     SetPace(),
     ReadProxies(),
-    MergeRows(),  # before rows are sent
+    MergeRows(),
     ReduceByShuffle(),
     ReduceByCollective(),
     AsynchronousServers(),
@@ -83,11 +83,14 @@ KERNELS: tuple[Kernel, ...] = (
     Prune(),
     ReadFarVariables(),
     PlaceOnDevices(),
-    CompileStep(),  # creates functions, which no kernel looks into, and so comes last; XLA functions come first
+    CompileStep(),
     CompileUpdates(),
-    CallUnits(),  # the units that micro-batches share
+    CallUnits(),
 )
-"""The kernels of a step in order. A comment explains a position if another one would be wrong."""
+"""The kernels of a step in order.
+
+The import fails if a kernel gets another phase than it takes, or runs before a kernel that it must run after.
+"""
 
 
 @dataclass
@@ -130,7 +133,7 @@ class Watch:
             writer.close()
 
 
-SETTING_KERNELS: tuple[Kernel, ...] = (
+SETTING_KERNELS: tuple[AnyKernel, ...] = in_order(
     AssignOwners(),
     PartitionVariables(),
     SetByChief(),
@@ -140,7 +143,7 @@ SETTING_KERNELS: tuple[Kernel, ...] = (
 )
 """Kernels for runs that only set variables."""
 
-LOCAL_KERNELS: tuple[Kernel, ...] = (Prune(), PlaceOnDevices())
+LOCAL_KERNELS: tuple[AnyKernel, ...] = in_order(Prune(), PlaceOnDevices())
 """Kernels for runs that only concern this worker, such as those of its iterators."""
 
 
@@ -148,7 +151,7 @@ def rewrite(
     step: Step,
     context: Context,
     name: str = "step",
-    kernels: Sequence[Kernel] = KERNELS,
+    kernels: Sequence[AnyKernel] = KERNELS,
     also: Watcher | None = None,
 ) -> Step:
     """Returns the step as one worker runs it; kernels added by `register_kernel` run among `kernels`.

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from autodist.errors import StrategyError
-from autodist.kernels.base import Kernel
+from autodist.graph.step import CapturedStep, Step
+from autodist.kernels.base import AnyKernel, Kernel, phase_after
 from autodist.logs.formatting import did_you_mean, listed
 from autodist.options.registry import Registry
 
-KernelClass = TypeVar("KernelClass", bound=type[Kernel])
+KernelClass = TypeVar("KernelClass", bound=type[AnyKernel])
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -27,18 +28,20 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
         class CountMultiplications(Kernel):
             name: ClassVar[str] = "count-multiplications"
 
-            def apply(self, item: Step, context: Context) -> Step:
-                log.info("worker %d multiplies %d times", context.worker, len(item.graph_index.of_op("MatMul")))
-                return item
+            def apply(self, step: Step, context: Context) -> Step:
+                log.info("worker %d multiplies %d times", context.worker, len(step.graph_index.of_op("MatMul")))
+                return step
 
     The kernel rewrites each step built from then on, for training or evaluation, on every worker. Steps that only set
     variables are left out. `apply` receives the step and the context of the worker, must not modify them, and returns
-    the same step or a new one: edit it with `autodist.graph.step_editor.StepEditor(item)` and return its `to_step()`.
-    The contents of the step depend on the position. Before `replicate` it is the captured step: the kernel must produce
-    the same result on all workers, and added nodes are copied for each replica if they depend on the batch. From
-    `replicate` on it is the step of one worker: a copy of the compute part for each of its replicas, with pending
-    reductions between them and the update (`joins`, `stages`). `reduce-by-shuffle` and similar kernels replace these
-    reductions by communication. From `place-on-devices` on each new node needs a device.
+    the same step or a new one: edit it with `autodist.graph.step_editor.StepEditor(step)` and return its `to_step()`.
+    The phase of the step depends on the position. Before `assign-owners` it is a `CapturedStep`, then a `PlacedStep`:
+    the kernel must produce the same result on all workers, and added nodes are copied for each replica if they depend
+    on the batch. From `replicate` on it is a `ReplicatedStep`, the step of one worker: a copy of the compute part for
+    each of its replicas, with pending reductions between them and the update (`joins`, `stages`). `reduce-by-shuffle`
+    and similar kernels replace these reductions by communication. From `place-on-devices` on each new node needs a
+    device. A kernel returns a step of the phase that it receives. If it derives from
+    `Kernel[ReplicatedStep, ReplicatedStep]`, its position is checked.
 
     Kernels registered after the same kernel run in order of registration. Every worker runs the script and must
     register the same kernels with the same options. `AUTODIST_DUMP` also writes and verifies the step after them.
@@ -48,7 +51,8 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
             user-defined one that is already registered.
 
     Raises:
-        StrategyError: `after` names no kernel, the decorated object is not a kernel, or its name is taken.
+        StrategyError: `after` names no kernel, the decorated object is not a kernel, its name is taken, or it takes
+            steps of another phase than those at its position.
     """
 
     def register(kernel: KernelClass) -> KernelClass:
@@ -59,6 +63,9 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
                 f"The kernel {name} is to run after {after}, but no kernel of that name is registered before it."
                 f"{did_you_mean(after, names)} There are {listed(names)}."
             )
+        decorated: object = kernel  # of any kind: the registry refuses what is not a kernel
+        if isinstance(decorated, type) and issubclass(decorated, Kernel):
+            _require_phase(decorated, after)
         _KERNELS.register(kernel, name)
         _registered[kernel.name] = (after, kernel())
         return kernel
@@ -66,7 +73,27 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
     return register
 
 
-def with_registered(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def _require_phase(kernel: type[AnyKernel], after: str) -> None:
+    """Checks that a kernel keeps the phase of a step, and takes the phase of the steps at its position."""
+    phase: type[Step] = CapturedStep
+    for earlier in with_registered(_ours()):
+        phase = phase_after(earlier, phase)
+        if earlier.name == after:
+            break
+    if kernel.makes is not kernel.takes:
+        raise StrategyError(
+            f"The kernel {kernel.name} takes a {kernel.takes.__name__} and returns a {kernel.makes.__name__}, but a "
+            "registered kernel returns a step of the phase that it receives: name the same phase twice."
+        )
+    if not issubclass(phase, kernel.takes):
+        raise StrategyError(
+            f"The kernel {kernel.name} takes a {kernel.takes.__name__}, but the step after {after} is a "
+            f"{phase.__name__}. Register it after another kernel, or derive it from Kernel[{phase.__name__}, "
+            f"{phase.__name__}]."
+        )
+
+
+def with_registered(kernels: Sequence[AnyKernel]) -> tuple[AnyKernel, ...]:
     """Returns the kernels, each followed by its user-defined kernels; unchanged if they do not replicate the step."""
     if not any(kernel.name == "replicate" for kernel in kernels):
         return tuple(kernels)
@@ -78,7 +105,7 @@ def registered_kernels() -> tuple[str, ...]:
     return tuple(f"{name} after {after}: {kernel!r}" for name, (after, kernel) in _registered.items())
 
 
-_registered: dict[str, tuple[str, Kernel]] = {}
+_registered: dict[str, tuple[str, AnyKernel]] = {}
 """Maps each name to the kernel and the name of the one that it runs after; in order of registration."""
 
 
@@ -89,7 +116,7 @@ def _chain(name: str) -> Iterator[str]:
         yield from _chain(_registered[name][0])
 
 
-def _kernels_after(name: str) -> Iterator[Kernel]:
+def _kernels_after(name: str) -> Iterator[AnyKernel]:
     for after, kernel in _registered.values():
         if after == name:
             yield kernel
@@ -97,7 +124,7 @@ def _kernels_after(name: str) -> Iterator[Kernel]:
 
 
 def _fault(found: Any) -> str | None:
-    wanted = "a kernel is a frozen dataclass that derives from autodist.kernels.Kernel and has apply(item, context)."
+    wanted = "a kernel is a frozen dataclass that derives from autodist.kernels.Kernel and has apply(step, context)."
     if not isinstance(found, type) or not issubclass(found, Kernel):
         return f"a {'class that is none' if isinstance(found, type) else type(found).__name__}; {wanted}"
     if not dataclasses.is_dataclass(found) or inspect.isabstract(found):
@@ -112,8 +139,13 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
+def _ours() -> tuple[AnyKernel, ...]:
+    kernels: tuple[AnyKernel, ...] = importlib.import_module("autodist.kernels.pipeline").KERNELS
+    return kernels
+
+
 def _load_ours() -> None:
-    for kernel in importlib.import_module("autodist.kernels.pipeline").KERNELS:
+    for kernel in _ours():
         _KERNELS.register(type(kernel), kernel.name)
 
 

@@ -12,10 +12,10 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.stages import Stages
-from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, CapturedStep, Step
 
 
-def sources_of(step: Step, seeds: Iterable[str], draws: Iterable[str]) -> list[str]:
+def sources_of(step: CapturedStep, seeds: Iterable[str], draws: Iterable[str]) -> list[str]:
     """Returns the nodes at which differences between replicas originate.
 
     Args:
@@ -37,7 +37,7 @@ def sources_of_replicas(step: Step, graph_index: GraphIndex) -> list[str]:
     return [name for name in graph_index.nodes if name in named or name in drawn]
 
 
-def find_replica_dependent(step: Step, sources: Iterable[str], stages: Stages) -> frozenset[str]:
+def find_replica_dependent(step: CapturedStep, sources: Iterable[str], stages: Stages) -> frozenset[str]:
     """Returns the names of the nodes that need one copy per replica.
 
     Args:

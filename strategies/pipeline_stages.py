@@ -148,9 +148,9 @@ def flops_in(graph_item: GraphLike) -> LayerFlops:
     def flops_of(layers: Sequence[Sequence[str]]) -> Sequence[int] | None:
         # Imports TensorFlow only if there is a graph, which TensorFlow has created.
         from autodist.graph.layer_flops import layer_flops
-        from autodist.graph.step import Step
+        from autodist.graph.step import CapturedStep
 
-        return layer_flops(graph_item, layers) if isinstance(graph_item, Step) else None
+        return layer_flops(graph_item, layers) if isinstance(graph_item, CapturedStep) else None
 
     return flops_of
 

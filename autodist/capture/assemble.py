@@ -1,4 +1,4 @@
-"""Assembles a Step from a graph and the notes made while it was built."""
+"""Assembles a CapturedStep from a graph and the notes made while it was built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import note_origins
 from autodist.graph.parts import Aggregation, GradientCall, Term, Variable, VariableGradient
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -35,7 +35,7 @@ _AGGREGATIONS = {
 
 
 class ScriptVariable(Protocol):
-    """The properties of a script's variable that a Step needs; `tf.Variable` has them."""
+    """The properties of a script's variable that a CapturedStep needs; `tf.Variable` has them."""
 
     @property
     def name(self) -> str: ...
@@ -128,8 +128,8 @@ def assemble(
     inputs: Mapping[str, int | None],
     outputs: Sequence[str],
     targets: Sequence[str],
-) -> Step:
-    """Returns the Step of a captured graph.
+) -> CapturedStep:
+    """Returns the CapturedStep of a captured graph.
 
     Args:
         notes: made while the graph was built.
@@ -157,7 +157,7 @@ def assemble(
                 Term(s.tensor.name, s.seed.op.name, s.value.op.name, s.parts) for s in call.decomposition_points
             )
             made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name, terms))
-    step = Step(
+    step = CapturedStep(
         graph_def=graph_def,
         variables=tuple(replace(v, is_overwritten=v.handle in notes.overwritten) for v in variables),
         gradients=tuple(gradients),
@@ -173,7 +173,7 @@ def assemble(
     return replace(step, origin_of=note_origins(notes.graph, [*step.named, *writes, *_takes_rows(step)]))
 
 
-def _takes_rows(step: Step) -> list[str]:
+def _takes_rows(step: CapturedStep) -> list[str]:
     """Returns the nodes that may select rows by constants, except those that act on shapes."""
     of_shapes = having(Trait.OF_SHAPES)
     nodes = (
@@ -186,7 +186,7 @@ def _takes_rows(step: Step) -> list[str]:
     ]
 
 
-def _with_applied(step: Step, applied: Mapping[str, str] | None) -> Step:
+def _with_applied(step: CapturedStep, applied: Mapping[str, str] | None) -> CapturedStep:
     """Returns the step with its synchronized gradients, each assigned to the variable that it is applied to."""
     if applied is None:
         return replace(step, gradients=find_applied(step, find_stages(step)))
@@ -201,7 +201,7 @@ def _tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[str, ...]:
     return (gradient.name,)
 
 
-def warn_of_variables_without_gradient(step: Step, notes: CaptureNotes) -> None:
+def warn_of_variables_without_gradient(step: CapturedStep, notes: CaptureNotes) -> None:
     """Logs the variables that were differentiated by but do not affect the loss."""
     by_handle = step.by_handle
     lost = {by_handle[h].name for c in notes.calls for s in c.without if (h := notes.handle_of(s)) in by_handle}

@@ -14,7 +14,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.seeds import joined_calls, live_calls
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import ByPosition, PerExample, Propagation, Unknown
 
@@ -51,7 +51,7 @@ class BatchDivision:
         return sorted(parts | {self.examples + 1} if 1 in parts else parts)
 
 
-def require_any_length(step: Step, division: BatchDivision) -> None:
+def require_any_length(step: CapturedStep, division: BatchDivision) -> None:
     """Checks that the step accepts the part of its batch that a replica gets.
 
     The shapes of all tensors are inferred for such a part, as when the replica's graph is built; nothing runs.
@@ -83,16 +83,16 @@ def require_any_length(step: Step, division: BatchDivision) -> None:
         )
 
 
-def _is_unclear(step: Step, flows: Propagation) -> bool:
+def _is_unclear(step: CapturedStep, flows: Propagation) -> bool:
     """Returns True if it is unknown how a loss or an output depends on the batch."""
     return any(isinstance(flows.kind(name), Unknown) for name in _results(step))
 
 
-def _results(step: Step) -> list[str]:
+def _results(step: CapturedStep) -> list[str]:
     return [*step.outputs, *(t for call in step.gradient_calls for t in call.targets)]
 
 
-def _fixed_tensor(step: Step, flows: Propagation) -> str | None:
+def _fixed_tensor(step: CapturedStep, flows: Propagation) -> str | None:
     """Returns the first tensor before a result that has a row for each example and a fixed number of rows."""
     needed = reach(map(node_of, _results(step)), step.graph_index.data.__getitem__)
     for name in step.graph_index.order:
@@ -104,7 +104,7 @@ def _fixed_tensor(step: Step, flows: Propagation) -> str | None:
     return None
 
 
-def _kept_rows(step: Step, examples: int) -> list[Variable]:
+def _kept_rows(step: CapturedStep, examples: int) -> list[Variable]:
     """Returns the variables that the forward computation writes and that may have a row for each example."""
     trained = {g.variable for g in step.gradients}
     stages = find_stages(step)
@@ -112,7 +112,7 @@ def _kept_rows(step: Step, examples: int) -> list[Variable]:
     return [v for v in written if v.shape[:1] == (examples,) and v.name not in trained and not v.trainable]
 
 
-def fault_in_parts(step: Step, rows: Mapping[str, int], shares: int) -> str | None:
+def fault_in_parts(step: CapturedStep, rows: Mapping[str, int], shares: int) -> str | None:
     """Returns TensorFlow's error if a step's shapes do not fit the whole batch or the parts of some replica; else None.
 
     Args:
@@ -125,7 +125,7 @@ def fault_in_parts(step: Step, rows: Mapping[str, int], shares: int) -> str | No
     return next((fault for part in distinct.values() if (fault := shape_fault(step, part)) is not None), None)
 
 
-def _fault_of(step: Step, division: BatchDivision, lengths: list[int]) -> tuple[int, str] | None:
+def _fault_of(step: CapturedStep, division: BatchDivision, lengths: list[int]) -> tuple[int, str] | None:
     """Returns the first of `lengths` that a step's shapes do not fit, and the error; None if the batch fails too."""
     for length in lengths:
         fault = shape_fault(step, length)
@@ -134,7 +134,7 @@ def _fault_of(step: Step, division: BatchDivision, lengths: list[int]) -> tuple[
     return None
 
 
-def shape_fault(step: Step, examples: int | Mapping[str, int]) -> str | None:
+def shape_fault(step: CapturedStep, examples: int | Mapping[str, int]) -> str | None:
     """Returns TensorFlow's error if the shapes of a step do not fit a number of examples; None if they do.
 
     Args:
@@ -176,7 +176,7 @@ def _show_shapes_of_lookups(definition: tf.compat.v1.GraphDef) -> None:
 
 
 def _message(
-    step: Step, division: BatchDivision, length: int, fault: str, fixed: str | None, kept: list[Variable]
+    step: CapturedStep, division: BatchDivision, length: int, fault: str, fixed: str | None, kept: list[Variable]
 ) -> str:
     split = [name for name, axis in step.inputs.items() if axis is not None]
     inputs = ", ".join(dict.fromkeys(division.names.get(name, node_of(name)) for name in split))
@@ -198,7 +198,7 @@ def _named(variables: list[Variable]) -> str:
 _OF_SHAPES = having(Trait.OF_SHAPES)
 
 
-def require_no_rows_by_position(step: Step, division: BatchDivision) -> None:
+def require_no_rows_by_position(step: CapturedStep, division: BatchDivision) -> None:
     """Checks that the training does not depend on rows of the batch that constants select by position.
 
     Raises:
@@ -222,7 +222,7 @@ def require_no_rows_by_position(step: Step, division: BatchDivision) -> None:
     )
 
 
-def _taken_by_position(step: Step, flows: Propagation, examples: int) -> Iterator[str]:
+def _taken_by_position(step: CapturedStep, flows: Propagation, examples: int) -> Iterator[str]:
     """Yields the first tensors with such rows, before losses whose gradients are summed over the replicas."""
     joined = joined_calls(step)
     targets = [t for k in live_calls(step) if k in joined for t in step.gradient_calls[k].targets]
@@ -233,7 +233,7 @@ def _taken_by_position(step: Step, flows: Propagation, examples: int) -> Iterato
                 yield name
 
 
-def _unknown_inputs(step: Step, flows: Propagation, name: str) -> list[str]:
+def _unknown_inputs(step: CapturedStep, flows: Propagation, name: str) -> list[str]:
     """Returns the inputs of a tensor with an unknown kind; none for an op that returns a shape."""
     node = step.graph_index.nodes[node_of(name)]
     if node.op in _OF_SHAPES:

@@ -38,7 +38,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class CapturedFunction:
         tables: lookup tables that the step reads.
     """
 
-    step: Step
+    step: CapturedStep
     sources: tuple[tf.Variable, ...]
     inputs: tuple[str, ...]
     outputs: Any
     tables: tuple[Table, ...] = ()
 
     @property
-    def item(self) -> Step:
+    def item(self) -> CapturedStep:
         """The step; an older name."""
         return self.step
 
@@ -105,7 +105,7 @@ class _Made:
     notes: CaptureNotes
 
     @property
-    def step(self) -> Step:
+    def step(self) -> CapturedStep:
         return self.captured.step
 
     @property

@@ -27,7 +27,7 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class CapturedGraph:
                 "gradients before create_distributed_session(), so that they are part of the plan."
             )
 
-    def whole(self) -> Step:
-        """Returns the Step of the whole graph for planning, as of the first call."""
+    def whole(self) -> CapturedStep:
+        """Returns the CapturedStep of the whole graph for planning, as of the first call."""
         return self._whole
 
     @cached_property
-    def _whole(self) -> Step:
+    def _whole(self) -> CapturedStep:
         definition = self._editor().to_graph_def()
         present = {node.name for node in definition.node}
         calls = [c for c in self.calls if c.seed.op.name in present]
@@ -124,8 +124,8 @@ class CapturedGraph:
         targets: Sequence[str],
         inputs: Mapping[str, int | None],
         ranks: Mapping[str, int] | None = None,
-    ) -> Step:
-        """Returns the Step that a session runs for `outputs` and `targets`.
+    ) -> CapturedStep:
+        """Returns the CapturedStep that a session runs for `outputs` and `targets`.
 
         Args:
             outputs: names of tensors.
@@ -157,8 +157,8 @@ class CapturedGraph:
         handles = {v.name: v.handle for v in self.variables}
         return [handles[variable] for name, variable in self._applied.items() if node_of(name) in needed]
 
-    def having(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> Step:
-        """Returns the Step of nodes that are not in the script's graph and map a variable's handle to a Boolean scalar.
+    def having(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> CapturedStep:
+        """Returns the step of nodes that are not in the script's graph and map a variable's handle to a Boolean scalar.
 
         Args:
             outputs: a node for each returned tensor.
@@ -169,7 +169,7 @@ class CapturedGraph:
         for node in outputs.values():
             editor.add(node)
         variables = [v for v in self.variables if v.handle in editor]
-        return Step(
+        return CapturedStep(
             editor.to_graph_def(), tuple(variables), outputs=tuple(outputs),
             noted={name: tf.TensorSpec([], tf.bool) for name in outputs}.__getitem__,
         )  # fmt: skip
@@ -246,7 +246,7 @@ def noted_nodes(gradient: tf.Tensor | tf.IndexedSlices) -> list[str]:
     return [(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient).op.name]
 
 
-def _inferred_specs(step: Step) -> Callable[[str], tf.TensorSpec]:
+def _inferred_specs(step: CapturedStep) -> Callable[[str], tf.TensorSpec]:
     """Returns the static shapes that TensorFlow infers with the additional ranks of fed tensors."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(step.graph_def, name="")

@@ -9,14 +9,14 @@ from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import find_stages
 from autodist.graph.placement import listed
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
 
-def require_training(captured: CapturedGraph, whole: Step) -> None:
+def require_training(captured: CapturedGraph, whole: CapturedStep) -> None:
     """Checks that the graph updates variables by gradients, computed in it or fed.
 
     Raises:
@@ -38,7 +38,7 @@ def require_training(captured: CapturedGraph, whole: Step) -> None:
     )
 
 
-def warn_unordered_updates(whole: Step) -> None:
+def warn_unordered_updates(whole: CapturedStep) -> None:
     """Warns if an optimizer for eager mode is used in a graph: its returned operation does not wait for its writes.
 
     The gradient then reaches only slots, and the update of the variable reads these at any time. A graph that

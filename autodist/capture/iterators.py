@@ -14,7 +14,7 @@ from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -69,17 +69,17 @@ def _tensors_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[s
             front.append(one.op)
 
 
-def only_makes_iterators(step: Step) -> bool:
+def only_makes_iterators(step: CapturedStep) -> bool:
     """Returns True if a run initializes iterators and trains nothing; its feeds are then all the data, not a batch."""
     return not step.gradients and bool(step.graph_index.of_op(MAKES))
 
 
-def concerns_iterators_alone(step: Step) -> bool:
+def concerns_iterators_alone(step: CapturedStep) -> bool:
     """Returns True if a run initializes or names iterators and touches no variable."""
     return not step.variables and bool(step.graph_index.having(Trait.ITERATOR))
 
 
-def share_iterators(step: Step, session: str) -> Step:
+def share_iterators(step: CapturedStep, session: str) -> CapturedStep:
     """Makes all runs of a session use the same iterators.
 
     A one-shot iterator, which each of its nodes would create again, becomes one that is created before the first run.

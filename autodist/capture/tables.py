@@ -16,7 +16,7 @@ from tensorflow.python.ops import lookup_ops  # the base of all tables
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.ops import Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 
 KINDS = having(Trait.TABLE)
 """Types of the ops of tables."""
@@ -77,14 +77,14 @@ class Table:
         (node,) = graph.as_graph_def().node
         return node
 
-    def filling(self) -> Step:
-        """Returns the Step that fills the table from its keys and values."""
+    def filling(self) -> CapturedStep:
+        """Returns the CapturedStep that fills the table from its keys and values."""
         with tf.Graph().as_default() as graph:
             keys = tf.compat.v1.placeholder(self.source.key_dtype, self.keys.shape, "keys")
             values = tf.compat.v1.placeholder(self.source.value_dtype, self.values.shape, "values")
             filled = tf.raw_ops.LookupTableImportV2(table_handle=self._make(), keys=keys, values=values)
         inputs: dict[str, int | None] = {keys.name: None, values.name: None}
-        return Step(graph.as_graph_def(), inputs=inputs, targets=(filled.name,))
+        return CapturedStep(graph.as_graph_def(), inputs=inputs, targets=(filled.name,))
 
     def _make(self) -> tf.Tensor:
         made: dict[str, Any] = {
@@ -145,7 +145,7 @@ def _changes(what: str, name: str, op: str) -> CaptureError:
     )
 
 
-def fills_tables_alone(step: Step) -> bool:
+def fills_tables_alone(step: CapturedStep) -> bool:
     """Returns True if a run fills tables and touches no variable."""
     return not step.variables and next(_writes(step.graph_def), None) is not None
 
@@ -155,7 +155,7 @@ def _writes(graph_def: GraphDef) -> Iterator[NodeDef]:
     return (node for nodes in every for node in nodes if node.op in _WRITES)
 
 
-def share_tables(step: Step, session: str) -> Step:
+def share_tables(step: CapturedStep, session: str) -> CapturedStep:
     """Makes all runs of a session use the same tables, which other sessions do not share.
 
     Args:

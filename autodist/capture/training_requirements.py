@@ -11,7 +11,7 @@ from autodist.capture.gradients import RecordedGradientCall
 from autodist.errors import CaptureError
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 
 _NONE = (
@@ -65,7 +65,7 @@ class TrainingRequirements:
         if not self.may_evaluate:
             raise CaptureError(_NONE)
 
-    def require_training(self, step: Step, calls: Sequence[RecordedGradientCall]) -> None:
+    def require_training(self, step: CapturedStep, calls: Sequence[RecordedGradientCall]) -> None:
         """Checks that gradients are applied, or that the step trains nothing and may do so.
 
         Raises:
@@ -81,7 +81,7 @@ class TrainingRequirements:
             raise CaptureError(_NONE)
 
 
-def _written_of_batch(step: Step) -> set[str]:
+def _written_of_batch(step: CapturedStep) -> set[str]:
     """Returns the VarHandleOps of the variables whose new values depend on the batch, or are random."""
     graph_index = step.graph_index
     split = [node_of(name) for name, axis in step.inputs.items() if axis is not None]

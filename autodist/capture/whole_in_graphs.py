@@ -28,7 +28,7 @@ from autodist.graph.in_step_all_reduce import SUM_NAME
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
@@ -121,7 +121,7 @@ class _Forward:
     """
 
     graph: tf.Graph
-    step: Step
+    step: CapturedStep
     fed: Mapping[str, tf.Tensor]
 
     @classmethod
@@ -164,7 +164,7 @@ class _Forward:
         return self.fed[name] if name in self.fed else self.graph.get_tensor_by_name(name)
 
 
-def warn_replica_statistics(step: Step, graph: tf.Graph, seeds: Collection[str]) -> None:
+def warn_replica_statistics(step: CapturedStep, graph: tf.Graph, seeds: Collection[str]) -> None:
     """Warns of sums and means in a loss that each replica takes over its own examples instead of the batch.
 
     Args:

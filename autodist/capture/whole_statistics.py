@@ -20,7 +20,7 @@ from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, fi
 from autodist.graph.flows import flows_of
 from autodist.graph.origins import line_of
 from autodist.graph.read_again import branches_read_again, find_behind, writes_read_again
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.layout import Mean, Scalar, Total, Weight
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 
@@ -39,7 +39,7 @@ class Captured(Protocol):
     """The result of a trace."""
 
     @property
-    def step(self) -> Step: ...
+    def step(self) -> CapturedStep: ...
 
     @property
     def graph(self) -> tf.Graph: ...

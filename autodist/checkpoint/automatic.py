@@ -22,7 +22,7 @@ from autodist.checkpoint.save import Saves
 from autodist.checkpoint.save_schedule import Schedule
 from autodist.checkpoint.slices import Here, read_here
 from autodist.errors import CheckpointError
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.resources import CheckpointSection
 from autodist.runs.run import Run
@@ -101,7 +101,7 @@ class Automatic(StepObserver):
         if not self.is_left_out:
             self.loop.after_step()
 
-    def on_tracked(self, step: Step, variables: Mapping[str, TrackedVariable]) -> None:
+    def on_tracked(self, step: CapturedStep, variables: Mapping[str, TrackedVariable]) -> None:
         """Registers and restores the variables of a training step."""
         if self.is_left_out or not step.gradients:
             return

@@ -13,7 +13,7 @@ from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.ops import Trait, having
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.placement import EVERY_WORKER, Placement
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels import Context, rewrite
 from autodist.kernels.place.assign_owners import find_placements
 from autodist.kernels.place.slots import find_slots
@@ -46,7 +46,9 @@ class PlannedStep:
         rehearses: True if the item is all that will run, so that it can be rewritten.
     """
 
-    def __init__(self, step: Step, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool) -> None:
+    def __init__(
+        self, step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool
+    ) -> None:
         self._item, self._spec, self._rehearses = step, spec, rehearses
         self._global_shapes, own = shapes, _of_the_chief(step, shapes, spec)
         self._rows, self._flops = gradient_rows(step, own), count_flops(step, own)
@@ -183,7 +185,7 @@ class PlannedStep:
         )
 
 
-def held_bytes(step: Step, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
+def held_bytes(step: CapturedStep, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
     """Returns the bytes of variables, slots included, that each worker holds between two steps."""
     placements: Mapping[str, Placement] = find_placements(step, strategy) if workers > 1 else {}
     computing = {replica.worker for replica in strategy.graph_config.replicas}
@@ -205,7 +207,9 @@ def held_bytes(step: Step, strategy: strategy_pb2.Strategy, workers: int) -> lis
     return [own + everywhere + (with_replicas if k in computing else 0) for k, own in enumerate(held)]
 
 
-def _of_the_chief(step: Step, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec) -> dict[str, tuple[int, ...]]:
+def _of_the_chief(
+    step: CapturedStep, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec
+) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the inputs in the chief's part of the first batch; `shapes` are those on one device.
 
     An input that the script feeds as one worker's own part keeps its shape.
@@ -225,7 +229,7 @@ def _of_the_chief(step: Step, shapes: Mapping[str, Sequence[int]], spec: Resourc
 _INPUTS = having(Trait.FED | Trait.ITERATOR_GET)
 
 
-def count_flops(step: Step, shapes: Mapping[str, Sequence[int]]) -> int | None:
+def count_flops(step: CapturedStep, shapes: Mapping[str, Sequence[int]]) -> int | None:
     """Counts the FLOPs of a step by `flops_of_nodes`, without ops that lack a formula or a shape.
 
     A loop body counts once.

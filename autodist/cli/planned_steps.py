@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autodist.graph.placement import Placement
 from autodist.graph.renaming import Renaming
-from autodist.graph.step import Step, place_variables
+from autodist.graph.step import CapturedStep
 from autodist.kernels import find_placements
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -28,7 +29,7 @@ class PlannedSteps:
         self._plans = StepPlans(arranged(builder, spec), builder, 0, None)
         self._placements: dict[str, Placement] = {}
 
-    def next(self, step: Step, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, Step]:
+    def next(self, step: CapturedStep, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, CapturedStep]:
         """Returns the strategy for the next step, and the step with its variables placed by the earlier steps.
 
         Args:
@@ -38,8 +39,8 @@ class PlannedSteps:
         Raises:
             StrategyError: the strategy is not possible for this step.
         """
-        placed = place_variables(
-            step, {name: self._placements[kept] for name, kept in names.items() if kept in self._placements}
+        placed = replace(
+            step, placements={name: self._placements[kept] for name, kept in names.items() if kept in self._placements}
         )
         strategy = self._plans.build(placed, names)
         self._plans.decide(strategy, names, Renaming())

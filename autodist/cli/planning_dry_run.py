@@ -17,7 +17,7 @@ from autodist.cli.planned_step import PlannedStep
 from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import PlannedStrategy
 from autodist.graph.flops import with_inferred_shapes
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.logs.formatting import listed
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides, named_builder
@@ -100,7 +100,7 @@ class PlanningDryRun:
 
     def on_step(
         self,
-        item: Step,
+        item: CapturedStep,
         names: Mapping[str, str],
         shapes: Mapping[str, Sequence[int]],
         rehearses: bool,
@@ -122,7 +122,7 @@ class PlanningDryRun:
         self._count_call(is_new)
         self._is_counted = True
 
-    def answers(self, step: Step, values: Sequence[Any]) -> list[np.ndarray]:
+    def answers(self, step: CapturedStep, values: Sequence[Any]) -> list[np.ndarray]:
         """Returns ones in the shapes that the step's outputs have for these values, or ends the script."""
         if not self._is_counted:
             self._count_call(is_new=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from autodist.capture.tables import Table
 from autodist.errors import UnevenBatchError
 from autodist.graph.find_stages import written_handles
 from autodist.graph.placement import Placement, SyncMode, shard_name
-from autodist.graph.step import Step, place_variables
+from autodist.graph.step import CapturedStep, ReplicatedStep
 from autodist.kernels import LOCAL_KERNELS, Fetching
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import active_dry_run
@@ -25,7 +25,7 @@ from autodist.runtime.variables import TrackedVariable
 
 def prepare(
     run: Run,
-    step: Step,
+    step: CapturedStep,
     sources: Mapping[str, tf.Variable],
     shapes: Mapping[str, Sequence[int]] | None = None,
     tables: Iterable[Table] = (),
@@ -50,7 +50,7 @@ def prepare(
     names = {name: one.shared_name for name, one in tracked.items()}
     strategy, renaming = run.plan(_as_settled(step, tracked), names, shapes=shapes, name=name)
     tracked = {renaming.variable(name): one for name, one in tracked.items()}
-    running = RunningStep(run, renaming.item(step), strategy, tracked)
+    running = RunningStep(run, renaming.step(step), strategy, tracked)
     if running.is_dry_run:
         return running
     running.rewrite()
@@ -74,7 +74,7 @@ class RunningStep:
     """
 
     run: Run
-    step: Step
+    step: CapturedStep
     strategy: strategy_pb2.Strategy
     variables: Mapping[str, TrackedVariable]
     _program: Program | None = None
@@ -187,6 +187,7 @@ class RunningStep:
         step = _as_settled(self.step, self.variables)
         names = {name: one.shared_name for name, one in self.variables.items()}
         self._program, rewritten = self.run.program(step, self.strategy, names, Fetching.BY_ALL)
+        assert isinstance(rewritten, ReplicatedStep), "made by the kernels of a training step"
         planned = {node.variable for node in self.strategy.nodes}
         for name, tracked in self.variables.items():
             placement = rewritten.placement(name)
@@ -209,15 +210,15 @@ class RunningStep:
         return tuple(tracked.placement for tracked in self.variables.values())
 
 
-def _is_asynchronous(rewritten: Step, name: str) -> bool:
+def _is_asynchronous(rewritten: ReplicatedStep, name: str) -> bool:
     """Returns True if workers' steps write a variable, or a shard of it, on its owner without waiting for others."""
-    variable_placements = rewritten.replication.variable_placements if rewritten.replication else {}
+    variable_placements = rewritten.variable_placements
     cut = rewritten.cuts.get(name)
     parts = [name] if cut is None else [shard_name(name, k) for k in range(len(cut.sizes))]
     return any(variable_placements[part].pace is SyncMode.ASYNCHRONOUS for part in parts if part in variable_placements)
 
 
-def _as_settled(step: Step, variables: Mapping[str, TrackedVariable]) -> Step:
+def _as_settled(step: CapturedStep, variables: Mapping[str, TrackedVariable]) -> CapturedStep:
     """Returns the step with its variables placed as earlier steps have placed them."""
     settled = {name: one.placement for name, one in variables.items() if one.is_settled}
-    return place_variables(step, settled)
+    return replace(step, placements=settled)

@@ -12,7 +12,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable, VariableGradient
 from autodist.graph.stages import Stages
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 
 _PASSING = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS)
 
@@ -30,7 +30,7 @@ class Application:
     is_plain: bool
 
 
-def find_applied(step: Step, stages: Stages) -> tuple[VariableGradient, ...]:
+def find_applied(step: CapturedStep, stages: Stages) -> tuple[VariableGradient, ...]:
     """Returns the gradients of a step, each with the variable that it updates.
 
     That is its own variable, or another network's if the gradient reaches no write of its own: the workers of A3C
@@ -42,7 +42,7 @@ def find_applied(step: Step, stages: Stages) -> tuple[VariableGradient, ...]:
     )
 
 
-def _applied_to(step: Step, stages: Stages, gradient: VariableGradient) -> str:
+def _applied_to(step: CapturedStep, stages: Stages, gradient: VariableGradient) -> str:
     """Returns the trained variable that is written last, after its slots; if none, the gradient's own variable.
 
     None is written if, say, the gradient is accumulated for another run.
@@ -53,7 +53,7 @@ def _applied_to(step: Step, stages: Stages, gradient: VariableGradient) -> str:
     return trained[-1] if trained else gradient.variable
 
 
-def find_fed_updates(step: Step) -> dict[str, Variable]:
+def find_fed_updates(step: CapturedStep) -> dict[str, Variable]:
     """Maps placeholders that update trained variables like gradients to these variables."""
     placeholders = step.graph_index.of_op("Placeholder")
     if not placeholders or not any(effect.writes for effect in step.graph_index.effects.values()):
@@ -71,7 +71,7 @@ def find_fed_updates(step: Step) -> dict[str, Variable]:
     return result
 
 
-def _applications(step: Step, stages: Stages, name: str) -> list[Application]:
+def _applications(step: CapturedStep, stages: Stages, name: str) -> list[Application]:
     """Returns the writes that a tensor reaches by way of tensors of its shape, in the order of the writes.
 
     Writes inside functions are ignored: the analysis does not resolve which variable a function writes.
@@ -99,20 +99,20 @@ def _applications(step: Step, stages: Stages, name: str) -> list[Application]:
     return [applications[write] for write in sorted(applications, key=stages.order.__getitem__)]
 
 
-def _readers(step: Step, name: str) -> Iterator[tf.compat.v1.NodeDef]:
+def _readers(step: CapturedStep, name: str) -> Iterator[tf.compat.v1.NodeDef]:
     for consumer in step.graph_index.consumers[node_of(name)]:
         node = step.graph_index.nodes[consumer]
         if any(tensor(i) == name for i in node.input if not is_control(i)):
             yield node
 
 
-def _outputs(step: Step, node: str) -> list[str]:
+def _outputs(step: CapturedStep, node: str) -> list[str]:
     """Returns the outputs of a node that are read."""
     read = (i for c in step.graph_index.consumers[node] for i in step.graph_index.nodes[c].input if not is_control(i))
     return list(dict.fromkeys(tensor(i) for i in read if node_of(i) == node))
 
 
-def _read_after(step: Step, stages: Stages, write: str, handle: str) -> list[str]:
+def _read_after(step: CapturedStep, stages: Stages, write: str, handle: str) -> list[str]:
     """Returns the values read of a variable after a write."""
     readers = [r for r in stages.readers(handle) if write in stages.writes_before(r, handle) and r != write]
     return [

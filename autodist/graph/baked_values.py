@@ -14,7 +14,7 @@ from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.framework import op_def_registry  # the only API that returns the definition of an op
 
 from autodist.graph.names import is_control, node_of
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
@@ -57,7 +57,7 @@ class Baked(NamedTuple):
     shape: tuple[int, ...] | None = None
 
 
-def baked_values(step: Step) -> tuple[Baked, ...]:
+def baked_values(step: CapturedStep) -> tuple[Baked, ...]:
     """Returns the values on which the writes and outputs of a step depend, except seeds and strings.
 
     For the complete graph of a session, which has no outputs, these are the values on which training depends, without

@@ -12,7 +12,7 @@ from autodist.graph.loss_terms import find_terms
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.seeds import joined_calls, live_calls
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Elements, Kind, Mean, PerExample, Propagation, Sum, Total, Unknown
 
@@ -37,7 +37,7 @@ Statistics = Mapping[NodeInput, Statistic]
 
 
 def find_statistics(
-    step: Step, flows: Propagation, is_left: Callable[[str], bool], calls: Iterable[int] | None = None
+    step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool], calls: Iterable[int] | None = None
 ) -> Statistics | None:
     """Returns the sums and means that make the dependence of a loss on the batch unknown, by their inputs.
 
@@ -64,14 +64,14 @@ def find_statistics(
 
 
 def met_behind(
-    step: Step, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
+    step: CapturedStep, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     """Returns the sums and means that make some tensors unknown; empty if there is another obstacle."""
     return _find_at_each(step, flows, _first_unknown(step, flows, unknown), is_left)
 
 
 def met_mixing(
-    step: Step, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
+    step: CapturedStep, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     """Returns the sums and means that are combined with examples before some tensors."""
     result: dict[NodeInput, Statistic] = {}
@@ -82,7 +82,7 @@ def met_mixing(
 
 
 def _find_at_each(
-    step: Step, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
+    step: CapturedStep, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
 ) -> dict[NodeInput, Statistic]:
     statistics: dict[NodeInput, Statistic] = {}
     for node in nodes:
@@ -95,7 +95,9 @@ def _find_at_each(
     )
 
 
-def _find_at(step: Step, flows: Propagation, node: str, is_left: Callable[[str], bool]) -> dict[NodeInput, Statistic]:
+def _find_at(
+    step: CapturedStep, flows: Propagation, node: str, is_left: Callable[[str], bool]
+) -> dict[NodeInput, Statistic]:
     result: dict[NodeInput, Statistic] = {}
     for k, name in enumerate(inputs_of(step, node)):
         kind = flows.kind(name)
@@ -106,24 +108,24 @@ def _find_at(step: Step, flows: Propagation, node: str, is_left: Callable[[str],
     return result
 
 
-def inputs_of(step: Step, node: str) -> list[str]:
+def inputs_of(step: CapturedStep, node: str) -> list[str]:
     """Returns the data inputs of a node, by name."""
     return [tensor(name) for name in step.graph_index.nodes[node].input if not is_control(name)]
 
 
-def _joined(step: Step) -> list[int]:
+def _joined(step: CapturedStep) -> list[int]:
     joined = joined_calls(step)
     return [k for k in live_calls(step) if k in joined]
 
 
-def _differentiated_parts(step: Step, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
+def _differentiated_parts(step: CapturedStep, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
     """Yields the tensors that some calls differentiate, or their terms."""
     for k in calls:
         call = step.gradient_calls[k]
         yield from [term.tensor for term in find_terms(step, flows, call)] or call.targets
 
 
-def _first_unknown(step: Step, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
+def _first_unknown(step: CapturedStep, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
     """Yields the nodes whose outputs are unknown while all inputs are known."""
     front, seen = [node_of(name) for name in names], set()
     while front:
@@ -139,7 +141,7 @@ def _first_unknown(step: Step, flows: Propagation, names: Sequence[str]) -> Iter
         front += map(node_of, unknown)
 
 
-def _mixing(step: Step, flows: Propagation, names: Sequence[str]) -> set[str]:
+def _mixing(step: CapturedStep, flows: Propagation, names: Sequence[str]) -> set[str]:
     """Returns the nodes before some tensors that combine examples with a value shared by several of them."""
 
     def mixed(name: str) -> list[str]:
@@ -149,7 +151,7 @@ def _mixing(step: Step, flows: Propagation, names: Sequence[str]) -> set[str]:
     return {node_of(name) for name in seen if isinstance(flows.kind(name), PerExample)}
 
 
-def _begins(step: Step, flows: Propagation, node: str) -> bool:
+def _begins(step: CapturedStep, flows: Propagation, node: str) -> bool:
     return not any(_is_mixed(flows.kind(name)) for name in inputs_of(step, node))
 
 
@@ -157,7 +159,7 @@ def _is_mixed(kind: Kind) -> bool:
     return isinstance(kind, PerExample | Sum | Mean) and kind.mixed_at is not None
 
 
-def can_be_whole(step: Step, name: str, kind: Statistic) -> bool:
+def can_be_whole(step: CapturedStep, name: str, kind: Statistic) -> bool:
     """Returns True if replicas can exchange it while the step computes."""
     weight = kind.weight if isinstance(kind, Mean) else None
     while isinstance(weight, Total):

@@ -75,7 +75,7 @@ def settle_depths(graph_index: GraphIndex, joins: Sequence[PendingReduction]) ->
     The levels and depths of most steps already satisfy this. Control dependencies may order one part of the step after
     another. The depth of a reduction then becomes the length of the longest chain of reductions before it.
     """
-    if find_execution_order(graph_index, joins, {}) is not None:
+    if not joins or find_execution_order(graph_index, joins, {}) is not None:
         return tuple(joins)
     local_of = {node_of(t): join for join in joins for t in join.result}
     before: dict[str, int] = {}

@@ -10,11 +10,11 @@ from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import VariableGradient
 from autodist.graph.stages import Stages
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 
 
-def find_stages(step: Step) -> Stages:
+def find_stages(step: CapturedStep) -> Stages:
     """Separates compute from nodes that run once; see `autodist.graph.stages`.
 
     The result is cached for a graph, its gradients, variables and inputs, and shared by all kernels.
@@ -24,7 +24,7 @@ def find_stages(step: Step) -> Stages:
     return step.graph_index.once("stages", key, lambda: _find(step))
 
 
-def _find(step: Step) -> Stages:
+def _find(step: CapturedStep) -> Stages:
     gradients = list(step.gradients)
     while True:
         walk = _Walk(step, gradients)
@@ -43,7 +43,7 @@ class _Walk:
     machine operation.
     """
 
-    item: Step
+    item: CapturedStep
     gradients: list[VariableGradient]
     reach: dict[str, int] = field(default_factory=dict)  # gradients that reach a node that runs once
     after_state: set[str] = field(default_factory=set)
@@ -197,6 +197,6 @@ class _Walk:
         )
 
 
-def written_handles(step: Step) -> set[str]:
+def written_handles(step: CapturedStep) -> set[str]:
     """Returns the VarHandleOps of the variables that a step writes."""
     return {handle for effect in step.graph_index.effects.values() for handle in effect.writes}

@@ -12,12 +12,14 @@ from tensorflow.python.util import deprecation  # silences warnings about Tensor
 
 from autodist.graph.gradient_rows import with_shapes
 from autodist.graph.ops import Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 
 _CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 
 
-def with_inferred_shapes(step: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.Graph:
+def with_inferred_shapes(
+    step: CapturedStep, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]
+) -> tf.Graph:
     """Returns a graph that computes some tensors from inputs of these shapes, with shapes inferred by TensorFlow."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(with_shapes(step, wanted, shapes), name="")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autodist.graph.seeds import declare_seeds
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.layout import PerExample, Propagation, Replicated, propagate
 
 
-def flows_of(step: Step) -> Propagation:
+def flows_of(step: CapturedStep) -> Propagation:
     """Propagates the batch axis through the captured step; the seeds are declared."""
     axes = {name: axis for name, axis in step.inputs.items() if axis is not None}
     flows = propagate(
@@ -25,7 +25,7 @@ def flows_of(step: Step) -> Propagation:
     return flows
 
 
-def row_axes(step: Step) -> Sequence[int | None]:
+def row_axes(step: CapturedStep) -> Sequence[int | None]:
     """Returns for each output of a captured step the axis whose rows belong to examples; None: there is none."""
     flows = flows_of(step)
     kinds = [flows.kind(name) for name in step.outputs]

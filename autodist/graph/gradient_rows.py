@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 
 
-def gradient_rows(step: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+def gradient_rows(step: CapturedStep, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Returns the number of gradient rows of each sparse variable; omits those that depend on the data.
 
     Args:
@@ -35,7 +35,9 @@ def gradient_rows(step: Step, shapes: Mapping[str, Sequence[int]]) -> dict[str, 
     return result
 
 
-def with_shapes(step: Step, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]) -> tf.compat.v1.GraphDef:
+def with_shapes(
+    step: CapturedStep, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]
+) -> tf.compat.v1.GraphDef:
     """Returns the nodes that compute some tensors from inputs of these shapes; an import infers the other shapes."""
     editor = GraphEditor(step.graph_def, step.graph_index)
     editor.prune(wanted)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from autodist.graph.names import node_of
 
 if TYPE_CHECKING:
-    from autodist.graph.step import Step
+    from autodist.graph.step import CapturedStep
 
 SUM_NAME = "autodist_whole_sum"
 """Name of these PlaceholderWithDefault nodes."""
@@ -51,7 +51,7 @@ class InStepAllReduce:
     is_asked: bool = True
 
 
-def find_depths(step: Step) -> Mapping[str, int]:
+def find_depths(step: CapturedStep) -> Mapping[str, int]:
     """Maps each node to its communication round: the longest chain of exchanges between replicas up to the node.
 
     The node's own exchange counts. Exchanges of equal depth do not wait for each other. A seed and the value of a loss
@@ -67,7 +67,7 @@ def find_depths(step: Step) -> Mapping[str, int]:
     return _walk(step, sums, known)
 
 
-def _walk(step: Step, sums: set[str], known: Mapping[str, int]) -> dict[str, int]:
+def _walk(step: CapturedStep, sums: set[str], known: Mapping[str, int]) -> dict[str, int]:
     result: dict[str, int] = {}
     for name in step.graph_index.order:
         depth = max((result.get(source, 0) for source in step.graph_index.sources[name]), default=0)

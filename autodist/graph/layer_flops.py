@@ -8,7 +8,7 @@ from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.pipeline_assignment import Assignment
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 
 OPEN_LENGTH = 32
 """Assumed length of an unknown axis, usually the batch axis."""
@@ -16,7 +16,7 @@ OPEN_LENGTH = 32
 _FED = having(Trait.FED)
 
 
-def layer_flops(step: Step, layers: Sequence[Collection[str]]) -> list[int] | None:
+def layer_flops(step: CapturedStep, layers: Sequence[Collection[str]]) -> list[int] | None:
     """Returns the FLOPs of each layer, forward and backward, as if each were a pipeline stage.
 
     Batches have `OPEN_LENGTH` examples, since the batch is unknown when a strategy is chosen. The number scales all
@@ -42,7 +42,7 @@ def layer_flops(step: Step, layers: Sequence[Collection[str]]) -> list[int] | No
     return flops if any(flops) else None
 
 
-def _filled(step: Step, name: str) -> list[int] | None:
+def _filled(step: CapturedStep, name: str) -> list[int] | None:
     """Returns the shape of an input with unknown lengths replaced; None if not even its rank is known."""
     node = step.graph_index.nodes.get(node_of(name))
     if node is None or node.op not in _FED or "shape" not in node.attr or node.attr["shape"].shape.unknown_rank:

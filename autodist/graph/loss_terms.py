@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import GradientCall, Term
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import (
     Elements,
@@ -26,7 +26,7 @@ from autodist.layout import (
 )
 
 
-def loss_kind(step: Step, flows: Propagation, name: str) -> Kind:
+def loss_kind(step: CapturedStep, flows: Propagation, name: str) -> Kind:
     """Returns the reduction kind of a differentiated tensor.
 
     A graph that was built for a fixed number of examples may divide a sum by that number as by any constant. The kind
@@ -49,7 +49,7 @@ def one_weight(kinds: Sequence[Kind]) -> bool:
     return len(weights) <= 1 and all(isinstance(kind, Mean | Replicated) for kind in kinds)
 
 
-def find_terms(step: Step, flows: Propagation, call: GradientCall) -> list[Term]:
+def find_terms(step: CapturedStep, flows: Propagation, call: GradientCall) -> list[Term]:
     """Returns the terms of one gradient call, each with a scale of its own; empty if one scale suits all.
 
     A value known to be a mean, a sum or equal on all replicas is a term. Other values are decomposed if arithmetic
@@ -60,7 +60,7 @@ def find_terms(step: Step, flows: Propagation, call: GradientCall) -> list[Term]
 
 @dataclass(frozen=True)
 class _Search:
-    item: Step
+    item: CapturedStep
     flows: Propagation
     call: GradientCall
 

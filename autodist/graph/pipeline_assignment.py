@@ -12,7 +12,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.seeds import live_calls
 from autodist.graph.stage_marks import marked_stage
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.logs.formatting import listed
 from autodist.options.fields import OptionError
@@ -38,7 +38,7 @@ class Assignment:
         shared_before: maps each access of a variable that no stage holds to the earlier accesses that matter.
     """
 
-    def __init__(self, step: Step, stage_of: Mapping[str, int], count: int) -> None:
+    def __init__(self, step: CapturedStep, stage_of: Mapping[str, int], count: int) -> None:
         self.item, self.stage_of, self.count, self.graph_index = step, stage_of, count, step.graph_index
         self.stages = find_stages(step)
         self.leads: dict[str, set[int]] = {}

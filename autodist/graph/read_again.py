@@ -25,12 +25,14 @@ from autodist.graph.names import node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
 from autodist.graph.seeds import joined_calls, live_calls
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import Mean, Propagation, Replicated, Sum, Unknown
 
 
-def find_behind(writes: Iterable[str], step: Step, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics:
+def find_behind(
+    writes: Iterable[str], step: CapturedStep, flows: Propagation, is_left: Callable[[str], bool]
+) -> Statistics:
     """Returns the sums and means that are read again, by input.
 
     The input is that of the write, or of an earlier node if several values are written.
@@ -54,7 +56,7 @@ def find_behind(writes: Iterable[str], step: Step, flows: Propagation, is_left: 
     return result
 
 
-def writes_read_again(step: Step, flows: Propagation) -> Iterator[str]:
+def writes_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]:
     """Yields writes of replica-dependent values to a variable that a differentiated tensor reads afterwards."""
     updates, effects = _after_gradients(step), step.graph_index.effects
     writes = [n.name for n in step.graph_index.having(Trait.ASSIGNMENT) if n.name not in updates]
@@ -71,7 +73,7 @@ def writes_read_again(step: Step, flows: Propagation) -> Iterator[str]:
             yield write
 
 
-def branches_read_again(step: Step, flows: Propagation) -> Iterator[str]:
+def branches_read_again(step: CapturedStep, flows: Propagation) -> Iterator[str]:
     """Yields conditionals with a replicated condition that write replica-dependent values which are read again.
 
     Both branches of these may be computed: they only compute and write, and return values of known shapes.
@@ -101,7 +103,7 @@ def _may_have_both(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionD
     return True
 
 
-def _readers(step: Step) -> dict[str, list[str]]:
+def _readers(step: CapturedStep) -> dict[str, list[str]]:
     """Maps each handle to the reads of its variable that differentiated tensors need, for reduced gradients."""
     joined = joined_calls(step)
     targets = [node_of(t) for k in live_calls(step) if k in joined for t in step.gradient_calls[k].targets]
@@ -113,11 +115,11 @@ def _readers(step: Step) -> dict[str, list[str]]:
     return result
 
 
-def _is_replica_dependent(step: Step, flows: Propagation, write: str) -> bool:
+def _is_replica_dependent(step: CapturedStep, flows: Propagation, write: str) -> bool:
     return not isinstance(flows.kind(inputs_of(step, write)[1]), Replicated)
 
 
-def _after_gradients(step: Step) -> set[str]:
+def _after_gradients(step: CapturedStep) -> set[str]:
     """Returns the nodes that depend on gradients, which are reduced before the step uses them."""
     result = {node_of(t) for g in step.gradients for t in g.tensors}
     for name in step.graph_index.order:

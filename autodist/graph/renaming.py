@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 
 _COLOCATED = b"loc:@"
 
@@ -40,7 +40,7 @@ class Renaming:
             return f"^{self.node(node_of(name))}"
         return self.node(node_of(name)) + name.removeprefix(node_of(name))
 
-    def item(self, step: Step) -> Step:
+    def step(self, step: CapturedStep) -> CapturedStep:
         """Returns a captured step under the chief's names."""
         if not self:
             return step
@@ -72,8 +72,7 @@ class Renaming:
             apart={self.tensor(name): self.tensor(by) for name, by in step.apart.items()},
             outputs=self._tensors(step.outputs),
             targets=tuple(map(self.node, step.targets)),
-            owners={self.variable(name): owner for name, owner in step.owners.items()},
-            cuts={self.variable(name): cut for name, cut in step.cuts.items()},
+            placements={self.variable(name): placement for name, placement in step.placements.items()},
             noted=lambda name: step.spec_of(back.tensor(tensor(name))),
             origin_of=lambda name: step.origin_of(back.node(name)),
         )

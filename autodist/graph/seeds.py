@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from autodist.graph.loss_terms import find_terms, loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, Term
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.layout import (
     Examples,
@@ -41,7 +41,9 @@ class Undecided:
     reason: str
 
 
-def seed_weight(step: Step, flows: Propagation, call: GradientCall, is_joined: bool) -> Weight | Undecided | None:
+def seed_weight(
+    step: CapturedStep, flows: Propagation, call: GradientCall, is_joined: bool
+) -> Weight | Undecided | None:
     """Returns the weight that determines each replica's share as the seed; None if the seed is 1 on all.
 
     Args:
@@ -62,14 +64,14 @@ def seed_weight(step: Step, flows: Propagation, call: GradientCall, is_joined: b
     return Undecided(*(unknown or [(call.targets[0], "its targets are means with different weights")])[0])
 
 
-def live_calls(step: Step) -> list[int]:
+def live_calls(step: CapturedStep) -> list[int]:
     """Returns the positions of the calls of `gradient` that an output or target depends on."""
     roots = [*map(node_of, step.outputs), *step.targets]
     needed = reach(roots, step.graph_index.sources.__getitem__)
     return [k for k, call in enumerate(step.gradient_calls) if not needed.isdisjoint(_seeds_of(call, call.terms))]
 
 
-def varying_seeds(step: Step, flows: Propagation) -> list[str]:
+def varying_seeds(step: CapturedStep, flows: Propagation) -> list[str]:
     """Returns the seeds that differ between replicas, once the terms are settled."""
     joined = joined_calls(step)
     result = []
@@ -81,7 +83,7 @@ def varying_seeds(step: Step, flows: Propagation) -> list[str]:
     return result
 
 
-def declare_seeds(step: Step, flows: GraphPropagation) -> None:
+def declare_seeds(step: CapturedStep, flows: GraphPropagation) -> None:
     """Declares the seeds to the propagation, in the order of the gradient calls."""
     joined = joined_calls(step)
     for position, call in enumerate(step.gradient_calls):
@@ -97,7 +99,7 @@ def declare_seeds(step: Step, flows: GraphPropagation) -> None:
             flows.declare_share(call.seed, weight)
 
 
-def _declare_term(step: Step, flows: GraphPropagation, term: Term) -> None:
+def _declare_term(step: CapturedStep, flows: GraphPropagation, term: Term) -> None:
     kind = loss_kind(step, flows, term.tensor)
     if isinstance(kind, Mean | Unknown):
         flows.declare_share(term.seed, kind.weight if isinstance(kind, Mean) else Examples())
@@ -105,13 +107,13 @@ def _declare_term(step: Step, flows: GraphPropagation, term: Term) -> None:
         flows.declare_share(term.seed, None)
 
 
-def joined_calls(step: Step) -> set[int]:
+def joined_calls(step: CapturedStep) -> set[int]:
     """Returns the positions of the calls of `gradient` whose gradients are summed over the replicas."""
     joined = {gradient.call for gradient in step.gradients}
     return joined | calls_through_all_reduce(step, joined)
 
 
-def calls_through_all_reduce(step: Step, but: Collection[int]) -> set[int]:
+def calls_through_all_reduce(step: CapturedStep, but: Collection[int]) -> set[int]:
     """Returns the positions of the calls whose gradients pass an in-step all-reduce.
 
     Args:

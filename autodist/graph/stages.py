@@ -86,3 +86,7 @@ class Stages:
             for handle in effect.reads:
                 result.setdefault(handle, []).append(name)
         return result
+
+
+NO_STAGES = Stages(frozenset(), frozenset(), (), (), {}, (), {}, {}, {}, ())
+"""Stages of an empty graph."""

@@ -1,10 +1,11 @@
-"""Step: a captured training step; capture creates it and every kernel maps it to a new one."""
+"""Steps: a training step in each phase of its rewriting; capture creates it and every kernel maps it to a new one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any, Self, TypeVar
 
 import tensorflow as tf
 
@@ -17,7 +18,7 @@ from autodist.graph.origins import Origins, no_origins
 from autodist.graph.parts import EvenSharesRequired, GradientCall, PendingReduction, Variable, VariableGradient
 from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement, VariablePlacement, shard_name
-from autodist.graph.stages import Stages
+from autodist.graph.stages import NO_STAGES, Stages
 from autodist.graph.subgraph import SpecOf, unknown_spec
 from autodist.layout import Propagation
 
@@ -42,46 +43,17 @@ _UNREAD = GraphIndex(tf.compat.v1.GraphDef())
 
 
 @dataclass(frozen=True)
-class Replication:
-    """Properties of a replicated step, for the kernels that run after `Replicate`.
-
-    Attributes:
-        stages: the nodes that run once, as they were before replication; they keep their names.
-        copies: maps a node that exists once per replica to (index of the local replica, captured name). The copies of
-            the first replica keep their captured names.
-        joins: the reductions over replicas that no kernel has replaced yet.
-        joined_gradients: the tensors that nodes outside the replicas read in place of the replicas' gradients.
-        variable_placements: maps a variable with an owner to its placement.
-        counts_examples: True if the step has an additional last output, which is above 0 if any worker has examples.
-        even_parts: the reason why all replicas need equally many examples; None if they do not.
-        order: execution order of the step if an owner holds variables; computed while `joins` is complete.
-    """
-
-    stages: Stages
-    copies: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    joins: tuple[PendingReduction, ...] = ()
-    joined_gradients: frozenset[str] = frozenset()
-    variable_placements: Mapping[str, VariablePlacement] = field(default_factory=dict)
-    counts_examples: bool = False
-    even_parts: EvenSharesRequired | None = None
-    order: ExecutionOrder | None = field(default=None, compare=False, repr=False)
-
-    @cached_property
-    def trained(self) -> dict[str, str]:
-        """Maps each tensor that stands for a gradient to be reduced to its variable."""
-        return {t: j.variable for j in self.joins if j.variable is not None for t in j.result}
-
-
-@dataclass(frozen=True)
 class Step:
-    """A training step as captured: the computation that one device would run.
+    """A training step: a graph with its variables, inputs and results, and the properties that every phase has.
+
+    Capture creates a `CapturedStep`. `AssignOwners` turns it into a `PlacedStep`, and `Replicate` turns that into a
+    `ReplicatedStep`. Kernels declare the phases that they take and return.
 
     Attributes:
         graph_def: all nodes that `outputs` and `targets` need.
         variables: the variables that the step reads or writes, and no others.
         gradients: the recorded gradients, in the order of their creation.
         gradient_calls: the calls that created the gradients.
-        whole_sums: the all-reduces that run while the step computes, in the order of their creation.
         inputs: maps each tensor that is fed in every step to the axis along which it is split between replicas; None if
             every replica gets all of it.
         apart: maps each input that has another number of rows than the first split input to the first input with the
@@ -90,28 +62,18 @@ class Step:
         targets: nodes that run without being returned.
         noted: returns the static shape and dtype of a tensor that was captured or recorded by a kernel.
         origin_of: returns the line of the script that created a captured node.
-        owners: maps a variable (or shard) to the worker that holds it; every worker holds those without an owner.
-        stage_group: maps an owner to the other workers that hold the same variables.
-        cuts: maps a captured variable to its partitioning; `variables` has its shards in its place.
-        flows: dependence of the captured tensors on the batch, set if a kernel has changed the graph in ways that
-            propagation does not follow.
         initializers: nodes that this worker runs once, before the first step that has them. They set the initial value
             of state that kernels keep between steps, such as the residual of a compressor. The key is the same in all
             programs that share the state, so a second program does not reset it.
         served: nodes of the background program that the owner of stale variables runs once for every step.
         flush_targets: targets that complete once all writes requested by this worker's steps have been applied; run
             between steps.
-        copies: maps a variable to suffixes of its session name; every worker has a cached copy under each such name.
         jit_compile: True if the script requests XLA for the complete step. If it requests XLA for parts, the names of
             their nodes show it (`autodist.graph.jit_scope`).
         is_global: True if every worker receives the same batch and keeps its share, so that each knows the total number
             of examples.
-        is_whole: True if each worker needs the complete outputs, with the rows of all workers in order, and nothing may
-            be guessed: a step that is not proven equal to that of one device is rejected.
-        rows: examples for each replica if the graph was built for that number only; None: any number.
-        replication: result of replicating the step; None before, and if there is only one replica.
-        pipeline_parts: for a pipeline, the parts of the captured nodes of the compute part, as far as known, and of the
-            nodes that a kernel has created to recompute them.
+        counts_examples: True if the step has an additional last output, which is above 0 if any worker has examples.
+        even_parts: the reason why all replicas need equally many examples; None if they do not.
         graph_index: index of `graph_def`; `replace` keeps it as long as the graph is the same.
     """
 
@@ -119,27 +81,19 @@ class Step:
     variables: tuple[Variable, ...] = ()
     gradients: tuple[VariableGradient, ...] = ()
     gradient_calls: tuple[GradientCall, ...] = ()
-    whole_sums: tuple[InStepAllReduce, ...] = ()
     inputs: Mapping[str, int | None] = field(default_factory=dict)
     apart: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     noted: SpecOf = field(default=unknown_spec, compare=False, repr=False)
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
-    owners: Mapping[str, int] = field(default_factory=dict)
-    stage_group: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    cuts: Mapping[str, Partitioning] = field(default_factory=dict)
-    flows: Propagation | None = None
     initializers: Mapping[str, str] = field(default_factory=dict)
     served: tuple[str, ...] = ()
     flush_targets: tuple[str, ...] = ()
-    copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     jit_compile: bool = False
     is_global: bool = False
-    is_whole: bool = False
-    rows: int | None = None
-    replication: Replication | None = None
-    pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
+    counts_examples: bool = False
+    even_parts: EvenSharesRequired | None = None
     graph_index: GraphIndex = field(default=_UNREAD, compare=False, repr=False)
     _inferred: dict[str, tuple[tf.TensorSpec, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -161,22 +115,13 @@ class Step:
                 self._inferred[node] = infer_specs(self.graph_index.nodes, library, self.noted, node)
             return self._inferred[node][output_index(name)]
 
-    def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> Step:
+    def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> Self:
         """Returns the same step with another graph."""
         return replace(self, graph_def=graph_def)
 
     def replica_of(self, node: str) -> tuple[int, str]:
         """Returns (index of the local replica, captured name) of a node; index 0 for nodes that replicas share."""
-        shared = 0, node
-        return self.replication.copies.get(node, shared) if self.replication else shared
-
-    def placement(self, variable: str) -> Placement:
-        """Returns the placement of a captured variable, once owners are assigned."""
-        cut = self.cuts.get(variable)
-        names = [variable] if cut is None else [shard_name(variable, k) for k in range(len(cut.sizes))]
-        owners = tuple(self.owners.get(name, EVERY_WORKER) for name in names)
-        copies = tuple(tuple(sorted(self.copies.get(name, ()))) for name in names)
-        return Placement(cut, owners, copies, self.stage_group.get(owners[0], ()) if cut is None else ())
+        return 0, node
 
     @cached_property
     def named(self) -> frozenset[str]:
@@ -185,12 +130,7 @@ class Step:
         calls = [name for call in self.gradient_calls for name in (call.seed, *call.targets)]
         calls += [term.tensor for call in self.gradient_calls for term in call.terms]
         tensors = [*self.outputs, *self.inputs, *gradients, *calls]
-        nodes = [
-            *self.targets,
-            *(s.node for s in self.whole_sums),
-            *self.initializers.values(),
-            *(v.handle for v in self.variables),
-        ]
+        nodes = [*self.targets, *self.initializers.values(), *(v.handle for v in self.variables)]
         return frozenset([*map(node_of, tensors), *nodes])
 
     @cached_property
@@ -203,11 +143,110 @@ class Step:
         return {v.handle: v for v in self.variables}
 
 
-def place_variables(step: Step, placements: Mapping[str, Placement]) -> Step:
-    """Returns the step with the placements of its variables, keyed by the captured variables' names."""
-    owners: dict[str, int] = {}
-    cuts = {name: placement.cut for name, placement in placements.items() if placement.cut is not None}
-    for name, placement in placements.items():
-        names = [name] if placement.cut is None else [shard_name(name, k) for k in range(len(placement.owners))]
-        owners.update(zip(names, placement.owners, strict=True))
-    return replace(step, owners=owners, cuts=cuts)
+Phase = TypeVar("Phase", bound=Step)
+"""The phase of a step that a function or a kernel keeps."""
+
+
+@dataclass(frozen=True)
+class CapturedStep(Step):
+    """A step as captured: the computation that one device would run.
+
+    Attributes:
+        whole_sums: the all-reduces that run while the step computes, in the order of their creation.
+        placements: the placements of the variables that earlier steps have placed, by name.
+        flows: dependence of the captured tensors on the batch, set if a kernel has changed the graph in ways that
+            propagation does not follow.
+        is_whole: True if each worker needs the complete outputs, with the rows of all workers in order, and nothing may
+            be guessed: a step that is not proven equal to that of one device is rejected.
+        rows: examples for each replica if the graph was built for that number only; None: any number.
+    """
+
+    whole_sums: tuple[InStepAllReduce, ...] = ()
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    flows: Propagation | None = None
+    is_whole: bool = False
+    rows: int | None = None
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        return super().named.union(s.node for s in self.whole_sums)
+
+
+@dataclass(frozen=True)
+class StepWithOwners(Step):
+    """A step whose variables have owners.
+
+    Attributes:
+        owners: maps a variable (or shard) to the worker that holds it; every worker holds those without an owner.
+        stage_group: maps an owner to the other workers that hold the same variables.
+        cuts: maps a captured variable to its partitioning; `variables` has its shards in its place.
+        cached_copies: maps a variable to suffixes of its session name; every worker has a cached copy under each such
+            name.
+        pipeline_parts: for a pipeline, the parts of the captured nodes of the compute part, as far as known, and of the
+            nodes that a kernel has created to recompute them.
+    """
+
+    owners: Mapping[str, int] = field(default_factory=dict)
+    stage_group: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    cuts: Mapping[str, Partitioning] = field(default_factory=dict)
+    cached_copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
+
+    def placement(self, variable: str) -> Placement:
+        """Returns the placement of a captured variable."""
+        cut = self.cuts.get(variable)
+        names = [variable] if cut is None else [shard_name(variable, k) for k in range(len(cut.sizes))]
+        owners = tuple(self.owners.get(name, EVERY_WORKER) for name in names)
+        copies = tuple(tuple(sorted(self.cached_copies.get(name, ()))) for name in names)
+        return Placement(cut, owners, copies, self.stage_group.get(owners[0], ()) if cut is None else ())
+
+
+@dataclass(frozen=True)
+class PlacedStep(CapturedStep, StepWithOwners):
+    """A captured step whose variables have owners; kernels partition its variables and updates."""
+
+    @classmethod
+    def of(cls, step: CapturedStep, **placed: Any) -> PlacedStep:
+        """Returns a captured step with values for the fields that describe its placement."""
+        return cls(**_fields_of(step, CapturedStep), **placed)
+
+
+@dataclass(frozen=True)
+class ReplicatedStep(StepWithOwners):
+    """The step of one worker, with a copy of the compute part for each of its replicas.
+
+    Attributes:
+        stages: the nodes that run once, as they were before replication; they keep their names. Empty for a single
+            replica, since nothing is reduced.
+        copies: maps a node that exists once per replica to (index of the local replica, captured name). The copies of
+            the first replica keep their captured names.
+        joins: the reductions over replicas that no kernel has replaced yet.
+        joined_gradients: the tensors that nodes outside the replicas read in place of the replicas' gradients.
+        variable_placements: maps a variable with an owner to its placement.
+        order: execution order of the step if an owner holds variables; computed while `joins` is complete.
+    """
+
+    stages: Stages = NO_STAGES
+    copies: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    joins: tuple[PendingReduction, ...] = ()
+    joined_gradients: frozenset[str] = frozenset()
+    variable_placements: Mapping[str, VariablePlacement] = field(default_factory=dict)
+    order: ExecutionOrder | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, step: PlacedStep, **replicated: Any) -> ReplicatedStep:
+        """Returns a placed step with values for the fields that describe its replicas and reductions."""
+        return cls(**{**_fields_of(step, StepWithOwners), **replicated})
+
+    @cached_property
+    def trained(self) -> dict[str, str]:
+        """Maps each tensor that stands for a gradient to be reduced to its variable."""
+        return {t: j.variable for j in self.joins if j.variable is not None for t in j.result}
+
+    def replica_of(self, node: str) -> tuple[int, str]:
+        return self.copies.get(node, (0, node))
+
+
+def _fields_of(step: Step, phase: type[Step]) -> dict[str, Any]:
+    """Returns the values of the fields that a phase has."""
+    return {one.name: getattr(step, one.name) for one in fields(phase) if one.init}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
@@ -16,9 +16,11 @@ from autodist.graph.names import node_of, output_index, tensor
 from autodist.graph.step import Step
 from autodist.graph.subgraph import SpecOf, SubgraphBuilder, subgraph
 
+Phase_co = TypeVar("Phase_co", bound=Step, covariant=True)
 
-class StepEditor(GraphEditor):
-    """A step under modification.
+
+class StepEditor(GraphEditor, Generic[Phase_co]):
+    """A step under modification, which keeps its phase.
 
     Outputs and targets count as consumers that stand outside of the graph: an output is read, a target is a control
     dependency. `rewire` and `replace_control` without `consumers` therefore change both, and removing a node removes
@@ -28,9 +30,9 @@ class StepEditor(GraphEditor):
         step: the step to start from; not modified.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Phase_co) -> None:
         super().__init__(step.graph_def, step.graph_index)
-        self._item = step
+        self._step = step
         self._outputs = step.outputs
         self._targets, self._background, self._flush_targets = map(
             dict.fromkeys, (step.targets, step.served, step.flush_targets)
@@ -48,11 +50,11 @@ class StepEditor(GraphEditor):
         """The nodes that run without being returned."""
         return tuple(self._targets)
 
-    def to_step(self, **changes: Any) -> Step:
+    def to_step(self, **changes: Any) -> Phase_co:
         """Returns the step in its current state.
 
         Args:
-            **changes: new values for other fields of Step.
+            **changes: new values for other fields of the step.
 
         Raises:
             RewriteError: an output of the step has been removed.
@@ -167,9 +169,9 @@ class StepEditor(GraphEditor):
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _with_roots(self, changes: Mapping[str, Any]) -> Step:
+    def _with_roots(self, changes: Mapping[str, Any]) -> Phase_co:
         return replace(
-            self._item,
+            self._step,
             outputs=self._outputs,
             targets=tuple(self._targets),
             served=tuple(self._background),
@@ -180,8 +182,8 @@ class StepEditor(GraphEditor):
         )
 
     def _noted(self, name: str) -> tf.TensorSpec:
-        return self._specs[name] if name in self._specs else self._item.noted(name)
+        return self._specs[name] if name in self._specs else self._step.noted(name)
 
     def _known(self) -> SpecOf:
-        before, since = self._item.noted, dict(self._specs)
+        before, since = self._step.noted, dict(self._specs)
         return (lambda name: since[name] if name in since else before(name)) if since else before

@@ -22,7 +22,8 @@ from tensorflow.python.framework import op_def_registry  # the defaults of attri
 from autodist.graph.in_step_all_reduce import InStepAllReduce, InStepAllReduceKind
 from autodist.graph.names import is_control
 from autodist.graph.parts import GradientCall, PendingReduction, Variable
-from autodist.graph.step import Step
+from autodist.graph.placement import Placement
+from autodist.graph.step import CapturedStep, ReplicatedStep, Step, StepWithOwners
 
 
 def text_of_step(step: Step, captured: Step) -> str:
@@ -32,13 +33,14 @@ def text_of_step(step: Step, captured: Step) -> str:
         step: the rewritten step.
         captured: the step before the rewrite.
     """
-    variable_placements = step.replication.variable_placements if step.replication else {}
+    placed = step if isinstance(step, StepWithOwners) else StepWithOwners(step.graph_def)
+    variable_placements = step.variable_placements if isinstance(step, ReplicatedStep) else {}
     return _text(
         {
             "runs": _runs(step),
             "inputs": [*_pairs(step.inputs), *(f"{name} has as many rows as {by}" for name, by in step.apart.items())],
-            "variables": sorted(_variable(step, v) for v in step.variables),
-            "placements": [_placement(step, v.name) for v in captured.variables],
+            "variables": sorted(_variable(v, placed.owners.get(v.name)) for v in step.variables),
+            "placements": [_placement(v.name, placed.placement(v.name)) for v in captured.variables],
             "keepers": [
                 f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(variable_placements.items())
             ],
@@ -49,16 +51,15 @@ def text_of_step(step: Step, captured: Step) -> str:
 
 def text_of_notes(step: Step) -> str:
     """Returns the notes of kernels on a step that is not completely rewritten, as text."""
-    made = step.replication
-    return _text(
-        {
-            "gradients": [f"{g.variable}: {', '.join(g.tensors)} of call {g.call}" for g in step.gradients],
-            "gradient calls": map(_call, step.gradient_calls),
-            "whole sums": map(_all_reduce, step.whole_sums),
-            "joins": map(_join, made.joins if made else ()),
-            "joined gradients": sorted(made.joined_gradients if made else ()),
-        }
-    )
+    notes: dict[str, Iterable[str]] = {
+        "gradients": [f"{g.variable}: {', '.join(g.tensors)} of call {g.call}" for g in step.gradients],
+        "gradient calls": map(_call, step.gradient_calls),
+    }
+    if isinstance(step, CapturedStep):
+        notes |= {"whole sums": map(_all_reduce, step.whole_sums)}
+    if isinstance(step, ReplicatedStep):
+        notes |= {"joins": map(_join, step.joins), "joined gradients": sorted(step.joined_gradients)}
+    return _text(notes)
 
 
 def _text(sections: Mapping[str, Iterable[str]]) -> str:
@@ -85,28 +86,25 @@ def _join(join: PendingReduction) -> str:
 
 def _runs(step: Step) -> Iterator[str]:
     """Yields the outputs in order, and the targets."""
-    made = step.replication
-    yield f"returns {', '.join(step.outputs)}" + (", which counts examples" if made and made.counts_examples else "")
+    yield f"returns {', '.join(step.outputs)}" + (", which counts examples" if step.counts_examples else "")
     yield from (f"target {name}" for name in sorted(step.targets))
     yield from (f"served {name}" for name in sorted(step.served))
     yield from (f"landed {name}" for name in sorted(step.flush_targets))
     yield from (f"initially {key}: {name}" for key, name in sorted(step.initializers.items()))
-    if made is not None and made.even_parts is not None:
-        yield f"needs even parts: {made.even_parts}"
+    if step.even_parts is not None:
+        yield f"needs even parts: {step.even_parts}"
 
 
 def _pairs(mapping: Mapping[str, object]) -> Iterator[str]:
     return (f"{name}: {value}" for name, value in mapping.items())
 
 
-def _variable(step: Step, variable: Variable) -> str:
-    owner = step.owners.get(variable.name)
+def _variable(variable: Variable, owner: int | None) -> str:
     text = f"{variable.name}: {variable.dtype.name}{list(variable.shape)} in {variable.handle}"
     return f"{text} of {owner}" if owner else text
 
 
-def _placement(step: Step, name: str) -> str:
-    placement = step.placement(name)
+def _placement(name: str, placement: Placement) -> str:
     cut = placement.cut and f"Cut(axis={placement.cut.axis}, sizes={placement.cut.sizes})"
     return f"{name}: cut {cut}, owners {placement.owners}, copies {placement.copies}"
 

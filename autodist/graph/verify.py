@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.imported import ImportedGraph
 from autodist.graph.names import tensor
-from autodist.graph.parts import PendingReduction
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep, Step
 
 
 def verify(step: Step) -> None:
@@ -30,16 +29,15 @@ def verify(step: Step) -> None:
         _find(graph.get_operation_by_name, use, name)
     for use, name in _tensors(step):
         _find(graph.get_tensor_by_name, use, tensor(name))
-    for join in _joins(step):
+    for join in step.joins if isinstance(step, ReplicatedStep) else ():
         dtype = graph.get_tensor_by_name(tensor(join.local[-1])).dtype
         if dtype != join.dtype:
             raise RewriteError(
                 f"the reduction {join.name} is of {join.dtype.name}, but the replicas' values are of {dtype.name}"
             )
-    if step.replication is None:  # after replication each replica has only a part of the captured value
-        for node in step.graph_def.node:
-            for made in graph.get_operation_by_name(node.name).outputs:
-                _require_as_noted(step, made)
+    for node in step.graph_def.node:
+        for made in graph.get_operation_by_name(node.name).outputs:
+            _require_as_noted(step, made)
 
 
 def _find(find: Callable[[str], object], use: str, name: str) -> None:
@@ -47,10 +45,6 @@ def _find(find: Callable[[str], object], use: str, name: str) -> None:
         find(name)
     except (KeyError, ValueError):
         raise RewriteError(f"{use} {name} is not in the step's graph") from None
-
-
-def _joins(step: Step) -> Sequence[PendingReduction]:
-    return step.replication.joins if step.replication else ()
 
 
 def _require_as_noted(step: Step, made: tf.Tensor) -> None:
@@ -76,7 +70,7 @@ def _roots(step: Step) -> Iterator[tuple[str, str]]:
 def _tensors(step: Step) -> Iterator[tuple[str, str]]:
     yield from (("the input", name) for name in step.inputs)
     yield from (("the output", name) for name in step.outputs)
-    for join in _joins(step):
+    for join in step.joins if isinstance(step, ReplicatedStep) else ():
         owner = f"of the reduction {join.name}"
         yield from ((f"{owner} the local tensor", name) for name in join.local)
         yield from ((f"{owner} the result", name) for name in join.result)

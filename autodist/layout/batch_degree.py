@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.layout import Propagation, Sum, Unknown
 
 _DEEPEST = 50
@@ -25,7 +25,7 @@ class BatchDegree:
         flows: the dependence of its tensors on the batch.
     """
 
-    def __init__(self, step: Step, flows: Propagation) -> None:
+    def __init__(self, step: CapturedStep, flows: Propagation) -> None:
         self._item, self._flows = step, flows
 
     def of(self, name: str, depth: int = 0) -> int | None:

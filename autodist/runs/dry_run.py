@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides
 from autodist.strategies import BuildsStrategy
@@ -41,7 +41,7 @@ class DryRun(Protocol):
 
     def on_step(
         self,
-        step: Step,
+        step: CapturedStep,
         names: Mapping[str, str],
         shapes: Mapping[str, Sequence[int]],
         rehearses: bool,
@@ -49,7 +49,7 @@ class DryRun(Protocol):
     ) -> None:
         """Called when the script reaches a training step; the arguments are those of `Run.plan`."""
 
-    def answers(self, step: Step, values: Sequence[Any]) -> list[np.ndarray]:
+    def answers(self, step: CapturedStep, values: Sequence[Any]) -> list[np.ndarray]:
         """Called for each call of a training step; returns values for its outputs.
 
         Args:

@@ -17,7 +17,7 @@ from autodist.errors import CaptureMismatchError
 from autodist.graph.baked_values import Baked, baked_values
 from autodist.graph.names import is_control, node_of
 from autodist.graph.renaming import Renaming
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 
 _SEPARATOR = b"\n"
 
@@ -50,7 +50,7 @@ class Fingerprint:
     lengths: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, step: Step, kernels: tuple[str, ...] = ()) -> Fingerprint:
+    def of(cls, step: CapturedStep, kernels: tuple[str, ...] = ()) -> Fingerprint:
         return cls(
             tuple((v.name, f"{v.shape} {v.dtype.name}") for v in step.variables),
             tuple((g.variable, g.tensors) for g in step.gradients),
@@ -116,7 +116,7 @@ class Fingerprint:
         ), content
 
 
-def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, step: Step | None = None) -> Renaming:
+def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, step: CapturedStep | None = None) -> Renaming:
     """Checks that two workers captured the same step, up to counters in names; returns the chief's names by mine.
 
     A process that has made one more layer of a kind has higher counters ("dense_4" for "dense_3"), which do not affect
@@ -157,7 +157,7 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, step: Step |
     )
 
 
-def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, step: Step | None) -> None:
+def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, step: CapturedStep | None) -> None:
     nodes = [(node, op) for node, op, _ in mine.nodes]
     require_same_values(chief.values, mine.values, name, nodes, chief.lengths != mine.lengths, step)
 
@@ -199,7 +199,7 @@ def require_same_values(
     name: str,
     nodes: Sequence[tuple[str, str]],
     have_own_lengths: bool = False,
-    step: Step | None = None,
+    step: CapturedStep | None = None,
 ) -> None:
     """Checks that a step has the same numbers on two workers; logs a warning for arrays that differ.
 
@@ -272,7 +272,7 @@ def _format(value: Baked | None) -> str:
     return f"{value.text} ({value.dtype}{shape})"
 
 
-def _used_by(step: Step | None, node: str, op: str, what: str) -> str:
+def _used_by(step: CapturedStep | None, node: str, op: str, what: str) -> str:
     """Returns a sentence that names the node with the value, and the first line of the script that depends on it."""
     place = f"{what} of {node} ({op})" if what else f"the constant {node}"
     if step is None:

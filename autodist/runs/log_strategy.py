@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import rich.console
 
 from autodist.graph.gradient_rows import gradient_rows
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, ReplicatedStep
 from autodist.kernels import Context
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -26,8 +26,8 @@ WIDTH = 150
 
 def log_strategy(
     strategy: strategy_pb2.Strategy,
-    step: Step,
-    rewritten: Step | None,
+    step: CapturedStep,
+    rewritten: ReplicatedStep | None,
     spec: ResourceSpec,
     columns: int | None,
     shapes: Mapping[str, Sequence[int]],
@@ -59,14 +59,14 @@ def log_strategy(
     log.info("the strategy:\n%s", text.getvalue())
 
 
-def _held_bytes(step: Step, rewritten: Step | None, workers: int) -> list[int] | None:
+def _held_bytes(step: CapturedStep, rewritten: ReplicatedStep | None, workers: int) -> list[int] | None:
     """Returns the bytes of variables that each worker holds; None if the step is not rewritten yet."""
     if workers > 1 and rewritten is None:
         return None
-    placed = step if rewritten is None else rewritten
+    placed = ReplicatedStep(step.graph_def, step.variables) if rewritten is None else rewritten
     held = [0] * workers
     for variable in placed.variables:
-        owner = placed.owners.get(variable.name) if rewritten is not None else None
+        owner = placed.owners.get(variable.name)
         for worker in range(workers) if owner is None else (owner, *placed.stage_group.get(owner, ())):
             held[worker] += variable.byte_size
     return held

@@ -7,7 +7,7 @@ from functools import reduce
 
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.pipeline_schedule import SCHEDULES, Unit, bubble, make_schedule
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.proto import strategy_pb2
 from autodist.runs.stage_costs import Link, StageCosts
 from autodist.strategies import synced_variables
@@ -19,7 +19,7 @@ _NOT_KNOWN = PartialCount(is_least=True)
 
 def figures_of(
     strategy: strategy_pb2.Strategy,
-    step: Step,
+    step: CapturedStep,
     names: Sequence[str],
     held: Sequence[int] | None,
     costs: StageCosts | None,

@@ -17,8 +17,8 @@ from autodist.errors import AutoDistError, ClusterError, StrategyError
 from autodist.graph.devices import home_of
 from autodist.graph.ops import Trait
 from autodist.graph.renaming import Renaming
-from autodist.graph.step import Step
-from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, Kernel, registered_kernels
+from autodist.graph.step import CapturedStep, Step
+from autodist.kernels import KERNELS, SETTING_KERNELS, AnyKernel, Fetching, registered_kernels
 from autodist.logs.formatting import words_of
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -220,7 +220,7 @@ class Run:
 
     def plan(
         self,
-        step: Step,
+        step: CapturedStep,
         names: Mapping[str, str],
         rehearses: bool = True,
         shapes: Mapping[str, Sequence[int]] | None = None,
@@ -262,11 +262,11 @@ class Run:
 
     def program(
         self,
-        step: Step,
+        step: CapturedStep,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
         fetching: Fetching,
-        kernels: Sequence[Kernel] = KERNELS,
+        kernels: Sequence[AnyKernel] = KERNELS,
     ) -> tuple[Program, Step]:
         """Rewrites a step for this worker; returns the program that runs it and the rewritten step.
 
@@ -294,7 +294,7 @@ class Run:
             on_first_program()
         return program, rewritten
 
-    def _build(self, step: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+    def _build(self, step: CapturedStep, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         """On the chief, builds the strategy for a step; once all workers have joined, all raise its StrategyError."""
         try:
             return self._plans.build(step, names)
@@ -304,7 +304,9 @@ class Run:
                 self.coordination.broadcast(json.dumps({_REFUSAL: str(error)}).encode())
             raise
 
-    def _agree(self, step: Step, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
+    def _agree(
+        self, step: CapturedStep, strategy: strategy_pb2.Strategy | None
+    ) -> tuple[strategy_pb2.Strategy, Renaming]:
         """Returns the chief's strategy and node names on every worker; checks that all captured the same step."""
         self.coordination.reach_collective()
         if strategy is not None and self.workers == 1:

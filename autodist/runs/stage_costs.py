@@ -15,7 +15,7 @@ from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import type_of
 from autodist.graph.partial_count import PartialCount
-from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, CapturedStep, PlacedStep, ReplicatedStep, Step
 from autodist.graph.walks import reach
 from autodist.kernels import KERNELS, Context
 from autodist.kernels.base import run_pipeline
@@ -61,18 +61,18 @@ class Rewriting:
         replicated: the step with the micro-batches as replicas of one worker.
     """
 
-    assigned: Step | None = None
-    replicated: Step | None = None
+    assigned: PlacedStep | None = None
+    replicated: ReplicatedStep | None = None
 
     def __call__(self, kernel: str, step: Step) -> None:
-        if kernel == AssignStages.name and step.pipeline_parts:
+        if kernel == AssignStages.name and isinstance(step, PlacedStep) and step.pipeline_parts:
             self.assigned = step
-        elif kernel == Replicate.name and self.assigned is not None:
+        elif kernel == Replicate.name and isinstance(step, ReplicatedStep) and self.assigned is not None:
             self.replicated = step
 
 
 def costs_of(
-    step: Step, context: Context, shapes: Mapping[str, Sequence[int]], seen: Rewriting | None = None
+    step: CapturedStep, context: Context, shapes: Mapping[str, Sequence[int]], seen: Rewriting | None = None
 ) -> StageCosts | None:
     """Returns the costs of the stages of a pipeline; None if they cannot be computed from the step alone.
 
@@ -102,7 +102,9 @@ def costs_of(
 class _Costs:
     """The computation of one `costs_of`."""
 
-    def __init__(self, assigned: Step, replicated: Step, context: Context, shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, assigned: PlacedStep, replicated: ReplicatedStep, context: Context, shapes: Mapping[str, Sequence[int]]
+    ) -> None:
         self.assigned, self.replicated, self.context = assigned, replicated, context
         self.parts = len(context.replicas)
         split = {name: axis for name, axis in assigned.inputs.items() if axis is not None}
@@ -173,9 +175,9 @@ class _Costs:
 
     def _is_per_micro_batch(self, name: str) -> bool:
         """Returns True if a tensor belongs to one micro-batch: it has a copy per micro-batch, or there is only one."""
-        replication, node = self.replicated.replication, node_of(name)
-        if replication is not None:
-            return node in replication.copies
+        node = node_of(name)
+        if self.replicated.copies:
+            return node in self.replicated.copies
         part = self.replicated.pipeline_parts.get(node)
         return part is not None and not part.is_held
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.runtime.variables import StoredVariable, TrackedVariable
 
 
@@ -15,7 +15,7 @@ class StepObserver:
     All workers make each of these calls in the same order.
     """
 
-    def on_tracked(self, step: Step, variables: Mapping[str, TrackedVariable]) -> None:
+    def on_tracked(self, step: CapturedStep, variables: Mapping[str, TrackedVariable]) -> None:
         """Called when a step of eager variables was captured and has not run yet.
 
         Args:

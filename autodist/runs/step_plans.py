@@ -11,8 +11,8 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.renaming import Renaming
 from autodist.graph.stage_marks import has_stage_marks
-from autodist.graph.step import Step
-from autodist.kernels import KERNELS, Context, Fetching, Kernel, rewrite
+from autodist.graph.step import CapturedStep, ReplicatedStep, Step
+from autodist.kernels import KERNELS, AnyKernel, Context, Fetching, rewrite
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs.stage_costs import Rewriting
@@ -48,18 +48,18 @@ class StepPlans:
         self._spec, self._builder, self._index, self._recorder = spec, builder, index, recorder
         self._decided: dict[str, strategy_pb2.VariableNode] = {}
         self._owned: dict[str, Sequence[tuple[int, int]]] = {}
-        self._rehearsed: tuple[tf.compat.v1.GraphDef, Step] | None = None
+        self._rehearsed: tuple[tf.compat.v1.GraphDef, ReplicatedStep] | None = None
         self._seen: Rewriting | None = None
         self._pipeline: strategy_pb2.Pipeline | None = None
         self._count = 0
         self._has_warned_of_marks = False
 
     @property
-    def rehearsed(self) -> Step | None:
+    def rehearsed(self) -> ReplicatedStep | None:
         """The step that was rewritten in advance; None once it has been used."""
         return None if self._rehearsed is None else self._rehearsed[1]
 
-    def build(self, step: Step, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+    def build(self, step: CapturedStep, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         """On the chief, builds the strategy for a step; a variable of an earlier step keeps its placement.
 
         The bytes that earlier steps have placed on owners count as those owners' loads.
@@ -109,7 +109,7 @@ class StepPlans:
             owned[owner] += byte_size
         return owned
 
-    def _record_owned(self, strategy: strategy_pb2.Strategy, step: Step, names: Mapping[str, str]) -> None:
+    def _record_owned(self, strategy: strategy_pb2.Strategy, step: CapturedStep, names: Mapping[str, str]) -> None:
         variables = {variable.name: variable for variable in synced_variables(step)}
         for node in strategy.nodes:
             parts = pieces(variables[node.variable], node)
@@ -142,10 +142,12 @@ class StepPlans:
             self._pipeline = strategy.pipeline
         self._decided.update({shared[node.variable]: node for node in strategy.nodes})
 
-    def rehearse(self, step: Step, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
+    def rehearse(self, step: CapturedStep, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
         """Rewrites the first step while the others may still trace, so that a kernel's error is raised by then."""
         self._seen = Rewriting() if strategy.pipeline.stages else None
-        self._rehearsed = (step.graph_def, self._rewrite(step, strategy, names, seen=self._seen))
+        rewritten = self._rewrite(step, strategy, names, seen=self._seen)
+        assert isinstance(rewritten, ReplicatedStep), "made by the kernels of a training step"
+        self._rehearsed = (step.graph_def, rewritten)
 
     def take_rewriting(self) -> Rewriting | None:
         """Returns the rewriting recorded in `rehearse` for a pipeline; later calls return None."""
@@ -154,11 +156,11 @@ class StepPlans:
 
     def rewritten(
         self,
-        step: Step,
+        step: CapturedStep,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
         fetching: Fetching,
-        kernels: Sequence[Kernel],
+        kernels: Sequence[AnyKernel],
     ) -> Step:
         """Returns a step rewritten for this worker; the arguments are those of `Run.program`.
 
@@ -181,11 +183,11 @@ class StepPlans:
 
     def _rewrite(
         self,
-        step: Step,
+        step: CapturedStep,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
         fetching: Fetching = Fetching.BY_ALL,
-        kernels: Sequence[Kernel] = KERNELS,
+        kernels: Sequence[AnyKernel] = KERNELS,
         seen: Rewriting | None = None,
     ) -> Step:
         context = Context(self._with_stages(strategy), self._index, fetching)
@@ -197,7 +199,7 @@ class StepPlans:
         return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 
 
-def share_names(step: Step, names: Mapping[str, str]) -> Step:
+def share_names(step: CapturedStep, names: Mapping[str, str]) -> CapturedStep:
     """Gives the variables of a step the names that all steps share in the session.
 
     Args:

@@ -63,11 +63,11 @@ class Program:
         self._updates = updates
         self._graph_runner, self._trace = graph_runner, trace
         fed = [graph_runner.graph.get_tensor_by_name(name) for name in feeds]
-        self._returns_examples = step.replication is not None and step.replication.counts_examples
+        self._returns_examples = step.counts_examples
         self._parts = StepTensors(outputs, operations, fed[:batch], fed[batch:], self._returns_examples)
         self._repeated: dict[int, Callable[..., list[np.ndarray]]] = {}
         self._frees_memory = bool(step.gradients)
-        self._even = step.replication.even_parts if step.replication else None
+        self._even = step.even_parts
         self._is_global = step.is_global
         self._update = _callable_of(graph_runner, prefix, step.served)
         self.flush = _callable_of(graph_runner, prefix, step.flush_targets)

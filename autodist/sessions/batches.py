@@ -13,7 +13,7 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import elements_read, fed_to_iterators, require_alike, warn_iterators_start_over
 from autodist.errors import CaptureError
 from autodist.graph.ops import Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.resources import ResourceSpec
 from autodist.runtime.program import Program
 
@@ -55,11 +55,13 @@ class SessionBatches:
         make_program: makes a program of this worker only.
     """
 
-    def __init__(self, spec: ResourceSpec, captured: CapturedGraph, make_program: Callable[[Step], Program]) -> None:
+    def __init__(
+        self, spec: ResourceSpec, captured: CapturedGraph, make_program: Callable[[CapturedStep], Program]
+    ) -> None:
         self._spec, self._captured, self._make_program = spec, captured, make_program
         self._iterator_runs: dict[tuple[tuple[str, ...], frozenset[str]], _IteratorRun | None] = {}
 
-    def require_divisible(self, whole: Step) -> None:
+    def require_divisible(self, whole: CapturedStep) -> None:
         """Checks that iterator elements read by training can be divided among the replicas.
 
         Args:
@@ -78,11 +80,11 @@ class SessionBatches:
         if read and len(self._spec.workers) > 1 and self._spec.batch != "per_worker":
             require_alike(whole.graph_def)
 
-    def warn_iterators_start_over(self, whole: Step, steps: int) -> None:
+    def warn_iterators_start_over(self, whole: CapturedStep, steps: int) -> None:
         """Warns if a resumed run would read the data of earlier steps again."""
         warn_iterators_start_over(self._trained(whole), whole.graph_def, steps)
 
-    def _trained(self, whole: Step) -> list[tf.Tensor]:
+    def _trained(self, whole: CapturedStep) -> list[tf.Tensor]:
         return [self._captured.graph.get_tensor_by_name(t) for g in whole.gradients for t in g.tensors]
 
     def next_for(self, fetches: Fetches, arrays: Arrays) -> dict[tf.Tensor, np.ndarray]:
@@ -113,7 +115,7 @@ class SessionBatches:
         return _IteratorRun(elements, [fed[name] for name in needed], self._make_program(step))
 
 
-def require_no_queue(step: Step, replicas: int) -> None:
+def require_no_queue(step: CapturedStep, replicas: int) -> None:
     """Checks that a run reads no queue and, with several replicas, no optional elements of an iterator.
 
     Args:

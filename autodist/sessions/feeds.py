@@ -19,7 +19,7 @@ from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
@@ -50,7 +50,7 @@ class SessionFeeds:
     shared: frozenset[str] = frozenset()
     rows: int | None = None
 
-    def with_rows(self, whole: Step, captured: CapturedGraph, even_alone: bool = False) -> SessionFeeds:
+    def with_rows(self, whole: CapturedStep, captured: CapturedGraph, even_alone: bool = False) -> SessionFeeds:
         """Returns a copy with the number of examples per feed, if it is known and all first axes are fixed.
 
         It is known if all tensors read by training have equal numbers of rows, and no worker has several replicas: one
@@ -71,7 +71,7 @@ class SessionFeeds:
         lengths -= {1} if len(lengths) > 1 else set()
         return replace(self, rows=lengths.pop()) if len(lengths) == 1 else self
 
-    def require_open_axes(self, whole: Step, captured: CapturedGraph) -> None:
+    def require_open_axes(self, whole: CapturedStep, captured: CapturedGraph) -> None:
         """Checks that all batches read by training can be split, on every worker with several replicas.
 
         Logs a warning if the loss uses statistics of each replica's examples instead of the whole batch.
@@ -98,7 +98,7 @@ class SessionFeeds:
             seeds = {whole.gradient_calls[g.call].seed for g in whole.gradients}
             warn_replica_statistics(step, captured.graph, seeds)
 
-    def axes_of(self, arrays: Arrays, capture: Callable[[], Step]) -> list[int | None]:
+    def axes_of(self, arrays: Arrays, capture: Callable[[], CapturedStep]) -> list[int | None]:
         """Returns the batch axis of each fed tensor.
 
         Args:
@@ -234,7 +234,7 @@ class SessionFeeds:
         return None
 
 
-def _read_by_training(whole: Step, captured: CapturedGraph) -> list[tf.Tensor]:
+def _read_by_training(whole: CapturedStep, captured: CapturedGraph) -> list[tf.Tensor]:
     """Returns placeholders and iterator elements that gradients depend on, except scalars and unknown ranks."""
     gradients = [t for g in whole.gradients for t in g.tensors]
     needed = reach(map(node_of, gradients), whole.graph_index.data.__getitem__)
@@ -246,7 +246,7 @@ def _is_open(tensor: tf.Tensor) -> bool:
     return tensor.shape.rank is None or (tensor.shape.rank > 0 and tensor.shape[0] is None)
 
 
-def _sets_what_is_fed(step: Step, arrays: Arrays) -> bool:
+def _sets_what_is_fed(step: CapturedStep, arrays: Arrays) -> bool:
     """Returns True if a run only sets variables, and no feed can be a batch."""
     if not only_sets(step):
         return False
@@ -254,7 +254,7 @@ def _sets_what_is_fed(step: Step, arrays: Arrays) -> bool:
     return all(t.name in values or not _is_open(t) for t, a in arrays.items() if a.ndim)
 
 
-def _assigned(step: Step) -> set[str]:
+def _assigned(step: CapturedStep) -> set[str]:
     """Returns the inputs of a run that are assigned to variables unchanged, and not used otherwise."""
     assigned = set()
     for name in step.inputs:

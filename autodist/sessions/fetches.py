@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.names import node_of
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.kernels import Fetching
 from autodist.layout import Joined, Unknown
@@ -32,7 +32,7 @@ class Fetches:
     own: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, step: Step, strategy: strategy_pb2.Strategy) -> Fetches:
+    def of(cls, step: CapturedStep, strategy: strategy_pb2.Strategy) -> Fetches:
         """Finds the fetches of a run that all workers make.
 
         Args:

@@ -13,9 +13,9 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.index import GraphIndex
 from autodist.graph.ops import Trait
 from autodist.graph.parts import Variable
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
-from autodist.kernels import KERNELS, SETTING_KERNELS, Kernel
+from autodist.kernels import KERNELS, SETTING_KERNELS, AnyKernel
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
 from autodist.runtime.variables import StoredVariable
@@ -43,19 +43,19 @@ class InitialValues:
         self,
         run: Run,
         captured: CapturedGraph,
-        make_program: Callable[[Step, Sequence[Kernel]], Program],
+        make_program: Callable[[CapturedStep, Sequence[AnyKernel]], Program],
         settled: set[str],
     ) -> None:
         self._run, self._captured, self._make_program = run, captured, make_program
         self._initializers = initializers_of(captured.graph)
         self.settled = settled
 
-    def note_set(self, step: Step) -> None:
+    def note_set(self, step: CapturedStep) -> None:
         """Records the variables that a run sets."""
         for effect in step.graph_index.effects.values():
             self.settled |= effect.writes
 
-    def give_before(self, step: Step, sets: bool) -> None:
+    def give_before(self, step: CapturedStep, sets: bool) -> None:
         """Initializes unset variables, if a run needs values of variables.
 
         Args:
@@ -91,7 +91,7 @@ class InitialValues:
                 _format_names([v.name for v in lacking]),
             )  # fmt: skip
 
-    def _initialized_checks(self, variables: Iterable[Variable]) -> Step:
+    def _initialized_checks(self, variables: Iterable[Variable]) -> CapturedStep:
         """Returns a run that checks for each variable if it has a value."""
         handles = {f"autodist/has_value/{v.handle}": v.handle for v in variables}
         nodes = {f"{name}:0": NodeDef(name=name, op="VarIsInitializedOp", input=[h]) for name, h in handles.items()}

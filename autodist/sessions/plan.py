@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import share_iterators
@@ -11,8 +12,8 @@ from autodist.capture.tables import share_tables
 from autodist.errors import CaptureError, CaptureMismatchError
 from autodist.graph.parts import Variable
 from autodist.graph.placement import Placement
-from autodist.graph.step import Step, place_variables
-from autodist.kernels import Fetching, Kernel, find_placements
+from autodist.graph.step import CapturedStep
+from autodist.kernels import AnyKernel, Fetching, find_placements
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
@@ -40,7 +41,7 @@ class SessionPlan:
         StrategyError: the strategy is not possible for this graph.
     """
 
-    def __init__(self, run: Run, captured: CapturedGraph, whole: Step, earlier: SessionPlan | None) -> None:
+    def __init__(self, run: Run, captured: CapturedGraph, whole: CapturedStep, earlier: SessionPlan | None) -> None:
         self._run = run
         # Each session has its own values, as in TensorFlow.
         self._prefix: str = f"session_{next(_COUNT)}" if earlier is None else earlier._prefix
@@ -48,7 +49,7 @@ class SessionPlan:
         self.strategy = self._agree(whole)
         self._placements: Mapping[str, Placement] = self._placed(whole, {} if earlier is None else earlier._placements)
 
-    def _agree(self, whole: Step) -> strategy_pb2.Strategy:
+    def _agree(self, whole: CapturedStep) -> strategy_pb2.Strategy:
         strategy, renaming = self._run.plan(whole, self._names, rehearses=False)
         for own, chiefs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
             raise CaptureMismatchError(
@@ -58,7 +59,7 @@ class SessionPlan:
             )
         return strategy
 
-    def _placed(self, whole: Step, earlier: Mapping[str, Placement]) -> dict[str, Placement]:
+    def _placed(self, whole: CapturedStep, earlier: Mapping[str, Placement]) -> dict[str, Placement]:
         """Returns the placement of each variable; variables of an earlier session keep theirs.
 
         Raises:
@@ -66,7 +67,7 @@ class SessionPlan:
         """
         if self._run.workers == 1:
             return {}
-        placements = find_placements(place_variables(whole, earlier), self.strategy)
+        placements = find_placements(replace(whole, placements=earlier), self.strategy)
         wanted = find_placements(whole, self.strategy) if earlier else placements
         for node in self.strategy.nodes:
             if wanted[node.variable] != placements[node.variable]:
@@ -77,16 +78,18 @@ class SessionPlan:
                 )
         return placements
 
-    def placed(self, step: Step) -> Step:
+    def placed(self, step: CapturedStep) -> CapturedStep:
         """Returns a run of the graph, with the placements of its variables."""
-        return place_variables(step, self._placements)
+        return replace(step, placements=self._placements)
 
     def stored(self, variable: Variable) -> StoredVariable:
         """Returns one of its variables as the session stores it."""
         placement = self._placements.get(variable.name, Placement())
         return StoredVariable(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
 
-    def program(self, step: Step, kernels: Sequence[Kernel], fetching: Fetching = Fetching.BY_EACH) -> Program:
+    def program(
+        self, step: CapturedStep, kernels: Sequence[AnyKernel], fetching: Fetching = Fetching.BY_EACH
+    ) -> Program:
         """Rewrites a run of the graph for this worker.
 
         Args:

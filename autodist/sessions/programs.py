@@ -17,7 +17,7 @@ from autodist.capture.tables import fills_tables_alone, require_unchanged
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of, row_axes
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, only_sets
 from autodist.layout import PerExample, Replicated
 from autodist.runs.run import Run
@@ -134,12 +134,12 @@ class SessionPrograms:
         )  # fmt: skip
 
 
-def _is_local(step: Step) -> bool:
+def _is_local(step: CapturedStep) -> bool:
     """Returns True if no other worker takes part in a run, since it trains nothing and writes nothing."""
     return not step.gradients and not written_handles(step)
 
 
-def _gives_rows(step: Step) -> bool:
+def _gives_rows(step: CapturedStep) -> bool:
     """Returns True if each output has a row for each example, or does not depend on the batch."""
     flows = flows_of(step)
     return all(isinstance(flows.kind(name), PerExample | Replicated) for name in step.outputs)

@@ -24,9 +24,9 @@ import tensorflow as tf
 from autodist.errors import AutoDistError, StrategyError
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, draws_numbers, having
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
-from autodist.kernels import KERNELS, LOCAL_KERNELS, Kernel
+from autodist.kernels import KERNELS, LOCAL_KERNELS, AnyKernel
 from autodist.kernels.place.slots import find_slots
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import all_synchronizers
@@ -77,7 +77,7 @@ class Recorder:
         tf.random.set_seed(SEED)
         sys.excepthook = functools.partial(self._note_error, sys.excepthook)
 
-    def kernels(self, kernels: Sequence[Kernel]) -> Sequence[Kernel]:
+    def kernels(self, kernels: Sequence[AnyKernel]) -> Sequence[AnyKernel]:
         """Returns the kernels that rewrite a step; the reference runs the captured step."""
         return LOCAL_KERNELS if self._recording.is_reference and kernels is KERNELS else kernels
 
@@ -118,7 +118,7 @@ class Recorder:
         ]
 
     def after_step(
-        self, step: Step, worker: int, values: Callable[[], Mapping[str, Any]], outputs: Callable[[], Any]
+        self, step: CapturedStep, worker: int, values: Callable[[], Mapping[str, Any]], outputs: Callable[[], Any]
     ) -> None:
         """Records a training step; exits the script after the last one.
 
@@ -136,10 +136,10 @@ class Recorder:
         if self._steps >= self._recording.steps or not self._has_requested_precision(step):
             raise SystemExit(0)
 
-    def _has_requested_precision(self, step: Step) -> bool:
+    def _has_requested_precision(self, step: CapturedStep) -> bool:
         return not self._recording.in_float64 or is_in_float64(step)
 
-    def _write_notes(self, step: Step) -> None:
+    def _write_notes(self, step: CapturedStep) -> None:
         if self._has_notes:
             return
         self._has_notes = True
@@ -155,7 +155,7 @@ class Recorder:
         }
         (self._folder / NOTES).write_text(json.dumps(notes), encoding="utf-8")
 
-    def _write(self, step: Step, values: Mapping[str, Any], outputs: Any) -> None:
+    def _write(self, step: CapturedStep, values: Mapping[str, Any], outputs: Any) -> None:
         trained = {gradient.variable for gradient in step.gradients}
         slots = {slot.name for kept in find_slots(step).values() for slot in kept}
         kinds = {name: VARIABLES if name in trained else SLOTS if name in slots else STATE for name in values}
@@ -186,14 +186,14 @@ def _permuted(array: np.ndarray, axis: int, draws: np.random.Generator) -> np.nd
     return np.take(array, draws.permutation(array.shape[axis]), axis)
 
 
-def _training_nodes(step: Step) -> set[str]:
+def _training_nodes(step: CapturedStep) -> set[str]:
     """Returns the nodes of a step's training; in a session's graph, without those of initial values."""
     gradients = [node_of(t) for gradient in step.gradients for t in gradient.tensors]
     updates = reach(gradients, step.graph_index.consumers.__getitem__)
     return reach(updates, step.graph_index.data.__getitem__)
 
 
-def is_in_float64(step: Step) -> bool:
+def is_in_float64(step: CapturedStep) -> bool:
     """Returns True if all trained variables of a step are float64."""
     return all(step.by_name[gradient.variable].dtype == tf.float64 for gradient in step.gradients)
 

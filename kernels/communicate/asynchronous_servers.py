@@ -13,7 +13,7 @@ from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import SyncMode
-from autodist.graph.step import Replication, Step
+from autodist.graph.step import ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import topological
@@ -25,7 +25,7 @@ from autodist.kernels.communicate.results import Results
 
 
 @dataclass(frozen=True)
-class AsynchronousServers(Kernel):
+class AsynchronousServers(Kernel[ReplicatedStep, ReplicatedStep]):
     """Updates owned variables at their owner by each worker's own mean gradient, as soon as the worker has computed it.
 
     The arithmetic of the update runs on the owner's device as part of the worker's step; only gradients are sent. A
@@ -39,18 +39,19 @@ class AsynchronousServers(Kernel):
     """
 
     name: ClassVar[str] = "asynchronous-servers"
+    after: ClassVar[Mapping[str, str]] = {
+        "set-pace": "it places the owned variables",
+        "read-proxies": "it redirects the reads of the compute part",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
-        replication = step.replication
-        if replication is None:
-            return step
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         kept = {
             step.by_name[name].handle: placement.owner
-            for name, placement in replication.variable_placements.items() if placement.pace is SyncMode.ASYNCHRONOUS
+            for name, placement in step.variable_placements.items() if placement.pace is SyncMode.ASYNCHRONOUS
         }  # fmt: skip
         if not kept:
             return step
-        updates = _Updates(step, replication, context, kept)
+        updates = _Updates(step, context, kept)
         return updates.run() if updates.writes else step
 
 
@@ -76,17 +77,17 @@ class _Lock:
 class _Updates:
     """Implements one `AsynchronousServers.apply`; the methods are in the order of `run`."""
 
-    def __init__(self, step: Step, replication: Replication, context: Context, kept: Mapping[str, int]) -> None:
+    def __init__(self, step: ReplicatedStep, context: Context, kept: Mapping[str, int]) -> None:
         self.item, self.context, self.kept = step, context, kept
-        self.stages, self.variable_placements = replication.stages, replication.variable_placements
-        self.results = Results(step, replication)
+        self.stages, self.variable_placements = step.stages, step.variable_placements
+        self.results = Results(step)
         self.editor = self.results.editor
         self.effects = {n: e for n, e in step.graph_index.effects.items() if (e.reads | e.writes) & kept.keys()}
         self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
-        self.joins = [j for j in replication.joins if j.variable and step.by_name[j.variable].handle in kept]
+        self.joins = [j for j in step.joins if j.variable and step.by_name[j.variable].handle in kept]
         self.means: dict[str, PendingReduction] = {}
 
-    def run(self) -> Step:
+    def run(self) -> ReplicatedStep:
         if self.context.computes:
             for join in self.joins:
                 self._divide(join)
@@ -236,7 +237,7 @@ class Clock:
     key: str
     staleness: int
 
-    def tick(self, editor: StepEditor, after: Sequence[str]) -> None:
+    def tick(self, editor: StepEditor[Step], after: Sequence[str]) -> None:
         """Adds one step's ticks, sent after all of `after`, and this worker's initial ticks."""
         others = [w for w in self.context.group.workers if w != self.context.worker]
         initializers: dict[str, str] = {}

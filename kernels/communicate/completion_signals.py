@@ -10,7 +10,7 @@ from types import MappingProxyType
 from autodist.graph.effects import NO_EFFECT, Effect
 from autodist.graph.execution_order import ExecutionOrder
 from autodist.graph.placement import EVERY_WORKER
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.node_assignment import NOBODY, Owners
 
@@ -30,7 +30,7 @@ class WriteGroup:
     key: str
 
 
-def group_writes(step: Step, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[WriteGroup]:
+def group_writes(step: ReplicatedStep, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[WriteGroup]:
     """Groups the writes of owned variables (`owner`, by handle) by owner and rank."""
     effects = step.graph_index.effects
     together: dict[tuple[int, int], list[str]] = {}
@@ -97,6 +97,6 @@ def _take_later(before: dict[int, int], found: Mapping[int, int], is_away: int) 
         before[holder] = max(rank | is_away, before.get(holder, 0))
 
 
-def _key(step: Step, effects: Mapping[str, Effect], writes: list[str]) -> str:
+def _key(step: ReplicatedStep, effects: Mapping[str, Effect], writes: list[str]) -> str:
     handles = sorted({step.by_handle[h].name for w in writes for h in effects[w].writes})
     return f"token/{digest(';'.join(handles))}"

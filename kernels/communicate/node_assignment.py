@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.placement import EVERY_WORKER
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.kernels.base import Context
 
 Owners = frozenset[int]
@@ -38,7 +38,7 @@ class NodeAssignment:
 
 
 def assign_nodes(
-    step: Step,
+    step: ReplicatedStep,
     effects: Mapping[str, Effect],
     owner: Mapping[str, int],
     private: Mapping[str, Owners],
@@ -65,10 +65,9 @@ def only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:
     return only if only not in (me, EVERY_WORKER) else None
 
 
-def once(step: Step) -> list[str]:
+def once(step: ReplicatedStep) -> list[str]:
     """Returns the nodes that run once, in topological order."""
-    stages = step.replication and step.replication.stages
-    return sorted(stages.once, key=stages.order.__getitem__) if stages else []
+    return sorted(step.stages.once, key=step.stages.order.__getitem__)
 
 
 class _Walk:
@@ -76,7 +75,7 @@ class _Walk:
 
     def __init__(
         self,
-        step: Step,
+        step: ReplicatedStep,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
         private: Mapping[str, Owners],

@@ -12,7 +12,7 @@ from autodist.graph.effects import Effect
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import EVERY_WORKER
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
@@ -57,7 +57,7 @@ class WorkerPart:
         brought: shape and dtype of the gradients that were sent to owners, by the tensor that stands for them.
     """
 
-    item: Step
+    item: ReplicatedStep
     private: Mapping[str, Owners]
     transfers: tuple[Transfer, ...]
     me: int
@@ -68,7 +68,7 @@ class WorkerPart:
     @classmethod
     def find(
         cls,
-        step: Step,
+        step: ReplicatedStep,
         context: Context,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
@@ -140,7 +140,9 @@ class WorkerPart:
                 editor.set_inputs(node.name, [i for i in node.input if i not in lost])
 
 
-def _in_rounds(step: Step, transfers: Sequence[Transfer], transferred: Collection[str]) -> tuple[Transfer, ...]:
+def _in_rounds(
+    step: ReplicatedStep, transfers: Sequence[Transfer], transferred: Collection[str]
+) -> tuple[Transfer, ...]:
     """Returns the transfers with their rounds, which depend on all tensors sent between workers."""
     if not transfers:
         return ()
@@ -152,8 +154,8 @@ def _in_rounds(step: Step, transfers: Sequence[Transfer], transferred: Collectio
     return tuple(replace(t, round=rounds[node_of(t.name)]) for t in transfers)
 
 
-def _level(step: Step, name: str) -> int:
-    return step.replication.stages.level_of(node_of(name)) if step.replication else 1
+def _level(step: ReplicatedStep, name: str) -> int:
+    return step.stages.level_of(node_of(name))
 
 
 def _spec_of_result(join: PendingReduction, result: str) -> tf.TensorSpec:
@@ -161,14 +163,13 @@ def _spec_of_result(join: PendingReduction, result: str) -> tf.TensorSpec:
     return tf.TensorSpec([None], join.index_dtype) if is_indices else tf.TensorSpec(join.shape, join.dtype)
 
 
-def _holders(step: Step, brought: Mapping[str, int]) -> dict[str, int]:
+def _holders(step: ReplicatedStep, brought: Mapping[str, int]) -> dict[str, int]:
     """Maps the tensors that the part that runs once reads of each gradient to the worker that has the gradient."""
-    joined = step.replication.joined_gradients if step.replication else frozenset()
-    return {**dict.fromkeys(joined, EVERY_WORKER), **brought}
+    return {**dict.fromkeys(step.joined_gradients, EVERY_WORKER), **brought}
 
 
 def _find_private(
-    step: Step, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
+    step: ReplicatedStep, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
 ) -> dict[str, Owners]:
     nodes = step.graph_index.nodes
     private: dict[str, Owners] = {}

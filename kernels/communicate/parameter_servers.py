@@ -12,7 +12,7 @@ from autodist.errors import FetchedElsewhereError
 from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import EVERY_WORKER, SyncMode
-from autodist.graph.step import Replication, Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
@@ -32,7 +32,7 @@ PACK_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class ParameterServers(Kernel):
+class ParameterServers(Kernel[ReplicatedStep, ReplicatedStep]):
     """Moves the update of each owned variable to its owner (Li et al., OSDI 2014), synchronously.
 
     Every worker sends its gradients to the owner. The owner sums them in rank order, divides by the weight, applies
@@ -43,34 +43,35 @@ class ParameterServers(Kernel):
     """
 
     name: ClassVar[str] = "parameter-servers"
+    after: ClassVar[Mapping[str, str]] = {
+        "set-pace": "it places the owned variables",
+        "read-proxies": "it redirects the reads of the compute part",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
-        replication = step.replication
-        if replication is None or all(
-            k.pace is not SyncMode.SYNCHRONOUS for k in replication.variable_placements.values()
-        ):
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
+        if all(k.pace is not SyncMode.SYNCHRONOUS for k in step.variable_placements.values()):
             return step
-        return _Servers(step, replication, context).run()
+        return _Servers(step, context).run()
 
 
 class _Servers:
     """Implements one `ParameterServers.apply`; the methods are in the order of `run`."""
 
-    def __init__(self, step: Step, replication: Replication, context: Context) -> None:
-        self.item, self.context, self.stages = step, context, replication.stages
+    def __init__(self, step: ReplicatedStep, context: Context) -> None:
+        self.item, self.context, self.stages = step, context, step.stages
         self.owner = {
             step.by_name[name].handle: placement.owner
-            for name, placement in replication.variable_placements.items() if placement.pace is SyncMode.SYNCHRONOUS
+            for name, placement in step.variable_placements.items() if placement.pace is SyncMode.SYNCHRONOUS
         }  # fmt: skip
-        self.results = Results(step, replication)
+        self.results = Results(step)
         self.editor = self.results.editor
         self.effects = step.graph_index.effects
-        self.joins = [j for j in replication.joins if j.variable and step.by_name[j.variable].handle in self.owner]
-        assert replication.order is not None, "set by SetPace"
-        self.order = replication.order
-        self.versions = Versions(step, replication, self.owner, self.joins, context)
+        self.joins = [j for j in step.joins if j.variable and step.by_name[j.variable].handle in self.owner]
+        assert step.order is not None, "set by SetPace"
+        self.order = step.order
+        self.versions = Versions(step, self.owner, self.joins, context)
 
-    def run(self) -> Step:
+    def run(self) -> ReplicatedStep:
         self._send_gradients()
         part = WorkerPart.find(self.item, self.context, self.effects, self.owner, self.joins)
         acknowledgements = self.versions.acknowledgements(part.runs)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Variable
-from autodist.graph.step import Replication, Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
@@ -20,7 +20,7 @@ PROXY = "/proxy"
 
 
 @dataclass(frozen=True)
-class ReadProxies(Kernel):
+class ReadProxies(Kernel[ReplicatedStep, ReplicatedStep]):
     """Makes replicas read a copy on their own worker, which is refreshed after the variable's update.
 
     The value is then sent while nothing waits for it, once per step, and whole: for a table, all rows. The owner of a
@@ -32,21 +32,21 @@ class ReadProxies(Kernel):
     """
 
     name: ClassVar[str] = "read-proxies"
+    after: ClassVar[Mapping[str, str]] = {
+        "set-pace": "it places the owned variables",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
-        plan, replication = context.plan, step.replication
-        names = [name for name in replication.variable_placements if plan.has_cached_copy(name)] if replication else []
-        if replication is None or not names:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
+        plan = context.plan
+        names = [name for name in step.variable_placements if plan.has_cached_copy(name)]
+        if not names:
             return step
-        step = replace(step, copies={**step.copies, **dict.fromkeys(names, (PROXY,))})
+        step = replace(step, cached_copies={**step.cached_copies, **dict.fromkeys(names, (PROXY,))})
         if not context.computes:
             return step
-        work = _Proxies(step, replication, context)
+        work = _Proxies(step, context)
         for name in names:
-            if (
-                replication.variable_placements[name].runs_ahead
-                or replication.variable_placements[name].owner != context.worker
-            ):
+            if step.variable_placements[name].runs_ahead or step.variable_placements[name].owner != context.worker:
                 work.read_proxy(step.by_name[name])
         return work.editor.to_step()
 
@@ -54,12 +54,12 @@ class ReadProxies(Kernel):
 class _Proxies:
     """The edited step."""
 
-    def __init__(self, step: Step, replication: Replication, context: Context) -> None:
-        self._item, self._context, self._stages = step, context, replication.stages
+    def __init__(self, step: ReplicatedStep, context: Context) -> None:
+        self._item, self._context, self._stages = step, context, step.stages
         self.editor = StepEditor(step)
         self._effects = step.graph_index.effects
-        local = [t for join in replication.joins for t in join.local]
-        self._compute = self.editor.ancestors([*local, *step.outputs], control=False) - replication.stages.once
+        local = [t for join in step.joins for t in join.local]
+        self._compute = self.editor.ancestors([*local, *step.outputs], control=False) - step.stages.once
 
     def read_proxy(self, variable: Variable) -> None:
         """Makes the compute part read a variable's proxy, if this step updates the variable."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.execution_order import find_execution_order, message_of
 from autodist.graph.parts import PendingReduction, PendingReductionKind, ReduceOp
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, digest, key_of, make_buckets
@@ -37,7 +37,7 @@ _MOST_ROWS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class ReduceByCollective(Kernel):
+class ReduceByCollective(Kernel[ReplicatedStep, ReplicatedStep]):
     """Sums pending reductions over their groups by TensorFlow's collectives, if the strategy says RING or NCCL.
 
     All reductions of the step then use collectives, because collectives hang beside queues and accumulators in the same
@@ -56,14 +56,18 @@ class ReduceByCollective(Kernel):
 
     bucket_bytes: int = BUCKET_BYTES
     name: ClassVar[str] = "reduce-by-collective"
+    after: ClassVar[Mapping[str, str]] = {
+        "merge-rows": "rows are merged before they are sent",
+        "set-pace": "it removes the reductions of state that stays local",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
-        plan, replication = context.plan, step.replication
-        if plan.collective is None or replication is None:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
+        plan = context.plan
+        joins = step.joins
+        if plan.collective is None or not joins:
             return step
-        joins = replication.joins
         _require_types_that_travel(joins, plan.collective)
-        results = Results(step, replication)
+        results = Results(step)
         collectives = _Collectives(context, plan.collective)
         dense = [join for join in joins if not join.is_sparse]
         buckets = make_buckets(dense, plan.fusion_group, self.bucket_bytes)

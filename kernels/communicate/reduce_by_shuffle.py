@@ -12,7 +12,7 @@ from autodist.compressors import NO_COMPRESSOR, Compressor, Dense
 from autodist.errors import StrategyError
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction, ReduceOp
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.all_reduce_algorithms import AllReduceAlgorithm, all_reduce_fused
@@ -36,7 +36,7 @@ DIRECT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class ReduceByShuffle(Kernel):
+class ReduceByShuffle(Kernel[ReplicatedStep, ReplicatedStep]):
     """Sums pending reductions over their groups in rank order, so that all workers get the same bits in every run.
 
     A bucket is cut into one piece per worker of its group. Each piece goes to its owner through one queue per source.
@@ -61,13 +61,17 @@ class ReduceByShuffle(Kernel):
 
     bucket_bytes: int = BUCKET_BYTES
     name: ClassVar[str] = "reduce-by-shuffle"
+    after: ClassVar[Mapping[str, str]] = {
+        "merge-rows": "rows are merged before they are sent",
+        "set-pace": "it removes the reductions of state that stays local",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
-        plan, replication = context.plan, step.replication
-        joins = [join for join in replication.joins if plan.uses_shuffle(join)] if replication else []
-        if replication is None or not joins:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
+        plan = context.plan
+        joins = [join for join in step.joins if plan.uses_shuffle(join)]
+        if not joins:
             return step
-        results = Results(step, replication)
+        results = Results(step)
         stored_as = _names_in_session(step)
         plain, compressed = self._buckets(joins, context)
         fused, single = find_fused_buckets(step, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
@@ -155,7 +159,7 @@ def _compress_bucket(
     results.editor.initialize({name: f.name(op) for name, op in reduction.initializers.items()})
 
 
-def _names_in_session(step: Step) -> dict[str, str]:
+def _names_in_session(step: ReplicatedStep) -> dict[str, str]:
     """Maps a variable's name to its name in the session."""
     stored = {n.name: n.attr["shared_name"].s.decode() for n in step.graph_index.of_op("VarHandleOp")}
     return {v.name: stored[v.handle] for v in step.variables if v.handle in stored}
@@ -226,7 +230,7 @@ def compressor_of(plan: Plan, join: PendingReduction) -> Compressor | None:
 
 
 def find_fused_buckets(
-    step: Step, buckets: Sequence[Bucket], others: Sequence[Bucket], context: Context, most_bytes: int
+    step: ReplicatedStep, buckets: Sequence[Bucket], others: Sequence[Bucket], context: Context, most_bytes: int
 ) -> tuple[list[list[Bucket]], list[Bucket]]:
     """Returns lists of buckets that subgroups reduce in the same messages, and the remaining buckets, both in order.
 
@@ -243,9 +247,9 @@ def find_fused_buckets(
         most_bytes: size up to which a bucket may be fused.
     """
     small = [b for b in buckets if b.byte_size <= most_bytes and context.subgroups(b.joins[0])]
-    if len(small) < 2 or step.replication is None or step.replication.variable_placements:
+    if len(small) < 2 or step.variable_placements:
         return [], list(buckets)
-    ranks = _ranks(step, step.replication.joins, [*buckets, *others])
+    ranks = _ranks(step, step.joins, [*buckets, *others])
     alike: dict[tuple[Group, int], list[Bucket]] = {}
     for bucket in small:
         alike.setdefault((bucket.group, ranks[id(bucket)]), []).append(bucket)
@@ -254,7 +258,7 @@ def find_fused_buckets(
     return fused, [bucket for bucket in buckets if id(bucket) not in taken]
 
 
-def _ranks(step: Step, joins: Iterable[PendingReduction], buckets: Sequence[Bucket]) -> dict[int, int]:
+def _ranks(step: ReplicatedStep, joins: Iterable[PendingReduction], buckets: Sequence[Bucket]) -> dict[int, int]:
     """Maps the `id` of each bucket to the longest chain of reductions and fused buckets before it."""
     bucket_of = {t: id(bucket) for bucket in buckets for join in bucket.joins for t in join.result}
     joined = {t for join in joins for t in join.result}
@@ -267,7 +271,7 @@ def _ranks(step: Step, joins: Iterable[PendingReduction], buckets: Sequence[Buck
         ranks = found
 
 
-def _before(step: Step, joined: Mapping[str, int]) -> dict[str, int]:
+def _before(step: ReplicatedStep, joined: Mapping[str, int]) -> dict[str, int]:
     """Maps each node to 1 + the rank of its last sum; `joined` has lower bounds of the ranks, by tensor."""
     found: dict[str, int] = {}
     for name in step.graph_index.order:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from autodist.graph.parts import PendingReduction
-from autodist.graph.step import Replication, Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 
 
@@ -15,16 +14,15 @@ class Results:
     """Collects the tensors with which one synchronizer replaces pending reductions.
 
     Args:
-        item: the step.
-        replication: the replication of the step, possibly changed.
+        step: the step.
 
     Attributes:
         editor: the editor of the step.
     """
 
-    def __init__(self, step: Step, replication: Replication) -> None:
+    def __init__(self, step: ReplicatedStep) -> None:
         self.editor = StepEditor(step)
-        self._replication = replication
+        self._step = step
         self._replacements: dict[str, str] = {}
 
     def give(self, join: PendingReduction, tensors: Sequence[str]) -> None:
@@ -42,8 +40,8 @@ class Results:
         """Returns the tensor that replaced a reduction's local result, or `name` itself."""
         return self._replacements.get(name, name)
 
-    def to_step(self, joins: Collection[PendingReduction], **changes: Any) -> Step:
-        """Returns the step without the pending reductions `joins`, with `changes` to its replication."""
+    def to_step(self, joins: Collection[PendingReduction], **changes: Any) -> ReplicatedStep:
+        """Returns the step without the pending reductions `joins`, with `changes` to its other fields."""
         done = {id(join) for join in joins}  # comparing them by value would cost joins × joins
-        left = tuple(join for join in self._replication.joins if id(join) not in done)
-        return self.editor.to_step(replication=replace(self._replication, joins=left, **changes))
+        left = tuple(join for join in self._step.joins if id(join) not in done)
+        return self.editor.to_step(joins=left, **changes)

@@ -12,7 +12,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import NO_EFFECT, Effect
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import PendingReduction
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.graph.waiting import nearest_before
 from autodist.kernels.base import Context
@@ -37,7 +37,7 @@ class BackgroundProgram:
 
     def __init__(
         self,
-        step: Step,
+        step: ReplicatedStep,
         context: Context,
         editor: GraphEditor,
         effects: Mapping[str, Effect],

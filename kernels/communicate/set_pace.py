@@ -14,7 +14,7 @@ from autodist.errors import RewriteError, StrategyError
 from autodist.graph.execution_order import ExecutionOrder, find_execution_order
 from autodist.graph.parts import PendingReduction, PendingReductionKind
 from autodist.graph.placement import SyncMode, VariablePlacement
-from autodist.graph.step import Replication, Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.results import Results
@@ -31,7 +31,7 @@ log = logging.getLogger("autodist")
 
 
 @dataclass(frozen=True)
-class SetPace(Kernel):
+class SetPace(Kernel[ReplicatedStep, ReplicatedStep]):
     """Sets the placement and mode of each owned variable; lets steps whose updates are all asynchronous run ahead.
 
     A step whose variables are all asynchronous or stale runs ahead freely. Variables that the compute part writes
@@ -40,49 +40,41 @@ class SetPace(Kernel):
     """
 
     name: ClassVar[str] = "set-pace"
+    after: ClassVar[Mapping[str, str]] = {
+        "place-stages": "a pipeline has no pending reductions between workers",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
-        replication = step.replication
-        if context.workers == 1 or not step.owners or replication is None or context.goes_through_stages(step):
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
+        if context.workers == 1 or not step.owners or context.goes_through_stages(step):
             return step
-        variable_placements = find_variable_placements(step, replication, context.plan)
+        variable_placements = find_variable_placements(step, context.plan)
         require_one_owner_per_write(step, variable_placements)
         if any(variable_placement.runs_ahead for variable_placement in variable_placements.values()):
-            require_written_by_updates(step, replication, variable_placements)
-            require_unmixed(step, replication, variable_placements)
-        kept = replace(
-            replication,
-            variable_placements=variable_placements,
-            order=_order_of(step, replication, variable_placements),
-        )
-        return (
-            _keep_state_local(step, kept, context)
-            if runs_freely(kept, variable_placements)
-            else replace(step, replication=kept)
-        )
+            require_written_by_updates(step, variable_placements)
+            require_unmixed(step, variable_placements)
+        step = replace(step, variable_placements=variable_placements, order=_order_of(step, variable_placements))
+        return _keep_state_local(step, context) if runs_freely(step, variable_placements) else step
 
 
-def _order_of(
-    step: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
-) -> ExecutionOrder:
+def _order_of(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> ExecutionOrder:
     handles = {step.by_name[name].handle for name in variable_placements}
     writes = [name for name, effect in step.graph_index.effects.items() if effect.writes & handles]
-    captured = replication.stages.order
+    captured = step.stages.order
     writes.sort(key=lambda name: (captured.get(name, len(captured)), name))
-    order = find_execution_order(step.graph_index, replication.joins, {name: k for k, name in enumerate(writes)})
+    order = find_execution_order(step.graph_index, step.joins, {name: k for k, name in enumerate(writes)})
     if order is None:
         raise RewriteError("the pending reductions of the step depend on each other in a cycle")
     return order
 
 
-def _keep_state_local(step: Step, replication: Replication, context: Context) -> Step:
-    local = [join for join in replication.joins if join.kind is not PendingReductionKind.GRADIENT]
-    _require_no_boundary(local, replication.variable_placements)
-    _require_one_weight(local, replication.variable_placements)
+def _keep_state_local(step: ReplicatedStep, context: Context) -> ReplicatedStep:
+    local = [join for join in step.joins if join.kind is not PendingReductionKind.GRADIENT]
+    _require_no_boundary(local, step.variable_placements)
+    _require_one_weight(local, step.variable_placements)
     _require_no_sum(local)
     if local and context.worker == 0:
         _log_local_state()
-    results = Results(step, replication)
+    results = Results(step)
     for join in local:
         if join.name == EVEN_PARTS:
             _check_local_parts_alone(results, join, context)
@@ -90,7 +82,7 @@ def _keep_state_local(step: Step, replication: Replication, context: Context) ->
             _assume_examples(results, join)
         elif not context.computes:
             _return_zero(results, join, step.outputs)
-    even = replication.even_parts and replace(replication.even_parts, is_own=True)
+    even = step.even_parts and replace(step.even_parts, is_own=True)
     return results.to_step(local, even_parts=even)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from autodist.errors import StrategyError
 from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import SyncMode, VariablePlacement
-from autodist.graph.step import Replication, Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
@@ -29,7 +29,7 @@ Parts = list[list[tf.Tensor]]
 
 
 @dataclass(frozen=True)
-class StaleServers(Kernel):
+class StaleServers(Kernel[ReplicatedStep, ReplicatedStep]):
     """Lets workers run up to s steps ahead of the slowest one and read the current values (Ho et al., NeurIPS 2013).
 
     A step sends its gradients to the owner and takes one token from a queue that starts with s of them. The update is
@@ -40,34 +40,31 @@ class StaleServers(Kernel):
     """
 
     name: ClassVar[str] = "stale-servers"
+    after: ClassVar[Mapping[str, str]] = {
+        "set-pace": "it places the owned variables",
+        "read-proxies": "it redirects the reads of the compute part",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
-        replication = step.replication
-        stale = (
-            {name: k for name, k in replication.variable_placements.items() if k.pace is SyncMode.STALE}
-            if replication
-            else {}
-        )
-        if replication is None or not stale:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
+        stale = {name: k for name, k in step.variable_placements.items() if k.pace is SyncMode.STALE}
+        if not stale:
             return step
-        return _Servers(step, replication, context, {step.by_name[name].handle: k for name, k in stale.items()}).run()
+        return _Servers(step, context, {step.by_name[name].handle: k for name, k in stale.items()}).run()
 
 
 class _Servers:
     """Implements one `StaleServers.apply`; the methods are in the order of `run`."""
 
-    def __init__(
-        self, step: Step, replication: Replication, context: Context, kept: dict[str, VariablePlacement]
-    ) -> None:
-        self.item, self.context, self.order, self.kept = step, context, replication.order, kept
+    def __init__(self, step: ReplicatedStep, context: Context, kept: dict[str, VariablePlacement]) -> None:
+        self.item, self.context, self.order, self.kept = step, context, step.order, kept
         self.owner = {handle: variable_placement.owner for handle, variable_placement in kept.items()}
-        self.results = Results(step, replication)
+        self.results = Results(step)
         self.editor = self.results.editor
         self.effects = step.graph_index.effects
-        self.joins = [j for j in replication.joins if j.variable and step.by_name[j.variable].handle in kept]
+        self.joins = [j for j in step.joins if j.variable and step.by_name[j.variable].handle in kept]
         self.serving = BackgroundProgram(step, context, self.editor, self.effects, self.owner, self.joins)
 
-    def run(self) -> Step:
+    def run(self) -> ReplicatedStep:
         self._require_own_outputs()
         gradient_dependent = self._made_from_gradients()
         self._send_gradients()

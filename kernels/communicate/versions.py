@@ -19,7 +19,7 @@ from autodist.graph.effects import NO_EFFECT
 from autodist.graph.execution_order import message_of
 from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction
-from autodist.graph.step import Replication, Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
@@ -63,8 +63,7 @@ class Versions:
     """The reads and writes of a step's owned variables, in the step's execution order.
 
     Args:
-        item: the step.
-        replication: its replication, which has the execution order.
+        step: the step; it has the execution order.
         owner: the owner of each owned variable, by handle.
         joins: the gradients that are sent to the owners.
         context: the worker for which the step is rewritten. Only `reads_before` depends on the worker.
@@ -72,15 +71,14 @@ class Versions:
 
     def __init__(
         self,
-        step: Step,
-        replication: Replication,
+        step: ReplicatedStep,
         owner: Mapping[str, int],
         joins: Sequence[PendingReduction],
         context: Context,
     ) -> None:
-        assert replication.order is not None, "set by SetPace"
+        assert step.order is not None, "set by SetPace"
         self._item, self._owner, self._context = step, owner, context
-        self._order, self._copies, self._once = replication.order, replication.copies, replication.stages.once
+        self._order, self._copies, self._once = step.order, step.copies, step.stages.once
         self._joins: dict[str, list[PendingReduction]] = {}
         for join in joins:
             self._joins.setdefault(step.by_name[join.variable or ""].handle, []).append(join)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from autodist.graph.names import as_input
 from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_inputs, types_of_outputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.split import Subgraph, Subgraphs, split
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.called_function import CalledFunction, put_call, shared_function
@@ -22,7 +22,7 @@ _BY_ITSELF = having(Trait.FED | Trait.CALL | Trait.BRANCH | Trait.LOOP)
 
 
 @dataclass(frozen=True)
-class CallUnits(Kernel):
+class CallUnits(Kernel[ReplicatedStep, ReplicatedStep]):
     """Replaces the copies of a pipeline stage's computation, one per micro-batch and direction, by function calls.
 
         x1 → f1 → g1 → send,  x2 → f2 → g2 → send      becomes      x1 → call(f, g) → send,  x2 → call(f, g) → send
@@ -43,8 +43,12 @@ class CallUnits(Kernel):
     min_calls: int = 4
     min_nodes: int = 4
     name: ClassVar[str] = "call-units"
+    after: ClassVar[Mapping[str, str]] = {
+        "compile-step": "XLA functions come first",
+        "compile-updates": "XLA functions come first",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         if not context.goes_through_stages(step) or len(context.replicas) < self.min_calls:
             return step
         parts = _find_parts(step)
@@ -54,7 +58,7 @@ class CallUnits(Kernel):
         return _with_calls(step, parts, shared) if shared else step
 
 
-def _find_parts(step: Step) -> Subgraphs:
+def _find_parts(step: ReplicatedStep) -> Subgraphs:
     """Splits each unit into parts that can be called, separated by nodes that cannot."""
     graph_index = step.graph_index
     constants = frozenset(node.name for node in graph_index.of_op("Const") if not graph_index.sources[node.name])
@@ -67,17 +71,16 @@ def _find_parts(step: Step) -> Subgraphs:
     return split(step, key, copied=constants, cut_cycles=True)
 
 
-def _unit_of(step: Step, name: str) -> Hashable | None:
+def _unit_of(step: ReplicatedStep, name: str) -> Hashable | None:
     """Returns the unit and the device that compute a node; None if it is in no unit."""
-    copies = step.replication.copies if step.replication else {}
-    if name not in copies:
+    if name not in step.copies:
         return None
-    micro_batch, captured = copies[name]
+    micro_batch, captured = step.copies[name]
     part = step.pipeline_parts.get(name, step.pipeline_parts.get(captured))
     return None if part is None or part.is_held else (micro_batch, part, step.graph_index.nodes[name].device)
 
 
-def _can_be_called(step: Step, name: str) -> bool:
+def _can_be_called(step: ReplicatedStep, name: str) -> bool:
     node = step.graph_index.nodes[name]
     if not is_stateless(node.op) or node.op in _BY_ITSELF:
         return False
@@ -91,7 +94,7 @@ def _function(part: Subgraph) -> CalledFunction:
     return shared_function(nodes, part.gives, lambda _, name: step.replica_of(name)[1])
 
 
-def _with_calls(step: Step, parts: Subgraphs, shared: dict[Hashable, CalledFunction]) -> Step:
+def _with_calls(step: ReplicatedStep, parts: Subgraphs, shared: dict[Hashable, CalledFunction]) -> ReplicatedStep:
     editor = StepEditor(step)
     called: dict[str, str] = {}
     """By tensor of a part, the output of the call that replaces it."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import as_input, is_control, node_of
 from autodist.graph.op_types import spelled_outputs, types_of_inputs, types_of_outputs
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.communicate.buckets import digest
 
@@ -121,7 +122,7 @@ class _Function:
         return CalledFunction(self.definition, tuple(self.arguments), tuple(results))
 
 
-def put_call(editor: StepEditor, name: str, region: Sequence[str], function: CalledFunction) -> None:
+def put_call(editor: StepEditor[Step], name: str, region: Sequence[str], function: CalledFunction) -> None:
     """Replaces the nodes `region` by a call of the function made of them.
 
     The call has all their control inputs, and nodes that waited for one of them wait for the call.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from autodist.graph.jit_scope import is_in_jit_scope
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.split import Subgraph
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
@@ -27,7 +27,7 @@ _NEEDS_NO_COMPILER = having(Trait.SOURCE | Trait.FED | Trait.QUERY)
 
 
 @dataclass(frozen=True)
-class CompileStep(Kernel):
+class CompileStep(Kernel[ReplicatedStep, ReplicatedStep]):
     """Turns each replica's compute part, and the update, into one XLA function if the script sets `jit_compile`.
 
     Each function holds the captured nodes that XLA can compile and that wait for the same communication. The rest stays
@@ -51,8 +51,11 @@ class CompileStep(Kernel):
 
     min_work: int = 2
     name: ClassVar[str] = "compile-step"
+    after: ClassVar[Mapping[str, str]] = {
+        "place-on-devices": "a compiled region is on one device, and no kernel looks into its function",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         is_marked = _marked_in(step)
         if not any(map(is_marked, step.graph_index.nodes)):
             return step
@@ -67,18 +70,18 @@ class CompileStep(Kernel):
         return Prune().apply(_with_calls(step, regions), context)
 
 
-def _with_free_constants(step: Step) -> Step:
+def _with_free_constants(step: ReplicatedStep) -> ReplicatedStep:
     """Removes control inputs of constants: each region has its own copies, which need not wait."""
     editor = StepEditor(step)
     freed = free_constants(editor, step.graph_index, {*map(node_of, step.outputs), *step.targets})
     return editor.to_step() if freed else step
 
 
-def _marked_in(step: Step) -> Callable[[str], bool]:
+def _marked_in(step: ReplicatedStep) -> Callable[[str], bool]:
     return (lambda _: True) if step.jit_compile else is_in_jit_scope
 
 
-def _with_calls(step: Step, regions: Iterable[Subgraph]) -> Step:
+def _with_calls(step: ReplicatedStep, regions: Iterable[Subgraph]) -> ReplicatedStep:
     editor = StepEditor(step)
 
     def short(_: int, name: str) -> str:
@@ -91,7 +94,7 @@ def _with_calls(step: Step, regions: Iterable[Subgraph]) -> Step:
     return editor.to_step()
 
 
-def _log_uncompiled(step: Step, context: Context, is_marked: Callable[[str], bool]) -> None:
+def _log_uncompiled(step: ReplicatedStep, context: Context, is_marked: Callable[[str], bool]) -> None:
     """Logs the ops marked for XLA that run without it, on the chief and once per step."""
     part_of, compilable = PartOf(step), Compilable(step.graph_def, allows_loops=step.jit_compile)
     left = Counter(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,14 +14,14 @@ from autodist.graph.index import GraphIndex
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.split import split
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.called_function import compiled_function, put_call
 
 
 @dataclass(frozen=True)
-class CompileUpdates(Kernel):
+class CompileUpdates(Kernel[ReplicatedStep, ReplicatedStep]):
     """Compiles the update of each large variable on a CPU with XLA.
 
     An optimizer's update consists of some dozen elementwise ops, each of which reads and writes as much memory as the
@@ -38,8 +38,11 @@ class CompileUpdates(Kernel):
 
     min_bytes: int = 16 << 20
     name: ClassVar[str] = "compile-updates"
+    after: ClassVar[Mapping[str, str]] = {
+        "compile-step": "the function of a compiled region may contain updates",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         handles = {n.name for n in step.graph_index.of_op("VarHandleOp") if self._is_taken(n, step, context)}
         if not handles:
             return step
@@ -49,7 +52,7 @@ class CompileUpdates(Kernel):
             _compile(editor, region)
         return editor.to_step()
 
-    def _is_taken(self, handle: NodeDef, step: Step, context: Context) -> bool:
+    def _is_taken(self, handle: NodeDef, step: ReplicatedStep, context: Context) -> bool:
         variable = step.by_handle.get(handle.name)
         return (
             variable is not None
@@ -60,7 +63,7 @@ class CompileUpdates(Kernel):
         )
 
 
-def _compile(editor: StepEditor, region: Sequence[str]) -> None:
+def _compile(editor: StepEditor[Step], region: Sequence[str]) -> None:
     """Replaces the nodes `region` by a function call."""
     function = compiled_function([editor[name] for name in region])
     put_call(editor, f"autodist/compiled/{region[-1]}", region, function)
@@ -70,7 +73,7 @@ _TYPES = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, 
 """XLA may keep intermediate values of smaller dtypes in a larger dtype."""
 
 
-def find_regions(step: Step, handles: Collection[str], kept: Collection[str]) -> list[list[str]]:
+def find_regions(step: ReplicatedStep, handles: Collection[str], kept: Collection[str]) -> list[list[str]]:
     """Finds regions of nodes that can each be replaced by one node at the same time, in topological order.
 
     No other node reads the values computed in a region. Its last node is a write, and all others are ancestors of it. A

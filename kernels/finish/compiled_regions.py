@@ -12,7 +12,7 @@ from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.split import Subgraphs, split
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.finish.compilable import Compilable
@@ -29,26 +29,25 @@ class PartOf:
     """Maps a node to the part of the step that it belongs to; None if a kernel created it. Parts may run in parallel.
 
     Args:
-        item: the step, replicated or not.
+        item: the step.
     """
 
-    item: Step
+    item: ReplicatedStep
 
     def __call__(self, name: str) -> Key | None:
-        replication = self.item.replication
-        if replication is None:
+        stages = self.item.stages
+        if not stages.order:  # a single replica
             return ("step",)
-        stages = replication.stages
         replica, captured = self.item.replica_of(name)
         if captured not in stages.order:
             return None
         level = stages.level_of(captured)
         if captured in stages.once:
             return (UPDATE, level)
-        return (COMPUTE, replica, level) if captured in replication.copies else (SHARED, level)
+        return (COMPUTE, replica, level) if captured in self.item.copies else (SHARED, level)
 
 
-def _copied(step: Step) -> frozenset[str]:
+def _copied(step: ReplicatedStep) -> frozenset[str]:
     """Returns the nodes that are copied to each region that reads them: constants, and empty lists shared by replicas.
 
     Constants created by kernels are not copied: they may differ between replicas, which should share their functions.
@@ -61,7 +60,7 @@ def _copied(step: Step) -> frozenset[str]:
     return frozenset([*constants, *(name for name in lists if (part_of(name) or ("",))[0] == SHARED)])
 
 
-def find_regions(step: Step, context: Context, is_marked: Callable[[str], bool]) -> Subgraphs:
+def find_regions(step: ReplicatedStep, context: Context, is_marked: Callable[[str], bool]) -> Subgraphs:
     """Finds the parts of a step that can be replaced by one node each, all at the same time.
 
     The nodes of a region are on one device of this worker, belong to the same runs, and wait for the same
@@ -79,7 +78,9 @@ def find_regions(step: Step, context: Context, is_marked: Callable[[str], bool])
     return parts
 
 
-def _find_parts(step: Step, context: Context, is_marked: Callable[[str], bool], allows_loops: bool) -> Subgraphs:
+def _find_parts(
+    step: ReplicatedStep, context: Context, is_marked: Callable[[str], bool], allows_loops: bool
+) -> Subgraphs:
     search = _Search(step, context, is_marked, PartOf(step), _copied(step), allows_loops)
     return split(step, search.keys().get, copied=search.copied, cut_cycles=True)
 
@@ -95,7 +96,7 @@ def _parts_of_loops_leave(graph_index: GraphIndex, parts: Subgraphs) -> bool:
 
 @dataclass
 class _Search:
-    item: Step
+    item: ReplicatedStep
     context: Context
     is_marked: Callable[[str], bool]
     part_of: PartOf

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import redirect_control_inputs
 from autodist.graph.walks import reach
@@ -17,7 +17,7 @@ from autodist.kernels.replica_dependent import sources_of_replicas
 
 
 @dataclass(frozen=True)
-class LeaveOutCompute(Kernel):
+class LeaveOutCompute(Kernel[ReplicatedStep, ReplicatedStep]):
     """Removes all nodes that depend on a batch, a random draw or a gradient seed on a worker without replicas.
 
     At this point the sums of the other workers' parts have replaced its own part. Nodes that waited for a removed node
@@ -27,8 +27,11 @@ class LeaveOutCompute(Kernel):
     """
 
     name: ClassVar[str] = "leave-out-compute"
+    after: ClassVar[Mapping[str, str]] = {
+        "parameter-servers": "until then the graphs of all workers are alike",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         if context.computes or context.goes_through_stages(step):
             return step
         editor = StepEditor(step)

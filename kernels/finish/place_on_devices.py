@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from autodist.graph.devices import device_of
 from autodist.graph.editor import NodeDef
-from autodist.graph.step import Step
+from autodist.graph.step import Phase, Step
 from autodist.kernels.base import Context, Kernel
 
 
 @dataclass(frozen=True)
-class PlaceOnDevices(Kernel):
+class PlaceOnDevices(Kernel[Step, Step]):
     """Assigns a device to every node: a replica's nodes to its device, all others to the worker's first device.
 
     Nodes that use a variable's handle are placed with the variable. Colocation classes become redundant and are
@@ -23,8 +23,11 @@ class PlaceOnDevices(Kernel):
     """
 
     name: ClassVar[str] = "place-on-devices"
+    after: ClassVar[Mapping[str, str]] = {
+        "read-far-variables": "it places nodes on other workers",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: Phase, context: Context) -> Phase:
         devices = [context.replicas[k].device for k in context.local_replicas] or [context.first_device(context.worker)]
         placed = tf.compat.v1.GraphDef()
         placed.CopyFrom(step.graph_def)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import drop_lost_colocation
 from autodist.graph.names import node_of
-from autodist.graph.step import Step
+from autodist.graph.step import Phase, Step
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 
 
 @dataclass(frozen=True)
-class Prune(Kernel):
+class Prune(Kernel[Step, Step]):
     """Keeps the nodes that outputs, targets, inputs and background programs need."""
 
     name: ClassVar[str] = "prune"
+    after: ClassVar[Mapping[str, str]] = {
+        "leave-out-compute": "it makes the compute part unneeded",
+        "place-stages": "it drops the targets of other workers",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: Phase, context: Context) -> Phase:
         returned = [*map(node_of, step.outputs), *step.targets]
         background = [*step.initializers.values(), *step.served, *step.flush_targets]
         handles = [v.handle for v in step.variables if v.handle in step.graph_index.nodes]

@@ -12,7 +12,7 @@ from autodist.graph.effects import QUERIES
 from autodist.graph.index import GraphIndex
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import is_in_batches, is_stateless
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.normalise.variable_versions import WRITES, Arithmetic, VariableVersion
 from autodist.layout.bodies import Body, Library
@@ -84,7 +84,7 @@ class BothBranches:
     Within a branch, a read returns the value that the branch has written before.
     """
 
-    def __init__(self, editor: StepEditor, step: Step) -> None:
+    def __init__(self, editor: StepEditor[Step], step: CapturedStep) -> None:
         self._editor, self._item = editor, step
         self._library = Library(editor.library)
         self._arithmetic = Arithmetic(editor)

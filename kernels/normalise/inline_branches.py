@@ -14,7 +14,7 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import tensor
 from autodist.graph.placement import SyncMode, listed
 from autodist.graph.read_again import writes_read_again
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
@@ -27,7 +27,7 @@ from autodist.layout import Kind, Mean, Propagation, Reduced, Replicated, Sum, U
 
 
 @dataclass(frozen=True)
-class InlineBranches(Kernel):
+class InlineBranches(Kernel[CapturedStep, CapturedStep]):
     """Inlines the branches of a conditional whose writes cannot stay in one operation.
 
     This is the case if an optimizer writes variables of different owners (gradient accumulation, loss scaling). It is
@@ -39,13 +39,13 @@ class InlineBranches(Kernel):
 
     name: ClassVar[str] = "inline-branches"
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         if context.is_alone:
             return step
         return inline_state(inline_shared_updates(step, context.plan))
 
 
-def inline_shared_updates(step: Step, plan: Plan) -> Step:
+def inline_shared_updates(step: CapturedStep, plan: Plan) -> CapturedStep:
     """Inlines conditionals that update variables to which the strategy gives different owners.
 
     A conditional that updates an asynchronous variable is not inlined. Other workers write such a variable
@@ -76,7 +76,7 @@ def inline_shared_updates(step: Step, plan: Plan) -> Step:
     return _inlined(step, chosen) if chosen else step
 
 
-def inline_state(step: Step) -> Step:
+def inline_state(step: CapturedStep) -> CapturedStep:
     """Inlines conditionals of the compute part that write values which differ between replicas.
 
     Raises:
@@ -115,7 +115,7 @@ def inline_state(step: Step) -> Step:
     return inlined
 
 
-def _require_not_read_again(step: Step, inlined: Step) -> None:
+def _require_not_read_again(step: CapturedStep, inlined: CapturedStep) -> None:
     """Checks that replicas do not use, in the same step, their own values of a variable written under a condition.
 
     Raises:
@@ -132,7 +132,7 @@ def _require_not_read_again(step: Step, inlined: Step) -> None:
         )
 
 
-def _why_not_agreed(step: Step, flows: Propagation, condition: str) -> str | None:
+def _why_not_agreed(step: CapturedStep, flows: Propagation, condition: str) -> str | None:
     """Returns the reason why replicas may disagree on a condition even if its inputs are reduced, or None."""
 
     def is_whole(name: str, kind: Kind) -> bool | None:
@@ -145,13 +145,13 @@ def _why_not_agreed(step: Step, flows: Propagation, condition: str) -> str | Non
     return kind.reason if isinstance(kind, Unknown) else f"{condition} differs between them"
 
 
-def _written(step: Step, node: NodeDef) -> list[str]:
+def _written(step: CapturedStep, node: NodeDef) -> list[str]:
     """Returns the names of the variables that a node writes."""
     effect = step.graph_index.effects.get(node.name, NO_EFFECT)
     return sorted(step.by_handle[h].name for h in effect.writes if h in step.by_handle)
 
 
-def _inlined(step: Step, nodes: Sequence[NodeDef]) -> Step:
+def _inlined(step: CapturedStep, nodes: Sequence[NodeDef]) -> CapturedStep:
     editor = StepEditor(step)
     branches = BothBranches(editor, step)
     places = {name: place for place, name in enumerate(step.graph_index.order)}
@@ -160,7 +160,7 @@ def _inlined(step: Step, nodes: Sequence[NodeDef]) -> Step:
     return editor.to_step()
 
 
-def _replace(editor: StepEditor, step: Step, name: str, taken: Taken) -> None:
+def _replace(editor: StepEditor[Step], step: CapturedStep, name: str, taken: Taken) -> None:
     """Replaces an `If` for its consumers and for nodes that wait for it.
 
     Nodes that write a variable which the `If` only read wait for that read. Its writes run even if no node waits for
@@ -180,7 +180,7 @@ def _replace(editor: StepEditor, step: Step, name: str, taken: Taken) -> None:
     editor.remove([name])
 
 
-def _come_after(editor: StepEditor, step: Step, name: str, writes: Mapping[str, Sequence[str]]) -> None:
+def _come_after(editor: StepEditor[Step], step: CapturedStep, name: str, writes: Mapping[str, Sequence[str]]) -> None:
     """Orders accesses to a variable that an `If` wrote after the write, if the captured graph ordered them so."""
     after = reach(step.graph_index.consumers[name], step.graph_index.consumers.__getitem__)
     for later in sorted(after & step.graph_index.effects.keys()):

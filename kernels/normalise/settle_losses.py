@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,22 +11,26 @@ from autodist.graph.flows import flows_of
 from autodist.graph.loss_terms import find_terms
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import Term
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.unused import remove_unused
 
 
 @dataclass(frozen=True)
-class SettleLosses(Kernel):
+class SettleLosses(Kernel[CapturedStep, CapturedStep]):
     """Keeps the decomposition points of a loss at its terms and removes all others; gradient calls keep these terms.
 
     mean' = value(seed · mean),  0.5 * mean' → 0.5 * seed · …      becomes      0.5 * mean → 0.5 * …
     """
 
     name: ClassVar[str] = "settle-losses"
+    after: ClassVar[Mapping[str, str]] = {
+        "inline-branches": "no other kernel looks into branches",
+        "split-bundles": "gradients and updates are distinct nodes from there on",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         if not any(call.terms for call in step.gradient_calls):
             return step
         flows = None if context.is_alone else step.flows or flows_of(step)
@@ -42,7 +47,7 @@ class SettleLosses(Kernel):
         return editor.to_step(gradient_calls=tuple(calls))
 
 
-def _remove_scaling(editor: GraphEditor, step: Step, term: Term) -> None:
+def _remove_scaling(editor: GraphEditor, step: CapturedStep, term: Term) -> None:
     """Makes all consumers read the unscaled value, and lets gradients pass without a weight."""
     if term.value in editor:
         scaled = node_of(editor[term.value].input[0])

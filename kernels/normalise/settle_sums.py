@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.in_step_all_reduce import SUM_NAME, InStepAllReduce, InStepAllReduceKind
 from autodist.graph.names import tensor
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.unused import remove_unused
@@ -19,15 +19,18 @@ from autodist.layout import PerExample, Propagation, Replicated, Sum, Unknown
 
 
 @dataclass(frozen=True)
-class SettleSums(Kernel):
+class SettleSums(Kernel[CapturedStep, CapturedStep]):
     """Removes in-step all-reduces of values that are equal on all replicas or computed once, and their gradients.
 
     total = sum_of_all(Σ x),  count = sum_of_all(16)      becomes      total = sum_of_all(Σ x),  count = 16
     """
 
     name: ClassVar[str] = "settle-sums"
+    after: ClassVar[Mapping[str, str]] = {
+        "settle-losses": "it removes the nodes that capture inserted into losses, before arithmetic is analysed",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         if not context.is_alone:
             _require_top_level(step)
         if not step.whole_sums:
@@ -46,13 +49,13 @@ class SettleSums(Kernel):
         return editor.to_step(whole_sums=kept)
 
 
-def _differing(step: Step) -> tuple[InStepAllReduce, ...]:
+def _differing(step: CapturedStep) -> tuple[InStepAllReduce, ...]:
     flows, once = flows_of(step), find_stages(step).once
     kept = {s.node for s in step.whole_sums if s.of is None and s.node not in once and _differs(step, flows, s)}
     return tuple(s for s in step.whole_sums if (s.of or s.node) in kept and s.node not in once)
 
 
-def _runs_ahead(step: Step, context: Context) -> bool:
+def _runs_ahead(step: CapturedStep, context: Context) -> bool:
     """Returns True if no step waits for another worker, since all variables are asynchronous or stale."""
     variable_placements = [context.plan.variable_placement(g.variable) for g in step.gradients]
     return (
@@ -62,7 +65,7 @@ def _runs_ahead(step: Step, context: Context) -> bool:
     )
 
 
-def _differs(step: Step, flows: Propagation, reduction: InStepAllReduce) -> bool:
+def _differs(step: CapturedStep, flows: Propagation, reduction: InStepAllReduce) -> bool:
     """Returns True if the values of the replicas differ, and add up to the value on one device.
 
     Raises:
@@ -113,7 +116,7 @@ def _require_rows(flows: Propagation, name: str, axis: int) -> None:
     )
 
 
-def _require_top_level(step: Step) -> None:
+def _require_top_level(step: CapturedStep) -> None:
     """Checks that all in-step all-reduces are at the top level of the graph.
 
     Raises:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of, output_index, tensor
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
 
 @dataclass(frozen=True)
-class SplitBundles(Kernel):
+class SplitBundles(Kernel[CapturedStep, CapturedStep]):
     """Removes ops that only bundle tensors (IdentityN), which tie each variable's update to every gradient.
 
     g1, g2 → IdentityN → update1, update2      becomes      g1 → update1,  g2 → update2
     """
 
     name: ClassVar[str] = "split-bundles"
+    after: ClassVar[Mapping[str, str]] = {
+        "inline-branches": "no other kernel looks into branches",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         bundles = [node.name for node in step.graph_index.of_op("IdentityN")]
         if not bundles:
             return step

@@ -12,6 +12,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.names import as_input, node_of
 from autodist.graph.ops import DIFFERENCE, SUM
 from autodist.graph.parts import Variable
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import Template
 
@@ -53,7 +54,7 @@ class Arithmetic:
         editor: the editor of the step.
     """
 
-    def __init__(self, editor: StepEditor) -> None:
+    def __init__(self, editor: StepEditor[Step]) -> None:
         self._editor = editor
         self._templates: dict[object, Template] = {}
         self._wholes: dict[VariableVersion, str] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import VariableGradient
 from autodist.graph.seeds import joined_calls
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.layout import Mean, PerExample, Propagation, Replicated, Sum, Unknown
@@ -30,7 +30,7 @@ _HOLD_OTHERS = having(Trait.LOOP | Trait.BRANCH | Trait.CALL)
 
 
 @dataclass(frozen=True)
-class WholeCotangents(Kernel):
+class WholeCotangents(Kernel[CapturedStep, CapturedStep]):
     """Moves nonlinear functions between a weight's gradient and the tensor that the script uses into the update.
 
     On each replica, the gradient of a weight is a part of a sum. A nonlinear function of parts does not add up to the
@@ -44,8 +44,12 @@ class WholeCotangents(Kernel):
     """
 
     name: ClassVar[str] = "whole-cotangents"
+    after: ClassVar[Mapping[str, str]] = {
+        "settle-losses": "it removes the nodes that capture inserted into losses, before arithmetic is analysed",
+        "settle-sums": "it decides which all-reduces remain",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         if context.is_alone or not step.gradients:
             return step
         step = replace(step, gradients=tuple(_before_cast(step, gradient) for gradient in step.gradients))
@@ -63,11 +67,11 @@ class WholeCotangents(Kernel):
         return replace(step, gradients=tuple(moved.get(g, g) for g in step.gradients))
 
 
-def _nonlinear(step: Step, seen: Linearity) -> list[VariableGradient]:
+def _nonlinear(step: CapturedStep, seen: Linearity) -> list[VariableGradient]:
     return [gradient for gradient in step.gradients if seen.of(gradient.tensors[-1]) is Grade.NONLINEAR]
 
 
-def _seeds_of_parts(step: Step, flows: Propagation) -> list[str]:
+def _seeds_of_parts(step: CapturedStep, flows: Propagation) -> list[str]:
     """Returns the seeds of gradients that may be partial; gradients of targets that all replicas share are complete."""
     joined = joined_calls(step)
     return [
@@ -77,7 +81,7 @@ def _seeds_of_parts(step: Step, flows: Propagation) -> list[str]:
     ]
 
 
-def _before_cast(step: Step, gradient: VariableGradient) -> VariableGradient:
+def _before_cast(step: CapturedStep, gradient: VariableGradient) -> VariableGradient:
     """Returns the gradient in float16, if the captured gradient is a cast of it."""
     node = step.graph_index.nodes[node_of(gradient.tensors[-1])]
     if gradient.is_sparse or node.op != "Cast" or node.attr["SrcT"].type != tf.float16.as_datatype_enum:
@@ -90,7 +94,7 @@ def _before_cast(step: Step, gradient: VariableGradient) -> VariableGradient:
 class _Paths:
     """The paths from the seeds to gradients that are not proportional to them."""
 
-    def __init__(self, step: Step, seen: Linearity, flows: Propagation) -> None:
+    def __init__(self, step: CapturedStep, seen: Linearity, flows: Propagation) -> None:
         self._item, self._seen, self._flows = step, seen, flows
 
     def whole(self, gradient: VariableGradient) -> VariableGradient:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from autodist.graph.names import is_control, node_of
 from autodist.graph.pipeline_assignment import Assignment
 from autodist.graph.pipeline_part import PipelinePart
-from autodist.graph.step import Step
+from autodist.graph.step import PlacedStep, StepWithOwners
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants, redirect_control_inputs
 from autodist.kernels.base import Context, Kernel
@@ -17,7 +17,7 @@ from autodist.options.fields import OptionError
 
 
 @dataclass(frozen=True)
-class AssignStages(Kernel):
+class AssignStages(Kernel[PlacedStep, PlacedStep]):
     """Assigns each node of the compute part to a pipeline stage.
 
     A forward node belongs to the latest stage of its inputs and of the variables that it reads. A node that depends on
@@ -28,8 +28,12 @@ class AssignStages(Kernel):
     """
 
     name: ClassVar[str] = "assign-stages"
+    after: ClassVar[Mapping[str, str]] = {
+        "partition-variables": "it creates the shards",
+        "advance-alike": "it replaces draws",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
         if not context.goes_through_stages(step):
             return step
         _require_independent_micro_batches(step)
@@ -40,7 +44,7 @@ class AssignStages(Kernel):
         return replace(_in_order_of_shared_state(freed, assignment.shared_before), pipeline_parts=parts)
 
 
-def _require_independent_micro_batches(step: Step) -> None:
+def _require_independent_micro_batches(step: PlacedStep) -> None:
     """Checks that no micro-batch waits for other micro-batches before its computation ends.
 
     Raises:
@@ -56,7 +60,7 @@ def _require_independent_micro_batches(step: Step) -> None:
         )
 
 
-def _without_shared_waits(step: Step) -> Step:
+def _without_shared_waits(step: PlacedStep) -> PlacedStep:
     """Removes waits of micro-batches for each other through shared nodes.
 
     Constants and NoOps are shared by all micro-batches, and would wait for all of them.
@@ -74,7 +78,7 @@ def _without_shared_waits(step: Step) -> Step:
     return editor.to_step() if freed or idle else step
 
 
-def _without_waits_for_others(step: Step, parts: Mapping[str, PipelinePart], once: Collection[str]) -> Step:
+def _without_waits_for_others(step: PlacedStep, parts: Mapping[str, PipelinePart], once: Collection[str]) -> PlacedStep:
     """Removes control dependencies between stages, and dependencies of shared nodes on single micro-batches.
 
     A node that depends only on variables, such as a factor in the gradient of `tf.square`, is the same for all
@@ -120,7 +124,7 @@ def passes_no_stage(what: str) -> OptionError:
     )
 
 
-def _in_order_of_shared_state(freed: Step, before: Mapping[str, Iterable[str]]) -> Step:
+def _in_order_of_shared_state(freed: PlacedStep, before: Mapping[str, Iterable[str]]) -> PlacedStep:
     """Orders accesses to state that no single stage holds as in the script, whatever stages they are in."""
     editor = StepEditor(freed)
     for name, waits in before.items():
@@ -128,7 +132,7 @@ def _in_order_of_shared_state(freed: Step, before: Mapping[str, Iterable[str]]) 
     return editor.to_step()
 
 
-def stage_of_handles(step: Step, context: Context) -> dict[str, int]:
+def stage_of_handles(step: StepWithOwners, context: Context) -> dict[str, int]:
     """Returns the pipeline stage of each owned variable, by handle."""
     stage_of = {worker: stage for stage, worker in enumerate(context.plan.stages)}
     return {v.handle: stage_of[step.owners[v.name]] for v in step.variables if v.name in step.owners}

@@ -14,6 +14,7 @@ from autodist.errors import PartsError, SplitControlFlowError
 from autodist.graph.control_flow import find_inside
 from autodist.graph.pipeline_schedule import ONE_F_ONE_B, Unit, make_schedule
 from autodist.graph.split import split
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context
@@ -101,7 +102,7 @@ def nodes_of_units(placement: StagePlacement, order: Sequence[Unit]) -> NodesOfU
     return nodes
 
 
-def enforce_order(editor: StepEditor, placement: StagePlacement, nodes: NodesOfUnits) -> dict[Unit, str]:
+def enforce_order(editor: StepEditor[Step], placement: StagePlacement, nodes: NodesOfUnits) -> dict[Unit, str]:
     """Makes each of a worker's units start after the previous one has ended.
 
     Returns:

@@ -13,7 +13,7 @@ from autodist.graph.control_flow import find_inside
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of
 from autodist.graph.pipeline_schedule import Unit
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.graph.waiting import redirect_control_inputs
@@ -29,7 +29,7 @@ from autodist.placement.group import Group
 
 
 @dataclass(frozen=True)
-class PlaceStages(Kernel):
+class PlaceStages(Kernel[ReplicatedStep, ReplicatedStep]):
     """Distributes a replicated step over the workers of a pipeline; the micro-batches are the replicas.
 
     A worker keeps the nodes of its pipeline stage and the updates of its variables. Tensors that another worker reads
@@ -46,7 +46,7 @@ class PlaceStages(Kernel):
 
     name: ClassVar[str] = "place-stages"
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
         if not context.goes_through_stages(step):
             return step
         placement = StagePlacement(step, context)
@@ -65,16 +65,15 @@ class PlaceStages(Kernel):
         return _with_micro_batches(editor.to_step(), recomputed)
 
 
-def _with_micro_batches(step: Step, originals: Mapping[str, str]) -> Step:
+def _with_micro_batches(step: ReplicatedStep, originals: Mapping[str, str]) -> ReplicatedStep:
     """Registers copies as belonging to the micro-batches of their originals."""
-    replication = step.replication
-    if replication is None or not originals:
+    if not originals:
         return step
     made = {copy: step.replica_of(name) for copy, name in originals.items()}
     recomputed = {copy: replace(step.pipeline_parts[own], is_anew=True) for copy, (_, own) in made.items()}
     return replace(
         step,
-        replication=replace(replication, copies={**replication.copies, **made}),
+        copies={**step.copies, **made},
         pipeline_parts={**step.pipeline_parts, **recomputed},
     )
 
@@ -91,7 +90,7 @@ def _require_fetched_by_all(placement: StagePlacement, context: Context) -> None
             )
 
 
-def _exchange_completion_signals(editor: StepEditor, placement: StagePlacement, context: Context) -> None:
+def _exchange_completion_signals(editor: StepEditor[Step], placement: StagePlacement, context: Context) -> None:
     """Makes each worker send the others a completion signal when its variables are written."""
     writes: dict[int, list[str]] = {}
     for name, effect in placement.graph_index.effects.items():
@@ -103,7 +102,7 @@ def _exchange_completion_signals(editor: StepEditor, placement: StagePlacement, 
             _exchange_completion_signal(editor, names, context, writer)
 
 
-def _exchange_completion_signal(editor: StepEditor, names: Sequence[str], context: Context, writer: int) -> None:
+def _exchange_completion_signal(editor: StepEditor[Step], names: Sequence[str], context: Context, writer: int) -> None:
     """Sends a completion signal after the writes `names` to workers that may access the variables of `writer`."""
     readers = [reader for reader in range(context.workers) if _accesses(context, reader, writer)]
     if context.worker not in (writer, *readers):
@@ -197,7 +196,7 @@ def _require_values(placement: StagePlacement, transfers: Sequence[StageTransfer
         )
 
 
-def _rounds(step: Step, travelling: Collection[str]) -> Mapping[str, int]:
+def _rounds(step: ReplicatedStep, travelling: Collection[str]) -> Mapping[str, int]:
     """Maps each node to the number of transfers that precede it, one after another."""
     rounds: dict[str, int] = {}
     for name in step.graph_index.order:
@@ -225,7 +224,7 @@ class StageExchange:
         received: for each received tensor, the tensor that replaces it on this worker.
     """
 
-    def __init__(self, editor: StepEditor, placement: StagePlacement, context: Context) -> None:
+    def __init__(self, editor: StepEditor[Step], placement: StagePlacement, context: Context) -> None:
         self.editor, self.placement, self.context = editor, placement, context
         self.me = context.worker
         self.received: dict[str, str] = {}

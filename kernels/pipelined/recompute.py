@@ -10,6 +10,7 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, having
 from autodist.graph.pipeline_schedule import Unit, max_in_flight
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.pipelined.execution_order import NodesOfUnits
@@ -20,7 +21,7 @@ _OF_LENGTHS_ALONE = having(Trait.BY_SHAPES) & having(Trait.OF_SHAPES)
 
 
 def recompute(
-    editor: StepEditor, graph_index: GraphIndex, nodes: NodesOfUnits, turns: Mapping[Unit, str]
+    editor: StepEditor[Step], graph_index: GraphIndex, nodes: NodesOfUnits, turns: Mapping[Unit, str]
 ) -> dict[str, str]:
     """Makes backward units read copies of forward nodes, which are recomputed when the backward unit starts.
 
@@ -72,7 +73,7 @@ def _is_repeatable(graph_index: GraphIndex, name: str) -> bool:
     return not is_left and name not in graph_index.effects and is_stateless(op)
 
 
-def _copy(editor: StepEditor, names: Sequence[str], readers: Collection[str], turn: str) -> dict[str, str]:
+def _copy(editor: StepEditor[Step], names: Sequence[str], readers: Collection[str], turn: str) -> dict[str, str]:
     """Copies nodes for `readers` and for each other; copies that depend on no other copy wait for `turn`."""
     copies = editor.clone(names, "autodist/recomputed/")
     made = set(copies.values())

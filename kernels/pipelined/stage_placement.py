@@ -12,7 +12,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import RESOURCE, is_stateless, types_of_outputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.pipeline_schedule import Unit
-from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, ReplicatedStep
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.pipelined.assign_stages import stage_of_handles
@@ -74,7 +74,7 @@ class StagePlacement:
         micro_batches: the number of micro-batches of each pipeline.
     """
 
-    def __init__(self, step: Step, context: Context) -> None:
+    def __init__(self, step: ReplicatedStep, context: Context) -> None:
         self.item, self.context, self.graph_index = step, context, step.graph_index
         self.pipelines = context.plan.pipelines
         self.micro_batches = len(context.replicas) // self.pipelines
@@ -88,8 +88,7 @@ class StagePlacement:
 
     def unit_of(self, name: str) -> Unit | None:
         """Returns the unit in which a node is computed; None if it belongs to none."""
-        copies = self.item.replication.copies if self.item.replication else None
-        if copies is not None and name not in copies:
+        if self.item.copies and name not in self.item.copies:  # empty if there is one micro-batch
             return None
         micro_batch, captured = self.item.replica_of(name)
         part = self.item.pipeline_parts.get(captured)
@@ -138,7 +137,7 @@ class StagePlacement:
 
     def _own_pipeline(self, name: str) -> int | None:
         """Returns the pipeline of the micro-batch that a node is for; None if it is for all."""
-        copies = self.item.replication.copies if self.item.replication else {}
+        copies = self.item.copies
         return copies[name][0] // self.micro_batches if name in copies else None
 
     def _where_read(self, name: str) -> StageRank:
@@ -174,8 +173,8 @@ class StagePlacement:
                 return StageRank(owned.pop(), self._own_pipeline(name))
             if effect.writes:
                 return UnstagedPlacement.ALL
-        copies = self.item.replication.copies if self.item.replication else None
-        if copies is None or name in copies or name in self.item.pipeline_parts:
+        copies = self.item.copies
+        if not copies or name in copies or name in self.item.pipeline_parts:
             part = self.item.pipeline_parts.get(self.item.replica_of(name)[1])
             return None if part is None else StageRank(part.stage, self._own_pipeline(name))
         return None

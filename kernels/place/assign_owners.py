@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.find_stages import find_stages
@@ -12,7 +12,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Aggregation, Variable
 from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement, shard_name
 from autodist.graph.stages import Stages
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, PlacedStep, Step
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.normalise.inline_branches import inline_shared_updates
@@ -28,36 +28,42 @@ Owners = frozenset[int]
 
 
 @dataclass(frozen=True)
-class AssignOwners(Kernel):
+class AssignOwners(Kernel[CapturedStep, PlacedStep]):
     """Sets the partitioning of each variable, and the owner of each variable or shard that only one worker holds."""
 
     name: ClassVar[str] = "assign-owners"
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> PlacedStep:
         if context.workers == 1:
-            return replace(step, owners={}, cuts={})
-        placed = _with_owners(step, context.plan)
-        owners = {name: w for name, w in placed.owners.items() if w != EVERY_WORKER}
-        return replace(placed, owners=owners, stage_group=context.plan.stage_group)
+            return PlacedStep.of(step)
+        cuts, owners = _place(step, context.plan)
+        owners = {name: w for name, w in owners.items() if w != EVERY_WORKER}
+        return PlacedStep.of(step, cuts=cuts, owners=owners, stage_group=context.plan.stage_group)
 
 
-def find_placements(step: Step, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
+def find_placements(step: CapturedStep, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
     """Returns the placements of all variables of a step, by name."""
     plan = Plan(strategy)
-    placed = replace(_with_owners(inline_shared_updates(step, plan), plan), stage_group=plan.stage_group)
+    inlined = inline_shared_updates(step, plan)
+    cuts, owners = _place(inlined, plan)
+    placed = PlacedStep.of(inlined, cuts=cuts, owners=owners, stage_group=plan.stage_group)
     return {variable.name: placed.placement(variable.name) for variable in step.variables}
 
 
-def _with_owners(step: Step, plan: Plan) -> Step:
-    """Returns the step with the partitioning and owners of its variables; those from an earlier step are kept.
+def _place(step: CapturedStep, plan: Plan) -> tuple[dict[str, Partitioning], dict[str, int]]:
+    """Returns the partitionings and owners of the variables; those from an earlier step are kept.
 
     A slot is partitioned and placed like the variables that it serves. These are the variables whose update reads it,
     or else those that it is computed from (for an average of weights). A slot that serves variables of several owners,
     or a variable that every worker holds, is held by every worker. So is a slot of a partitioned variable with another
     shape. If all variables are asynchronous, the owner of the first one owns the update counters.
     """
-    fixed = step.owners.keys() | step.cuts.keys()
-    cuts, owners = dict(step.cuts), dict(step.owners)
+    cuts = {name: placement.cut for name, placement in step.placements.items() if placement.cut is not None}
+    owners: dict[str, int] = {}
+    for name, placement in step.placements.items():
+        names = [name] if placement.cut is None else [shard_name(name, k) for k in range(len(placement.owners))]
+        owners.update(zip(names, placement.owners, strict=True))
+    fixed = owners.keys() | cuts.keys()
     for variable in plan.variables:
         if variable in step.by_name and variable not in fixed:
             if variable in plan.cuts:
@@ -68,10 +74,10 @@ def _with_owners(step: Step, plan: Plan) -> Step:
     if plan.is_asynchronous:
         first = next(iter(plan.owners_of(next(iter(plan.variables))).values()))
         owners.update({name: first for name in find_counters(step) if name not in owners})
-    return replace(step, cuts=cuts, owners=owners)
+    return cuts, owners
 
 
-def _place_slots(step: Step, known: Set[str], cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
+def _place_slots(step: CapturedStep, known: Set[str], cuts: dict[str, Partitioning], owners: dict[str, int]) -> None:
     """Adds the placements of variables that are not `known`, by the variables that they serve."""
     stages = find_stages(step)
     cut_variables = dict(enumerate((name for name in cuts if name in step.by_name), start=_PARTITIONED))
@@ -96,7 +102,7 @@ def _place_slots(step: Step, known: Set[str], cuts: dict[str, Partitioning], own
 
 
 def _partition_like(
-    step: Step, slot: Variable, served: str, cuts: dict[str, Partitioning], owners: dict[str, int]
+    step: CapturedStep, slot: Variable, served: str, cuts: dict[str, Partitioning], owners: dict[str, int]
 ) -> None:
     if slot.shape != step.by_name[served].shape:
         return
@@ -205,7 +211,7 @@ Nodes = Mapping[str, list[tuple[str, str]]]
 """By node, the nodes and tensors of its data inputs."""
 
 
-def find_counters(step: Step) -> list[str]:
+def find_counters(step: CapturedStep) -> list[str]:
     """Returns the names of update counters, which every step writes with values that do not depend on the batch.
 
     The updates read them (Adam's number of steps), or the script declares that one replica's write is enough. Keras
@@ -231,7 +237,7 @@ def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
     return {h for name in found if name in stages.effects for h in stages.effects[name].reads}
 
 
-def _written_alike(step: Step, stages: Stages, nodes: Nodes) -> set[str]:
+def _written_alike(step: CapturedStep, stages: Stages, nodes: Nodes) -> set[str]:
     """Returns the handles that the compute part writes with values that depend on no batch and no random number."""
     batch = {node_of(name) for name, axis in step.inputs.items() if axis is not None}
     batch |= {node.name for node in step.graph_index.having(Trait.SEEDED)}

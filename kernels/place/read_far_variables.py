@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import QUERIES, READS
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Variable
-from autodist.graph.step import Step
+from autodist.graph.step import Step, StepWithOwners
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.copies import add_copy, read_before, take_copy
 
+W = TypeVar("W", bound=StepWithOwners)
+
 
 @dataclass(frozen=True)
-class ReadFarVariables(Kernel):
+class ReadFarVariables(Kernel[StepWithOwners, StepWithOwners]):
     """Places handles, reads and writes of remote variables at their owners.
 
     Reads of one variable with the same control inputs are merged. A node that takes the handle itself (a loop, which
@@ -27,8 +29,11 @@ class ReadFarVariables(Kernel):
     """
 
     name: ClassVar[str] = "read-far-variables"
+    after: ClassVar[Mapping[str, str]] = {
+        "parameter-servers": "it moves updates to the owners",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: W, context: Context) -> W:
         far = {v.handle: context.nearest_holder(step.owners[v.name]) for v in step.variables if v.name in step.owners}
         far = {handle: owner for handle, owner in far.items() if owner != context.worker}
         if context.workers == 1 or not far:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.parts import Variable
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, PlacedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
@@ -18,7 +18,7 @@ from autodist.kernels.communicate.read_proxies import PROXY
 
 
 @dataclass(frozen=True)
-class SetByChief(Kernel):
+class SetByChief(Kernel[PlacedStep, PlacedStep]):
     """Copies the values that the chief writes to the other workers, which then run the step without its writes.
 
     chief:  v.assign(f())   becomes   v.assign(f()), and v.assign(v) on every other worker, proxies included
@@ -27,7 +27,7 @@ class SetByChief(Kernel):
 
     name: ClassVar[str] = "set-by-chief"
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
         if context.workers == 1:
             return step
         writes = {name: effect.writes for name, effect in step.graph_index.effects.items() if effect.writes}
@@ -38,7 +38,7 @@ class SetByChief(Kernel):
         )
 
     @staticmethod
-    def _write_everywhere(step: Step, context: Context, writes: dict[str, frozenset[str]]) -> Step:
+    def _write_everywhere(step: PlacedStep, context: Context, writes: dict[str, frozenset[str]]) -> PlacedStep:
         editor = StepEditor(step)
         plan = context.plan
         by_handle: dict[str, list[str]] = {}
@@ -64,7 +64,7 @@ class SetByChief(Kernel):
         return editor.to_step(owners=read)
 
     @staticmethod
-    def _remove_writes(step: Step, writes: list[str]) -> Step:
+    def _remove_writes(step: PlacedStep, writes: list[str]) -> PlacedStep:
         editor = StepEditor(step)
         for name in writes:
             editor.replace_control(name, [])
@@ -73,7 +73,7 @@ class SetByChief(Kernel):
 
 
 def _write_copies(
-    editor: StepEditor,
+    editor: StepEditor[Step],
     variable: Variable,
     after: list[str],
     workers: Iterable[int],
@@ -93,7 +93,7 @@ def _write_copies(
     editor.run(made)
 
 
-def only_sets(step: Step) -> bool:
+def only_sets(step: CapturedStep) -> bool:
     """Returns True if a run writes variables with values that are equal on all replicas, and trains nothing."""
     if step.gradients:
         return False

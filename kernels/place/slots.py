@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from autodist.graph.find_stages import find_stages
 from autodist.graph.parts import Variable
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels.place.assign_owners import computed_from, find_served_owners
 
 
-def find_slots(step: Step) -> dict[str, tuple[Variable, ...]]:
+def find_slots(step: CapturedStep) -> dict[str, tuple[Variable, ...]]:
     """Returns the slots of each trained variable; counters, which serve several variables, belong to none."""
     stages = find_stages(step)
     trained = list(dict.fromkeys(gradient.variable for gradient in step.gradients))

@@ -9,14 +9,14 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.placement import EVERY_WORKER, SyncMode, VariablePlacement, listed
-from autodist.graph.step import Replication, Step
+from autodist.graph.step import ReplicatedStep
 from autodist.kernels.place.assign_owners import computed_from, find_served_owners
 from autodist.kernels.plan import Plan
 
 
-def find_variable_placements(step: Step, replication: Replication, plan: Plan) -> dict[str, VariablePlacement]:
+def find_variable_placements(step: ReplicatedStep, plan: Plan) -> dict[str, VariablePlacement]:
     """Returns the placement of each owned variable of a step; a slot is placed like the variables that it serves."""
-    stages = replication.stages
+    stages = step.stages
     requested = {name: plan.variable_placement(name) for name in step.by_name}
     owned = {name: owner for name, owner in step.owners.items() if name in step.by_name}
     free = [k for k in requested.values() if k is not None and k.runs_ahead]
@@ -32,7 +32,7 @@ def find_variable_placements(step: Step, replication: Replication, plan: Plan) -
     found = {}
     for name, owner in owned.items():
         handle = step.by_name[name].handle
-        served = serves.get(handle) or computed_from(step, stages, decided, handle, replication.trained)
+        served = serves.get(handle) or computed_from(step, stages, decided, handle, step.trained)
         like = [distinct[k] for k in sorted(served) if k != EVERY_WORKER]
         pace = SyncMode.ASYNCHRONOUS if plan.is_asynchronous else SyncMode.SYNCHRONOUS
         found[name] = requested[name] or (
@@ -41,13 +41,13 @@ def find_variable_placements(step: Step, replication: Replication, plan: Plan) -
     return found
 
 
-def runs_freely(replication: Replication, variable_placements: Mapping[str, VariablePlacement]) -> bool:
+def runs_freely(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> bool:
     """Returns True if a step trains and waits for none of its updates."""
-    trained = replication.trained.values()
+    trained = step.trained.values()
     return bool(trained) and all(v in variable_placements and variable_placements[v].runs_ahead for v in trained)
 
 
-def require_one_owner_per_write(step: Step, variable_placements: Mapping[str, VariablePlacement]) -> None:
+def require_one_owner_per_write(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> None:
     """Checks that each operation writes variables of one owner and one mode.
 
     Raises:
@@ -65,9 +65,7 @@ def require_one_owner_per_write(step: Step, variable_placements: Mapping[str, Va
             )
 
 
-def require_written_by_updates(
-    step: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
-) -> None:
+def require_written_by_updates(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> None:
     """Checks that a step does not itself write a trained variable whose updates run ahead.
 
     A worker's write before the variable is used would undo the updates that arrived since the worker read it.
@@ -75,8 +73,8 @@ def require_written_by_updates(
     Raises:
         StrategyError: names the variable and the operation.
     """
-    stages = replication.stages
-    trained = {step.by_name[name].handle: name for name in replication.trained.values() if name in variable_placements}
+    stages = step.stages
+    trained = {step.by_name[name].handle: name for name in step.trained.values() if name in variable_placements}
     for write in stages.state_writes:
         for handle in sorted(stages.effects[write].writes & trained.keys()):
             name = trained[handle]
@@ -88,13 +86,13 @@ def require_written_by_updates(
                 )
 
 
-def require_unmixed(step: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]) -> None:
+def require_unmixed(step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> None:
     """Checks that no update depends on gradients that are combined at different times.
 
     Raises:
         StrategyError: names the variables and the operation that combines them.
     """
-    flow = _Flow(step, replication, variable_placements)
+    flow = _Flow(step, variable_placements)
     for name in step.graph_index.order:
         flow.visit(step.graph_index.nodes[name])
 
@@ -102,17 +100,15 @@ def require_unmixed(step: Step, replication: Replication, variable_placements: M
 class _Flow:
     """The variables, one per mode, whose gradients and values the nodes of the updates depend on."""
 
-    def __init__(
-        self, step: Step, replication: Replication, variable_placements: Mapping[str, VariablePlacement]
-    ) -> None:
-        self._item, self._replication, self._placements = step, replication, variable_placements
+    def __init__(self, step: ReplicatedStep, variable_placements: Mapping[str, VariablePlacement]) -> None:
+        self._item, self._placements = step, variable_placements
         self._effects = step.graph_index.effects
         self._depends_on: dict[str, Mapping[SyncMode, str]] = {}
         self._combined_at: dict[str, tuple[str, str]] = {}
 
     def visit(self, node: tf.compat.v1.NodeDef) -> None:
         """Processes a node after its inputs."""
-        if node.name not in self._replication.stages.once:
+        if node.name not in self._item.stages.once:
             self._record(node, self._read_here(node.name))
             return
         sources = self._read_here(node.name)
@@ -123,8 +119,8 @@ class _Flow:
             sources |= self._depends_on.get(source, {})
             if source in self._combined_at:
                 self._combined_at.setdefault(node.name, self._combined_at[source])
-            if tensor(i) in self._replication.trained:
-                variable = self._replication.trained[tensor(i)]
+            if tensor(i) in self._item.trained:
+                variable = self._item.trained[tensor(i)]
                 sources[self._pace(variable)] = variable
         self._record(node, sources)
         written = self._effects[node.name].writes if node.name in self._effects else frozenset()
@@ -159,7 +155,7 @@ class _Flow:
             return
         for pace, source in sources.items():
             if pace is SyncMode.STALE or (
-                pace is SyncMode.ASYNCHRONOUS and not runs_freely(self._replication, self._placements)
+                pace is SyncMode.ASYNCHRONOUS and not runs_freely(self._item, self._placements)
             ):
                 raise StrategyError(
                     f"{variable} is held by every worker and updated ({write}) from the gradient of {source} "

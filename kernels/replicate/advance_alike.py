@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, PlacedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
@@ -24,7 +24,7 @@ _DRAWS = having(Trait.READ) | {"RngReadAndSkip"}
 
 
 @dataclass(frozen=True)
-class AdvanceAlike(Kernel):
+class AdvanceAlike(Kernel[PlacedStep, PlacedStep]):
     """Advances each `tf.random.Generator` by the same amount on every worker, whatever its part of the batch.
 
     Without this kernel, a generator advances by the count of numbers drawn, and the stored states of workers with parts
@@ -33,7 +33,7 @@ class AdvanceAlike(Kernel):
 
     name: ClassVar[str] = "advance-alike"
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
         draws = [node.name for node in step.graph_index.of_op("RngReadAndSkip")]
         if context.is_alone or not draws:
             return step
@@ -46,7 +46,7 @@ class AdvanceAlike(Kernel):
         return editor.to_step()
 
 
-def reads_to_offset(editor: GraphEditor, step: Step) -> list[tuple[str, str]]:
+def reads_to_offset(editor: GraphEditor, step: CapturedStep) -> list[tuple[str, str]]:
     """Returns inputs (consumer, tensor) that draw from a generator's state, except those that advance the state."""
     reads = []
     for variable in step.variables:
@@ -85,7 +85,7 @@ class AddedToDraws:
         return AddedToDraws(self.indices + other.indices, {**self.nodes, **other.nodes})
 
 
-def offset_seeds(editor: GraphEditor, step: Step, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
+def offset_seeds(editor: GraphEditor, step: CapturedStep, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
     """Adds a constant to each read of a state or seed; it is multiplied by the replica's index later.
 
     Args:

@@ -11,7 +11,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import input_names
 from autodist.graph.ops import Trait
-from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, PlacedStep
 from autodist.graph.subgraph import SubgraphBuilder, subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.advance_alike import AddedToDraws
@@ -36,7 +36,7 @@ class SharedSeedDraw:
     per: int = 0
 
 
-def find_shared_seed_draws(step: Step, flows: Propagation, varying: Set[str]) -> Iterator[SharedSeedDraw]:
+def find_shared_seed_draws(step: PlacedStep, flows: Propagation, varying: Set[str]) -> Iterator[SharedSeedDraw]:
     """Yields the draws from a seed shared by all replicas, among the nodes that are copied for every replica."""
     for node in step.graph_index.having(Trait.BY_KEY):
         inputs = [tensor(name) for name in node.input if not is_control(name)]
@@ -52,7 +52,7 @@ def find_shared_seed_draws(step: Step, flows: Propagation, varying: Set[str]) ->
             yield SharedSeedDraw(node.name, seed)
 
 
-def all_examples(step: Step, context: Context) -> str | None:
+def all_examples(step: PlacedStep, context: Context) -> str | None:
     """Returns the tensor with the number of examples of all replicas; None if each worker only knows its own."""
     if step.is_global:
         return ALL_EXAMPLES
@@ -103,7 +103,7 @@ def rows_of_whole(
 
 
 def draw_for_all(
-    editor: GraphEditor, step: Step, draws: Sequence[SharedSeedDraw], examples: str, replicas: int
+    editor: GraphEditor, step: PlacedStep, draws: Sequence[SharedSeedDraw], examples: str, replicas: int
 ) -> AddedToDraws:
     """Makes nodes draw for the whole batch and slice the rows of their replica, so that they equal those of one device.
 

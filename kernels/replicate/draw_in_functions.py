@@ -12,7 +12,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import input_names, types_of_inputs, types_of_outputs
 from autodist.graph.ops import Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import PlacedStep
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.finish.called_function import CalledFunction, call_node, shared_function
@@ -28,7 +28,7 @@ Draws = Mapping[DrawAt, RowsOfDraw | None]
 
 
 def draw_in_functions(
-    editor: GraphEditor, step: Step, flows: Propagation, varying: Set[str], examples: str | None, replicas: int
+    editor: GraphEditor, step: PlacedStep, flows: Propagation, varying: Set[str], examples: str | None, replicas: int
 ) -> AddedToDraws:
     """Makes functions draw for the whole batch and slice the rows of their replica, equal to those of one device.
 

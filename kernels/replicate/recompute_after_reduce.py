@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import draws_numbers
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.layout import Kind, Replicated, Unknown
 
 
@@ -26,7 +26,7 @@ class RecomputedValue:
 
 
 def find_recomputed(
-    step: Step, name: str, kind_of: Callable[[str], Kind], is_whole: Callable[[str, Kind], bool | None]
+    step: CapturedStep, name: str, kind_of: Callable[[str], Kind], is_whole: Callable[[str, Kind], bool | None]
 ) -> RecomputedValue | None:
     """Returns the computation of a captured tensor; None if an input's value for the whole batch is not known.
 

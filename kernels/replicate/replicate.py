@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.execution_order import settle_depths
@@ -15,7 +15,7 @@ from autodist.graph.origins import Origins
 from autodist.graph.parts import PendingReductionKind
 from autodist.graph.seeds import varying_seeds
 from autodist.graph.stages import Stages
-from autodist.graph.step import Replication, Step
+from autodist.graph.step import PlacedStep, ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
@@ -40,38 +40,44 @@ _SEEDED = having(Trait.SEEDED)
 
 
 @dataclass(frozen=True)
-class Replicate(Kernel):
+class Replicate(Kernel[PlacedStep, ReplicatedStep]):
     """Copies the nodes that differ between replicas, splits the batch, and sums over the local replicas.
 
     The first local replica is the captured graph itself. The nodes of another one are named `autodist/replica_k/…`; k
     is its position among this worker's replicas. Nodes that depend on no batch, weight or random draw run once.
-    Reductions over other workers are recorded in the step's `Replication`.
+    Reductions over other workers are recorded in the replicated step.
 
         x → f → g → update      becomes      x[:n] → f → g   ┐
                                              x[n:] → f'→ g'  ┴ add → update
     """
 
     name: ClassVar[str] = "replicate"
+    after: ClassVar[Mapping[str, str]] = {
+        "partition-variables": "shards are reduced, not whole variables",
+        "add-rows-in-order": "a parameter server runs the writes of rows in the order set there",
+        "advance-alike": "it decides which draws all replicas share",
+        "assign-stages": "the copies belong to the stage of the captured node",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: PlacedStep, context: Context) -> ReplicatedStep:
         if context.goes_through_stages(step):
             context = context.of_replicas
         if context.is_alone:
-            return step
+            return ReplicatedStep.of(step)
         return _Replication(step, context).run()
 
 
 class _Replication:
     """The work of one `Replicate.apply`, in the order of `run`."""
 
-    def __init__(self, step: Step, context: Context) -> None:
+    def __init__(self, step: PlacedStep, context: Context) -> None:
         self.item, self.context = step, context
         self.stages: Stages = find_stages(step)
         self.flows: Propagation = step.flows or flows_of(step)
         self.editor = StepEditor(step)
         self.captured_seeds = {n.name: n.attr["seed2"].i for n in step.graph_index.having(Trait.SEEDED)}
 
-    def run(self) -> Step:
+    def run(self) -> ReplicatedStep:
         self._free_constants()
         states = reads_to_offset(self.editor, self.item)
         draws = [node for node, _ in states]
@@ -107,22 +113,21 @@ class _Replication:
         self.editor.run([*(c.write for c in changes), *joiner.checks])
         known = self.item.pipeline_parts
         copies = {copy: (k, name) for k, renamed in enumerate(clones) for name, copy in renamed.items()}
-        made = self.editor.to_step(
+        edited = self.editor.to_step()
+        return ReplicatedStep.of(
+            edited,
             origin_of=_origins_of_copies(self.item.origin_of, copies),
             inputs={**self.item.inputs, **parts.given},
             pipeline_parts={**known, **{name: known[draw] for name, draw in added.nodes.items() if draw in known}},
-            replication=Replication(
-                self.stages,
-                copies=copies,
-                joins=tuple(joiner.joins),
-                joined_gradients=frozenset(
-                    t for j in joiner.joins if j.kind is PendingReductionKind.GRADIENT for t in j.result
-                ),
-                counts_examples=some_examples is not None,
-                even_parts=joiner.even_parts,
+            stages=self.stages,
+            copies=copies,
+            joins=settle_depths(edited.graph_index, joiner.joins),
+            joined_gradients=frozenset(
+                t for j in joiner.joins if j.kind is PendingReductionKind.GRADIENT for t in j.result
             ),
+            counts_examples=some_examples is not None,
+            even_parts=joiner.even_parts,
         )
-        return _with_settled_depths(made)
 
     def _free_constants(self) -> None:
         """Removes control inputs of constants: otherwise, replicas that share one would wait for each other."""
@@ -178,13 +183,6 @@ class _Replication:
         for name in self.editor.targets:
             if name in clones[0]:
                 self.editor.replace_target(name, [renamed[name] for renamed in clones])
-
-
-def _with_settled_depths(step: Step) -> Step:
-    if step.replication is None or not step.replication.joins:
-        return step
-    joins = settle_depths(step.graph_index, step.replication.joins)
-    return replace(step, replication=replace(step.replication, joins=joins))
 
 
 def _origins_of_copies(origin_of: Origins, copies: Mapping[str, tuple[int, str]]) -> Origins:

@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import node_of, tensor
-from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, PlacedStep
 from autodist.graph.subgraph import Template, subgraph
 from autodist.kernels.replicate.weights import ReplicaWeights
 
 Clones = Sequence[Mapping[str, str]]
 
 
-def split_batch(editor: GraphEditor, step: Step, clones: Clones) -> ReplicaWeights:
+def split_batch(editor: GraphEditor, step: PlacedStep, clones: Clones) -> ReplicaWeights:
     """Slices each batch input per local replica; the first `examples % replicas` parts have one more example."""
 
     def named(name: str, k: int) -> str:
@@ -50,7 +50,7 @@ def split_batch(editor: GraphEditor, step: Step, clones: Clones) -> ReplicaWeigh
     return ReplicaWeights(sizes, named, step.spec_of, step.is_global, apart)
 
 
-def _count_rows(editor: GraphEditor, step: Step, name: str) -> str:
+def _count_rows(editor: GraphEditor, step: PlacedStep, name: str) -> str:
     """Returns the number of rows of an input that this worker is fed."""
     spec, axis = step.spec_of(name), step.inputs[name]
     with subgraph(editor, f"rows/{node_of(name)}") as f:
@@ -59,7 +59,7 @@ def _count_rows(editor: GraphEditor, step: Step, name: str) -> str:
 
 
 def _slice_inputs(
-    editor: GraphEditor, step: Step, axes: Mapping[str, int], clones: Clones, counted: str, label: str
+    editor: GraphEditor, step: PlacedStep, axes: Mapping[str, int], clones: Clones, counted: str, label: str
 ) -> tuple[str, ...]:
     """Slices inputs of `counted` rows each; returns the number of rows of each replica."""
     count = len(clones)

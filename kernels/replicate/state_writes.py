@@ -15,7 +15,7 @@ from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
-from autodist.graph.step import Step
+from autodist.graph.step import PlacedStep
 from autodist.graph.walks import reach
 
 _ARITHMETIC = {s.assign: s.arithmetic for s in SUMS}
@@ -73,7 +73,9 @@ class StateChange:
         return made.added[0] if made.base is None and len(made.added) == 1 and not made.subtracted else None
 
 
-def take_state_writes(editor: GraphEditor, step: Step, stages: Stages, varying: Collection[str]) -> list[StateChange]:
+def take_state_writes(
+    editor: GraphEditor, step: PlacedStep, stages: Stages, varying: Collection[str]
+) -> list[StateChange]:
     """Replaces writes of replica-dependent values in the compute part by arithmetic and a single write per variable.
 
         v.assign(f(v, x)); y = g(v)      becomes      v1 = f(v, x); y = g(v1); and once, at the end, v.assign(combined)
@@ -121,7 +123,7 @@ class _Run:
     after: str | None
 
 
-def _runs_of(step: Step, stages: Stages, writes: Sequence[str]) -> Iterator[list[str]]:
+def _runs_of(step: PlacedStep, stages: Stages, writes: Sequence[str]) -> Iterator[list[str]]:
     """Groups the writes of a variable into runs: no write waits for a run-once node after another write of its run."""
     run: list[str] = []
     for write in writes:
@@ -139,7 +141,7 @@ _OUT_OF_THE_BRANCH = (
 )
 
 
-def _take(editor: GraphEditor, step: Step, stages: Stages, variable: Variable, run: _Run) -> StateChange:
+def _take(editor: GraphEditor, step: PlacedStep, stages: Stages, variable: Variable, run: _Run) -> StateChange:
     handle, writes = variable.handle, run.writes
     for write in writes:
         op = editor[write].op
@@ -162,7 +164,7 @@ def _take(editor: GraphEditor, step: Step, stages: Stages, variable: Variable, r
     return StateChange(variable, before, tensor(writes[-1]), made, write, run.label)
 
 
-def _require_reads_that_run(step: Step, stages: Stages, variable: Variable, writes: set[str]) -> None:
+def _require_reads_that_run(step: PlacedStep, stages: Stages, variable: Variable, writes: set[str]) -> None:
     """Checks that the single write can wait for all reads before it.
 
     Raises:
@@ -197,7 +199,7 @@ def _write(editor: GraphEditor, variable: Variable, label: str, control: list[st
     return editor.add(node)
 
 
-def _made(editor: GraphEditor, step: Step, stages: Stages, variable: Variable, run: _Run) -> dict[str, Made]:
+def _made(editor: GraphEditor, step: PlacedStep, stages: Stages, variable: Variable, run: _Run) -> dict[str, Made]:
     found = {}
     made = Made(None)
     for write in run.writes:
@@ -214,7 +216,7 @@ def _made(editor: GraphEditor, step: Step, stages: Stages, variable: Variable, r
 
 
 def _addend(
-    editor: GraphEditor, step: Step, stages: Stages, variable: Variable, earlier: Sequence[str], write: str
+    editor: GraphEditor, step: PlacedStep, stages: Stages, variable: Variable, earlier: Sequence[str], write: str
 ) -> str | None:
     """Returns the tensor that a write adds to the value after the earlier ones; None if it does not add."""
     node = editor[write]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import node_of, output_index
 from autodist.graph.ops import SUMS, Trait, having
-from autodist.graph.step import Step
+from autodist.graph.step import PlacedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
@@ -18,7 +19,7 @@ _IN_ORDER = {s.scatter: s.scatter_nd for s in SUMS}
 
 
 @dataclass(frozen=True)
-class AddRowsInOrder(Kernel):
+class AddRowsInOrder(Kernel[PlacedStep, PlacedStep]):
     """Adds repeated rows to a variable one after the other.
 
     A ResourceScatterAdd of repeated rows runs on several threads. Its last bits differ between runs, and thus between
@@ -30,8 +31,11 @@ class AddRowsInOrder(Kernel):
     """
 
     name: ClassVar[str] = "add-rows-in-order"
+    after: ClassVar[Mapping[str, str]] = {
+        "partition-variables": "it creates the writes of each shard",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
         scatters = [node.name for node in step.graph_index.of_op(*_IN_ORDER)]
         if context.is_alone or not scatters:
             return step
@@ -48,7 +52,7 @@ def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:
     return source.op in having(Trait.UNIQUE | Trait.UNIQUE_COUNTED) and output_index(node.input[1]) == 0
 
 
-def _add_in_order(editor: StepEditor, node: NodeDef) -> None:
+def _add_in_order(editor: StepEditor[Step], node: NodeDef) -> None:
     handle, ids, rows = node.input[:3]
     with editor.subgraph(f"add_rows_in_order/{node.name}") as f:
         indices = tf.expand_dims(f.input(ids, tf.as_dtype(node.attr["Tindices"].type)), -1)

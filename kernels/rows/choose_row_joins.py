@@ -12,7 +12,7 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import RowJoin, VariableGradient
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.merge_rows import is_summed
@@ -28,7 +28,7 @@ _PASS = having(Trait.IDENTITY | Trait.RESHAPES | Trait.CASTS)
 
 
 @dataclass(frozen=True)
-class ChooseRowJoins(Kernel):
+class ChooseRowJoins(Kernel[CapturedStep, CapturedStep]):
     """Ensures that an update receives the same rows as on one device.
 
     On one device, a sparse gradient has one row for each id that the step looks up. If each example has its own ids,
@@ -38,8 +38,11 @@ class ChooseRowJoins(Kernel):
     """
 
     name: ClassVar[str] = "choose-row-joins"
+    after: ClassVar[Mapping[str, str]] = {
+        "rewrite-rows": "it creates the gradients that are rows",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         if context.is_alone or not any(g.is_sparse for g in step.gradients):
             return step
         editor, flows = StepEditor(step), step.flows or flows_of(step)
@@ -49,7 +52,7 @@ class ChooseRowJoins(Kernel):
 
 
 def _chosen(
-    editor: StepEditor, flows: Propagation, step: Step, gradient: VariableGradient, cut: Collection[str]
+    editor: StepEditor[Step], flows: Propagation, step: CapturedStep, gradient: VariableGradient, cut: Collection[str]
 ) -> VariableGradient:
     """Returns the gradient with its row join; `cut` names the variables whose rows are split over several shards.
 
@@ -76,7 +79,7 @@ def _chosen(
     )
 
 
-def _aligned_end(step: Step, found: Mapping[str, RowJoin]) -> int | None:
+def _aligned_end(step: CapturedStep, found: Mapping[str, RowJoin]) -> int | None:
     """Returns the number of trailing rows whose indices all replicas share, if rows of examples precede them."""
     joins = list(found.values())
     first = joins.index(RowJoin.ALIGNED) if RowJoin.ALIGNED in joins else 0

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
@@ -66,7 +67,7 @@ def _searched(editor: GraphEditor, name: str) -> str | None:
     return tensor(node.input[0]) if is_zero else None
 
 
-def _take_other_branch(editor: StepEditor, library: Library, node: NodeDef) -> None:
+def _take_other_branch(editor: StepEditor[Step], library: Library, node: NodeDef) -> None:
     """Replaces a conditional node by the nodes of its else branch."""
     arguments = [i for i in node.input[1:] if not is_control(i)]
     shapes = [editor.spec(i).shape for i in arguments]

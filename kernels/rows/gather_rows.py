@@ -12,7 +12,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import QUERIES, READS
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import is_in_batches
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 
 
@@ -29,7 +29,7 @@ class GatherRows(RowRule):
     name: ClassVar[str] = "gather-rows"
     ops: ClassVar[tuple[str, ...]] = ("ReadVariableOp",)
 
-    def candidates(self, step: Step) -> Iterable[str]:
+    def candidates(self, step: CapturedStep) -> Iterable[str]:
         return _reads_by_rows(step)
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
@@ -56,7 +56,7 @@ class GatherRows(RowRule):
         return rewrite
 
 
-def _reads_by_rows(step: Step) -> list[str]:
+def _reads_by_rows(step: CapturedStep) -> list[str]:
     """Returns the ReadVariableOps whose value is the input of a gather or of a shape."""
     nodes = step.graph_index.nodes
     found: dict[str, None] = {}

@@ -12,7 +12,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import PendingReduction, PendingReductionKind
-from autodist.graph.step import Step
+from autodist.graph.step import ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.kernels.base import Context, Kernel
@@ -25,7 +25,7 @@ _WORTH_ONE_IN = 4
 
 
 @dataclass(frozen=True)
-class MergeRows(Kernel):
+class MergeRows(Kernel[ReplicatedStep, ReplicatedStep]):
     """Sends each row once per worker, however often it occurs in the worker's batch.
 
     Applies only if all readers of the joined rows sum them by index and scale them uniformly before that: a norm over
@@ -39,21 +39,20 @@ class MergeRows(Kernel):
 
     name: ClassVar[str] = "merge-rows"
 
-    def apply(self, step: Step, context: Context) -> Step:
-        replication = step.replication
-        if context.workers == 1 or replication is None:
+    def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
+        if context.workers == 1:
             return step
         editor = StepEditor(step)
         returned = frozenset(map(tensor, step.outputs))
         merged = {
-            join.name: _merge(editor, join) for join in replication.joins
+            join.name: _merge(editor, join) for join in step.joins
             if join.is_sparse and join.kind is PendingReductionKind.GRADIENT
             and returned.isdisjoint(join.result) and is_summed(editor, *join.result)
         }  # fmt: skip
         if not merged:
             return step
-        joins = tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in replication.joins)
-        return editor.to_step(replication=replace(replication, joins=joins))
+        joins = tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in step.joins)
+        return editor.to_step(joins=joins)
 
 
 def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:
@@ -70,7 +69,7 @@ def _merge(editor: GraphEditor, join: PendingReduction) -> tuple[str, str]:
     return f.name(sent_ids), f.name(sent)
 
 
-def is_summed(editor: StepEditor, indices: str, rows: str) -> bool:
+def is_summed(editor: StepEditor[Step], indices: str, rows: str) -> bool:
     """Returns True if all readers of `rows` only scale them and sum them by `indices`, which have no other use."""
     paths = _Paths(editor)
     return paths.follow_rows(rows) and paths.follow_indices(indices) and paths.meet()
@@ -80,7 +79,7 @@ def is_summed(editor: StepEditor, indices: str, rows: str) -> bool:
 class _Paths:
     """The paths of rows and indices to the ops that sum the rows."""
 
-    editor: StepEditor
+    editor: StepEditor[Step]
     _rows: set[str] = field(default_factory=set)
     _indices: set[str] = field(default_factory=set)
     _added: set[str] = field(default_factory=set)

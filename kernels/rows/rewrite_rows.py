@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import ClassVar
 
 from autodist.errors import RewriteError
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.rows.divide_rows import DivideRows
 from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
@@ -24,22 +25,27 @@ _MOST_ROUNDS = 10
 
 
 @dataclass(frozen=True)
-class RewriteRows(Kernel):
+class RewriteRows(Kernel[CapturedStep, CapturedStep]):
     """Replaces operations on whole tables by operations on rows; repeats the rules until none changes the step.
 
     Attributes:
         rules: in the order in which they are applied.
     """
 
-    rules: tuple[Kernel, ...] = RULES
+    rules: tuple[Kernel[CapturedStep, CapturedStep], ...] = RULES
     name: ClassVar[str] = "rewrite-rows"
+    after: ClassVar[Mapping[str, str]] = {
+        "whole-cotangents": "it decides which tensors are gradients, before the nodes that lead to them are traversed",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         changing: list[str] = []
         quiet = 0
         for rule in islice(cycle(self.rules), _MOST_ROUNDS * len(self.rules)):
-            before, step = step, run_pipeline([rule], step, context)
-            quiet = quiet + 1 if step is before else 0
+            made = run_pipeline([rule], step, context)
+            assert isinstance(made, CapturedStep), "rules keep the phase"
+            quiet = quiet + 1 if made is step else 0
+            step = made
             changing += [] if quiet else [rule.name]
             if quiet == len(self.rules):
                 return step

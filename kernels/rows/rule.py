@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.signs import Signs
@@ -41,8 +41,8 @@ class RowFacts:
         editor: the editor of the step.
     """
 
-    item: Step
-    editor: StepEditor
+    item: CapturedStep
+    editor: StepEditor[Step]
     leads: dict[tuple[str, bool], bool] = field(default_factory=dict)
     """Cached results of `gather-before-arithmetic`."""
 
@@ -55,7 +55,7 @@ class RowFacts:
         return ZeroTables(self.editor, self.signs)
 
 
-class RowRule(Kernel):
+class RowRule(Kernel[CapturedStep, CapturedStep]):
     """A kernel that rewrites each node that matches a rule.
 
     Attributes:
@@ -68,11 +68,11 @@ class RowRule(Kernel):
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         """Returns a function that rewrites a node, or a refusal; None if the rule does not apply. Changes nothing."""
 
-    def candidates(self, step: Step) -> Iterable[str]:
+    def candidates(self, step: CapturedStep) -> Iterable[str]:
         """Returns the nodes that may match, in order; if there are none, the step is not analysed."""
         return [node.name for node in step.graph_index.of_op(*self.ops)]
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         names = list(self.candidates(step))
         if not names:
             return step

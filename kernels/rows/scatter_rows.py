@@ -12,7 +12,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.find_stages import find_stages
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import SUMS
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
@@ -37,7 +37,7 @@ class ScatterRows(RowRule):
     name: ClassVar[str] = "scatter-rows"
     ops: ClassVar[tuple[str, ...]] = tuple(_SCATTERS)
 
-    def candidates(self, step: Step) -> Iterable[str]:
+    def candidates(self, step: CapturedStep) -> Iterable[str]:
         if not step.graph_index.of_op("UnsortedSegmentSum"):
             return ()
         stages = find_stages(step)
@@ -59,7 +59,7 @@ class ScatterRows(RowRule):
         return rewrite
 
 
-def _scatter(editor: StepEditor, node: NodeDef, table: ZeroTable) -> None:
+def _scatter(editor: StepEditor[Step], node: NodeDef, table: ZeroTable) -> None:
     """Replaces the addition of a table by one of rows."""
     ids = editor.spec(table.ids)
     rows_of = {tensor(name): tensor(editor[name].input[0]) for name in table.sums}

@@ -10,7 +10,7 @@ import numpy as np
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import is_control, node_of
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
@@ -29,7 +29,7 @@ class SumRows(RowRule):
     name: ClassVar[str] = "sum-rows"
     ops: ClassVar[tuple[str, ...]] = ("Sum",)
 
-    def candidates(self, step: Step) -> Iterable[str]:
+    def candidates(self, step: CapturedStep) -> Iterable[str]:
         return super().candidates(step) if step.graph_index.of_op("UnsortedSegmentSum") else ()
 
     def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
@@ -48,7 +48,7 @@ class SumRows(RowRule):
         return rewrite
 
 
-def _adds_up_all(editor: StepEditor, node: NodeDef, table: NodeDef) -> bool:
+def _adds_up_all(editor: StepEditor[Step], node: NodeDef, table: NodeDef) -> bool:
     """Returns True if a Sum is known to reduce all axes of a segment sum that has one segment id per row."""
     axes, rank = constant(editor, node.input[1]), editor.spec(table.input[0]).shape.rank
     if axes is None or not rank or editor.spec(table.input[1]).shape.rank != 1:

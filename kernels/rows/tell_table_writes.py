@@ -14,7 +14,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.rule import Refusal, RowFacts
@@ -43,12 +43,15 @@ class TableWrite:
 
 
 @dataclass(frozen=True)
-class TellTableWrites(Kernel):
+class TellTableWrites(Kernel[CapturedStep, CapturedStep]):
     """Logs once per sparse variable the parts of its update that cost the whole table; changes nothing."""
 
     name: ClassVar[str] = "tell-table-writes"
+    after: ClassVar[Mapping[str, str]] = {
+        "rewrite-rows": "the tables that remain are needed in full",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         if context.worker == 0 and any(gradient.is_sparse for gradient in step.gradients):
             for table, writes in find_table_writes(step).items():
                 tell(_report(step.by_name[table], writes))
@@ -75,7 +78,7 @@ def _report(table: Variable, writes: Iterable[TableWrite]) -> str:
     ) + "\n".join(lines)
 
 
-def find_table_writes(step: Step) -> dict[str, list[TableWrite]]:
+def find_table_writes(step: CapturedStep) -> dict[str, list[TableWrite]]:
     """Maps each variable with a sparse gradient to the writes of whole tables of its shape.
 
     A write belongs to it if it depends on the gradient, or writes the variable outside the update stage (weight decay).
@@ -129,7 +132,9 @@ def _gradients_behind(editor: GraphEditor, stages: Stages, write: str) -> list[s
     return list(found)
 
 
-def _read_by(step: Step, editor: GraphEditor, stages: Stages, write: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+def _read_by(
+    step: CapturedStep, editor: GraphEditor, stages: Stages, write: str, shape: tuple[int, ...]
+) -> tuple[str, ...]:
     """Returns the variables of a given shape that the value of a write reads through elementwise ops alone."""
     handles: Mapping[str, Variable] = step.by_handle
     found: dict[str, None] = {}

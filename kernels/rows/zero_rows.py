@@ -9,6 +9,7 @@ import numpy as np
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
+from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant, operands_of
 from autodist.kernels.rows.signs import Sign, Signs
@@ -34,7 +35,7 @@ class ZeroTable:
 class ZeroTables:
     """Finds zero tables in the graph of one editor, which must not change in the meantime."""
 
-    def __init__(self, editor: StepEditor, signs: Signs) -> None:
+    def __init__(self, editor: StepEditor[Step], signs: Signs) -> None:
         self._editor = editor
         self._signs = signs
         self._zero: dict[str, tuple[str, ...]] = {}

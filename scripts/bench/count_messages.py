@@ -18,7 +18,7 @@ import tensorflow as tf
 from autodist import ResourceSpec
 from autodist.capture.function import capture_function
 from autodist.cli.planned_step import held_bytes
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels import Context, rewrite
 from autodist.proto import strategy_pb2
 from autodist.strategies import (
@@ -53,7 +53,7 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def counts_of(step: Step, builder: str, workers: int, rows: int) -> Counts:
+def counts_of(step: CapturedStep, builder: str, workers: int, rows: int) -> Counts:
     """Returns the messages of the busiest of the examined workers, and the bytes of the busiest of all workers.
 
     Args:
@@ -79,7 +79,7 @@ def counts_of(step: Step, builder: str, workers: int, rows: int) -> Counts:
     )
 
 
-def _most_bytes(step: Step, strategy: strategy_pb2.Strategy, workers: int, rows: int) -> int:
+def _most_bytes(step: CapturedStep, strategy: strategy_pb2.Strategy, workers: int, rows: int) -> int:
     """Returns the bytes over the busiest link of a machine, in the busier direction."""
     synced = {variable.name: variable for variable in synced_variables(step)}
     total: dict[tuple[int, int], int] = {}
@@ -90,7 +90,7 @@ def _most_bytes(step: Step, strategy: strategy_pb2.Strategy, workers: int, rows:
     return max(*sent, *received)
 
 
-def _crossing(step: Step, worker: int) -> tuple[int, int]:
+def _crossing(step: CapturedStep, worker: int) -> tuple[int, int]:
     """Returns the number of tensors that one worker's step sends or receives, and the number of its peers."""
     task = {node.name: _task(node.device, worker) for node in step.graph_def.node}
     crossing = {
@@ -114,21 +114,21 @@ def _task(device: str, default: int) -> int:
     return int(found[1]) if found else default
 
 
-def _resnet50() -> Step:
+def _resnet50() -> CapturedStep:
     model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10)
     model.compile("adam", loss="sparse_categorical_crossentropy")
     specs = (tf.TensorSpec([None, 64, 64, 3], tf.float32), tf.TensorSpec([None], tf.int32))
     return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
 
 
-def _embedding() -> Step:
+def _embedding() -> CapturedStep:
     model = TASKS["embedding"].build()
     model.compile("sgd", loss=keras.losses.BinaryCrossentropy(from_logits=True))
     specs = (tf.TensorSpec([None, IDS], tf.int32), tf.TensorSpec([None, 1], tf.float32))
     return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
 
 
-_STEPS: dict[str, Callable[[], Step]] = {"resnet50": _resnet50, "embedding": _embedding}
+_STEPS: dict[str, Callable[[], CapturedStep]] = {"resnet50": _resnet50, "embedding": _embedding}
 
 if __name__ == "__main__":
     main()

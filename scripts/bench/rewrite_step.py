@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from autodist import ResourceSpec
 from autodist.capture.function import capture_function
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels import Context, rewrite
 from autodist.strategies import (
     AllReduce,
@@ -49,14 +49,14 @@ def main() -> None:
     print(json.dumps({"nodes": len(step.graph_def.node), "seconds": seconds}))
 
 
-def _captured(name: str) -> Step:
+def _captured(name: str) -> CapturedStep:
     model = CAPTURED[name](weights=None, input_shape=(64, 64, 3), classes=10)
     model.compile("adam", loss="sparse_categorical_crossentropy")
     specs = (tf.TensorSpec([None, 64, 64, 3], tf.float32), tf.TensorSpec([None], tf.int32))
     return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
 
 
-def _by_builder(step: Step, clusters: Mapping[str, Sequence[int]], repeat: int) -> dict[str, Any]:
+def _by_builder(step: CapturedStep, clusters: Mapping[str, Sequence[int]], repeat: int) -> dict[str, Any]:
     """Returns the seconds by builder and cluster, and the queues in the graph of a worker."""
     seconds: dict[str, dict[str, list[float]]] = {}
     queues: dict[str, dict[str, int]] = {}
@@ -82,7 +82,7 @@ def _machines(workers: int, replicas: int) -> ResourceSpec:
     return ResourceSpec.from_dict({"nodes": nodes})
 
 
-def _rewriting(step: Step, spec: ResourceSpec, builder: BuildsStrategy) -> tuple[float, Step]:
+def _rewriting(step: CapturedStep, spec: ResourceSpec, builder: BuildsStrategy) -> tuple[float, CapturedStep]:
     """Returns a worker's seconds of processor time for the rewriting, without strategy and import; and the rewritten
     step.
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from autodist import ResourceSpec
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.graph.names import node_of
-from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, Step
+from autodist.graph.step import ALL_EXAMPLES, EXAMPLES, CapturedStep
 from autodist.kernels import Context, rewrite
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.strategies import AllReduce, check_strategy, resolve_specs
@@ -82,7 +82,7 @@ def _config() -> tf.compat.v1.ConfigProto:
 
 
 def _prepared(
-    server: tf.distribute.Server, step: Step, captured: CapturedFunction, workers: int
+    server: tf.distribute.Server, step: CapturedStep, captured: CapturedFunction, workers: int
 ) -> Callable[[], object]:
     """Returns a step of one worker, with initialised variables."""
     graph_runner = GraphRunner(server.target, _config())
@@ -117,7 +117,7 @@ def _run(steps: Sequence[Callable[[], object]], count: int) -> None:
         thread.join()
 
 
-def _called(step: Step, worker: int) -> int:
+def _called(step: CapturedStep, worker: int) -> int:
     """Returns the number of other workers on which a step runs nodes."""
     tasks = {tf.DeviceSpec.from_string(node.device).task for node in step.graph_def.node if node.device}
     return len(tasks - {None, worker})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
 from google.protobuf import text_format
@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from autodist.errors import FetchedElsewhereError, RewriteError
 from autodist.graph.parts import PendingReduction
 from autodist.graph.placement import Placement
-from autodist.graph.step import Step, place_variables
+from autodist.graph.step import CapturedStep, ReplicatedStep, Step
 from autodist.graph.step_text import text_of_step
 from autodist.graph.verify import verify
 from autodist.kernels import Context, Fetching, find_placements, run_pipeline
@@ -92,12 +92,14 @@ def build(step: Step, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strateg
     return resolve_specs(built, step, spec)
 
 
-def _placed_as(planned: Step, step: Step, strategy: strategy_pb2.Strategy) -> Step:
+def _placed_as(planned: CapturedStep, step: CapturedStep, strategy: strategy_pb2.Strategy) -> CapturedStep:
     """Returns the item with the placements of another plan, which has other names for the variables."""
     shared = {name: planned.by_name[name].handle for name in planned.by_name}
     placements = find_placements(planned, strategy)
     known = {_shared_name(planned, handle): placements[name] for name, handle in shared.items()}
-    return place_variables(step, {v.name: known.get(_shared_name(step, v.handle), Placement()) for v in step.variables})
+    return replace(
+        step, placements={v.name: known.get(_shared_name(step, v.handle), Placement()) for v in step.variables}
+    )
 
 
 def _shared_name(step: Step, handle: str) -> bytes:
@@ -125,14 +127,16 @@ class _Watch:
     _last_joins: tuple[PendingReduction, ...] = ()
 
     def __call__(self, kernel: str, step: Step) -> None:
-        now = {one.name: getattr(step, one.name) for one in fields(Step) if one.compare}
-        if kernel != "captured" and now != self._last:
+        now = {one.name: getattr(step, one.name) for one in fields(step) if one.compare}
+        # A later phase has more fields; they are empty unless the kernel sets them.
+        changed = any(value != self._last.get(name) and (value or name in self._last) for name, value in now.items())
+        if kernel != "captured" and changed:
             self.changed_by.add(kernel)
-        if self.verifies and now != self._last:
+        if self.verifies and changed:
             self._verify(kernel, step)
         if kernel == WholeCotangents.name:
             self._try_rules(step)
-        joins = step.replication.joins if step.replication else ()
+        joins = step.joins if isinstance(step, ReplicatedStep) else ()
         if joins != self._last_joins:
             self.joins.extend(joins)
         self._last, self._last_joins = now, joins

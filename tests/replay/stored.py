@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist.graph.in_step_all_reduce import InStepAllReduce
 from autodist.graph.parts import Aggregation, GradientCall, RowJoin, Term, Variable, VariableGradient
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, Step
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel
 
 FOLDER = Path(__file__).parent / "steps"
@@ -42,7 +42,7 @@ class StoredStep:
         joins_outputs: True if it was rewritten with `Fetching.BY_ALL`, else `BY_EACH`.
     """
 
-    item: Step
+    item: CapturedStep
     planned_by: str | None = None
     pipeline: str = "all"
     joins_outputs: bool = True
@@ -75,7 +75,7 @@ class StoredStep:
             for node, found in rest["specs"].items()
             for k, (shape, dtype) in enumerate(found)
         }
-        step = Step(
+        step = CapturedStep(
             graph_def,
             noted=specs.__getitem__,
             **{field: rest[field] for field in _AS_IT_IS},
@@ -89,9 +89,9 @@ def stored_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.zip"))
 
 
-def undecided(step: Step) -> Step:
+def undecided(step: CapturedStep) -> CapturedStep:
     """Returns the item without placements of its variables."""
-    return replace(step, owners={}, cuts={})
+    return replace(step, placements={})
 
 
 def _specs(step: Step, node: str) -> Iterator[tf.TensorSpec]:

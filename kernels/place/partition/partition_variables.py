@@ -17,7 +17,7 @@ from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable, VariableGradient
 from autodist.graph.placement import SyncMode, shard_name
-from autodist.graph.step import Step
+from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.partition import rows
@@ -46,7 +46,7 @@ run on the concatenated tensor: that is always correct, at the cost of the conca
 
 
 @dataclass(frozen=True)
-class PartitionVariables(Kernel):
+class PartitionVariables(Kernel[PlacedStep, PlacedStep]):
     """Partitions variables, their slots, gradients and updates into shards according to `Step.cuts`.
 
     Later kernels treat each shard as a separate variable. A read becomes the concatenation of the shards' reads; a
@@ -61,8 +61,11 @@ class PartitionVariables(Kernel):
     """
 
     name: ClassVar[str] = "partition-variables"
+    after: ClassVar[Mapping[str, str]] = {
+        "choose-row-joins": "it traces tensors back to the captured batch",
+    }
 
-    def apply(self, step: Step, context: Context) -> Step:
+    def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
         if not any(name in step.by_name for name in step.cuts):
             return step
         partitioned = partition(step)
@@ -82,12 +85,12 @@ class Partitioned:
         written_whole: the partitioned variables that an op writes as a whole, with the op.
     """
 
-    item: Step
+    item: PlacedStep
     told: tuple[str, ...]
     written_whole: Mapping[str, str]
 
 
-def partition(step: Step) -> Partitioned:
+def partition(step: PlacedStep) -> Partitioned:
     """Partitions a step's variables according to `item.cuts`."""
     flows = step.flows or flows_of(step)  # propagation does not follow routed rows
     stages = find_stages(step)

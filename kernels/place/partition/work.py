@@ -15,7 +15,7 @@ from autodist.graph.effects import Effect
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.parts import Variable
 from autodist.graph.placement import Partitioning, shard_name
-from autodist.graph.step import Step
+from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import SubgraphBuilder
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout
@@ -80,7 +80,7 @@ class Work:
         written_whole: by name, the partitioned variables that are written as a whole, with the op.
     """
 
-    def __init__(self, step: Step, editor: StepEditor, effects: Mapping[str, Effect]) -> None:
+    def __init__(self, step: PlacedStep, editor: StepEditor[PlacedStep], effects: Mapping[str, Effect]) -> None:
         self.item, self.editor, self.effects = step, editor, effects
         self.variables = {
             step.by_name[name].handle: PartitionedVariable.of(step.by_name[name], cut)

@@ -12,7 +12,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenSharesRequired, PendingReduction, PendingReductionKind, ReduceOp
 from autodist.graph.stages import Stages
-from autodist.graph.step import UNEVEN, Step
+from autodist.graph.step import UNEVEN, PlacedStep
 from autodist.graph.subgraph import SubgraphBuilder, Template, subgraph
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.weights import ReplicaWeights
@@ -91,7 +91,7 @@ class Joiner:
     def __init__(
         self,
         editor: GraphEditor,
-        step: Step,
+        step: PlacedStep,
         context: Context,
         stages: Stages,
         flows: Propagation,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import draws_numbers
-from autodist.graph.step import Step
+from autodist.graph.step import PlacedStep
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.layout import (
@@ -147,7 +147,7 @@ class Statistics:
         return all(self._is_known(tensor(i), flows, region) for i in inputs)
 
 
-def _sharing(step: Step, shared: Mapping[str, Joined]) -> Propagation:
+def _sharing(step: PlacedStep, shared: Mapping[str, Joined]) -> Propagation:
     """Returns the dependence of tensors on the batch, if all replicas share the values of `shared`."""
     axes = {name: axis for name, axis in step.inputs.items() if axis is not None}
     declared = dict.fromkeys(shared, Replicated())

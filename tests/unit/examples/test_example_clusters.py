@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.parts import Variable, VariableGradient
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
     Pipeline,
@@ -81,7 +81,7 @@ def test_the_builder_of_ones_own_builds_what_can_be_carried_out(monkeypatch: pyt
         Variable("kernel", "kernel", (64, 8), tf.float32, trainable=True),
     )
     gradients = (VariableGradient("vectors", ("indices:0", "values:0"), 0), VariableGradient("kernel", ("dense:0",), 0))
-    step = Step(tf.compat.v1.GraphDef(), variables, gradients)
+    step = CapturedStep(tf.compat.v1.GraphDef(), variables, gradients)
     vectors, kernel = builder_from_section(spec.strategy).build(step, spec).nodes
     assert vectors == parameter_server_node("vectors", 0)
     assert kernel == all_reduce_node("kernel")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.index import GraphIndex, copy_without
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from tests.unit.graph.graph_text import from_text, to_text
 
 TEXT = "v = VarHandleOp()\na = Placeholder()\nb = AddN(a, a, ^v)\nc = AssignVariableOp(v, b)"
@@ -44,14 +44,14 @@ def test_a_copy_without_nodes_leaves_the_graph_alone():
 
 
 def test_an_item_hands_its_wiring_on_to_the_same_graph_alone():
-    step = Step(from_text(TEXT))
+    step = CapturedStep(from_text(TEXT))
     assert replace(step, targets=("c",)).graph_index is step.graph_index
     other = step.with_graph(from_text("a = Placeholder()"))
     assert other.graph_index is not step.graph_index and list(other.graph_index.nodes) == ["a"]
 
 
 def test_an_editor_that_is_given_the_wiring_knows_the_same_consumers():
-    step = Step(from_text(TEXT))
+    step = CapturedStep(from_text(TEXT))
     given, found = GraphEditor(step.graph_def, step.graph_index), GraphEditor(step.graph_def)
     for editor in (given, found):
         editor.set_inputs("c", ["v", "a"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autodist.errors import PartsError, RewriteError
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.split import split
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from tests.unit.graph.graph_text import assert_text, from_text
 
 DIAMOND = """
@@ -27,7 +27,7 @@ DIAMOND = """
 
 
 def step_of(text, outputs=(), targets=()):
-    return Step(from_text(text), outputs=tuple(outputs), targets=tuple(targets))
+    return CapturedStep(from_text(text), outputs=tuple(outputs), targets=tuple(targets))
 
 
 def by_part(**parts):
@@ -125,7 +125,7 @@ def test_a_list_of_tensors_does_not_pass():
             ),
             element_shape=tf.constant([2]), element_dtype=tf.float32, name="stack",
         )  # fmt: skip
-    parts = split(Step(graph.as_graph_def()), lambda name: name == "stack")
+    parts = split(CapturedStep(graph.as_graph_def()), lambda name: name == "stack")
     for part in parts.values():
         with pytest.raises(RewriteError, match="list:0 passes .* variant, not a value: give 'list' the key"):
             part.graph()
@@ -144,7 +144,7 @@ def test_a_parameter_used_in_two_parts_is_one_variable_with_a_handle_in_each():
         with tf.control_dependencies([write]):
             after = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32, name="late/read")
         start = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant([1.0, 2.0]), name="start")
-    step = Step(graph.as_graph_def(), outputs=(forward.name, after.name), targets=(write.name,))
+    step = CapturedStep(graph.as_graph_def(), outputs=(forward.name, after.name), targets=(write.name,))
     parts = split(step, lambda name: name.split("/")[0] if "/" in name else None if name == "start" else "forward")
     assert [parts[key].copies for key in parts.order] == [("weight",)] * 3
     assert "weight:0" not in parts.readers
@@ -225,7 +225,7 @@ def _loop():
             tf.identity(chosen, "out")
         finally:
             tf.compat.v1.enable_control_flow_v2()
-    return Step(graph.as_graph_def(), outputs=("out:0",))
+    return CapturedStep(graph.as_graph_def(), outputs=("out:0",))
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

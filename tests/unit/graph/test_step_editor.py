@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep, Step
 from autodist.graph.step_editor import StepEditor
 from tests.unit.graph.graph_text import from_text
 
@@ -21,7 +21,7 @@ def step() -> Step:
         tf.raw_ops.Log(x=double, name="log")
         with tf.control_dependencies([double]):
             tf.no_op(name="check")
-    return Step(
+    return CapturedStep(
         graph.as_graph_def(),
         inputs={"x:0": 0},
         outputs=("double:0", "sum:0"),
@@ -107,7 +107,7 @@ def test_the_step_that_is_changed_stays_as_it_was(step: Step) -> None:
 
 
 def test_what_is_known_of_tensors_is_what_was_captured_and_what_was_noted():
-    step = Step(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
+    step = CapturedStep(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
     editor = StepEditor(step)
     with editor.subgraph("more") as f:
         taken = f.name(tf.transpose(f.input("a")))
@@ -122,7 +122,7 @@ def test_what_is_known_of_tensors_is_what_was_captured_and_what_was_noted():
 
 
 def test_of_what_kernels_have_made_is_known_what_tensorflow_infers():
-    step = Step(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
+    step = CapturedStep(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
     editor = StepEditor(step)
     editor.add_graph(from_text("c = Relu(b, ^a)\nn = Const()"))
     made = editor.to_step()
@@ -131,7 +131,7 @@ def test_of_what_kernels_have_made_is_known_what_tensorflow_infers():
 
 
 def test_an_input_that_the_graph_does_not_have_needs_a_dtype():
-    editor = StepEditor(Step(from_text("a = Placeholder()")))
+    editor = StepEditor(CapturedStep(from_text("a = Placeholder()")))
     with pytest.raises(KeyError, match="b is not a node of the graph"), editor.subgraph("more") as f:
         f.input("b")
 

@@ -9,11 +9,10 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.parts import PendingReduction, PendingReductionKind
-from autodist.graph.step import Step
 from autodist.graph.verify import verify
 from autodist.placement.group import Group
 from tests.unit.graph.graph_text import from_text
-from tests.unit.graph.replications import replication
+from tests.unit.graph.replicated import replicated
 
 GRAPH = from_text("""
     a = Placeholder()
@@ -32,11 +31,11 @@ JOIN = PendingReduction(
     tf.TensorShape(None),
     Group.of_workers([0, 1]),
 )
-STEP = Step(GRAPH, inputs={"a:0": 0}, outputs=("c:0",), targets=("d",), initializers={"k": "d"})
+STEP = replicated(GRAPH, inputs={"a:0": 0}, outputs=("c:0",), targets=("d",), initializers={"k": "d"})
 
 
 def _joining(join):
-    return {"replication": replication(joins=(join,))}
+    return {"joins": (join,)}
 
 
 def test_a_whole_step_passes():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
 
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.names import node_of
-from autodist.graph.step import EXAMPLES, Step, place_variables
+from autodist.graph.step import EXAMPLES, Step
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Fetching, Kernel, find_placements, only_sets, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import in_one_session
@@ -49,7 +49,7 @@ class Cluster:
         """Returns each worker's fetches; runs that only initialise variables run first on the chief."""
         fed = {f"{name}:0": value for name, value in feeds.items()}
         inputs = {name: self._axis(name) for name in fed}
-        step = place_variables(self.captured.step(outputs, targets, inputs), self.placements)
+        step = replace(self.captured.step(outputs, targets, inputs), placements=self.placements)
         sets = only_sets(step)
         contexts = [
             Context(self.strategy, w, Fetching.BY_ALL if fetches_alike else Fetching.BY_EACH)

@@ -280,7 +280,7 @@ class Session:
 
 def returned_by(step: Step) -> list[str]:
     """The outputs that are the script's."""
-    return list(step.outputs[:-1] if step.replication and step.replication.counts_examples else step.outputs)
+    return list(step.outputs[:-1] if step.counts_examples else step.outputs)
 
 
 def in_shards(values: Values, cuts: Mapping[str, Partitioning]) -> Values:

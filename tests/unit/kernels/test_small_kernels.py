@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.parts import Variable
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context
 from autodist.kernels.finish.place_on_devices import PlaceOnDevices
 from autodist.kernels.finish.prune import Prune
 from autodist.proto import strategy_pb2
 from tests.unit.graph.graph_text import assert_text, from_text
-from tests.unit.graph.replications import replication
+from tests.unit.graph.replicated import replicated
 
 GRAPH = "a = Placeholder()\nb = Neg(a)\nc = Neg(a)\nv = VarHandleOp()"
 V = Variable("v", "v", (), tf.float32, trainable=True)
@@ -27,17 +27,17 @@ ONE = context((0, "cpu:0"))
 
 
 def test_what_is_needed_stays():
-    step = Step(from_text(GRAPH), variables=(V,), outputs=("b:0",), targets=("c",))
+    step = CapturedStep(from_text(GRAPH), variables=(V,), outputs=("b:0",), targets=("c",))
     assert_text(Prune().apply(step, ONE).graph_def, GRAPH)
 
 
 def test_what_nothing_needs_goes_and_inputs_and_handles_stay():
-    step = Step(from_text(GRAPH), variables=(V,), inputs={"a:0": 0})
+    step = CapturedStep(from_text(GRAPH), variables=(V,), inputs={"a:0": 0})
     assert_text(Prune().apply(step, ONE).graph_def, "a = Placeholder()\nv = VarHandleOp()")
 
 
 def test_a_variable_that_is_gone_already_does_no_harm():
-    step = Step(from_text("a = Placeholder()"), variables=(V,), outputs=("a:0",))
+    step = CapturedStep(from_text("a = Placeholder()"), variables=(V,), outputs=("a:0",))
     assert_text(Prune().apply(step, ONE).graph_def, "a = Placeholder()")
 
 
@@ -45,8 +45,8 @@ def placed(names_and_devices, where):
     graph_def = tf.compat.v1.GraphDef()
     for name, device in names_and_devices.items():
         graph_def.node.add(name=name, op="NoOp", device=device)
-    made = replication(copies={"copy": (1, "a"), "another": (7, "a")})
-    found = PlaceOnDevices().apply(Step(graph_def, replication=made), where).graph_def
+    step = replicated(graph_def, copies={"copy": (1, "a"), "another": (7, "a")})
+    found = PlaceOnDevices().apply(step, where).graph_def
     return {n.name: n.device for n in found.node}
 
 
@@ -74,5 +74,5 @@ def test_every_node_gets_a_device_of_a_worker(name, asked, where, expected):
 def test_a_node_stands_where_its_device_says_and_not_beside_another():
     graph_def = from_text(GRAPH)
     graph_def.node[1].attr["_class"].list.s[:] = [b"loc:@v"]
-    found = PlaceOnDevices().apply(Step(graph_def), ONE).graph_def
+    found = PlaceOnDevices().apply(CapturedStep(graph_def), ONE).graph_def
     assert "_class" not in found.node[1].attr and "_class" in graph_def.node[1].attr

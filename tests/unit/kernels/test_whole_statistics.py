@@ -239,6 +239,4 @@ def test_where_no_step_waits_for_another_replicas_go_by_their_own(pace: dict[str
     captured = capture(step, *data[0], is_split=True)
     owners = {g.variable: 0 for g in captured.item.gradients}
     item = rewrite(captured.item, Context(plan(captured.item, 2, owners=owners, **pace), 0))
-    assert item.replication is not None and not any(
-        j.kind is PendingReductionKind.WHOLE for j in item.replication.joins
-    )
+    assert not any(j.kind is PendingReductionKind.WHOLE for j in item.joins)

@@ -128,7 +128,7 @@ def test_sums_of_one_layer_travel_together() -> None:
     captured, _ = on_one_device(steps.several_layers, (8, 7, 3), 2)
     before = KERNELS[: next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))]
     step = rewrite(captured.item, Context(plan(captured.item, 2), 0), kernels=before)
-    joins = [join for join in step.replication.joins if join.kind is PendingReductionKind.WHOLE]
+    joins = [join for join in step.joins if join.kind is PendingReductionKind.WHOLE]
     assert len(joins) == 3 * 3 + 3 * 2  # sums, sums of squares and counts; of counts there is no gradient
     assert len(make_buckets(joins, lambda join: None)) == 2 * 3
 

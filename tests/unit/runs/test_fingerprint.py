@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autodist.errors import CaptureMismatchError
 from autodist.graph.baked_values import Baked
 from autodist.graph.parts import Variable, VariableGradient
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels import Context, rewrite
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from tests.unit.graph.graph_text import from_text
@@ -22,7 +22,7 @@ from tests.unit.kernels.in_one_process import CapturedFunction, capture, plan
 
 V = Variable("w", "v", (2, 3), tf.float32, trainable=True)
 READ = "a = Placeholder()\nv = VarHandleOp()\nr = ReadVariableOp(v)"
-ITEM = Step(
+ITEM = CapturedStep(
     from_text(f"{READ}\ng = Neg(r)"),
     variables=(V,),
     gradients=(VariableGradient("w", ("g:0",), 0),),

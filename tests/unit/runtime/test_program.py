@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from autodist.errors import UnevenBatchError
 from autodist.graph.parts import EvenSharesRequired, VariableGradient
-from autodist.graph.step import UNEVEN, Step
+from autodist.graph.step import UNEVEN, CapturedStep
 from autodist.runtime import program as module
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.program import Program
 from autodist.runtime.updates import Updates
-from tests.unit.graph.replications import replication
+from tests.unit.graph.replicated import replicated
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trai
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.identity(x + 1.0, name="y")
     gradients = (VariableGradient("v", ("y:0",), 0),) if trains else ()
-    item = Step(graph.as_graph_def(), gradients=gradients, inputs={"x:0": None}, outputs=("y:0",))
+    item = CapturedStep(graph.as_graph_def(), gradients=gradients, inputs={"x:0": None}, outputs=("y:0",))
     step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     given_back = []
     monkeypatch.setattr(module, "collect_and_trim", lambda: given_back.append("before"))
@@ -48,12 +48,12 @@ def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(grap
         tf.identity(x, name="y")
         check = tf.debugging.Assert(tf.reduce_all(x > 0), [UNEVEN, tf.constant(6, tf.int64)])
     even = EvenSharesRequired("loss:0", "node 'det' (MatrixDeterminant): why", 6, 2, is_own)
-    item = Step(
+    item = CapturedStep(
         graph.as_graph_def(),
         inputs={"x:0": None},
         outputs=("y:0",),
         targets=(check.name,),
-        replication=replication(even_parts=even),
+        even_parts=even,
     )
     step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     step.require_fits(4, 0)
@@ -70,7 +70,7 @@ def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(graph_ru
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.debugging.check_numerics(x, "not finite", name="y")
     even = EvenSharesRequired("loss:0", "why", 2, 2)
-    item = Step(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), replication=replication(even_parts=even))
+    item = replicated(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), even_parts=even)
     step = Program(graph_runners, item, ["x:0"], Updates(lambda failure: failure))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
         step.run([np.full(2, np.nan, np.float32)], 2)

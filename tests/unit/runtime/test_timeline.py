@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import TraceError
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.runtime import timeline
 from autodist.runtime.graph_runner import GraphRunners
 from autodist.runtime.program import Program
@@ -29,7 +29,7 @@ def program(graph_runners):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [4, 4], name="x")
         tf.identity(x @ x + 1.0, name="y")
-    step = Step(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",))
+    step = CapturedStep(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",))
     return Program(graph_runners, step, ["x:0"], Updates(lambda failure: failure))
 
 

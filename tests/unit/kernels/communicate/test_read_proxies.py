@@ -10,7 +10,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effects
 from autodist.graph.names import node_of
 from autodist.graph.parts import Variable
-from autodist.graph.step import Step
+from autodist.graph.step import PlacedStep
 from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
 from tests.unit.kernels.communicate.test_asynchronous_servers import expected, linear_batches
 from tests.unit.kernels.communicate.test_asynchronous_servers import linear_step as plain_linear_step
@@ -78,7 +78,7 @@ def test_what_a_session_sets_reaches_the_proxies(local_proxy):
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="session/gain", name="gain")
         tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(2.0, tf.float64), name="set")
     variable = Variable("gain", "gain", (), tf.float64, trainable=True)
-    setting = Step(graph.as_graph_def(), (variable,), targets=("set",), owners={"gain": 1})
+    setting = PlacedStep(graph.as_graph_def(), (variable,), targets=("set",), owners={"gain": 1})
     step = rewrite(setting, Context(strategy, 0, Fetching.BY_EACH), kernels=SETTING_KERNELS)
     effects = Effects(step.graph_def)
     written = {h for node in step.graph_def.node for h in effects.of(node).writes}

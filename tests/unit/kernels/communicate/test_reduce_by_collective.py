@@ -13,12 +13,12 @@ from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReduction, PendingReductionKind
-from autodist.graph.step import EXAMPLES, Step
+from autodist.graph.step import EXAMPLES
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective, padded_lengths
 from autodist.kernels.pipeline import KERNELS
 from autodist.proto import strategy_pb2
-from tests.unit.graph.replications import replication
+from tests.unit.graph.replicated import replicated
 from tests.unit.kernels.in_one_process import capture, one_device, plan, returned_by, rewritten
 
 Spec = strategy_pb2.AllReduce
@@ -128,7 +128,7 @@ def test_a_step_by_shuffle_is_left_as_it_is():
     join = PendingReduction(
         "j", PendingReductionKind.STATE, ("a:0",), ("b:0",), None, 1, tf.float32, tf.TensorShape([]), context.group
     )
-    step = Step(tf.compat.v1.GraphDef(), replication=replication(joins=(join,)))
+    step = replicated(tf.compat.v1.GraphDef(), joins=(join,))
     assert ReduceByCollective().apply(step, context) is step
 
 
@@ -137,7 +137,7 @@ def test_no_queue_is_left_and_all_nodes_stand_on_their_own_worker():
     for worker, step in enumerate(rewritten(captured, by(Spec.RING, captured))):
         assert not [n.name for n in step.graph_def.node if "Queue" in n.op or "Accumulator" in n.op]
         assert {tf.DeviceSpec.from_string(n.device).task for n in step.graph_def.node} == {worker}
-        assert step.replication.joins == ()
+        assert step.joins == ()
         assert set(collectives(step)) <= set(step.targets)
 
 
@@ -169,7 +169,7 @@ def reduced_alone(weight):
         tf.TensorShape([2]), context.group,
         variable="kernel", weight_dtype=weight and tf.float64,
     )  # fmt: skip
-    step = Step(graph.as_graph_def(), replication=replication(joins=(join,)))
+    step = replicated(graph.as_graph_def(), joins=(join,))
     return ReduceByCollective().apply(step, context)
 
 
@@ -221,7 +221,7 @@ def test_a_type_that_collectives_do_not_know_is_refused():
         context.group,
     )
     with pytest.raises(StrategyError, match="state/z has dtype complex64.*SHUFFLE instead of RING"):
-        ReduceByCollective().apply(Step(tf.compat.v1.GraphDef(), replication=replication(joins=(join,))), context)
+        ReduceByCollective().apply(replicated(tf.compat.v1.GraphDef(), joins=(join,)), context)
 
 
 def test_padded_lengths_waste_at_most_a_quarter_and_reach_all_sizes():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autodist.graph.parts import VariableGradient
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context
 from autodist.kernels.normalise.split_bundles import SplitBundles
 from autodist.proto import strategy_pb2
@@ -17,12 +17,12 @@ ALONE = Context(
 
 
 def split(text, outputs=(), gradients=(), targets=()):
-    step = Step(from_text(text), outputs=tuple(outputs), gradients=tuple(gradients), targets=tuple(targets))
+    step = CapturedStep(from_text(text), outputs=tuple(outputs), gradients=tuple(gradients), targets=tuple(targets))
     return SplitBundles().apply(step, ALONE)
 
 
 def test_a_graph_without_bundles_is_left_as_it_is():
-    step = Step(from_text("a = Placeholder()\nb = Neg(a)"))
+    step = CapturedStep(from_text("a = Placeholder()\nb = Neg(a)"))
     assert SplitBundles().apply(step, ALONE) is step
 
 
@@ -78,7 +78,7 @@ def test_gradients_are_those_that_were_bundled():
 
 @pytest.mark.parametrize("op", ["IdentityN"])
 def test_the_item_is_left_alone(op):
-    step = Step(from_text(f"a = Placeholder()\nb = Placeholder()\ni = {op}(a, b)\nx = Neg(i)"), targets=("x",))
+    step = CapturedStep(from_text(f"a = Placeholder()\nb = Placeholder()\ni = {op}(a, b)\nx = Neg(i)"), targets=("x",))
     before = step.graph_def.SerializeToString(deterministic=True)
     assert SplitBundles().apply(step, ALONE) is not step
     assert step.graph_def.SerializeToString(deterministic=True) == before

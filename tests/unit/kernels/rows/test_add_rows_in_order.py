@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context
 from autodist.kernels.rows.add_rows_in_order import AddRowsInOrder
 from tests.unit.graph.graph_text import assert_imports
@@ -32,7 +32,7 @@ def test_one_device_scatters_as_the_script_says():
 
 
 def test_a_step_without_scatters_is_left_as_it_is():
-    step = Step(tf.compat.v1.GraphDef())
+    step = CapturedStep(tf.compat.v1.GraphDef())
     assert applied(step) is step
 
 
@@ -47,7 +47,7 @@ def test_rows_that_cannot_repeat_are_scattered_as_they_are():
         table = tf.Variable(tf.zeros((3, 2)), name="table", use_resource=True)
         ids, _ = tf.unique(tf.compat.v1.placeholder(tf.int32, [None]))
         tf.raw_ops.ResourceScatterAdd(resource=table.handle, indices=ids, updates=tf.zeros((3, 2)))
-    assert "ResourceScatterAdd" in ops(applied(Step(graph.as_graph_def())))
+    assert "ResourceScatterAdd" in ops(applied(CapturedStep(graph.as_graph_def())))
 
 
 def test_indices_of_any_rank_are_served():
@@ -56,7 +56,7 @@ def test_indices_of_any_rank_are_served():
         tf.raw_ops.ResourceScatterSub(
             resource=table.handle, indices=[[0, 2], [2, 2]], updates=tf.ones((2, 2, 2)), name="scatter"
         )
-    assert run(applied(Step(graph.as_graph_def())), {}, times=1)[0].tolist() == [[-1, -1], [0, 0], [-3, -3]]
+    assert run(applied(CapturedStep(graph.as_graph_def())), {}, times=1)[0].tolist() == [[-1, -1], [0, 0], [-3, -3]]
 
 
 def test_no_rows_at_all_are_no_rows():
@@ -65,7 +65,7 @@ def test_no_rows_at_all_are_no_rows():
         ids = tf.compat.v1.placeholder(tf.int32, [None], name="ids")
         rows = tf.zeros((tf.size(ids), 2))
         tf.raw_ops.ResourceScatterSub(resource=table.handle, indices=ids, updates=rows, name="scatter")
-    found = run(applied(Step(graph.as_graph_def())), {"ids:0": np.zeros((0,), np.int32)}, times=1)
+    found = run(applied(CapturedStep(graph.as_graph_def())), {"ids:0": np.zeros((0,), np.int32)}, times=1)
     assert found[0].tolist() == [[1, 1]] * 3
 
 
@@ -78,7 +78,7 @@ def test_repeated_rows_add_up_to_the_same_bits_every_time():
         indices = tf.compat.v1.placeholder(tf.int32, [None], name="ids")
         updates = tf.compat.v1.placeholder(tf.float32, [None, 8], name="rows")
         tf.raw_ops.ResourceScatterAdd(resource=table.handle, indices=indices, updates=updates, name="scatter")
-    results = run(applied(Step(graph.as_graph_def())), {"ids:0": ids, "rows:0": rows}, times=40)
+    results = run(applied(CapturedStep(graph.as_graph_def())), {"ids:0": ids, "rows:0": rows}, times=40)
     assert len({result.tobytes() for result in results}) == 1
     exact = np.zeros((3, 8))
     np.add.at(exact, ids, rows.astype(np.float64))

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context
 from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
 from autodist.kernels.rows.gather_rows import GatherRows
@@ -34,7 +34,7 @@ def item_of(build, ids_shape=(None,)):
         found = graph.get_tensor_by_name(name)
         return tf.TensorSpec(found.shape, found.dtype)
 
-    return Step(graph.as_graph_def(), outputs=(out.name,), noted=spec_of)
+    return CapturedStep(graph.as_graph_def(), outputs=(out.name,), noted=spec_of)
 
 
 def applied(step):
@@ -70,7 +70,7 @@ def assert_stays(step):
 
 
 def test_a_step_without_gathers_is_left_as_it_is():
-    assert_stays(Step(from_text("v = VarHandleOp()\nr = ReadVariableOp(v)\nx = Neg(r)")))
+    assert_stays(CapturedStep(from_text("v = VarHandleOp()\nr = ReadVariableOp(v)\nx = Neg(r)")))
 
 
 def test_a_gather_of_a_read_is_left_for_another_kernel():
@@ -89,7 +89,7 @@ def test_a_gather_moves_before_the_arithmetic_and_its_name_stays():
     """
     specs = {"r:0": tf.TensorSpec((4, 2)), "x:0": tf.TensorSpec((4, 2))}
     specs |= {"ids:0": tf.TensorSpec((None,), tf.int32), "axis:0": tf.TensorSpec((), tf.int32)}
-    step = Step(from_text(text), outputs=("y:0",), noted=specs.__getitem__)
+    step = CapturedStep(from_text(text), outputs=("y:0",), noted=specs.__getitem__)
     found = GatherBeforeArithmetic().apply(step, Context(plan(step), 0))
     assert_text(
         found.graph_def,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context
 from autodist.kernels.rows.gather_rows import GatherRows
 from tests.unit.graph.graph_text import assert_imports, from_text, to_text
@@ -43,7 +43,7 @@ def applied(step):
 
 
 def test_a_step_without_tables_is_left_as_it_is():
-    step = Step(from_text("v = VarHandleOp()\nr = ReadVariableOp(v)\nx = Neg(r)"))
+    step = CapturedStep(from_text("v = VarHandleOp()\nr = ReadVariableOp(v)\nx = Neg(r)"))
     assert applied(step) is step
 
 
@@ -71,12 +71,12 @@ def test_other_gathers_stay(gather):
 
 def test_reads_that_come_after_a_write_stay_after_it():
     text = "v = VarHandleOp()\na = Placeholder()\nw = AssignVariableOp(v, a)\nr = ReadVariableOp(v, ^w)\ns = Shape(r)"
-    step = Step(from_text(text))
+    step = CapturedStep(from_text(text))
     assert "s = VariableShape(v, ^w)" in to_text(applied(step).graph_def)
 
 
 def test_a_shape_that_only_waits_for_a_read_is_another_tensors():
-    step = Step(from_text("v = VarHandleOp()\na = Placeholder()\nr = ReadVariableOp(v)\ns = Shape(a, ^r)"))
+    step = CapturedStep(from_text("v = VarHandleOp()\na = Placeholder()\nr = ReadVariableOp(v)\ns = Shape(a, ^r)"))
     assert "s = Shape(a, ^r)" in to_text(applied(step).graph_def)
 
 
@@ -93,28 +93,28 @@ ROWS = """
 
 def test_writes_wait_for_the_gather_where_they_waited_for_the_read():
     """The sum added need not depend on the rows: the gradient of a mean of rows does not."""
-    text = to_text(applied(Step(from_text(ROWS))).graph_def)
+    text = to_text(applied(CapturedStep(from_text(ROWS))).graph_def)
     assert "g = ResourceGather(v, ids)" in text
     assert "w = AssignAddVariableOp(v, a, ^g)" in text
 
 
 def test_writes_wait_for_the_gather_where_their_value_came_from_the_read():
-    step = Step(from_text(ROWS.replace("(v, a, ^r)", "(v, r)")))
+    step = CapturedStep(from_text(ROWS.replace("(v, a, ^r)", "(v, r)")))
     text = to_text(applied(step).graph_def)
     assert "w = AssignAddVariableOp(v, r, ^g)" in text
 
 
 def test_a_read_whose_value_nobody_takes_goes():
-    assert "ReadVariableOp" not in ops(applied(Step(from_text(ROWS))))
+    assert "ReadVariableOp" not in ops(applied(CapturedStep(from_text(ROWS))))
 
 
 def test_a_read_that_the_step_returns_stays():
-    assert "ReadVariableOp" in ops(applied(Step(from_text(ROWS), outputs=("r:0",))))
+    assert "ReadVariableOp" in ops(applied(CapturedStep(from_text(ROWS), outputs=("r:0",))))
 
 
 def test_rows_that_are_chosen_after_a_write_are_gathered_from_what_was_read_before():
     text = ROWS.replace("ids = Placeholder()", "late = ReadVariableOp(v, ^w)\n    ids = Neg(late)")
-    assert "g = GatherV2(r, ids, axis)" in to_text(applied(Step(from_text(text))).graph_def)
+    assert "g = GatherV2(r, ids, axis)" in to_text(applied(CapturedStep(from_text(text))).graph_def)
 
 
 def test_of_two_gathers_that_would_wait_for_each_other_one_stays():
@@ -134,6 +134,6 @@ def test_of_two_gathers_that_would_wait_for_each_other_one_stays():
         gv = GatherV2(rv, iu, axis)
         gu = GatherV2(ru, iv, axis)
     """
-    found = applied(Step(from_text(text)))
+    found = applied(CapturedStep(from_text(text)))
     assert ops(found).count("ResourceGather") == ops(found).count("GatherV2") == 1
     assert len(found.graph_index.order) == len(found.graph_def.node)  # no cycle

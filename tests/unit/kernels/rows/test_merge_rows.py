@@ -8,7 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels import KERNELS
 from autodist.kernels.base import Context, run_pipeline
@@ -31,11 +31,7 @@ def merged(step, context):
     """Returns the names of the joins whose rows the kernel merged."""
     found = MergeRows().apply(step, context)
     assert_imports(found.graph_def)
-    return [
-        old.name
-        for old, new in zip(step.replication.joins, found.replication.joins, strict=True)
-        if old.local != new.local
-    ]
+    return [old.name for old, new in zip(step.joins, found.joins, strict=True) if old.local != new.local]
 
 
 def test_nothing_travels_on_one_worker():
@@ -70,13 +66,13 @@ def test_rows_that_are_scaled_and_added_are_merged(optimizer):
 )
 def test_rows_on_which_something_depends_one_by_one_are_not(optimizer):
     step, context = joined(optimizer[1]())
-    assert [join.name for join in step.replication.joins if join.is_sparse] == ["table/0"]
+    assert [join.name for join in step.joins if join.is_sparse] == ["table/0"]
     assert MergeRows().apply(step, context) is step
 
 
 def test_a_join_that_the_step_returns_is_not_merged():
     step, context = joined(keras.optimizers.SGD(0.1))
-    (join,) = (join for join in step.replication.joins if join.is_sparse)
+    (join,) = (join for join in step.joins if join.is_sparse)
     returned = replace(step, outputs=(*step.outputs, join.result[0]))
     assert MergeRows().apply(returned, context) is returned
 
@@ -93,7 +89,7 @@ ADDED = """
 
 def added_up(text, **shapes):
     known = {"rate:0": (), **{f"{name}:0": shape for name, shape in shapes.items()}}
-    step = Step(from_text(text), noted=lambda name: tf.TensorSpec(known[name]))
+    step = CapturedStep(from_text(text), noted=lambda name: tf.TensorSpec(known[name]))
     return is_summed(StepEditor(step), "ids:0", "rows:0")
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels import Context
 from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
@@ -44,7 +44,7 @@ class Turns(RowRule):
 
 
 def step(text):
-    return Step(from_text(text), noted=lambda name: tf.TensorSpec([3], tf.int32))
+    return CapturedStep(from_text(text), noted=lambda name: tf.TensorSpec([3], tf.int32))
 
 
 def test_rules_are_tried_until_none_changes_anything_whatever_their_order():

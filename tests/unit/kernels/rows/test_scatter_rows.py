@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.step import Step
+from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context
 from autodist.kernels.rows.scatter_rows import ScatterRows
 from autodist.kernels.rows.sum_rows import SumRows
@@ -39,7 +39,7 @@ def item_of(build, write="assign_sub"):
         found = graph.get_tensor_by_name(name)
         return tf.TensorSpec(found.shape, found.dtype)
 
-    return Step(definition, targets=("write",), noted=spec_of)
+    return CapturedStep(definition, targets=("write",), noted=spec_of)
 
 
 def applied(step, kernel=ScatterRows):
@@ -60,7 +60,7 @@ def run(step):
 
 
 def test_a_step_without_sums_of_segments_is_left_as_it_is():
-    step = Step(from_text("v = VarHandleOp()\na = Placeholder()\nw = AssignAddVariableOp(v, a)"))
+    step = CapturedStep(from_text("v = VarHandleOp()\na = Placeholder()\nw = AssignAddVariableOp(v, a)"))
     assert applied(step) is step and applied(step, SumRows) is step
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from autodist.capture.gradients import recording_gradients
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.placement import Partitioning
-from autodist.graph.step import Step, place_variables
+from autodist.graph.step import Step
 from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.graphs_in_one_process import Cluster
@@ -98,7 +99,7 @@ def test_initialisers_set_the_shards_and_a_fetch_gives_the_whole():
 def test_what_a_branch_reads_is_read_after_the_question_whether_there_is_a_value():
     """Otherwise an initialiser that runs concurrently could come between, and the branch would read the old value."""
     with built() as (cluster, _):
-        step = place_variables(cluster.captured.step((), ["init"], {}), cluster.placements)
+        step = replace(cluster.captured.step((), ["init"], {}), placements=cluster.placements)
         questions = {n.name for n in step.graph_def.node if n.op == "VarIsInitializedOp" and n.input[0] == "v"}
         assert len(questions) == 1
         made = rewrite(step, Context(cluster.strategy, 0, Fetching.BY_EACH), kernels=SETTING_KERNELS)

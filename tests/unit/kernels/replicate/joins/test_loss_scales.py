@@ -101,8 +101,8 @@ def test_an_asynchronous_worker_sees_its_own_batch_as_the_whole():
     step = steps.clip_per_example()
     captured = capture(step, *batches()[0])
     item = replicated(captured, plan(captured.item, 2, 1, {"w": 0}, asynchronous=True))
-    assert [join.weight for join in item.replication.joins if join.kind is PendingReductionKind.GRADIENT] == [None]
-    assert not [join for join in item.replication.joins if join.kind is PendingReductionKind.LOSS]
+    assert [join.weight for join in item.joins if join.kind is PendingReductionKind.GRADIENT] == [None]
+    assert not [join for join in item.joins if join.kind is PendingReductionKind.LOSS]
 
 
 def replicated(captured, strategy, worker=0):
@@ -114,12 +114,8 @@ def replicated(captured, strategy, worker=0):
 def joins_of(make, is_global, example=None):
     captured = capture(make(), batches()[0][0] if example is None else example, is_global=is_global)
     step = replicated(captured, plan(captured.item, 2, 1))
-    asked = [join for join in step.replication.joins if join.kind is PendingReductionKind.LOSS]
-    divided = [
-        join
-        for join in step.replication.joins
-        if join.kind is PendingReductionKind.GRADIENT and join.weight is not None
-    ]
+    asked = [join for join in step.joins if join.kind is PendingReductionKind.LOSS]
+    divided = [join for join in step.joins if join.kind is PendingReductionKind.GRADIENT and join.weight is not None]
     return len(asked), len(divided), node_of(ALL_EXAMPLES) in step.graph_index.nodes
 
 
@@ -183,5 +179,5 @@ def test_sessions_that_fetch_a_cotangent_send_what_others_send():
     travels = []
     for step in (captured.item, alone):
         made = rewrite(step, Context(strategy, 0, Fetching.BY_EACH), kernels=KERNELS[: position + 1])
-        travels.append([(j.name, j.kind, j.dtype, j.weight_dtype) for j in made.replication.joins])
+        travels.append([(j.name, j.kind, j.dtype, j.weight_dtype) for j in made.joins])
     assert travels[0] == travels[1] != []

@@ -64,7 +64,7 @@ def test_a_summary_that_a_session_fetches_is_that_of_its_own_workers_replicas():
     captured = capture(summarised(means_and_sums), *BATCHES[0])
     context = Context(plan(captured.item, 2, 2), 0, Fetching.BY_EACH)
     step = rewrite(captured.item, context)
-    assert not [join for join in step.replication.joins if join.name.startswith("output")]
+    assert not [join for join in step.joins if join.name.startswith("output")]
     x = BATCHES[0][0]
     with tf.Graph().as_default() as graph, v1.Session() as session:
         tf.import_graph_def(in_one_session(step.graph_def), name="")

@@ -208,7 +208,7 @@ def fetched_by(worker: int, values: Values, shape: tuple[int, int], x: np.ndarra
     captured = capture(step_that(values), x)
     value = captured.sources[0].numpy()
     step = rewrite(captured.item, Context(plan(captured.item, *shape), worker, Fetching.BY_EACH))
-    assert not [join for join in step.replication.joins if join.name.startswith("output")]
+    assert not [join for join in step.joins if join.name.startswith("output")]
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         tf.import_graph_def(in_one_session(step.graph_def), name="")
         weight = graph.get_tensor_by_name(f"{step.by_name['weight'].handle}:0")
@@ -271,7 +271,7 @@ def test_it_is_told_whether_any_worker_has_examples_beside_what_is_joined_anyway
     ]
     assert len(set(kept)) == 1, "the number shares the output's bucket"
     names = [f"worker_{w}/{item.outputs[-1]}" for w, item in enumerate(session.items)]
-    assert all(item.replication.counts_examples for item in session.items)
+    assert all(item.counts_examples for item in session.items)
     some = session.fetch_once(batches(1)[0], names)
     none = Session(captured, session.strategy).fetch_once(batches(0)[0], names)
     assert all(value > 0 for value in some)
@@ -280,5 +280,5 @@ def test_it_is_told_whether_any_worker_has_examples_beside_what_is_joined_anyway
 
 def bucketed(step: Step) -> list[int]:
     """Returns for each bucket of values other than gradients the number of its joins."""
-    own = [join for join in step.replication.joins if join.kind is PendingReductionKind.STATE]
+    own = [join for join in step.joins if join.kind is PendingReductionKind.STATE]
     return [len(bucket.joins) // len(own) for bucket in make_buckets(own, lambda join: None)]
