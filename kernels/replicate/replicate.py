@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import tensorflow as tf
+
 from autodist.graph.execution_order import settle_depths
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import is_control, node_of, output_index
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import Origins
 from autodist.graph.parts import PendingReductionKind
@@ -17,6 +19,7 @@ from autodist.graph.seeds import varying_seeds
 from autodist.graph.stages import Stages
 from autodist.graph.step import PlacedStep, ReplicatedStep
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.subgraph import SpecOf
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
@@ -34,7 +37,7 @@ from autodist.kernels.replicate.joins import (
 )
 from autodist.kernels.replicate.split_batch import split_batch
 from autodist.kernels.replicate.state_writes import take_state_writes
-from autodist.layout import Propagation
+from autodist.layout import Kind, PerExample, Propagation, Unknown
 
 _SEEDED = having(Trait.SEEDED)
 
@@ -117,6 +120,7 @@ class _Replication:
         return ReplicatedStep.of(
             edited,
             origin_of=_origins_of_copies(self.item.origin_of, copies),
+            noted=self._specs_of_copies(edited.noted, copies),
             inputs={**self.item.inputs, **parts.given},
             pipeline_parts={**known, **{name: known[draw] for name, draw in added.nodes.items() if draw in known}},
             stages=self.stages,
@@ -178,11 +182,47 @@ class _Replication:
             if more:
                 self.editor.add_control(name, more)
 
+    def _specs_of_copies(self, noted: SpecOf, copies: Mapping[str, tuple[int, str]]) -> SpecOf:
+        """Returns the spec of the captured tensor for each of its copies, with an open batch axis.
+
+        The captured batch axis has a length only if the graph was built for batches of that length.
+        """
+        step = self.item
+        is_fixed = any(axis is not None and _has_length(step.spec_of(name), axis) for name, axis in step.inputs.items())
+
+        def spec_of(name: str) -> tf.TensorSpec:
+            if node_of(name) not in copies:
+                return noted(name)
+            node = copies[node_of(name)][1]
+            captured = f"{node}:{output_index(name)}"
+            spec = noted(captured)
+            if not is_fixed or not spec.shape.rank:
+                return spec
+            is_known = node in step.graph_index.nodes  # and no draw that replaces a captured one
+            return _part_of(spec, self.flows.kind(captured) if is_known else Unknown("it was not captured"))
+
+        return spec_of
+
     def _run_all(self, clones: list[dict[str, str]]) -> None:
         """Adds the copies of the captured step's targets to the targets."""
         for name in self.editor.targets:
             if name in clones[0]:
                 self.editor.replace_target(name, [renamed[name] for renamed in clones])
+
+
+def _has_length(spec: tf.TensorSpec, axis: int) -> bool:
+    return spec.shape.rank is None or spec.shape[axis] is not None
+
+
+def _part_of(spec: tf.TensorSpec, kind: Kind) -> tf.TensorSpec:
+    """Returns the spec of a replica's part of a tensor."""
+    match kind:
+        case PerExample():
+            lengths = [None if axis == kind.axis else length for axis, length in enumerate(spec.shape.as_list())]
+            return tf.TensorSpec(lengths, spec.dtype)
+        case Unknown():
+            return tf.TensorSpec([None] * spec.shape.rank, spec.dtype)
+    return spec
 
 
 def _origins_of_copies(origin_of: Origins, copies: Mapping[str, tuple[int, str]]) -> Origins:

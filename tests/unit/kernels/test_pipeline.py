@@ -6,9 +6,16 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.kernels import KERNELS, Context, rewrite
+from autodist.graph.step import CapturedStep, PlacedStep, ReplicatedStep
+from autodist.kernels import KERNELS, SETTING_KERNELS, Context, rewrite, run_pipeline
+from autodist.kernels.base import in_order
+from autodist.kernels.finish.place_on_devices import PlaceOnDevices
 from autodist.kernels.finish.prune import Prune
 from autodist.kernels.pipeline import DUMP_VARIABLE
+from autodist.kernels.place.assign_owners import AssignOwners
+from autodist.kernels.place.read_far_variables import ReadFarVariables
+from autodist.kernels.replicate.replicate import Replicate
+from autodist.kernels.rows.merge_rows import MergeRows
 from tests.unit.kernels.in_one_process import capture_one_weight, plan
 
 
@@ -59,3 +66,61 @@ def test_nothing_is_dumped_unasked(tmp_path, monkeypatch):
     step = capture_one_weight().item
     rewrite(step, Context(plan(step, replicas=2), 0))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_kernel_before_one_that_it_must_follow_is_refused():
+    reason = "place-on-devices must run after read-far-variables: it places nodes on other workers"
+    with pytest.raises(ValueError, match=reason):
+        in_order(AssignOwners(), PlaceOnDevices(), ReadFarVariables())
+    assert in_order(AssignOwners(), ReadFarVariables(), PlaceOnDevices())
+
+
+def test_every_reason_for_an_order_names_a_kernel():
+    names = {kernel.name for kernel in (*KERNELS, *SETTING_KERNELS)}
+    assert {name for kernel in KERNELS for name in kernel.after} <= names
+
+
+def test_kernels_swapped_against_their_order_are_refused():
+    refused = 0
+    for k, kernel in enumerate(KERNELS):
+        for before in range(k):
+            if KERNELS[before].name in kernel.after:
+                swapped = list(KERNELS)
+                swapped[before], swapped[k] = kernel, KERNELS[before]
+                with pytest.raises((ValueError, TypeError), match="must run after|takes a"):
+                    in_order(*swapped)
+                refused += 1
+    assert refused > len(KERNELS)
+
+
+def test_a_kernel_that_would_get_another_phase_is_refused():
+    with pytest.raises(TypeError, match="the kernel replicate takes a PlacedStep, and gets a CapturedStep"):
+        in_order(Replicate(), AssignOwners())
+    with pytest.raises(TypeError, match="merge-rows takes a ReplicatedStep, and gets a CapturedStep: run it after the"):
+        run_pipeline([MergeRows()], capture_one_weight().item, Context(plan(capture_one_weight().item), 0))
+
+
+@pytest.mark.parametrize(("workers", "replicas"), [(1, 1), (1, 2), (2, 1)])
+def test_kernels_turn_a_captured_step_into_a_placed_and_a_replicated_one(workers, replicas):
+    step, phases = capture_one_weight().item, {}
+
+    def watch(kernel, seen):
+        phases[kernel] = type(seen)
+
+    rewrite(step, Context(plan(step, workers=workers, replicas=replicas), 0), also=watch)
+    names = [kernel.name for kernel in KERNELS]
+    placed, replicated = names.index("assign-owners"), names.index("replicate")
+    assert {phases[name] for name in ["captured", *names[:placed]]} == {CapturedStep}
+    assert {phases[name] for name in names[placed:replicated]} == {PlacedStep}
+    assert {phases[name] for name in names[replicated:]} == {ReplicatedStep}
+
+
+def test_a_kernel_that_loses_the_phase_is_refused():
+    class Forgets(Prune):
+        def apply(self, step, context):
+            return CapturedStep(step.graph_def, step.variables)
+
+    step = capture_one_weight().item
+    kernels = [AssignOwners(), Forgets()]
+    with pytest.raises(RewriteError, match="returned a CapturedStep: return a PlacedStep, made from its argument"):
+        run_pipeline(kernels, step, Context(plan(step), 0))

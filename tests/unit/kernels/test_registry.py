@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import CaptureMismatchError, RewriteError, StrategyError
-from autodist.graph.step import Step
+from autodist.graph.step import PlacedStep, ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels import (
     KERNELS,
@@ -153,6 +153,31 @@ def test_its_step_is_dumped_and_verified_as_ours_are(tmp_path, monkeypatch):
 
     with pytest.raises(RewriteError, match="the target no_such_node is not in the step's graph"):
         rewrite(step.item, Context(plan(step.item, replicas=2), 0), "another_step")
+
+
+def test_a_kernel_is_refused_at_a_position_where_steps_have_another_phase():
+    @dataclass(frozen=True)
+    class NeedsReplicas(Kernel[ReplicatedStep, ReplicatedStep]):
+        name: ClassVar[str] = "needs-replicas"
+
+        def apply(self, step, context):
+            return step
+
+    with pytest.raises(StrategyError, match="takes a ReplicatedStep, but the step after assign-owners is a PlacedStep"):
+        register_kernel(after="assign-owners")(NeedsReplicas)
+    register_kernel(after="replicate")(NeedsReplicas)  # the refused name is free
+
+
+def test_a_kernel_that_returns_another_phase_is_refused():
+    @dataclass(frozen=True)
+    class Replicates(Kernel[PlacedStep, ReplicatedStep]):
+        name: ClassVar[str] = "replicates"
+
+        def apply(self, step, context):
+            return ReplicatedStep.of(step)
+
+    with pytest.raises(StrategyError, match="takes a PlacedStep and returns a ReplicatedStep.*name the same phase twi"):
+        register_kernel(after="assign-owners")(Replicates)
 
 
 @pytest.mark.parametrize("after, meant", [("replicat", "Did you mean replicate?"), ("silent", ""), ("xyz", "")])
