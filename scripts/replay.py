@@ -5,6 +5,7 @@
     python scripts/replay.py jit_step keras_*-ps-*  # cases by name; * stands for anything
     python scripts/replay.py "layouts/*"            # the layouts of the stored steps alone
     python scripts/replay.py --since main           # against the record of a git revision
+    python scripts/replay.py --since main --renamed map.txt   # the old texts under a map of names ("old new" a line)
     python scripts/replay.py --record               # records the current texts
     python scripts/replay.py --text jit_step-*      # prints the current text
     python scripts/replay.py --capture jit_step     # captures steps again, with the installed TensorFlow and Keras
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.replay.cases import CASES
 from tests.replay.layouts import PREFIX, layouts_of
+from tests.replay.names import differ_by_names_alone, under_names, without_digests
 from tests.replay.recorded import difference, forget, record, recorded, recorded_names
 from tests.replay.rewriting import replay
 from tests.replay.stored import stored_names
@@ -53,6 +55,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="names of cases (all)")
     parser.add_argument("--since", metavar="REVISION", help="compare with the record of a git revision")
+    parser.add_argument(
+        "--renamed", metavar="FILE", type=Path,
+        help="compare with the record after these renames of words and parts of node names; digests of names are equal",
+    )  # fmt: skip
     parser.add_argument("--lines", type=int, default=40, help="lines to show of each difference (default 40)")
     does = parser.add_mutually_exclusive_group()
     does.add_argument("--record", action="store_true", help="record the current texts")
@@ -71,7 +77,10 @@ def _shown(name: str, told: argparse.Namespace) -> bool:
     if told.text:
         print(f"{name}\n{text}")
         return True
-    found = difference(recorded(name, told.since), text, told.lines)
+    before = recorded(name, told.since)
+    if told.renamed:
+        before, text = under_names(before, told.renamed.read_text()), without_digests(text)
+    found = "" if told.renamed and differ_by_names_alone(before, text) else difference(before, text, told.lines)
     if found:
         print(f"{name}\n{found}", flush=True)
         if told.record:

@@ -31,6 +31,26 @@ def differ_by_names_alone(one: str, other: str) -> bool:
     return len(parts[0]) == len(parts[1]) and all(_nameless(a) == _nameless(b) for a, b in pairs)
 
 
+def under_names(text: str, renames: str) -> str:
+    """Returns a text with other words, and without digests of names.
+
+    Args:
+        text: of a case.
+        renames: a line "old new" for each word, or part of a path such as a node's name, in the order in which they are
+            applied. "_~_" stands for a space; a line that starts with # is a comment.
+    """
+    for line in renames.splitlines():
+        if line.strip() and not line.startswith("#"):
+            old, new = (word.replace("_~_", " ") for word in line.split())
+            text = re.sub(rf"(?<![\w.-]){re.escape(old)}(?![\w-])", new, text)
+    return without_digests(text)
+
+
+def without_digests(text: str) -> str:
+    """Returns a text in which every digest of names is #: it follows the names."""
+    return re.sub(r"(?<=/)[0-9a-f]{16}(?=[/':,_]|$)", "#", text, flags=re.MULTILINE)
+
+
 def _nameless(text: str) -> Counter[str]:
     """The lines of a worker's text, in which labels stand for the names of nodes."""
     lines = text.splitlines()
