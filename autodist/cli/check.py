@@ -64,12 +64,12 @@ def check(
     from autodist.cli.checking.report import report_of, usable
     from autodist.cli.checking.tables import tables_of
 
-    with _status() as say:
-        machines = check_all_machines(spec, file, None if script is None else os.getcwd(), say)
+    with _status() as show:
+        machines = check_all_machines(spec, file, None if script is None else os.getcwd(), show)
         ready = usable(machines, file)
         measured = Measured()
         if links:
-            say("measuring the links between machines")
+            show("measuring the links between machines")
             measured = measure(spec, ready, seconds)
     report = report_of(spec, machines, file, measured)
     if as_json:

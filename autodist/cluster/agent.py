@@ -220,11 +220,19 @@ def _version(package: str) -> str | None:
         return None
 
 
-def main() -> int:
-    # Duplicated descriptors: output of other code must not look like a message, and Python must not wait at its exit
-    # for the thread that reads.
+def take_streams() -> tuple[BinaryIO, BinaryIO]:
+    """Returns the streams for messages, and redirects standard output to standard error.
+
+    The descriptors are duplicates: output of other code must not look like a message, and Python must not wait at its
+    exit for the thread that reads.
+    """
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    return incoming, outgoing
+
+
+def main() -> int:
+    incoming, outgoing = take_streams()
     options = argparse.ArgumentParser()
     options.add_argument("--stop", type=float, default=3.0)
     options.add_argument("--silence", type=float)

@@ -1,20 +1,23 @@
-"""The messages between coordinator, agent and worker client: one JSON object per line.
+"""The protocol between the processes of a cluster, one JSON object per line, and the messages of a run.
 
-Messages are frozen dataclasses. `encode` serializes a message to a line; `decode` parses it, by its `kind`. All times
-are in seconds.
+A message is a frozen dataclass derived from `Message`. `encode` serializes a message to a line; `decode` parses it, by
+its `kind`. Coordinator, agent and worker client exchange the messages of this module. The messages of the rendezvous
+and of `autodist check` stand beside the code that exchanges them. All times are in seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Base64UrlBytes, Field, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Base64UrlBytes, PlainSerializer, TypeAdapter
+from pydantic_core import from_json, to_json
 
 
 class ProtocolError(Exception):
@@ -29,9 +32,46 @@ _Text = Annotated[
 ]
 
 
-@dataclass(frozen=True)
 class Message:
-    """Base of all messages."""
+    """Base of all messages. A subclass is a frozen dataclass.
+
+    Attributes:
+        kind: name of the class in JSON; by default the class's own name.
+    """
+
+    kind: ClassVar[str]
+    _classes: ClassVar[dict[str, type[Message]]] = {}
+
+    def __init_subclass__(cls, kind: str | None = None) -> None:
+        cls.kind = kind or cls.__name__
+        assert cls.kind not in Message._classes, f"there are two messages of the kind {cls.kind}"
+        Message._classes[cls.kind] = cls
+
+
+def encode(message: Message) -> bytes:
+    """Serializes a message to a line, including the line ending."""
+    return to_json({"kind": message.kind, **_adapter(message.kind).dump_python(message, mode="json")}) + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Parses a line. Messages of modules that this process has not imported are unknown.
+
+    Ignores unknown fields of other versions, so that `preflight` can compare the versions and report the difference.
+
+    Raises:
+        ProtocolError: the line is not a message.
+    """
+    try:
+        content = from_json(line)
+        message: Message = _adapter(content["kind"]).validate_python(content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"not a message: {line[:200]!r}") from error
+    return message
+
+
+@functools.cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(Message._classes[kind])
 
 
 @dataclass(frozen=True)
@@ -46,7 +86,6 @@ class Inspect(Message):
         hosts: addresses of all workers.
     """
 
-    kind: Literal["Inspect"] = field(default="Inspect", kw_only=True)
     script: _Text | None
     directory: _Text
     port: int | None
@@ -69,7 +108,6 @@ class Facts(Message):
         unresolved: the hosts whose names cannot be resolved there, with the reasons.
     """
 
-    kind: Literal["Facts"] = field(default="Facts", kw_only=True)
     python: _Text
     tensorflow: _Text | None
     port: int | None
@@ -91,7 +129,6 @@ class Start(Message):
         join: first message for the worker client.
     """
 
-    kind: Literal["Start"] = field(default="Start", kw_only=True)
     arguments: tuple[_Text, ...]
     directory: _Text
     environment: Mapping[_Text, _Text]
@@ -113,7 +150,6 @@ class Membership(Message):
         on_preempt: True if the chief saves when the worker receives SIGTERM; the first SIGTERM does not end the worker.
     """
 
-    kind: Literal["Membership"] = field(default="Membership", kw_only=True)
     index: int
     name: _Text
     addresses: tuple[_Text, ...]
@@ -128,21 +164,15 @@ class Membership(Message):
 class Joined(Message):
     """Worker client to agent to coordinator: the script has joined the run."""
 
-    kind: Literal["Joined"] = field(default="Joined", kw_only=True)
-
 
 @dataclass(frozen=True)
 class Leaving(Message):
     """Worker client or agent to coordinator: received SIGTERM, which announces that the machine goes away."""
 
-    kind: Literal["Leaving"] = field(default="Leaving", kw_only=True)
-
 
 @dataclass(frozen=True)
 class Done(Message):
     """Worker client to agent to coordinator: the script has succeeded and waits for the other workers."""
-
-    kind: Literal["Done"] = field(default="Done", kw_only=True)
 
 
 class Doing(enum.StrEnum):
@@ -163,7 +193,6 @@ class ProgressRequest(Message):
             worker client yet, or an import, a read or tracing may block the script's other threads for long.
     """
 
-    kind: Literal["Ask"] = field(default="Ask", kw_only=True)
     is_starting: bool = False
 
 
@@ -178,7 +207,6 @@ class Progress(Message):
         queued: time that its threads have waited for a processor so far.
     """
 
-    kind: Literal["Progress"] = field(default="Progress", kw_only=True)
     doing: Doing
     since: float
     processor: float
@@ -207,7 +235,6 @@ class ChiefText(Message):
         text: the text.
     """
 
-    kind: Literal["Said"] = field(default="Said", kw_only=True)
     text: _Text
 
 
@@ -215,21 +242,15 @@ class ChiefText(Message):
 class ChiefWaits(Message):
     """Coordinator to agent to worker client: the chief's script waits in its first step for the other workers."""
 
-    kind: Literal["Waiting"] = field(default="Waiting", kw_only=True)
-
 
 @dataclass(frozen=True)
 class Release(Message):
     """Coordinator to agent to worker client: all workers are done, the process may end."""
 
-    kind: Literal["Release"] = field(default="Release", kw_only=True)
-
 
 @dataclass(frozen=True)
 class Stop(Message):
     """Coordinator to agent: end the script now."""
-
-    kind: Literal["Stop"] = field(default="Stop", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -241,7 +262,6 @@ class Line(Message):
         text: the line without its line ending.
     """
 
-    kind: Literal["Line"] = field(default="Line", kw_only=True)
     stream: str
     text: str
 
@@ -254,15 +274,12 @@ class Exited(Message):
         status: exit status; a negative one is the number of a signal.
     """
 
-    kind: Literal["Exited"] = field(default="Exited", kw_only=True)
     status: int
 
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
     """In both directions over SSH, and agent to worker client: the sender is alive."""
-
-    kind: Literal["Heartbeat"] = field(default="Heartbeat", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -274,34 +291,5 @@ class Lost(Message):
         is_away: True if the machine only does not answer; False if it has refused something.
     """
 
-    kind: Literal["Lost"] = field(default="Lost", kw_only=True)
     problem: _Text
     is_away: bool = False
-
-
-_MESSAGE: TypeAdapter[Message] = TypeAdapter(
-    Annotated[
-        Inspect | Facts | Start | Membership | Joined | Leaving | Done | ProgressRequest | Progress | ChiefText
-        | ChiefWaits | Release | Stop | Line | Exited | Heartbeat | Lost,
-        Field(discriminator="kind"),
-    ]
-)  # fmt: skip
-
-
-def encode(message: Message) -> bytes:
-    """Serializes a message to a line, including the line ending."""
-    return _MESSAGE.dump_json(message) + b"\n"
-
-
-def decode(line: bytes) -> Message:
-    """Parses a line.
-
-    Ignores unknown fields of other versions, so that `preflight` can compare the versions and report the difference.
-
-    Raises:
-        ProtocolError: the line is not a message.
-    """
-    try:
-        return _MESSAGE.validate_json(line)
-    except ValidationError as error:
-        raise ProtocolError(f"not a message: {line[:200]!r}") from error

@@ -7,7 +7,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from autodist.cluster.failure import LAST_LINES, Ending, exit_reason, why_agent_ended
+from autodist.cluster.agent_connection import AgentConnection
+from autodist.cluster.failure import LAST_LINES, Ending, exit_reason
 from autodist.cluster.output import Output
 from autodist.cluster.protocol import (
     Done,
@@ -19,20 +20,14 @@ from autodist.cluster.protocol import (
     Lost,
     Message,
     Progress,
-    ProtocolError,
-    decode,
-    encode,
 )
 from autodist.cluster.transport import Channel
 from autodist.logs.tensorflow_log import is_no_failure, is_routine_line
 
 _log = logging.getLogger("autodist.cluster")
 
-_LAST_WORDS_LIMIT = 5.0
-"""Seconds for reading the last messages of an agent that has ended."""
 
-
-class WorkerConnection:
+class WorkerConnection(AgentConnection):
     """The channel to one worker's agent, and the state of the worker.
 
     All attributes change under `changed`, which is then notified.
@@ -72,64 +67,24 @@ class WorkerConnection:
         self.progress: Progress | None = None
         self.ending: Ending | None = None
         self.status: int | None = None
-        self._channel, self._changed, self._output, self._on_end = channel, changed, output, on_end
-        self._on_leaving = on_leaving
+        self._changed, self._output, self._on_end, self._on_leaving = changed, output, on_end, on_leaving
         self._shows = shows
         self._has_sent = True
-        self._sending = threading.Lock()
         self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        self._error_lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        self._error_reader = threading.Thread(target=self._read_errors, name=f"autodist-{name}-errors", daemon=True)
-        self._error_reader.start()
-        self._reading = threading.Thread(target=self._read, name=f"autodist-{name}", daemon=True)
-        self._reading.start()
+        super().__init__(name, channel)
 
     @property
     def last_lines(self) -> tuple[str, ...]:
         """The last lines that the worker printed, without TensorFlow's unrelated log lines."""
         return tuple(self._lines)
 
-    def send(self, message: Message) -> None:
-        """Sends a message to the agent; the reading thread detects that the agent is gone."""
-        try:
-            with self._sending:
-                self._channel.stdin.write(encode(message))
-                self._channel.stdin.flush()
-        except (OSError, ValueError):  # ValueError: closed by `close`
-            return
-
     def take_senders(self) -> bool:
         """Returns True if the agent has sent something since the last call, or sends no heartbeats."""
         has_sent, self._has_sent = self._has_sent, not self._channel.sends_heartbeats
         return has_sent
 
-    def wait(self, timeout: float) -> bool:
-        """Waits until the agent's process has ended, or `timeout` seconds; returns True if it has ended."""
-        return self._channel.wait(timeout) is not None
-
-    def close(self) -> None:
-        """Kills the agent's process if it still runs, and handles its last messages."""
-        self._channel.close()
-        self._reading.join(_LAST_WORDS_LIMIT)
-
-    def _read(self) -> None:
-        try:
-            for line in self._channel.stdout:
-                self._handle(line)
-        finally:
-            self._error_reader.join(1)
-            with self._changed:
-                self._end(Lost(why_agent_ended("\n".join(self._error_lines))))
-                self._changed.notify_all()
-
-    def _handle(self, line: bytes) -> None:
+    def _handle(self, message: Message) -> None:
         self._has_sent = True
-        try:
-            message = decode(line)
-        except ProtocolError:
-            # A machine's login may print a greeting, which is kept with its errors.
-            self._error_lines.append(line.decode(errors="replace").rstrip())
-            return
         if isinstance(message, Line):
             if is_routine_line(message.text) and not _log.isEnabledFor(logging.DEBUG):
                 return
@@ -173,7 +128,3 @@ class WorkerConnection:
             self.answer = self.answer or message
             self.ending = Ending(self.name, f"was lost: {message.problem}", self.last_lines, is_lost=True)
         self._on_end(self)
-
-    def _read_errors(self) -> None:
-        for line in self._channel.stderr:
-            self._error_lines.append(line.decode(errors="replace").rstrip())

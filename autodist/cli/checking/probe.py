@@ -1,11 +1,13 @@
 """The probe: answers the requests of `autodist check` on each machine, and ends with its standard input.
 
-`python -m autodist.cli.checking.probe SECONDS` ends after SECONDS in any case, since a cut link does not end it. It
-writes nothing on the machine, and its process does not import TensorFlow.
+`python -m autodist.cli.checking.probe SECONDS [--silence SECONDS]` ends after SECONDS in any case. Over SSH, it also
+ends after so many seconds without a message. It writes nothing on the machine, and its process does not import
+TensorFlow.
 """
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import contextlib
 import fcntl
@@ -24,60 +26,71 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
-import pydantic
-
-from autodist.cli.checking.protocol import (
+from autodist.cli.checking.messages import (
     GPU,
-    Answer,
+    ConnectAnswer,
+    ConnectRequest,
     Hardware,
     Interface,
     MachineAnswer,
-    MachineQuestion,
-    Question,
-    Reach,
-    Reached,
+    MachineRequest,
     SeenGPUs,
-    Tick,
-    Tock,
-    line_of,
-    question_in,
+    TimeAnswer,
+    TimeRequest,
 )
 from autodist.cluster.addresses import split_host_and_port
-from autodist.cluster.agent import find_facts
+from autodist.cluster.agent import Agent, find_facts, take_streams
 from autodist.cluster.ports import ReservedPort
-from autodist.cluster.protocol import Inspect
-
-_HEARTBEAT_INTERVAL = 1.0
-"""Seconds between two empty lines, the heartbeat of the machine."""
+from autodist.cluster.protocol import Inspect, Message, ProtocolError, decode
 
 _MOST_AT_ONCE = 64
 """Number of connections tried at the same time."""
 
 
-class Probe:
-    """Answers requests about this machine, and reserves its workers' ports meanwhile."""
+class Probe(Agent):
+    """Answers requests about this machine, and reserves its workers' ports meanwhile. It starts no script."""
 
-    def __init__(self) -> None:
+    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, silence_timeout: float | None = None) -> None:
+        super().__init__(incoming, outgoing, 0.0, silence_timeout)
         self._reserved: list[ReservedPort] = []
+        self._requests: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        # In a thread, so that the process ends with its standard input while it answers.
+        self._answering = threading.Thread(target=self._answer_all, name="autodist-answers", daemon=True)
+        self._answering.start()
+        threading.Thread(target=self._end_after_error, name="autodist-error", daemon=True).start()
 
-    def close(self) -> None:
-        """Releases the ports."""
+    def serve(self) -> None:
+        super().serve()
         for reserved in self._reserved:
             reserved.release()
 
-    def answer(self, question: Question) -> Answer:
-        match question:
-            case MachineQuestion():
-                return self._look(question)
-            case Tick():
-                return Tock(at=time.time())
-            case Reach():
-                return Reached(problems=_unreachable(question.addresses, question.limit))
+    def _handle(self, message: Message) -> bool:
+        if isinstance(message, MachineRequest | TimeRequest | ConnectRequest):
+            self._requests.put(message)
+        return True
 
-    def _look(self, look: MachineQuestion) -> MachineAnswer:
-        inspections = [Inspect(look.script, look.directory or os.sep, port, look.packages) for port in look.ports]
-        found = [find_facts(inspect) for inspect in inspections]
+    def _answer_all(self) -> None:
+        while True:
+            self.send(self.answer(self._requests.get()))
+
+    def _end_after_error(self) -> None:
+        """Ends the process when an answer has failed and its error is printed, which the chief reports."""
+        self._answering.join()
+        self._ended.set()
+
+    def answer(self, request: Message) -> Message:
+        match request:
+            case MachineRequest():
+                return self._inspect(request)
+            case ConnectRequest():
+                return ConnectAnswer(_unreachable(request.addresses, request.limit))
+        return TimeAnswer(time.time())
+
+    def _inspect(self, request: MachineRequest) -> MachineAnswer:
+        directory = request.directory or os.sep
+        found = [find_facts(Inspect(request.script, directory, port, request.packages)) for port in request.ports]
         for _, reserved in found:
             if reserved is not None:
                 reserved.listen()  # so that other machines can test the connection
@@ -86,8 +99,8 @@ class Probe:
         return MachineAnswer(
             facts=replace(found[0][0], problems=tuple(problems)),
             ports=tuple(facts.port for facts, _ in found),
-            hardware=find_hardware(look.directory or os.path.expanduser("~")),
-            seen_gpus=see_gpus() if look.counts_gpus else None,
+            hardware=find_hardware(request.directory or os.path.expanduser("~")),
+            seen_gpus=see_gpus() if request.counts_gpus else None,
         )
 
 
@@ -113,37 +126,12 @@ def _why_not(address: str, limit: float) -> str | None:
 
 
 def main() -> int:
-    signal.alarm(int(sys.argv[1]))
-    # Separate descriptors: other output must not look like an answer, and Python must not wait for the threads below
-    # when it exits.
-    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    writing = threading.Lock()
-
-    def write(line: bytes) -> None:
-        with writing:
-            outgoing.write(line)
-            outgoing.flush()
-
-    def answer_all() -> None:
-        probe = Probe()
-        with outgoing:  # closed after an error, so that the chief does not wait for an answer
-            while True:
-                write(line_of(probe.answer(questions.get())))
-
-    def beat() -> None:
-        while True:
-            time.sleep(_HEARTBEAT_INTERVAL)
-            write(b"\n")
-
-    # In threads, so that the process ends with its standard input, whatever the threads do.
-    questions: queue.SimpleQueue[Question] = queue.SimpleQueue()
-    for name, work in {"answers": answer_all, "beat": beat}.items():
-        threading.Thread(target=work, name=f"autodist-{name}", daemon=True).start()
-    for line in incoming:
-        question = question_in(line)
-        if question is not None:
-            questions.put(question)
+    options = argparse.ArgumentParser()
+    options.add_argument("limit", type=int)
+    options.add_argument("--silence", type=float)
+    limits, _ = options.parse_known_args()  # a chief of another version, which is reported later, may pass more options
+    signal.alarm(limits.limit)
+    Probe(*take_streams(), limits.silence).serve()
     return 0
 
 
@@ -178,8 +166,10 @@ def see_gpus() -> SeenGPUs:
     except subprocess.TimeoutExpired:
         return SeenGPUs(count=0, reason=f"TensorFlow did not answer within {_TENSORFLOW_LIMIT:g} s")
     try:
-        return SeenGPUs.model_validate_json(done.stdout.splitlines()[-1])
-    except (IndexError, pydantic.ValidationError):
+        seen = decode(done.stdout.splitlines()[-1])
+        assert isinstance(seen, SeenGPUs), "the only message of that process"
+        return seen
+    except (IndexError, ProtocolError):
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         return SeenGPUs(count=0, reason=lines[-1] if lines else f"TensorFlow ended with status {done.returncode}")
 

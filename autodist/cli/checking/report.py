@@ -9,7 +9,7 @@ import pydantic
 from autodist.cli.checking.check_machines import CheckedMachine
 from autodist.cli.checking.exposure import Exposure, exposure_of
 from autodist.cli.checking.links import Measured, MeasuredLink
-from autodist.cli.checking.protocol import Hardware
+from autodist.cli.checking.messages import Hardware
 from autodist.cluster.addresses import check_reach, is_loopback
 from autodist.cluster.preflight import faults
 from autodist.cluster.ssh_config import read_options

@@ -6,7 +6,8 @@ import ctypes
 import signal
 import sys
 
-from autodist.cli.checking.protocol import SeenGPUs
+from autodist.cli.checking.messages import SeenGPUs
+from autodist.cluster.protocol import encode
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,7 +20,7 @@ def main() -> None:
 
     count = len(tf.config.list_physical_devices("GPU"))
     seen = SeenGPUs(count=count, reason=GPUSupport.of_this_process().why_too_few(count))
-    sys.stdout.write(f"\n{seen.model_dump_json()}\n")
+    sys.stdout.write(f"\n{encode(seen).decode()}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from autodist.cli.checking.exposure import ANY_FREE_PORT
 from autodist.cli.checking.links import MeasuredLink
-from autodist.cli.checking.protocol import Hardware
+from autodist.cli.checking.messages import Hardware
 from autodist.cli.checking.report import MachineReport, Report
 from autodist.cluster.preflight import table as aligned
 from autodist.logs.formatting import counted, readable_bytes, readable_seconds

@@ -31,7 +31,6 @@ from autodist.cluster.environments.handshake import (
     RefusedError,
     Welcome,
     decode,
-    encode,
     is_welcome,
     nonce,
     prove,
@@ -40,7 +39,7 @@ from autodist.cluster.environments.launcher_env import Given
 from autodist.cluster.environments.local_facts import count_gpus_apart, hello_of
 from autodist.cluster.environments.secret import SecretSource
 from autodist.cluster.load_adjusted_clock import Stopwatch
-from autodist.cluster.protocol import Exited, Inspect, Line, Lost, Message, Release, Start, Stop
+from autodist.cluster.protocol import Exited, Inspect, Line, Lost, Message, Release, Start, Stop, encode
 from autodist.cluster.script import Script
 from autodist.errors import BAD_INPUT, AutoDistError, ClusterError, ResourceSpecError
 

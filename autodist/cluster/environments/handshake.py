@@ -15,11 +15,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass
 
-from pydantic import Field, TypeAdapter, ValidationError
-
+from autodist.cluster import protocol
+from autodist.cluster.protocol import Message, encode
 from autodist.errors import ClusterError
 from autodist.versions import VERSION
 
@@ -41,7 +40,7 @@ class RefusedError(ClusterError):
 
 
 @dataclass(frozen=True)
-class Hello:
+class Hello(Message):
     """First message of a process: its identity and its resources.
 
     Attributes:
@@ -65,11 +64,10 @@ class Hello:
     gpus: tuple[str, ...]
     version: str = VERSION
     nonce: str = ""
-    kind: Literal["Hello"] = field(default="Hello", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Challenge:
+class Challenge(Message):
     """The chief's answer to `Hello`.
 
     Attributes:
@@ -77,11 +75,10 @@ class Challenge:
     """
 
     nonce: str
-    kind: Literal["Challenge"] = field(default="Challenge", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Proof:
+class Proof(Message):
     """Proof that the process knows the secret.
 
     Attributes:
@@ -89,11 +86,10 @@ class Proof:
     """
 
     digest: str
-    kind: Literal["Proof"] = field(default="Proof", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Welcome:
+class Welcome(Message):
     """Last message: the chief has accepted the process.
 
     Attributes:
@@ -105,11 +101,10 @@ class Welcome:
     digest: str
     silence_timeout: float
     stop_timeout: float
-    kind: Literal["Welcome"] = field(default="Welcome", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refused(Message):
     """Last message: the chief has refused the process.
 
     Attributes:
@@ -119,28 +114,17 @@ class Refused:
 
     problem: str
     is_secret: bool = False
-    kind: Literal["Refused"] = field(default="Refused", kw_only=True)
 
 
-HandshakeMessage = Hello | Challenge | Proof | Welcome | Refused
-
-_MESSAGE: TypeAdapter[HandshakeMessage] = TypeAdapter(Annotated[HandshakeMessage, Field(discriminator="kind")])
-
-
-def encode(message: HandshakeMessage) -> bytes:
-    """Serializes a message to a line."""
-    return _MESSAGE.dump_json(message) + b"\n"
-
-
-def decode(line: bytes) -> HandshakeMessage:
-    """Parses a line.
+def decode(line: bytes) -> Message:
+    """Parses a line of the other end.
 
     Raises:
         RefusedError: the line is not a message.
     """
     try:
-        return _MESSAGE.validate_json(line)
-    except ValidationError:
+        return protocol.decode(line)
+    except protocol.ProtocolError:
         raise RefusedError(
             f"it sent a line that AutoDist {VERSION} does not understand ({line[:60]!r}); check that the address is "
             "the chief's, and that all processes have the same version of AutoDist"

@@ -15,20 +15,18 @@ from dataclasses import asdict
 from autodist.cluster.environments.handshake import Hello
 from autodist.cluster.environments.launcher_env import Given
 from autodist.cluster.environments.machines import Machines, machines_of
-from autodist.cluster.environments.rendezvous_server import (
-    EVENTS,
+from autodist.cluster.environments.rendezvous_events import (
     Failed,
     Listening,
     PortInUse,
     ProcessJoined,
-    RendezvousEvent,
     RendezvousServerOrder,
     Warned,
 )
 from autodist.cluster.environments.roster import Arrival
 from autodist.cluster.environments.secret import SecretSource
 from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch
-from autodist.cluster.protocol import Lost, encode
+from autodist.cluster.protocol import Lost, Message, decode, encode
 from autodist.cluster.transport import Channel, start_between
 from autodist.errors import ClusterError
 from autodist.resources import Timeouts, is_own_address
@@ -62,7 +60,7 @@ class Rendezvous:
         self._source = SecretSource.of(given, environment) if given.count > 1 else None
         self._channels: tuple[Channel, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
-        self._events: queue.SimpleQueue[RendezvousEvent | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._arrivals: dict[int, Arrival] = {}
         self._machines: Machines | None = None
         self._port_problem: str | None = None
@@ -145,9 +143,9 @@ class Rendezvous:
     def _read_events(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None, "stdout is a pipe"
         for line in process.stdout:
-            match EVENTS.validate_json(line):
-                case Warned() as event:
-                    _log.warning("%s", event.text)
+            match decode(line):
+                case Warned(text):
+                    _log.warning("%s", text)
                 case event:
                     self._events.put(event)
         self._events.put(None)
@@ -169,7 +167,7 @@ class Rendezvous:
             except queue.Empty:
                 continue
 
-    def _note(self, event: RendezvousEvent | None) -> None:
+    def _note(self, event: Message | None) -> None:
         given = self._given
         match event:
             case PortInUse():

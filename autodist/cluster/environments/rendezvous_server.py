@@ -1,8 +1,8 @@
 """The rendezvous server: a small process on the chief's machine that the other processes of a given cluster join.
 
 `python -m autodist.cluster.environments.rendezvous_server` reads its order from its standard input: address, number of
-processes, secret, limits, and three descriptors for each process. It reports events (`RendezvousEvent`) as lines of
-JSON on its standard output. It forwards bytes between the chief and the processes, as the SSH relay does: the chief's
+processes, secret, limits, and three descriptors for each process. It reports the events of `rendezvous_events` on
+its standard output. It forwards bytes between the chief and the processes, as the SSH relay does: the chief's
 own process may hold Python's global lock for longer than the heartbeat timeout. It ends when all these processes, or
 the chief, have ended.
 """
@@ -19,11 +19,10 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import BinaryIO
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from autodist.cluster.environments.handshake import (
     LONGEST_LINE,
@@ -33,14 +32,22 @@ from autodist.cluster.environments.handshake import (
     Refused,
     RefusedError,
     decode,
-    encode,
     nonce,
     proves,
     welcome,
 )
 from autodist.cluster.environments.machines import plain_host
+from autodist.cluster.environments.rendezvous_events import (
+    Failed,
+    Listening,
+    PortInUse,
+    ProcessJoined,
+    RendezvousServerOrder,
+    Warned,
+)
 from autodist.cluster.environments.roster import MOST_TRIES, Arrival, Roster
 from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
+from autodist.cluster.protocol import Message, encode
 from autodist.cluster.stream_relay import Ends, Relay
 
 _CHUNK = 1 << 16
@@ -59,75 +66,6 @@ _PORT_INTERVAL = 0.5
 
 # Seconds for the last messages to the processes.
 _LAST_MESSAGES_LIMIT = 5.0
-
-
-@dataclass(frozen=True)
-class RendezvousServerOrder:
-    """The settings of a rendezvous server.
-
-    Attributes:
-        host: address to listen on; "" for all addresses of the machine.
-        port: port to listen on.
-        count: number of processes, including the chief.
-        secret: the run's secret.
-        stays_open: True if it continues to listen after all have joined, to refuse late processes with a reason.
-        silence_timeout: seconds without a message after which a machine counts as lost.
-        stop_timeout: seconds between SIGTERM and SIGKILL for a script.
-        channels: descriptors of the chief's ends, three for each process except the chief, by index.
-    """
-
-    host: str
-    port: int
-    count: int
-    secret: str
-    stays_open: bool
-    silence_timeout: float
-    stop_timeout: float
-    channels: tuple[tuple[int, int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Listening:
-    """The server listens."""
-
-    kind: Literal["Listening"] = field(default="Listening", kw_only=True)
-
-
-@dataclass(frozen=True)
-class PortInUse:
-    """The port is in use; the server waits for it as long as the chief waits."""
-
-    problem: str
-    kind: Literal["PortInUse"] = field(default="PortInUse", kw_only=True)
-
-
-@dataclass(frozen=True)
-class ProcessJoined:
-    """A process has joined the run."""
-
-    arrival: Arrival
-    kind: Literal["Came"] = field(default="Came", kw_only=True)
-
-
-@dataclass(frozen=True)
-class Warned:
-    """A warning for the user."""
-
-    text: str
-    kind: Literal["Warned"] = field(default="Warned", kw_only=True)
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The rendezvous has failed."""
-
-    problem: str
-    kind: Literal["Failed"] = field(default="Failed", kw_only=True)
-
-
-RendezvousEvent = Listening | PortInUse | ProcessJoined | Warned | Failed
-
-EVENTS: TypeAdapter[RendezvousEvent] = TypeAdapter(Annotated[RendezvousEvent, Field(discriminator="kind")])
 
 
 class FollowerConnection:
@@ -170,7 +108,7 @@ class RendezvousServer:
     Args:
         order: its settings.
         ends: the chief's ends of the streams of each process except the chief, by index.
-        events: destination of `RendezvousEvent`.
+        events: destination of the events.
     """
 
     def __init__(self, order: RendezvousServerOrder, ends: Sequence[Ends], events: BinaryIO) -> None:
@@ -224,9 +162,9 @@ class RendezvousServer:
                 self._changed.wait_for(lambda: self._is_over, _PORT_INTERVAL)
         return None
 
-    def _report(self, events: RendezvousEvent) -> None:
+    def _report(self, event: Message) -> None:
         with self._changed, contextlib.suppress(BrokenPipeError):
-            self._events.write(EVENTS.dump_json(events) + b"\n")
+            self._events.write(encode(event))
             self._events.flush()
 
     def _watch_chief(self) -> None:
@@ -407,7 +345,7 @@ def main() -> int:
     if not line:
         return 0  # the chief has already ended
     order = TypeAdapter(RendezvousServerOrder).validate_python(json.loads(line))
-    # A duplicated descriptor: output of other code must not look like `RendezvousEvent`.
+    # A duplicated descriptor: output of other code must not look like events.
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     RendezvousServer(order, [Ends.of(*three) for three in order.channels], events).run()

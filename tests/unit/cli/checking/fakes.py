@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 from autodist.cli.checking.check_machines import CheckedMachine
+from autodist.cli.checking.messages import Hardware, Interface, MachineAnswer, SeenGPUs
 from autodist.cli.checking.probe import Probe
-from autodist.cli.checking.protocol import Hardware, Interface, MachineAnswer, SeenGPUs, line_of, question_in
-from autodist.cluster.protocol import Facts
+from autodist.cluster.protocol import Facts, decode, encode
 from autodist.resources import ResourceSpec
 from autodist.runtime.clocks import ClockOffset
 
@@ -56,9 +56,7 @@ Answering = Callable[[Probe, bytes], bytes | None]
 
 def probing(probe: Probe, line: bytes) -> bytes:
     """Returns the answer of a probe on this machine."""
-    question = question_in(line)
-    assert question is not None
-    return line_of(probe.answer(question))
+    return encode(probe.answer(decode(line)))
 
 
 @dataclass
@@ -104,9 +102,10 @@ class FakeTransport:
     def _serve(self, asking: int, answers: int) -> None:
         with os.fdopen(asking, "rb") as questions, os.fdopen(answers, "wb", buffering=0) as answering:
             answering.write(self.greeting)
-            with contextlib.closing(Probe()) as probe:
-                for line in questions:
-                    answer = self.answering(probe, line)
-                    if answer is None:
-                        return
-                    answering.write(answer)
+            probe = Probe(io.BytesIO(), io.BytesIO())
+            for line in questions:
+                answer = self.answering(probe, line)
+                if answer is None:
+                    break
+                answering.write(answer)
+            probe.serve()  # without input, it ends and releases the ports

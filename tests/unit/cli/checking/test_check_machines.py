@@ -9,9 +9,9 @@ import pytest
 
 from autodist.cli.checking import check_machines
 from autodist.cli.checking.check_machines import CheckedMachine, check_all_machines
+from autodist.cli.checking.messages import TimeAnswer
 from autodist.cli.checking.probe import Probe
-from autodist.cli.checking.protocol import Tock, answer_in, line_of
-from autodist.cluster.protocol import Lost, encode
+from autodist.cluster.protocol import Lost, decode, encode
 from autodist.resources import Node, ResourceSpec
 from tests.unit.cli.checking.fakes import FakeTransport, probing
 
@@ -60,7 +60,7 @@ def test_a_machine_that_says_nothing_is_told_after_the_limit(monkeypatch: pytest
 def test_a_clock_that_is_ahead_is_told_with_its_uncertainty(monkeypatch: pytest.MonkeyPatch) -> None:
     def ahead(probe: Probe, line: bytes) -> bytes:
         line = probing(probe, line)
-        return line_of(Tock(at=time.time() + 5)) if isinstance(answer_in(line), Tock) else line
+        return encode(TimeAnswer(time.time() + 5)) if isinstance(decode(line), TimeAnswer) else line
 
     clock = look(monkeypatch, chief=FakeTransport(), ahead=FakeTransport(ahead))["ahead"].clock
     assert clock is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autodist.cli.checking.exposure import exposure_of
-from autodist.cli.checking.protocol import Interface
+from autodist.cli.checking.messages import Interface
 from autodist.resources import ResourceSpec
 from tests.unit.cli.checking.fakes import HARDWARE, found, lost
 
@@ -49,7 +51,7 @@ def test_of_a_machine_that_was_not_reached_nothing_is_told() -> None:
 
 
 def test_an_address_of_the_internet_is_told() -> None:
-    public = HARDWARE.model_copy(update={"interfaces": (Interface(name="eth1", address="8.8.8.8/24"),)})
+    public = replace(HARDWARE, interfaces=(Interface(name="eth1", address="8.8.8.8/24"),))
     exposure = exposure_of(found(0, hardware=public), [found(1)])
     assert exposure is not None
     assert exposure.is_public

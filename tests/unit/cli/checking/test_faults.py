@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autodist.cli.checking.check_machines import CheckedMachine
-from autodist.cli.checking.protocol import SeenGPUs
+from autodist.cli.checking.messages import SeenGPUs
 from autodist.cli.checking.report import faults_of, notes_of, usable
 from autodist.resources import ResourceSpec
 from autodist.runtime.clocks import ClockOffset
@@ -87,7 +88,7 @@ def test_an_offset_within_its_uncertainty_is_not_worth_a_word() -> None:
 
 
 def test_little_disk_and_a_host_key_that_is_not_checked_are_worth_a_word() -> None:
-    full = found(1, hardware=HARDWARE.model_copy(update={"disk_free": 1 << 20}))
+    full = found(1, hardware=replace(HARDWARE, disk_free=1 << 20))
     assert [note.split(",")[0] for note in notes_of(full, takes_any_key=True)] == [
         "its host key is not checked (`host_key_checking: false`)",
         "less than 1 GiB is free on the disk where the script runs",

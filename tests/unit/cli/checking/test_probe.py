@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from autodist.cli.checking.protocol import Tick, line_of
+from autodist.cli.checking.messages import TimeRequest
+from autodist.cluster.protocol import encode
 
 FAILS = """
 import sys
@@ -24,7 +25,7 @@ def test_an_error_in_an_answer_ends_the_output_so_that_nobody_waits():
     command = [sys.executable, "-c", FAILS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as probe:
         assert probe.stdin and probe.stdout and probe.stderr
-        probe.stdin.write(line_of(Tick()))
+        probe.stdin.write(encode(TimeRequest()))
         probe.stdin.flush()
         assert probe.stdout.read().strip() == b""  # ends, though standard input is open
         probe.stdin.close()

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autodist.cluster.environments import handshake
-from autodist.cluster.environments.handshake import Challenge, Hello, Proof, RefusedError, decode, encode, nonce
+from autodist.cluster.environments.handshake import Challenge, Hello, Proof, RefusedError, decode, nonce
 from autodist.cluster.environments.roster import MOST_TRIES, Arrival, Roster
+from autodist.cluster.protocol import encode
 
 SECRET = b"a secret of the run"
 HELLO = Hello(1, 3, "node1", None, (0, 1), None, (), nonce=nonce())

@@ -17,19 +17,17 @@ from autodist.cluster.environments import follower as following
 from autodist.cluster.environments.follower import Follower
 from autodist.cluster.environments.handshake import Welcome
 from autodist.cluster.environments.launcher_env import Given
-from autodist.cluster.environments.rendezvous_server import (
-    EVENTS,
+from autodist.cluster.environments.rendezvous_events import (
     Failed,
     Listening,
     PortInUse,
     ProcessJoined,
-    RendezvousEvent,
-    RendezvousServer,
     RendezvousServerOrder,
     Warned,
 )
+from autodist.cluster.environments.rendezvous_server import RendezvousServer
 from autodist.cluster.environments.roster import MOST_TRIES
-from autodist.cluster.protocol import Line, Lost, decode, encode
+from autodist.cluster.protocol import Line, Lost, Message, decode, encode
 from autodist.cluster.script import Script
 from autodist.cluster.stream_relay import Ends
 from autodist.errors import ClusterError
@@ -57,8 +55,8 @@ class Chief:
         self._thread.start()
         assert not runs_ahead or isinstance(self.hears(), Listening)
 
-    def hears(self) -> RendezvousEvent:
-        return EVENTS.validate_json(self.news.readline())
+    def hears(self) -> Message:
+        return decode(self.news.readline())
 
     def close(self) -> None:
         for stream in self.to:

@@ -1,38 +1,37 @@
-"""Protocol between `autodist check` and the probe on each machine: one JSON object per line."""
+"""The messages between `autodist check` and the probe on each machine.
+
+Their kinds and fields are those of earlier versions, so that a machine with another version is reported as such.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import pydantic
-
-from autodist.cluster.protocol import Facts
-
-
-class _Part(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True)
+from autodist.cluster.protocol import Facts, Message
 
 
-class MachineQuestion(_Part):
+@dataclass(frozen=True)
+class MachineRequest(Message, kind="look"):
     """Request to inspect the machine and reserve its workers' ports. Answered by `MachineAnswer`.
 
     Attributes:
+        ports: the port to reserve for each worker's server; None for any free port.
         script: path of the script, if it is known.
         directory: its working directory, if it is known.
-        ports: the port to reserve for each worker's server; None for any free port.
         packages: the packages whose versions are requested.
         counts_gpus: True to count GPUs with TensorFlow, which takes seconds.
     """
 
-    kind: Literal["look"] = "look"
+    ports: tuple[int | None, ...]
     script: str | None = None
     directory: str | None = None
-    ports: tuple[int | None, ...]
     packages: tuple[str, ...] = ()
     counts_gpus: bool = False
 
 
-class GPU(_Part):
+@dataclass(frozen=True)
+class GPU:
     """One GPU of a machine, as reported by its driver.
 
     Attributes:
@@ -44,7 +43,8 @@ class GPU(_Part):
     memory: int
 
 
-class Interface(_Part):
+@dataclass(frozen=True)
+class Interface:
     """One address of a network interface.
 
     Attributes:
@@ -56,7 +56,8 @@ class Interface(_Part):
     address: str
 
 
-class Hardware(_Part):
+@dataclass(frozen=True)
+class Hardware:
     """The hardware of a machine. Sizes are in bytes; 0 if not known.
 
     Attributes:
@@ -78,7 +79,8 @@ class Hardware(_Part):
     interfaces: tuple[Interface, ...] = ()
 
 
-class SeenGPUs(_Part):
+@dataclass(frozen=True)
+class SeenGPUs(Message):
     """The GPUs that TensorFlow sees.
 
     Attributes:
@@ -90,7 +92,8 @@ class SeenGPUs(_Part):
     reason: str = ""
 
 
-class MachineAnswer(_Part):
+@dataclass(frozen=True)
+class MachineAnswer(Message, kind="machine"):
     """The state of a machine.
 
     Attributes:
@@ -100,77 +103,47 @@ class MachineAnswer(_Part):
         seen_gpus: the GPUs that TensorFlow sees; None if they were not requested.
     """
 
-    kind: Literal["machine"] = "machine"
     facts: Facts
     ports: tuple[int | None, ...]
     hardware: Hardware
     seen_gpus: SeenGPUs | None = None
 
 
-class Tick(_Part):
-    """Request for the time. Answered by `Tock`."""
+@dataclass(frozen=True)
+class TimeRequest(Message, kind="tick"):
+    """Request for the time. Answered by `TimeAnswer`."""
 
-    kind: Literal["tick"] = "tick"
 
-
-class Tock(_Part):
+@dataclass(frozen=True)
+class TimeAnswer(Message, kind="tock"):
     """The time.
 
     Attributes:
         at: seconds since 1970, by the machine's clock.
     """
 
-    kind: Literal["tock"] = "tock"
     at: float
 
 
-class Reach(_Part):
-    """Request to connect to ports of other machines. Answered by `Reached`.
+@dataclass(frozen=True)
+class ConnectRequest(Message, kind="reach"):
+    """Request to connect to ports of other machines. Answered by `ConnectAnswer`.
 
     Attributes:
         addresses: the ports, each as "host:port".
         limit: timeout in seconds for each address.
     """
 
-    kind: Literal["reach"] = "reach"
     addresses: tuple[str, ...]
     limit: float
 
 
-class Reached(_Part):
+@dataclass(frozen=True)
+class ConnectAnswer(Message, kind="reached"):
     """The addresses that could not be connected to.
 
     Attributes:
         problems: maps each address to the reason.
     """
 
-    kind: Literal["reached"] = "reached"
-    problems: dict[str, str]
-
-
-Question = Annotated[MachineQuestion | Tick | Reach, pydantic.Field(discriminator="kind")]
-Answer = Annotated[MachineAnswer | Tock | Reached, pydantic.Field(discriminator="kind")]
-
-_QUESTION: pydantic.TypeAdapter[Question] = pydantic.TypeAdapter(Question)
-_ANSWER: pydantic.TypeAdapter[Answer] = pydantic.TypeAdapter(Answer)
-
-
-def line_of(message: Question | Answer) -> bytes:
-    """Serializes a message as one line that ends with a newline."""
-    return message.model_dump_json().encode() + b"\n"
-
-
-def question_in(line: bytes) -> Question | None:
-    """Returns the request in a line; None for other lines, such as the heartbeats of an SSH connection."""
-    try:
-        return _QUESTION.validate_json(line)
-    except pydantic.ValidationError:
-        return None
-
-
-def answer_in(line: bytes) -> Answer | None:
-    """Returns the answer in a line; None for other lines, such as the greeting of a login."""
-    try:
-        return _ANSWER.validate_json(line)
-    except pydantic.ValidationError:
-        return None
+    problems: Mapping[str, str]

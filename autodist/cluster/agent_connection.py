@@ -1,0 +1,85 @@
+"""Exchanges messages with an agent, or with the probe of `autodist check`, over a channel."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+
+from autodist.cluster.failure import LAST_LINES, why_agent_ended
+from autodist.cluster.protocol import Lost, Message, ProtocolError, decode, encode
+from autodist.cluster.transport import Channel
+
+_LAST_WORDS_LIMIT = 5.0
+"""Seconds for reading the last messages of an agent that has ended."""
+
+
+class AgentConnection(ABC):
+    """Sends messages to an agent, and reads its messages in a thread, which the constructor starts.
+
+    Args:
+        name: name of the threads.
+        channel: channel to the agent.
+    """
+
+    def __init__(self, name: str, channel: Channel) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._other_lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self._error_reader = threading.Thread(target=self._read_errors, name=f"autodist-{name}-errors", daemon=True)
+        self._error_reader.start()
+        self._reader = threading.Thread(target=self._read, name=f"autodist-{name}", daemon=True)
+        self._reader.start()
+
+    @abstractmethod
+    def _handle(self, message: Message) -> None:
+        """Handles a message, in the thread that reads.
+
+        When the agent has ended, the last message is a `Lost` with the agent's errors and the other output of the login
+        there, such as a greeting.
+        """
+
+    def send(self, message: Message) -> None:
+        """Sends a message; the reading thread detects that the agent is gone."""
+        with contextlib.suppress(OSError, ValueError), self._sending:  # ValueError: closed by `close`
+            self._channel.stdin.write(encode(message))
+            self._channel.stdin.flush()
+
+    def end_input(self) -> None:
+        """Ends the agent's standard input, with which the agent ends."""
+        with contextlib.suppress(OSError, ValueError):
+            self._channel.stdin.close()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until the agent's process has ended, or `timeout` seconds; returns True if it has ended."""
+        return self._channel.wait(timeout) is not None
+
+    def close(self) -> None:
+        """Kills the agent's process if it still runs, and handles its last messages."""
+        self._channel.close()
+        for thread, stream in ((self._reader, self._channel.stdout), (self._error_reader, self._channel.stderr)):
+            thread.join(_LAST_WORDS_LIMIT)
+            if not thread.is_alive():
+                stream.close()
+
+    def _read(self) -> None:
+        try:
+            for line in self._channel.stdout:
+                try:
+                    message = decode(line)
+                except ProtocolError:
+                    self._keep(line)
+                else:
+                    self._handle(message)
+        finally:
+            self._error_reader.join(1)
+            self._handle(Lost(why_agent_ended("\n".join(self._other_lines))))
+
+    def _read_errors(self) -> None:
+        for line in self._channel.stderr:
+            self._keep(line)
+
+    def _keep(self, line: bytes) -> None:
+        if line.strip():
+            self._other_lines.append(line.decode(errors="replace").rstrip())
