@@ -23,7 +23,7 @@ def require_mapping(batch_axis: Any, keys: str) -> dict[Any, Any]:
     """Returns a copy of the argument `batch_axis`; an empty mapping for None.
 
     Raises:
-        CaptureError: it is not a mapping.
+        CaptureError: the argument is not a mapping.
     """
     if batch_axis is None:
         return {}
@@ -36,7 +36,7 @@ def require_axis(axis: Any, name: str) -> int | None:
     """Returns an axis as an integer, or None if every replica gets the complete input.
 
     Raises:
-        CaptureError: it is something else, including `True` and `1.0`.
+        CaptureError: the axis is something else, including `True` and `1.0`.
     """
     if axis is None:
         return None
@@ -78,9 +78,9 @@ def axis_within(axis: int, rank: int, name: str) -> int:
     """Returns the axis counted from 0.
 
     Args:
-        axis: of the input; as in NumPy, negative ones count from the last.
-        rank: of the input.
-        name: of the input.
+        axis: axis of the input; as in NumPy, negative axes count from the last.
+        rank: rank of the input.
+        name: name of the input.
 
     Raises:
         CaptureError: the input has no such axis.

@@ -22,7 +22,7 @@ class Share:
     """The examples of one worker in a global batch.
 
     Attributes:
-        start: index of the first.
+        start: index of the first example.
         size: number of examples.
     """
 
@@ -87,7 +87,7 @@ def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:
         split: name, array and batch axis of each split input.
 
     Raises:
-        UnevenBatchError: if two inputs disagree.
+        UnevenBatchError: two inputs have different numbers of examples.
     """
     counts = [(name, np.shape(value)[axis]) for name, value, axis in split]
     if len({count for _, count in counts}) > 1:
@@ -103,8 +103,8 @@ def group_rows(counts: Sequence[int], known: Sequence[int] | None = None) -> tup
     """Returns the group of each input: inputs of one group have equally many rows, and the first is in group 0.
 
     Args:
-        counts: of rows, by input.
-        known: groups of an earlier batch; inputs in different groups stay apart even if their numbers agree by chance.
+        counts: number of rows of each input.
+        known: groups of an earlier batch; inputs of different groups are never joined, even if their numbers agree by chance.
 
     >>> group_rows([24, 8, 8])
     (0, 1, 1)
@@ -121,7 +121,7 @@ def require_rows_for_all(split: Sequence[tuple[str, int]], groups: Sequence[int]
 
     Args:
         split: name and number of rows of each split input.
-        groups: of each, as numbered by `group_rows`.
+        groups: group of each split input, as numbered by `group_rows`.
         replicas: number of replicas.
 
     Raises:
@@ -145,7 +145,7 @@ def require_examples(are_there: bool) -> None:
     """Passes if a batch has examples.
 
     Raises:
-        EmptyBatchError: it has none, so no mean exists.
+        EmptyBatchError: the batch has none, so no mean exists.
     """
     if not are_there:
         raise EmptyBatchError("a global batch has no examples at all; remove such batches from the dataset.")

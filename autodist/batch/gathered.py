@@ -25,7 +25,7 @@ class GatheredInput:
     """One array that a worker feeds.
 
     Attributes:
-        name: the script's name for it.
+        name: the script's name for the array.
         value: the array.
         axis: batch axis; None: every replica gets the whole array.
         is_padded: True if rows are padded with zeros to the longest row of all workers.
@@ -42,9 +42,9 @@ class GatheredFeeds:
     """The feeds of a worker after all parts were gathered on the chief.
 
     Attributes:
-        values: on the chief the whole batch, on the others no rows.
+        values: the whole batch on the chief, and no rows on the others.
         worker: index of this worker.
-        rows: for each array that is split, the number of rows that each worker has fed.
+        rows: number of rows that each worker has fed, for each split array.
     """
 
     values: Sequence[np.ndarray]

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import tensorflow as tf
 
-from autodist.capture.gradients import RecordedGradientCall
+from autodist.capture.gradients import RecordedGradientCall, tensors_of
 from autodist.capture.in_step_all_reduces import RecordedAllReduce
 from autodist.capture.stage_marks import stage_of_variable
 from autodist.errors import CaptureError
@@ -72,7 +72,7 @@ class CaptureNotes:
         graph: source of shapes and dtypes.
         calls: the calls of `gradient` in the graph.
         handle_of: returns the name of the VarHandleOp of a noted handle, or None if it is not in this graph.
-        placeholders: for a placeholder of the step, the tensor of the graph that it stands for.
+        placeholders: the tensor of the graph that each placeholder of the step stands for, by the placeholder's name.
         overwritten: handles of variables whose "gradients" are their new values.
         sums: the in-step all-reduces.
         applied: for one run of a planned graph, the variable to which the planned graph applies each gradient, by the
@@ -132,7 +132,7 @@ def assemble(
     """Returns the CapturedStep of a captured graph.
 
     Args:
-        notes: made while the graph was built.
+        notes: the notes made while the graph was built.
         graph_def: the captured nodes, with a VarHandleOp for each variable.
         variables: all variables.
         inputs: tensors that are fed in each step, with their batch axes.
@@ -148,7 +148,7 @@ def assemble(
             VariableGradient(names[handle], tensors, len(made))
             for source, gradient in call.pairs
             if (handle := notes.handle_of(source)) in names
-            and handle not in notes.overwritten and (tensors := _tensors(gradient))
+            and handle not in notes.overwritten and (tensors := tuple(t.name for t in tensors_of(gradient)))
             and all(t.partition(":")[0] in present for t in tensors)
         ]  # fmt: skip
         if kept or call.seed.op.name in present:
@@ -195,13 +195,7 @@ def _with_applied(step: CapturedStep, applied: Mapping[str, str] | None) -> Capt
     return replace(step, gradients=find_stages(step).gradients)
 
 
-def _tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[str, ...]:
-    if isinstance(gradient, tf.IndexedSlices):
-        return (gradient.indices.name, gradient.values.name)
-    return (gradient.name,)
-
-
-def warn_of_variables_without_gradient(step: CapturedStep, notes: CaptureNotes) -> None:
+def warn_of_variables_without_gradient(step: Step, notes: CaptureNotes) -> None:
     """Logs the variables that were differentiated by but do not affect the loss."""
     by_handle = step.by_handle
     lost = {by_handle[h].name for c in notes.calls for s in c.without if (h := notes.handle_of(s)) in by_handle}

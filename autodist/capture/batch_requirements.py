@@ -202,7 +202,7 @@ def require_no_rows_by_position(step: CapturedStep, division: BatchDivision) -> 
     """Checks that the training does not depend on rows of the batch that constants select by position.
 
     Raises:
-        CaptureError: it does, and the batch is divided among several replicas.
+        CaptureError: the training depends on such rows, and the batch is divided among several replicas.
     """
     if division.replicas == 1 or division.examples == 0 or not step.gradient_calls:
         return

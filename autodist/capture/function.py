@@ -20,7 +20,7 @@ from autodist.capture.assemble import (
     warn_of_variables_without_gradient,
 )
 from autodist.capture.composites import pairing_entries, reducing_by_rows
-from autodist.capture.gradients import GradientNotes, RecordedGradientCall, forget_custom_gradients, recording_gradients
+from autodist.capture.gradients import GradientNotes, forget_custom_gradients, recording_gradients, tensors_of
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.inline import inlining_functions, naming_captures
 from autodist.capture.jacobians import keeping_records
@@ -143,8 +143,19 @@ def _capture(
     inputs = [t.name for t in graph.inputs[: len(graph.inputs) - len(graph.captures)]]
     outputs = [_through_identities(editor, t.name) for t in concrete.outputs]
     targets = sorted(op.name for op in graph.control_outputs if op.type not in having(Trait.READ))
-    named = [node_of(t) for c in calls for t in _noted_tensors(c)]
-    editor.prune([*map(node_of, outputs), *targets, *map(node_of, inputs), *named, *(v.handle for v in variables)])
+    tensors = [
+        *(t for c in calls for t in c.forward_tensors),
+        *(t for c in calls for _, g in c.pairs for t in tensors_of(g)),
+    ]
+    editor.prune(
+        [
+            *map(node_of, outputs),
+            *targets,
+            *map(node_of, inputs),
+            *(t.op.name for t in tensors),
+            *(v.handle for v in variables),
+        ]
+    )
     handles_of_overwritten = frozenset(filter(None, map(handle_of, overwritten)))
     stand_for = {name: captured for name, (_, captured) in tables.items()}
     notes = CaptureNotes(graph, calls, handle_of, stand_for, handles_of_overwritten, sums=sums.sums)
@@ -190,14 +201,6 @@ def _trace(
     if noted.wants_records:
         return _trace(function, arguments, jit_compile, autograph, statistics, keeps_records=True)
     return concrete, noted, sums
-
-
-def _noted_tensors(call: RecordedGradientCall) -> list[str]:
-    found = [call.seed.name, *(t.name for t in call.targets), *(s.tensor.name for s in call.decomposition_points)]
-    for _, gradient in call.pairs:
-        sparse = isinstance(gradient, tf.IndexedSlices)
-        found += [gradient.indices.name, gradient.values.name] if sparse else [gradient.name]
-    return found
 
 
 def _bind_captures(

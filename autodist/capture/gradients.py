@@ -51,6 +51,30 @@ class RecordedGradientCall:
     without: tuple[Any, ...]
     decomposition_points: tuple[DecompositionPoint, ...] = ()
 
+    @property
+    def forward_tensors(self) -> list[tf.Tensor]:
+        """The seed, the targets, and the script's tensors at the decomposition points."""
+        return [self.seed, *self.targets, *(point.tensor for point in self.decomposition_points)]
+
+
+def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[tf.Tensor, ...]:
+    """Returns the tensors of a gradient, its values last."""
+    return (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else (gradient,)
+
+
+def records_here(in_functions: bool) -> bool:
+    """Returns True while a graph of the kind to record in is built.
+
+    Args:
+        in_functions: True for graphs of functions, False for plain graphs.
+    """
+    return not tf.executing_eagerly() and is_of_function(tf.compat.v1.get_default_graph()) == in_functions
+
+
+def is_of_function(graph: object) -> bool:
+    """Returns True for the graph of a function, and False for one that sessions run."""
+    return isinstance(graph, tf.__internal__.FuncGraph)
+
 
 class DecomposesLoss(Protocol):
     """Decomposes targets, and may first change the graph that computes them."""
@@ -91,11 +115,6 @@ class GradientNotes:
         finally:
             self._depth.value = depth
 
-    def _looks_here(self) -> bool:
-        if tf.executing_eagerly():
-            return False
-        return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph) == self.in_functions
-
     def differentiate(
         self,
         targets: Any,
@@ -108,8 +127,8 @@ class GradientNotes:
         """Calls `plain(targets, weights)` with the weights multiplied by a seed, and records the gradients.
 
         Args:
-            targets: flat or nested, as the user passes them.
-            sources: flat or nested, as the user passes them.
+            targets: the targets, flat or nested, as the user passes them.
+            sources: the sources, flat or nested, as the user passes them.
             weights: output gradients of the targets; None for ones.
             plain: the wrapped function.
             recording: context in which operations on the targets are recorded for differentiation.
@@ -118,7 +137,7 @@ class GradientNotes:
         with self._inside() as is_outermost:
             handles = [_handle_of(s) for s in tf.nest.flatten(sources)]
             flat = tf.nest.flatten(targets, expand_composites=False)
-            if not is_outermost or not self._looks_here() or not flat or not _floats(flat):
+            if not is_outermost or not records_here(self.in_functions) or not flat or not _floats(flat):
                 return plain(targets, weights)
             graph = tf.compat.v1.get_default_graph()
             tensors = [tf.convert_to_tensor(t) for t in flat]
@@ -155,12 +174,12 @@ class GradientNotes:
 
         Args:
             tape: the tape.
-            target: as the user passes it.
+            target: the target, as the user passes it.
             way: the method to write the jacobian out.
             plain: TensorFlow's method.
         """
         with self._inside() as is_outermost:
-            if not is_outermost or not self._looks_here() or not _floats([target]):
+            if not is_outermost or not records_here(self.in_functions) or not _floats([target]):
                 return plain(target)
             whole = tf.convert_to_tensor(target)
             seed = _seed_of([whole])

@@ -17,7 +17,7 @@ from autodist.capture.assemble import (
     describe_variables,
     note_specs,
 )
-from autodist.capture.gradients import RecordedGradientCall
+from autodist.capture.gradients import RecordedGradientCall, tensors_of
 from autodist.capture.in_step_all_reduces import RecordedAllReduce
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
@@ -142,7 +142,7 @@ class CapturedGraph:
         roots = [*map(node_of, outputs), *targets, *map(node_of, fed.values())]
         needed = editor.ancestors(roots)
         calls = [c for c in self.calls if _is_used(c, needed)]
-        roots += [node_of(t.name) for c in calls for t in noted_tensors(c)]
+        roots += [t.op.name for c in calls for t in c.forward_tensors]
         roots += self._trained_by(needed)
         editor.prune(roots)
         read_before_writing(editor, map(node_of, outputs))
@@ -236,16 +236,6 @@ def handle_name(handle: Any) -> str | None:
     return handle.op.name if isinstance(handle, tf.Tensor) else None
 
 
-def noted_tensors(call: RecordedGradientCall) -> list[tf.Tensor]:
-    """Returns the seed and the targets of a call."""
-    return [call.seed, *call.targets]
-
-
-def noted_nodes(gradient: tf.Tensor | tf.IndexedSlices) -> list[str]:
-    """Returns the nodes that compute a gradient's values."""
-    return [(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient).op.name]
-
-
 def _inferred_specs(step: CapturedStep) -> Callable[[str], tf.TensorSpec]:
     """Returns the static shapes that TensorFlow infers with the additional ranks of fed tensors."""
     with tf.Graph().as_default() as graph:
@@ -254,10 +244,8 @@ def _inferred_specs(step: CapturedStep) -> Callable[[str], tf.TensorSpec]:
 
 
 def _is_used(call: RecordedGradientCall, needed: set[str]) -> bool:
-    if not call.pairs:
-        return call.seed.op.name in needed
-    made = [name for _, gradient in call.pairs for name in noted_nodes(gradient)]
-    return call.seed.op.name in needed and not needed.isdisjoint(made)
+    made = {tensors_of(gradient)[-1].op.name for _, gradient in call.pairs}
+    return call.seed.op.name in needed and (not made or not needed.isdisjoint(made))
 
 
 def replace_by_placeholder(editor: GraphEditor, tensor: tf.Tensor) -> str:

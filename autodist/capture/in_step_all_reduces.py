@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from autodist.capture.gradients import records_here
 from autodist.capture.patches import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -51,11 +52,6 @@ class AllReduceNotes:
 
     in_functions: bool
     sums: list[RecordedAllReduce] = field(default_factory=list)
-
-    def looks_here(self) -> bool:
-        if tf.executing_eagerly():
-            return False
-        return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph) == self.in_functions
 
     def whole(self, value: tf.Tensor, is_mean: bool = False, is_asked: bool = True) -> tf.Tensor:
         """Returns a placeholder for the sum of a value over all replicas.
@@ -105,16 +101,20 @@ def recording_all_reduces(in_functions: bool) -> Iterator[AllReduceNotes]:
     notes = AllReduceNotes(in_functions)
     plain = tf.distribute.ReplicaContext.all_reduce
 
+    def is_recorded(values: Sequence[Any]) -> bool:
+        are_tensors = bool(values) and all(tf.is_symbolic_tensor(v) for v in values)
+        return records_here(in_functions) and are_tensors and not tf.distribute.has_strategy()
+
     def noted(all_reduce: Any, self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = tf.nest.flatten(value)
-        if not notes.looks_here() or not _are_tensors(flat) or tf.distribute.has_strategy():
+        if not is_recorded(flat):
             return all_reduce(self, reduce_op, value, options)
         is_mean = getattr(reduce_op, "name", str(reduce_op)).upper() == "MEAN"
         return tf.nest.pack_sequence_as(value, [notes.whole(v, is_mean) for v in flat])
 
     def gathered(all_gather: Any, self: Any, value: Any, axis: Any, options: Any = None) -> Any:
         flat = tf.nest.flatten(value)
-        if not notes.looks_here() or not _are_tensors(flat) or tf.distribute.has_strategy():
+        if not is_recorded(flat):
             return all_gather(self, value, axis, options)
         return tf.nest.pack_sequence_as(value, [notes.gathered(v, _axis_of(v, axis)) for v in flat])
 
@@ -123,7 +123,7 @@ def recording_all_reduces(in_functions: bool) -> Iterator[AllReduceNotes]:
             return of_gradients(self, *args, **kwargs)
 
     def with_mask(moments: Any, self: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
-        if mask is None or not self.synchronized or not notes.looks_here():
+        if mask is None or not self.synchronized or not records_here(in_functions):
             return moments(self, inputs, mask)
         with _sums_are_whole(notes):  # with a mask, Keras sums over its own replica only
             return moments(self, inputs, mask)
@@ -158,7 +158,3 @@ def _axis_of(value: tf.Tensor, axis: Any) -> int:
             "or is unknown. Pass a number below the rank (tf.ensure_shape sets the rank)."
         )
     return int(static) % rank
-
-
-def _are_tensors(values: Sequence[Any]) -> bool:
-    return bool(values) and all(tf.is_symbolic_tensor(v) for v in values)

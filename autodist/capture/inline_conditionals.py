@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.capture.gradients import is_of_function
 from autodist.capture.patches import COND, patched
 from autodist.graph.ops import SUMS, Trait, having
 
@@ -57,7 +58,7 @@ class BranchesInGraph:
         ) -> Any:
             graph = tf.compat.v1.get_default_graph()
             node = graph.unique_name(name or "cond", mark_as_used=False)
-            is_own = not isinstance(getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph)
+            is_own = not is_of_function(getattr(graph, "outer_graph", None))
             if not is_own or not (self._conditions or node in self.names):
                 return plain(pred, true_fn, false_fn, name)
             self.made.add(node)

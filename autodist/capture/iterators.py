@@ -9,7 +9,7 @@ from dataclasses import replace
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # names of an op's inputs
 
-from autodist.capture.tables import share
+from autodist.capture.tables import bodies_of, share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.names import node_of
@@ -134,12 +134,10 @@ def warn_iterators_start_over(training: Iterable[tf.Tensor], graph_def: GraphDef
 
 def _passed_over(graph_def: GraphDef) -> Iterator[int]:
     """Yields the number of elements that each `skip` of a graph, or of its one-shot iterators, leaves out."""
-    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
-        constants = {node.name: node for node in nodes if node.op == "Const"}
-        for node in nodes:
-            count = constants.get(node_of(node.input[1])) if node.op == "SkipDataset" else None
-            if count is not None:
-                yield int(tf.make_ndarray(count.attr["value"].tensor))
+    for node, constants in _nodes_with_constants(graph_def):
+        count = constants.get(node_of(node.input[1])) if node.op == "SkipDataset" else None
+        if count is not None:
+            yield int(tf.make_ndarray(count.attr["value"].tensor))
 
 
 def require_alike(graph_def: GraphDef) -> None:
@@ -148,15 +146,21 @@ def require_alike(graph_def: GraphDef) -> None:
     Raises:
         CaptureError: one shuffles by a seed that each process draws for itself.
     """
-    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+    for node, constants in _nodes_with_constants(graph_def):
+        if node.op.startswith("Shuffle") and _draws_its_seed(node, constants):
+            raise CaptureError(
+                f"the dataset {node.name} shuffles by a seed that every worker draws for itself, so that their "
+                "batches would not be parts of one batch. Build the dataset within the scope, which sets the "
+                "run's seed, or pass the shuffle a seed."
+            )
+
+
+def _nodes_with_constants(graph_def: GraphDef) -> Iterator[tuple[NodeDef, Mapping[str, NodeDef]]]:
+    """Yields each node of a graph and of its functions, with the constants next to it by name."""
+    for nodes in bodies_of(graph_def):
         constants = {node.name: node for node in nodes if node.op == "Const"}
         for node in nodes:
-            if node.op.startswith("Shuffle") and _draws_its_seed(node, constants):
-                raise CaptureError(
-                    f"the dataset {node.name} shuffles by a seed that every worker draws for itself, so that their "
-                    "batches would not be parts of one batch. Build the dataset within the scope, which sets the "
-                    "run's seed, or pass the shuffle a seed."
-                )
+            yield node, constants
 
 
 def _draws_its_seed(shuffle: NodeDef, constants: Mapping[str, NodeDef]) -> bool:

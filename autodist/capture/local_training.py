@@ -9,10 +9,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
+from autodist.capture.gradients import is_of_function
 from autodist.capture.suspects import SUSPECTS, Suspect, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
 from autodist.capture.training_lines import LocalStep, TrainingKind, line_of_script, step_here
 from autodist.graph.ops import Trait, having
+from autodist.graph.walks import reach
 from autodist.tf_compat.plain_nests import numbered
 
 _LOOKS = 50
@@ -55,13 +57,13 @@ class LocalTraining:
     def on_applied(self, variables: Sequence[Any]) -> None:
         """An optimizer applies gradients."""
         graph = tf.compat.v1.get_default_graph()
-        if tf.executing_eagerly() or isinstance(graph, tf.__internal__.FuncGraph):  # otherwise a session runs them
+        if tf.executing_eagerly() or is_of_function(graph):  # otherwise a session runs them
             self._find(step_here(function_called()))
 
     def on_gradients(self, sources: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Gradients of variables were made."""
         graph = tf.compat.v1.get_default_graph()
-        if not tf.executing_eagerly() and not isinstance(graph, tf.__internal__.FuncGraph):
+        if not tf.executing_eagerly() and not is_of_function(graph):
             made = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
             self._graphs.setdefault(graph, []).extend(g.op.name for g in made if isinstance(g, tf.Tensor))
         elif self._looks < _LOOKS:
@@ -121,22 +123,11 @@ def _operations(graph: tf.Graph, fetches: Any) -> set[tf.Operation]:
 
 
 def _applied(roots: Iterable[tf.Operation], gradients: Collection[str]) -> frozenset[str]:
-    needed = _closure(roots, lambda op: [*(t.op for t in op.inputs), *op.control_inputs])
+    needed = reach(roots, lambda op: [*(t.op for t in op.inputs), *op.control_inputs])
     if not any(op.name in gradients for op in needed):
         return frozenset()
-    written = _closure((op for op in needed if _writes(op)), lambda op: [t.op for t in op.inputs])
+    written = reach((op for op in needed if _writes(op)), lambda op: [t.op for t in op.inputs])
     return frozenset(op.name for op in written if op.name in gradients)
-
-
-def _closure(roots: Iterable[tf.Operation], following: Any) -> set[tf.Operation]:
-    found = set(roots)
-    front = list(found)
-    while front:
-        for op in following(front.pop()):
-            if op not in found:
-                found.add(op)
-                front.append(op)
-    return found
 
 
 def _writes(op: tf.Operation) -> bool:

@@ -32,7 +32,7 @@ def require_no_strategy(strategy: Any, what: str) -> None:
         what: the subject of the error message, which is used under the strategy.
 
     Raises:
-        CaptureError: it is a strategy of the script.
+        CaptureError: the strategy is one of the script's.
     """
     if not isinstance(strategy, _default()):
         raise CaptureError(

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
+from autodist.capture.gradients import is_of_function
 from autodist.capture.local_training import applied
 from autodist.capture.suspects import Suspect, plain_variable, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
@@ -110,7 +111,7 @@ class ScopeTraining:
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
             handle = _handle_of(variable)
-            if handle is not None and _is_of_session(handle.graph):
+            if handle is not None and not is_of_function(handle.graph):
                 self._graphs.setdefault(handle.graph, _Graph()).made.add(handle.op.name)
             elif isinstance(variable, tf.Variable):
                 self._made[id(variable)] = weakref.ref(variable)
@@ -189,7 +190,7 @@ class ScopeTraining:
         for source, gradient in zip(sources, gradients, strict=True):
             handle = _handle_of(plain_variable(source))
             made = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            if handle is not None and isinstance(made, tf.Tensor) and _is_of_session(handle.graph):
+            if handle is not None and isinstance(made, tf.Tensor) and not is_of_function(handle.graph):
                 known = self._graphs.setdefault(handle.graph, _Graph())
                 known.gradients[made.op.name] = handle.op.name
 
@@ -233,7 +234,3 @@ def _handle_of(variable: Any) -> tf.Tensor | None:
     handle = variable if isinstance(variable, tf.Tensor) else getattr(variable, "handle", None)
     is_handle = isinstance(handle, tf.Tensor) and handle.dtype == tf.resource and tf.is_symbolic_tensor(handle)
     return handle if is_handle else None
-
-
-def _is_of_session(graph: tf.Graph) -> bool:
-    return not isinstance(graph, tf.__internal__.FuncGraph)

@@ -37,7 +37,7 @@ class StageMark:
         stage: index of the stage, counted from 0.
 
     Raises:
-        ValueError: it is no index of a stage.
+        ValueError: `stage` is no index of a stage.
     """
 
     def __init__(self, stage: int) -> None:

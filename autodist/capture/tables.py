@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +120,7 @@ def require_unchanged(graph_def: GraphDef, what: str) -> None:
     """Checks that a graph changes no table.
 
     Raises:
-        CaptureError: it changes one.
+        CaptureError: the graph changes a table.
     """
     found = next(_writes(graph_def), None)
     if found is not None:
@@ -131,7 +131,7 @@ def require_made_before(handle: tf.Tensor) -> None:
     """Checks that a step does not fill a table whose handle it captures; a step that creates a table fills it.
 
     Raises:
-        CaptureError: it fills one.
+        CaptureError: the step fills a table.
     """
     for op in handle.consumers():
         if op.type in _WRITES:
@@ -151,8 +151,12 @@ def fills_tables_alone(step: CapturedStep) -> bool:
 
 
 def _writes(graph_def: GraphDef) -> Iterator[NodeDef]:
-    every: Iterable[Any] = (graph_def.node, *(function.node_def for function in graph_def.library.function))
-    return (node for nodes in every for node in nodes if node.op in _WRITES)
+    return (node for nodes in bodies_of(graph_def) for node in nodes if node.op in _WRITES)
+
+
+def bodies_of(graph_def: GraphDef) -> list[Sequence[NodeDef]]:
+    """Returns the nodes of a graph, and those of each of its functions."""
+    return [graph_def.node, *(function.node_def for function in graph_def.library.function)]
 
 
 def share_tables(step: CapturedStep, session: str) -> CapturedStep:

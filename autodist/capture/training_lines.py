@@ -42,7 +42,7 @@ class LocalStep:
     """A training step that is not distributed.
 
     Attributes:
-        kind: its kind.
+        kind: the kind of training.
         line: the script's line that builds or runs it; empty if unknown.
         graph: the graph of a session's step.
         library: the package with its code; empty for the script's own code, or Keras's.

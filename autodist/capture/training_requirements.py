@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from autodist.capture.gradients import RecordedGradientCall
+from autodist.capture.gradients import RecordedGradientCall, is_of_function
 from autodist.errors import CaptureError
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
@@ -55,9 +53,7 @@ class TrainingRequirements:
         """
         if not self.needs_gradients or any(c.pairs for c in calls):
             return
-        if any(
-            c.pairs for c in noted if isinstance(c.graph, tf.__internal__.FuncGraph) and c.graph.outer_graph is not None
-        ):
+        if any(c.pairs for c in noted if is_of_function(c.graph) and c.graph.outer_graph is not None):
             raise CaptureError(
                 "the step computes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move "
                 "the loop out of the step: call the step once for each batch."

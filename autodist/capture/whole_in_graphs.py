@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from autodist.capture.assemble import CaptureNotes, assemble
 from autodist.capture.gradients import RecordedGradientCall
-from autodist.capture.graph_mode import handle_name, noted_tensors, replace_by_placeholder
+from autodist.capture.graph_mode import handle_name, replace_by_placeholder
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.iterators import GETS
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
@@ -133,7 +133,7 @@ class _Forward:
         editor = GraphEditor(graph.as_graph_def())
         before = editor.ancestors([t.op.name for t in call.targets])
         present = [*(c for c in earlier if c.graph is graph and c.seed.op.name in before), call]
-        roots = [t.op.name for c in present for t in _noted_tensors(c)]
+        roots = [t.op.name for c in present for t in _tensors(c)]
         needed = editor.ancestors(roots)
         found = [t for op in graph.get_operations() if op.name in needed and _may_be_fed(op) for t in op.outputs]
         axes = _axes_of(found)
@@ -169,7 +169,7 @@ def warn_replica_statistics(step: CapturedStep, graph: tf.Graph, seeds: Collecti
 
     Args:
         step: the step that trains, with its batches.
-        graph: its graph.
+        graph: the graph of the step.
         seeds: seeds of the calls of `gradient` that train variables.
     """
     made = {op.name: op for op in graph.get_operations()}
@@ -190,11 +190,8 @@ def _in_order(places: Iterable[NodeInput]) -> list[NodeInput]:
     return sorted(places, key=lambda place: (place.node, place.index))
 
 
-def _noted_tensors(call: RecordedGradientCall) -> list[tf.Tensor]:
-    return [
-        *noted_tensors(call),
-        *(t for point in call.decomposition_points for t in (point.tensor, point.seed, point.value)),
-    ]
+def _tensors(call: RecordedGradientCall) -> list[tf.Tensor]:
+    return [*call.forward_tensors, *(t for point in call.decomposition_points for t in (point.seed, point.value))]
 
 
 def _may_be_fed(operation: tf.Operation) -> bool:

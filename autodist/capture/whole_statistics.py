@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
+from autodist.capture.gradients import is_of_function
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.inline_conditionals import BranchesInGraph
 from autodist.capture.patches import CREATE_OP, patched
@@ -83,7 +84,7 @@ class BatchStatistics:
             **others: Any,
         ) -> tf.Operation:
             node = (name or "").rstrip("/")
-            is_own = not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
+            is_own = not is_of_function(graph.outer_graph)
             is_meant = node in self._nodes and is_own
             if is_own:
                 with tf.name_scope(SCOPE):

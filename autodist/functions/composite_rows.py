@@ -20,7 +20,7 @@ class SparseRows:
     """The arrays of a sparse tensor with a row for each example: a mask, the values, and the indices on each axis.
 
     Attributes:
-        dims: its shape without the batch axis.
+        dims: shape of the tensor without the batch axis.
     """
 
     dims: tuple[int, ...]
@@ -71,11 +71,11 @@ def rows_of(value: object, axis: int | None, whose: str) -> CompositeRows:
 
     Args:
         value: the tensor.
-        axis: its batch axis.
-        whose: its name, for messages.
+        axis: batch axis of the tensor.
+        whose: name of the tensor for messages.
 
     Raises:
-        CaptureError: it cannot be split along this axis.
+        CaptureError: the tensor cannot be split along this axis.
     """
     is_first = axis == 0
     if isinstance(value, tf.SparseTensor) and is_first and value.shape.rank is not None and value.shape.rank > 1:

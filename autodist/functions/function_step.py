@@ -63,9 +63,9 @@ class _Known:
     """Cached state for later calls of one form, which differ only in the values of their arrays.
 
     Attributes:
-        traced: the trace that serves them.
-        own: takes this worker's part of their arrays.
-        leaves: describe the arrays, without values.
+        traced: the trace for these calls.
+        own: takes this worker's part of the arrays.
+        leaves: descriptions of the arrays, without values.
     """
 
     traced: _Traced
@@ -96,7 +96,7 @@ class DistributedFunction:
             part.
         tracing: options of the trace.
         name_of: returns the name of a leaf in `batch_axis`, from its parameter and its path in the argument.
-        sessions: runs calls made while a graph is built; None: these run like all others.
+        sessions: runs the calls made while a graph is built; None if these run like all other calls.
     """
 
     survivable: ClassVar[type[Exception] | tuple[type[Exception], ...]] = EmptyBatchError

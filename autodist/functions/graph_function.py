@@ -17,6 +17,7 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.errors import CaptureError
 from autodist.functions.tracing import constant_key
+from autodist.graph.walks import reach
 from autodist.runs.run import Run
 from autodist.sessions.session import DistributedSession
 from autodist.tf_compat.tf1_scripts import plain_shapes
@@ -58,7 +59,7 @@ class GraphSessions:
         Args:
             graph: the graph.
             step: the step added last.
-            batch_axis: of each placeholder.
+            batch_axis: batch axis of each placeholder.
             is_global: True if every worker feeds these placeholders with the same arrays.
 
         Raises:
@@ -94,7 +95,7 @@ class GraphFunction:
     stay unchanged. Each call is one run of a session.
 
     Args:
-        name: of the step.
+        name: name of the step.
         function: the step, called with its arguments by parameter.
         axis: returns the batch axis of each array.
         sessions: makes the session.
@@ -168,20 +169,17 @@ class GraphFunction:
         Raises:
             CaptureError: a placeholder of the script is not fed.
         """
-        front = [one.op if isinstance(one, tf.Tensor) else one for one in run]
-        visited = {t.op for t in placeholders}
-        while front:
-            op = front.pop()
-            if op in visited:
-                continue
-            if op.type == "Placeholder":
-                raise CaptureError(
-                    f"{self._name} computes from {op.name}, a placeholder, and a call feeds its arguments only. "
-                    "Call it with the arrays themselves, or build the graph without ad.function and feed the "
-                    "placeholder to session.run of ad.create_distributed_session()."
-                )
-            visited.add(op)
-            front += [*(t.op for t in op.inputs), *op.control_inputs]
+        fed = {t.op for t in placeholders}
+        needed = reach(
+            [one.op if isinstance(one, tf.Tensor) else one for one in run],
+            lambda op: () if op in fed else [*(t.op for t in op.inputs), *op.control_inputs],
+        )
+        for name in sorted(op.name for op in needed - fed if op.type == "Placeholder"):
+            raise CaptureError(
+                f"{self._name} computes from {name}, a placeholder, and a call feeds its arguments only. "
+                "Call it with the arrays themselves, or build the graph without ad.function and feed the "
+                "placeholder to session.run of ad.create_distributed_session()."
+            )
 
     def _run(self, ready: _Ready, arrays: Sequence[np.ndarray]) -> Any:
         fed = dict(zip(ready.placeholders, arrays, strict=True))

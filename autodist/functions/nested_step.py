@@ -17,7 +17,7 @@ def call_in_function(function: Any, name: str, args: Any, kwargs: Any) -> Any:
     computes its whole batch.
 
     Raises:
-        CaptureError: it trains, and would do so on this process alone.
+        CaptureError: the step trains, and would do so on this process alone.
     """
     if not is_distributing():
         trained = _trained_by(function.get_concrete_function(*args, **kwargs).graph)

@@ -37,9 +37,9 @@ def prepare(
         run: the run.
         step: the step.
         sources: the script's variables, by name.
-        shapes: of the inputs, in this worker's part of the first batch.
-        tables: lookup tables that it reads.
-        name: of the step, for messages.
+        shapes: shapes of the inputs in this worker's part of the first batch.
+        tables: lookup tables that the step reads.
+        name: name of the step for messages.
 
     Raises:
         StrategyError: the strategy is not possible for this step; raised before any worker trains.
@@ -69,7 +69,7 @@ class RunningStep:
     Attributes:
         run: the run.
         step: the captured step, under the chief's names.
-        strategy: the plan for it.
+        strategy: the plan for the step.
         variables: variables that it reads or writes, by their names in `step`.
     """
 

@@ -30,7 +30,7 @@ class OwnArrays:
     """Takes one worker's part of the arrays of a call.
 
     Attributes:
-        cuts: for each array, a function that returns this worker's part.
+        cuts: functions that return this worker's part of an array, one for each array.
         examples: number of this worker's examples; 0 if its part is a padding row that does not count.
         all_examples: number of examples passed to the call.
     """
@@ -49,10 +49,10 @@ class InputShare:
     """A worker's feeds for one run of a step.
 
     Attributes:
-        values: of its arrays.
+        values: the values of this worker's arrays.
         examples: number of this worker's examples; 0 if its part is a padding row that does not count.
         all_examples: number of examples passed to the call.
-        fed: in a pipeline, the gathered feeds of all workers; None: each worker feeds its own part.
+        fed: the gathered feeds of all workers in a pipeline; None if each worker feeds its own part.
     """
 
     values: Sequence[np.ndarray]
@@ -66,7 +66,7 @@ class Sharing:
     """The division of a step's arguments among workers and replicas.
 
     Attributes:
-        step: its name.
+        step: name of the step.
         spec: the machines.
         worker: index of this worker.
         is_global: True if every worker passes the same global batch and keeps its share; False if each passes its own
@@ -142,8 +142,8 @@ class Sharing:
 
         Args:
             leaves: arrays of the arguments' shapes.
-            own: takes this worker's part of them.
-            values: of the arguments.
+            own: takes this worker's part of the arrays.
+            values: the values of the arguments.
             gather_feeds: gathers the feeds of all workers on the chief; a collective call.
         """
         if not self.is_gathered or all(leaf.axis is None for leaf in leaves):
@@ -163,7 +163,7 @@ class Sharing:
         """Checks inputs with different numbers of rows, for the whole batch and for each replica's part.
 
         Raises:
-            UnevenBatchError: their shapes do not fit together in the step.
+            UnevenBatchError: the shapes of the inputs do not fit together in the step.
         """
         if not captured.step.apart:
             return

@@ -33,12 +33,12 @@ class Leaf:
     """One array or tensor among the arguments of a step.
 
     Attributes:
-        parameter: name of its parameter.
+        parameter: name of the parameter.
         value: the array.
-        axis: its batch axis; None: every replica gets the whole array.
-        declared: its shape and dtype in the script's `input_signature`; None: those of the value.
-        name: its name in `batch_axis`.
-        is_padded: True if it is made of a sparse or ragged tensor, with rows padded to the longest.
+        axis: the batch axis; None if every replica gets the whole array.
+        declared: shape and dtype in the script's `input_signature`; None without one.
+        name: name of the leaf in `batch_axis`.
+        is_padded: True if the array comes from a sparse or ragged tensor, with rows padded to the longest.
     """
 
     parameter: str
@@ -70,9 +70,9 @@ class StepArguments:
     Scalars are passed whole to every replica. All other arguments are constants of the step.
 
     Args:
-        name: of the step.
+        name: name of the step.
         function: the step.
-        plain: the `tf.function` of it.
+        plain: the step as a `tf.function`.
         input_signature: shapes and dtypes of all arguments, as for `tf.function`; None: those of each call.
         batch_axis: by parameter, or by name of a leaf, the axis to split, negative ones counted from the last; None:
             every replica gets the whole array.
@@ -226,7 +226,7 @@ class StepArguments:
         """Checks that each key of `batch_axis` is the name of a leaf, or the first part of the names of several.
 
         Raises:
-            CaptureError: it is not; lists the names.
+            CaptureError: a key is neither; the message lists the names.
         """
         present = list(dict.fromkeys(names))
         for key in self._batch_axis:

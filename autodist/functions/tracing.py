@@ -92,8 +92,8 @@ class TracedFor:
     Attributes:
         constants: Python values that are part of the step.
         axes: batch axis of each array.
-        specs: of each array, unknown along that axis.
-        groups: of each array with a batch axis, a number; arrays of one group have equal numbers of rows.
+        specs: shape and dtype of each array; the length of the batch axis is unknown.
+        groups: group of each array with a batch axis; the arrays of a group have equal numbers of rows.
     """
 
     constants: Hashable

@@ -116,3 +116,13 @@ def listed(names: Iterable[str]) -> str:
     'a, b'
     """
     return ", ".join(names) or "none"
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """Returns the first names of a list, and the number of the others.
+
+    >>> some_of(["a", "b"]), some_of(["a", "b", "c", "d"], most=2)
+    ('a, b', 'a, b and 2 more')
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -103,8 +103,8 @@ class GlobalBatch:
     """A global batch; a worker receives a part of it.
 
     Attributes:
-        examples: number of its examples.
-        alike: by name, arrays that must be equal on every worker.
+        examples: number of examples.
+        alike: arrays that must be equal on every worker, by name.
     """
 
     examples: int
@@ -120,7 +120,7 @@ class ShardedBatches:
 
     Args:
         counted: a data set whose elements are `Counted`.
-        alike: by name, arrays that must be equal on every worker.
+        alike: arrays that must be equal on every worker, by name.
     """
 
     def __init__(self, counted: tf.data.Dataset, alike: Sequence[tuple[str, Any]] = ()) -> None:

@@ -54,8 +54,8 @@ class UnshardedMap:
     """A map that each worker computes for all examples.
 
     Attributes:
-        map: its name and source position.
-        reason: the reason.
+        map: name and source position of the map.
+        reason: the reason why each worker computes all examples.
     """
 
     map: str
@@ -76,8 +76,8 @@ class ElementReading:
     """The way in which a worker reads a data set.
 
     Attributes:
-        own: its part of each batch; None: it reads complete batches.
-        whole: a map that is computed for all examples nevertheless; None: there is no such map.
+        own: the worker's part of each batch; None if it reads complete batches.
+        whole: a map that is computed for all examples nevertheless; None without one.
     """
 
     own: ShardedBatches | None
@@ -91,7 +91,7 @@ class _Pipeline:
     Attributes:
         base: read by all workers in the same way.
         cuts: selections of elements by number.
-        maps: of elements.
+        maps: maps of elements.
         batch: makes batches of the elements.
         behind: maps of batches, and selections of batches by number.
     """
@@ -107,7 +107,7 @@ def own_elements(dataset: Any, own_rows: OwnRows) -> ElementReading:
     """Returns a worker's part of each batch of a data set, if that saves the computation of a map.
 
     Args:
-        dataset: of batches.
+        dataset: a data set of batches.
         own_rows: the rows of a batch that the worker reads.
     """
     if not isinstance(dataset, tf.data.Dataset) or not tf.executing_eagerly():

@@ -16,7 +16,7 @@ def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a function whose result for an element does not depend on earlier calls; returns the marked function.
 
     Args:
-        function: as `tf.py_function` or `tf.numpy_function` takes it.
+        function: a function as `tf.py_function` or `tf.numpy_function` takes it.
 
     Raises:
         TypeError: the function is not callable.

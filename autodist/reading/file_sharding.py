@@ -48,7 +48,7 @@ class FileSharding:
     Attributes:
         replicas: for each replica, the index of its worker, in rising order; workers without replicas have no files.
         worker: index of this worker.
-        names: of all workers, by index.
+        names: names of all workers, by index.
         agree: collective call: sends this worker's message to the chief, and returns the chief's decision on all.
         error: makes the error for data that cannot be sharded, with the position in the YAML.
     """
@@ -97,7 +97,7 @@ class ShardedFiles:
     """Iterates over this worker's part of each step, from the records of its own files; each iteration is an epoch.
 
     Args:
-        dataset: of global batches, read from files.
+        dataset: a data set of global batches, read from files.
         files: the sharding rule.
 
     Raises:
@@ -134,8 +134,8 @@ class FilesIterator(PartsIterator):
     on, within the limits of memory.
 
     Args:
-        batches: of this worker's records.
-        spec: of a batch.
+        batches: batches of this worker's records.
+        spec: element spec of a batch.
         files: the sharding rule.
     """
 

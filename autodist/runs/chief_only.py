@@ -27,8 +27,8 @@ class ChiefOnly:
         run: the run.
 
     Attributes:
-        buffer_specs: by worker, the specs of its persistent buffers; on the chief, during an action.
-        scripts: by worker, the value that its `tell` returned; on the chief, during an action.
+        buffer_specs: specs of the persistent buffers of each worker; set on the chief during an action.
+        scripts: value that `tell` returned on each worker; set on the chief during an action.
         all_wait: True if no worker makes steps during the action.
     """
 
@@ -49,7 +49,7 @@ class ChiefOnly:
             tell: returns the state of a worker's script as a JSON value; called on each worker that reaches this call.
 
         Raises:
-            CheckpointError: on another worker, that the chief's `save` failed.
+            CheckpointError: the chief's `save` failed; raised on the other workers.
         """
         others_wait = self._run.have_joined and self._run.workers > 1
         if not (others_wait and self._run.coordination.is_made_by_all(lambda: (_SAVE, ""), is_certain)):
@@ -61,13 +61,13 @@ class ChiefOnly:
 
         Args:
             what: the content and the target of the write; used to match the workers' calls.
-            write: writes it.
+            write: writes the content.
 
         Returns:
             The result of `write`; None on other workers if the chief has written.
 
         Raises:
-            CheckpointError: on another worker, that the chief's `write` failed.
+            CheckpointError: the chief's `write` failed; raised on the other workers.
         """
         if not self._run.have_joined or not self._run.coordination.is_made_by_all(
             lambda: (_WRITE, what), is_certain=False
@@ -86,7 +86,7 @@ class ChiefOnly:
         """Calls `act` on the chief while all other workers, which are known to reach this call, wait; see `save`.
 
         Raises:
-            CheckpointError: on another worker, that the chief's `act` failed.
+            CheckpointError: the chief's `act` failed; raised on the other workers.
         """
         with self._run.turn:
             self._run.coordination.barrier()

@@ -42,7 +42,7 @@ class Coordination:
     """One worker's end of the control plane. All workers make the same calls in the same order.
 
     Args:
-        index: of this worker; the chief's is 0.
+        index: index of this worker; 0 for the chief.
         workers: number of workers.
         peers: the other workers.
         failed_step: failed-step guard of this worker's script.

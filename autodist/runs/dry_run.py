@@ -54,7 +54,7 @@ class DryRun(Protocol):
 
         Args:
             step: the step.
-            values: of its inputs.
+            values: values of the step's inputs.
         """
 
 

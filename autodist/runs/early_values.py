@@ -17,13 +17,11 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # base class of every eager variable
 
+from autodist.logs.formatting import some_of
 from autodist.runtime.eager_watch import is_watched
 from autodist.runtime.seeds import is_seeded_by_script
 
 log = logging.getLogger("autodist")
-
-_NAMED = 5
-"""Variables that a warning names."""
 
 
 class EarlyValueWarning:
@@ -54,12 +52,11 @@ class EarlyValueWarning:
         names = [] if self._has_warned else self._early.differing(self._chiefs, variables)
         if names:
             self._has_warned = True
-            rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             log.warning(
-                "%s computes on this worker with its own initial values of %s%s: they were drawn before AutoDist(...) "
+                "%s computes on this worker with its own initial values of %s: they were drawn before AutoDist(...) "
                 "without a seed, and training uses the chief's values. Build the model after AutoDist(...), or call "
                 "keras.utils.set_random_seed before it.",
-                what, ", ".join(names[:_NAMED]), rest,
+                what, some_of(names),
             )  # fmt: skip
 
 
@@ -72,7 +69,7 @@ class EarlyValues:
     """The floating-point variables of a process, and their values at some moment.
 
     Attributes:
-        held: by name (numbered if several have one name), the variable and a digest of its value.
+        held: the variables and digests of their values, by name (numbered if several have one name).
     """
 
     held: Mapping[str, tuple[weakref.ref[Any], str]]

@@ -70,12 +70,12 @@ class FailedStepGuard:
 
         Args:
             but: exceptions that all workers raise together, after which the script may continue.
-            is_step: True if it is a step, which proves that this worker continues with the others.
-            is_before: True if it precedes a step; any exception then refuses the step.
+            is_step: True for a step, which proves that this worker continues with the others.
+            is_before: True for a call that precedes a step; any exception then refuses the step.
 
         Raises:
             ClusterError: this worker missed an earlier step.
-            WorkerFailedError: it missed an earlier step because another worker failed.
+            WorkerFailedError: this worker missed an earlier step because another worker failed.
         """
         with self.turn:
             self._raise_if_missed()

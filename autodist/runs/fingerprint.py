@@ -8,8 +8,10 @@ import logging
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import starmap
+from typing import Any
 
 import tensorflow as tf
 
@@ -35,7 +37,7 @@ class Fingerprint:
         variables: name, and shape with dtype, of each variable.
         gradients: the variable of each gradient, and its tensors.
         nodes: name, op and inputs of each node.
-        apart: inputs with their own number of rows, and the input that has the same number.
+        apart: inputs with another number of rows than the first, each with the input that has the same number.
         kernels: the script's own kernels that rewrite the step, as text.
         values: constants and attributes that affect training, except seeds.
         lengths: shapes of the placeholders.
@@ -92,28 +94,19 @@ class Fingerprint:
 
     def packed_with(self, content: bytes) -> bytes:
         """Returns a message with the fingerprint and `content`."""
-        packed = [
-            self.variables, self.gradients, self.nodes, self.apart, self.kernels, self.values, self.lengths
-        ]  # fmt: skip
-        return json.dumps(packed).encode() + _SEPARATOR + content
+        return json.dumps([getattr(self, one.name) for one in fields(self)]).encode() + _SEPARATOR + content
 
     @classmethod
     def unpack(cls, message: bytes) -> tuple[Fingerprint, bytes]:
         """Returns the fingerprint and content of a message from `packed_with`."""
         packed, _, content = message.partition(_SEPARATOR)
-        variables, gradients, nodes, apart, kernels, values, lengths = json.loads(packed)
-        return cls(
-            tuple((name, kind) for name, kind in variables),
-            tuple((variable, tuple(tensors)) for variable, tensors in gradients),
-            tuple((name, op, tuple(inputs)) for name, op, inputs in nodes),
-            tuple((name, by) for name, by in apart),
-            tuple(kernels),
-            tuple(
-                Baked(at, what, text, dtype, None if shape is None else tuple(shape))
-                for at, what, text, dtype, shape in values
-            ),
-            tuple(lengths),
-        ), content
+        fingerprint = cls(*_as_tuples(json.loads(packed)))
+        return replace(fingerprint, values=tuple(starmap(Baked, fingerprint.values))), content
+
+
+def _as_tuples(content: Any) -> Any:
+    """Returns a JSON value with tuples in place of lists."""
+    return tuple(map(_as_tuples, content)) if isinstance(content, list) else content
 
 
 def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, step: CapturedStep | None = None) -> Renaming:
@@ -125,7 +118,7 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, step: Captur
     Args:
         chief: the step of the chief.
         mine: the step of this worker.
-        name: of this worker.
+        name: name of this worker.
         step: the step of this worker; the error shows the line of the script that uses a value.
 
     Raises:
@@ -206,7 +199,7 @@ def require_same_values(
     Args:
         chief: the values in the chief's step.
         mine: the values in this worker's.
-        name: of this worker.
+        name: name of this worker.
         nodes: name and op of each node of this worker's step.
         have_own_lengths: True if the graphs are traced for different numbers of examples; integers may differ then.
         step: the step of this worker; the error shows the line of the script that uses a value.

@@ -40,8 +40,8 @@ def log_strategy(
         step: the captured step.
         rewritten: the rewritten step, if it exists already; not needed with one worker.
         spec: the machines.
-        columns: of the terminal; None: there is none.
-        shapes: of the step's inputs, in the chief's part of the first batch, if known.
+        columns: width of the terminal; None without a terminal.
+        shapes: shapes of the step's inputs in the chief's part of the first batch, if known.
         seen: the rewriting of the step, if it exists already.
     """
     if not log.isEnabledFor(logging.INFO):

@@ -17,7 +17,7 @@ from autodist.cluster.worker_client import WorkerClient
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs.startup_progress import StartupProgress
-from autodist.runs.worker_launch import WorkerLaunch, some_of
+from autodist.runs.worker_launch import WorkerLaunch, name_workers
 from autodist.runtime.interruptible import InterruptibleExecutor
 
 log = logging.getLogger("autodist")
@@ -54,13 +54,13 @@ class Peers:
         spec: the machines.
         worker_client: connection to the agent that started this process; None on the chief.
         payload: the start message for workers that the chief starts.
-        seed: of the run.
+        seed: seed of the run.
         start_up: shows the progress of the start.
 
     Attributes:
         apart: on another worker, its call and the chief's, if they reached different calls before all had joined; ""
             stands for a step. None: they have not.
-        failure: of another worker, once the chief knows of it.
+        failure: failure of another worker; None until the chief detects one.
         is_told: True if the script has seen that failure raised.
         on_leaving: called on the chief, from another thread, with the name of a worker that has received SIGTERM.
     """
@@ -139,7 +139,7 @@ class Peers:
 
         Args:
             name: name of the call in which they receive it.
-            text: to send.
+            text: the text to send.
         """
         self.begin()
         if self._launch is not None:
@@ -165,7 +165,7 @@ class Peers:
         """Connects all workers; returns the target of this worker's session.
 
         Args:
-            config: of this worker's server.
+            config: config of this worker's server.
 
         Raises:
             ClusterError: a worker could not be started, or this process has already joined others.
@@ -189,7 +189,7 @@ class Peers:
         self.begin()
         assert self._launch is not None, "there are others"
         self._launch.has_joined = True
-        coordinator, others = self._launch.coordinator, some_of([worker.name for worker in self._spec.workers[1:]])
+        coordinator, others = self._launch.coordinator, name_workers([worker.name for worker in self._spec.workers[1:]])
         with self._start_up.doing(f"starting {others}"):
             self._launch.wait()
         coordinator.wait_in_first_step()

@@ -27,11 +27,11 @@ def figures_of(
     """Returns the bytes that each stage of a pipeline holds, its FLOPs, and the bytes it sends to other stages.
 
     Args:
-        strategy: with pipeline stages.
+        strategy: strategy with pipeline stages.
         step: the captured step.
-        names: of the workers.
+        names: names of the workers.
         held: bytes of variables that each worker holds, optimizer slots included; None: not known.
-        costs: of the stages; None: not known.
+        costs: costs of the stages; None if unknown.
     """
     variables = {variable.name: variable for variable in synced_variables(step)}
     seats = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]

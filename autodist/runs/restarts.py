@@ -37,10 +37,10 @@ class EarlierStarts:
     Attributes:
         count: number of restarts so far.
         fault: reason of the last restart.
-        step: in progress at that time; None: none was made.
+        step: the step in progress at that time; None before the first.
         saved: step of the last checkpoint; None: none was saved.
         saved_as: path of that checkpoint.
-        seeds: of the script's runs, in order; reused in the same order.
+        seeds: seeds of the script's runs, reused in the same order.
         left_out: addresses of nodes that did not answer.
     """
 
@@ -92,7 +92,7 @@ def require_can_restart(spec: ResourceSpec) -> None:
     """Checks that the script can be restarted, if the machines' settings request restarts.
 
     Raises:
-        ResourceSpecError: it cannot be restarted.
+        ResourceSpecError: the script cannot be restarted.
     """
     if spec.max_restarts == 0:
         if spec.min_nodes is not None:
@@ -118,7 +118,7 @@ class LostRun:
     """The failure by which a run was lost.
 
     Attributes:
-        error: as raised in the script.
+        error: the error as raised in the script.
         step: the training step in progress; None: none was made.
         saved: step of the last checkpoint; None: none was saved.
         away: addresses of nodes, if the run could not start without them and nothing else was wrong.
@@ -159,7 +159,7 @@ def restart(lost: LostRun, spec: ResourceSpec) -> None:
 
     Args:
         lost: the run, which has ended everywhere.
-        spec: of that run.
+        spec: machines of that run.
     """
     earlier, limit = earlier_starts(), spec.max_restarts
     if earlier.count and lost.away and not lost.chief_leaves and _are_enough_without(lost.away, spec):

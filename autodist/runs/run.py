@@ -73,7 +73,7 @@ class Run:
             from none.
 
     Attributes:
-        observer: notified of training steps; used by the YAML's options that save something.
+        observer: receives notifications of training steps; used by the YAML's options that save something.
         on_training: called each time a training step is made ready to run on all replicas.
         before_training: called before each step of a training function.
         on_first_program: called once, when the first training step is ready.
@@ -200,7 +200,7 @@ class Run:
         """Raises, in the chief's script, the error that keeps the other workers from their first step.
 
         Raises:
-            ClusterError: they could not be started.
+            ClusterError: the other workers could not be started.
             WorkerFailedError: one of them has failed.
         """
         self._peers.check()

@@ -33,10 +33,10 @@ class StageCosts:
     """The work of the stages in a step.
 
     Attributes:
-        examples: in the largest micro-batch.
-        is_fed: True if that is from the first batch; False if it is one example, because no batch is known.
+        examples: number of examples in the largest micro-batch.
+        is_fed: True if `examples` is from the first batch; False if it is 1, because no batch is known.
         forward: FLOPs of each stage for the largest micro-batch, without the update.
-        backward: the same for the backward pass.
+        backward: FLOPs of each stage in the backward pass.
         each: bytes from worker to worker for the largest micro-batch.
         once: bytes from worker to worker that are sent once a step: inputs of the batch, values of variables, sums of
             gradients, outputs of the step.
@@ -78,8 +78,8 @@ def costs_of(
 
     Args:
         step: the captured step.
-        context: of one of its workers.
-        shapes: of its inputs in the first batch, by name, if known.
+        context: context of one of the workers.
+        shapes: shapes of the inputs in the first batch, by name, if known.
         seen: the step's rewriting, if it has been rewritten.
     """
     seen = seen or Rewriting()

@@ -38,7 +38,7 @@ class StepPlans:
     Args:
         spec: the machines.
         builder: decides the strategy; None on the others.
-        index: of this worker.
+        index: index of this worker.
         recorder: records training steps; None unless recording is enabled.
     """
 
@@ -121,7 +121,7 @@ class StepPlans:
         """Checks that pipeline stages in the strategy were known when the processes started.
 
         Raises:
-            StrategyError: they were not.
+            StrategyError: the stages were not known.
         """
         if strategy.pipeline.stages and not self._spec.micro_batches:
             raise StrategyError(
@@ -133,7 +133,7 @@ class StepPlans:
         """Stores the placement of a step's variables for later steps.
 
         Args:
-            strategy: of the step, from the chief.
+            strategy: the chief's strategy for the step.
             names: the session's name of each variable.
             renaming: the chief's names.
         """
@@ -204,7 +204,7 @@ def share_names(step: CapturedStep, names: Mapping[str, str]) -> CapturedStep:
 
     Args:
         step: the step.
-        names: by a variable's name, the session's.
+        names: the session's name of each variable.
     """
     definition = tf.compat.v1.GraphDef()
     definition.CopyFrom(step.graph_def)

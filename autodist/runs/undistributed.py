@@ -11,6 +11,7 @@ from autodist.capture.local_training import LocalTraining
 from autodist.capture.second_training import ScopeTraining
 from autodist.capture.training_lines import LocalStep, TrainingKind
 from autodist.errors import CaptureError
+from autodist.logs.formatting import some_of
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.resources import ResourceSpec
 
@@ -143,11 +144,10 @@ class UndistributedScript:
             return
         workers = len(self._spec.workers)
         each = "each worker separately, on the data that it passes there" if workers > 1 else "one device alone"
-        rest = f" and {len(variables) - _NAMED} more" if len(variables) > _NAMED else ""
         log.warning(
-            "in addition to the steps that are distributed, %s%s trains %s%s on %s. %s. If that is intended, build the "
+            "in addition to the steps that are distributed, %s%s trains %s on %s. %s. If that is intended, build the "
             "model outside of ad.scope().",
-            _DOINGS[step.kind], _at(step), ", ".join(variables[:_NAMED]), rest, each, _fix_of(step),
+            _DOINGS[step.kind], _at(step), some_of(variables, _NAMED), each, _fix_of(step),
             extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autodist.graph.placement import SyncMode
+from autodist.logs.formatting import some_of
 from autodist.proto import strategy_pb2
 from autodist.runtime.batched_transfers import Listing
 from autodist.runtime.broadcast import VariableBroadcast
@@ -21,9 +22,6 @@ from autodist.synchronizers import all_synchronizers
 
 log = logging.getLogger("autodist")
 
-NAMED = 5
-"""The number of variables that a warning lists."""
-
 
 class VariableSync:
     """Ensures, around each step, that all workers start from the same variable values.
@@ -31,7 +29,7 @@ class VariableSync:
     Args:
         variable_slices: storage of the values.
         broadcast: broadcasts the chief's values to the other workers.
-        tracker: of the script's variables.
+        tracker: tracker of the script's variables.
         mailbox: delivers control messages; None with one worker.
         guard: wraps calls that may wait for other workers.
         catch_up: updates the script's variable objects.
@@ -70,7 +68,7 @@ class VariableSync:
         """Sends values written between steps to all workers; returns the action, which shows if the step counts.
 
         Args:
-            variables: of the step.
+            variables: variables of the step.
             flush: waits until all writes requested by earlier steps have been applied.
             keeps_pace: True if no worker can finish the step before all others have begun it.
         """
@@ -143,11 +141,10 @@ class VariableSync:
         new = [t.source.name.removesuffix(":0") for t in alone if t.shared_name not in self._warned]
         self._warned |= {t.shared_name for t in alone}
         if new:
-            rest = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
             log.warning(
-                "between steps the script has written %s%s on this worker and not on the chief. All train on the "
+                "between steps the script has written %s on this worker and not on the chief. All train on the "
                 "chief's values, so the values written here are dropped. Write on every worker, or on the chief.",
-                ", ".join(new[:NAMED]), rest,
+                some_of(new),
             )  # fmt: skip
 
 

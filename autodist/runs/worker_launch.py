@@ -30,13 +30,13 @@ class WorkerLaunch:
 
     Args:
         spec: the machines.
-        seed: of the run.
+        seed: seed of the run.
         payload: start message for the workers.
         start_up: shows the progress of the start.
 
     Attributes:
-        coordinator: of the workers.
-        seed: of the run.
+        coordinator: coordinator of the workers.
+        seed: seed of the run.
         on_failure: called when a worker has failed, as `Coordinator` documents.
         has_joined: True if an AutoDist makes steps with them.
     """
@@ -118,7 +118,7 @@ class WorkerLaunch:
             if far:
                 self._start_up.has_done("reached %s", ", ".join(far))
             self.coordinator.start(self._payload)
-            self._start_up.has_done("started %s", some_of([worker.name for worker in self._spec.workers[1:]]))
+            self._start_up.has_done("started %s", name_workers([worker.name for worker in self._spec.workers[1:]]))
         except BaseException as error:  # noqa: BLE001 - the script's thread raises it
             if self._is_ended:
                 return  # the abort caused the error
@@ -127,7 +127,7 @@ class WorkerLaunch:
                 log.error("%s\nThe script raises this error at its next use of AutoDist, or at its end.", error)
 
 
-def some_of(names: list[str]) -> str:
+def name_workers(names: list[str]) -> str:
     """Formats worker names for the log: all of them, or their number if there are many."""
     return ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} workers"
 

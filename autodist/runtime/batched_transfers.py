@@ -27,14 +27,14 @@ class TransferPart:
     """A variable or a shard of one, sent unchanged to all its holders.
 
     Attributes:
-        value: the variable, by its position among the variables to send.
-        name: of the part in the session.
-        dtype: name of its dtype.
-        begin: its offset in the variable, on each axis.
-        shape: its length on each axis.
-        owner: the worker that holds it, or `EVERY_WORKER`.
+        value: position of the variable among those to send.
+        name: name of the part in the session.
+        dtype: name of the dtype.
+        begin: offset in the variable, on each axis.
+        shape: length on each axis.
+        owner: the worker that holds the part, or `EVERY_WORKER`.
         copies: suffixes of the names of additional copies on every worker.
-        on_cpu: True if its holders keep it on their CPUs, whatever its dtype.
+        on_cpu: True if the holders keep the part on their CPUs, whatever its dtype.
     """
 
     value: int
@@ -66,7 +66,7 @@ class Slice:
     """A range of bytes of a part.
 
     Attributes:
-        part: its position in the listing.
+        part: position of the part in the listing.
         start: first byte.
         stop: end of the range, exclusive; -1: the complete part.
     """
@@ -81,8 +81,8 @@ class BatchedTransfer:
     """A message.
 
     Attributes:
-        to: the worker that receives it, or `EVERY_WORKER`.
-        slices: its content.
+        to: the worker that receives the message, or `EVERY_WORKER`.
+        slices: content of the message.
     """
 
     to: int
@@ -95,8 +95,8 @@ class Listing:
 
     Attributes:
         present: the workers that take part, the chief first; each forwards common values.
-        parts: of the variables.
-        shipments: the messages that carry them.
+        parts: the parts of the variables.
+        shipments: the messages that carry the parts.
     """
 
     present: tuple[int, ...]

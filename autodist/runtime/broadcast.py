@@ -31,7 +31,7 @@ class VariableBroadcast:
     broadcast", 2009.)
 
     Args:
-        graph_runner: to run the transfers.
+        graph_runner: runs the transfers.
         worker: index of this worker; 0 is the chief.
         workers: number of workers.
         home: returns the device on which a worker keeps a variable of a dtype.
@@ -50,7 +50,7 @@ class VariableBroadcast:
         """On the chief, sends the values of a listing; returns when all of them are in flight.
 
         Args:
-            listing: the same as on the receivers.
+            listing: the listing, equal to that of the receivers.
             read: returns the value of a variable, by its position among the variables to send.
         """
         known: tuple[int, np.ndarray] | None = None

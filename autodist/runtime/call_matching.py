@@ -53,11 +53,11 @@ class CallMessage:
     """A message about calls from one worker to another.
 
     Attributes:
-        kind: its meaning.
+        kind: meaning of the message.
         worker: the sender.
         place: number of collective calls that the sender had reached.
         call: the call.
-        number: of the call, counted on the worker that makes it.
+        number: number of the call, counted on the worker that makes it.
     """
 
     kind: CallMessageKind

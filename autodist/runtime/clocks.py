@@ -15,7 +15,7 @@ class ClockOffset:
     """The offset of a clock from another one, in seconds.
 
     Attributes:
-        ahead: how far the clock is ahead.
+        ahead: seconds by which the clock is ahead.
         uncertainty: largest error of `ahead` in both directions.
     """
 

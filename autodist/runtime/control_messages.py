@@ -30,12 +30,12 @@ class ControlMessage:
     """A message from one worker to another.
 
     Attributes:
-        kind: its meaning.
-        step: the step that it is about, counted from 1 as workers begin them.
+        kind: meaning of the message.
+        step: number of the step that the message is about; workers count the steps that they begin from 1.
         worker: the sender.
-        names: of variables.
+        names: names of variables.
         again: True if the step was made before and did not count.
-        listing: of values.
+        listing: listing of values.
     """
 
     kind: ControlKind

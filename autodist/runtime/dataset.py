@@ -62,16 +62,16 @@ class DistributedDataset(tf.train.experimental.PythonState):
     loop continues at that position, in the same order of the epoch.
 
     Args:
-        dataset: of global batches: a `tf.data.Dataset`, or any iterable of nests of arrays whose first axis is the
+        dataset: global batches: a `tf.data.Dataset`, or any iterable of nests of arrays whose first axis is the
             batch axis; must yield the same batches on every worker.
-        replicas: for each replica, the index of its worker.
+        replicas: index of the worker of each replica.
         worker: index of this worker.
         on_first: called with the first global batch, or with a digest of it.
         reading: input sharding, by which this worker reads only its share; None: it reads everything.
         on_own_failure: called with an error raised while this worker reads its share, which no other worker raises.
 
     Attributes:
-        place: its position.
+        place: position of the iteration.
         on_request: called before each batch; None: no callback, and the position is not needed.
     """
 

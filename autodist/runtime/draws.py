@@ -27,7 +27,7 @@ class Draws:
     """The state of `np.random` and `random`; reading it is cheap enough for each step.
 
     Attributes:
-        states: by name of the generator.
+        states: the states, by name of the generator.
     """
 
     states: Mapping[str, Any]

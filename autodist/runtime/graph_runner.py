@@ -28,8 +28,8 @@ class GraphRunner:
     """A graph and its session.
 
     Args:
-        target: of the in-process server; "" without a server.
-        config: of the session.
+        target: target of the in-process server; "" without a server.
+        config: config of the session.
     """
 
     def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:
@@ -125,11 +125,11 @@ class DirectRun:
     values, which this class makes.
 
     Args:
-        session: to run in.
+        session: the session that runs the fetches.
         outputs: tensors that a run returns.
         operations: targets that run without a result.
         feeds: tensors that are fed.
-        options: of every run.
+        options: options of every run.
     """
 
     def __init__(
@@ -198,8 +198,8 @@ class GraphRunners:
     session, so one session runs all steps.
 
     Args:
-        target: of the in-process server; "" with one worker, which has no server.
-        config: of the sessions.
+        target: target of the in-process server; "" with one worker, which has no server.
+        config: config of the sessions.
     """
 
     def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:

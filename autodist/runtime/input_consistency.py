@@ -45,9 +45,9 @@ class FedInput:
     """One array of a batch.
 
     Attributes:
-        name: the script's name for it.
-        role: its role.
-        digest: of its shape and values; "" if it has no values.
+        name: the script's name for the array.
+        role: role of the array.
+        digest: digest of shape and values; "" without values.
     """
 
     name: str
@@ -101,8 +101,8 @@ def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str,
     """Returns the faults in one step's first batches as messages, by kind of fault.
 
     Args:
-        batches: of the workers that have replicas.
-        names: of all workers, by index.
+        batches: first batches of the workers that have replicas.
+        names: names of all workers, by index.
     """
     faults = {}
     if what := _differing(batches, FeedRole.GLOBAL, names):
@@ -160,7 +160,7 @@ class InputConsistencyCheck:
 
     Args:
         worker: index of this worker.
-        names: of all workers, by index.
+        names: names of all workers, by index.
         with_replicas: indices of the workers whose data is used.
         messages: transport to the chief; returns None before the workers have joined.
         guard: wraps calls that may fail because another worker went away.

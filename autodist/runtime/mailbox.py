@@ -25,7 +25,7 @@ class Mailbox:
     """Reads messages in a thread, and passes each to the receiver of its box.
 
     Args:
-        graph_runner: to run sending and receiving.
+        graph_runner: runs the sending and receiving.
         worker: index of this worker.
         workers: number of workers.
     """

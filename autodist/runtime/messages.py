@@ -14,7 +14,7 @@ class Messages:
     """One worker's end of the transport. Each worker reads the chief's messages in order.
 
     Args:
-        graph_runner: to run sending and receiving.
+        graph_runner: runs the sending and receiving.
         worker: index of this worker; 0 is the chief.
         workers: number of workers.
     """

@@ -32,7 +32,7 @@ class Program:
     """Runs one rewritten step.
 
     Args:
-        graph_runners: of this worker.
+        graph_runners: graph runners of this worker.
         step: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
         updates: runs background updates that a step leaves for later.
@@ -83,7 +83,7 @@ class Program:
         """Runs one step.
 
         Args:
-            values: of the inputs.
+            values: values of the inputs.
             examples: number of examples on this worker; 0 if `values` hold a padding row that does not count.
             options: TensorFlow's options for this run.
             metadata: filled with TensorFlow's metadata of this run.
@@ -147,8 +147,8 @@ class Program:
         """Checks a batch before a run, as far as this worker can.
 
         Args:
-            examples: as for `run`.
-            all_examples: as for `run`.
+            examples: number of examples on this worker.
+            all_examples: number of examples on all workers.
 
         Raises:
             UnevenBatchError: the step needs the same number of examples on every replica, and the batch is uneven.

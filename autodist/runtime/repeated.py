@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
+from autodist.graph.walks import reach
 from autodist.runtime.graph_runner import GraphRunner
 
 _NOT_COPYABLE = having(Trait.SEEDED)
@@ -21,7 +22,7 @@ class StepTensors:
     """The tensors and operations of a step in a session's graph.
 
     Attributes:
-        outputs: tensors that it returns.
+        outputs: tensors that the step returns.
         operations: additional targets.
         batch: tensors that are fed with a new value in each step.
         alike: tensors that are fed with the same value in all steps.
@@ -47,7 +48,7 @@ def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callab
     """Returns a callable that runs several steps one after the other.
 
     Args:
-        graph_runner: of the step.
+        graph_runner: graph runner of the step.
         step: the step.
         times: number of steps.
 
@@ -91,13 +92,8 @@ def _body(graph_runner: GraphRunner, step: StepTensors) -> tf.compat.v1.GraphDef
     """Returns the step's nodes, without those that are fed."""
     fed = {tensor.op for tensor in (*step.batch, *step.alike)}
     graph_runner.graph.make_operations()
-    needed: dict[tf.Operation, None] = {}
-    waiting = [*(output.op for output in step.outputs), *step.operations]
-    while waiting:
-        operation = waiting.pop()
-        if operation not in needed and operation not in fed:
-            needed[operation] = None
-            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    results = [*(output.op for output in step.outputs), *step.operations]
+    needed = reach(results, lambda op: () if op in fed else [*(t.op for t in op.inputs), *op.control_inputs]) - fed
     graph_def = graph_runner.graph.as_graph_def()
     names = {operation.name for operation in needed}
     body = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)

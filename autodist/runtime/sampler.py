@@ -29,9 +29,9 @@ class Sampler(tf.train.experimental.PythonState):
     Args:
         records: number of records.
         batch: records in a global batch; the last one of an epoch may have fewer.
-        seed: of each epoch's order; None: all epochs are in order.
+        seed: seed of each epoch's order; None for epochs in order.
         drop_remainder: True to leave out a smaller last batch.
-        replicas: for each replica, the index of its worker.
+        replicas: index of the worker of each replica.
         worker: index of this worker.
 
     Attributes:

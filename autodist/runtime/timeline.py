@@ -65,7 +65,7 @@ class TracedRuns:
 
     Attributes:
         run: called with the step's inputs, `options` and `run_metadata`.
-        options: of every run.
+        options: options of every run.
         file: path of the trace.
         queues: returns the shared names of queues, by the names of the operations on them.
         about: returns metadata, right after the run.

@@ -68,7 +68,7 @@ class VariableSlices:
     """Transfers values between the script's variables and the session's, on all workers.
 
     Args:
-        graph_runner: to run the transfers.
+        graph_runner: runs the transfers.
         worker: index of this worker.
         workers: number of workers.
         home: returns the device on which a worker keeps a variable of a dtype.

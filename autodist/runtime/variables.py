@@ -21,11 +21,11 @@ class StoredVariable:
     """A variable as the session stores it.
 
     Attributes:
-        shared_name: its name in the session, equal on all workers.
-        dtype: its dtype.
-        shape: of the complete variable.
-        placement: of its value.
-        on_cpu: True if it stays on its workers' CPUs, whatever its dtype.
+        shared_name: name in the session, equal on all workers.
+        dtype: dtype of the variable.
+        shape: shape of the complete variable.
+        placement: placement of the value.
+        on_cpu: True if the variable stays on its workers' CPUs, whatever its dtype.
     """
 
     shared_name: str
@@ -46,15 +46,15 @@ class TrackedVariable:
 
     Attributes:
         source: the script's object.
-        shared_name: its name in the session, equal on all workers.
-        placement: of its value in the session; on every worker until a step decides otherwise.
+        shared_name: name in the session, equal on all workers.
+        placement: placement of the value in the session; on every worker until a step decides otherwise.
         is_settled: True if a step that trains it, or that stores state for such a step, has decided the placement.
         is_ahead: True if Python has assigned a value that the session does not have yet (initially true).
         is_behind: True if a step of this worker has written it, so that the script's object has an older value.
         is_asynchronous: True if steps of other workers write it as well, at any time.
         is_aliased: True if another object holds its handle (for example a data set's function) and uses it unobserved.
         known: value of an aliased variable when it was last compared; the session has it, too.
-        is_seed: True if it is a random generator's state.
+        is_seed: True for the state of a random generator.
     """
 
     source: tf.Variable

@@ -38,10 +38,10 @@ class WriteConsensus:
         worker: index of this worker.
         workers: number of workers.
         send: sends a control message to some workers.
-        take: on workers other than the chief, receives values according to a listing.
+        take: receives values according to a listing; called on workers other than the chief.
 
     Attributes:
-        present: on the chief, the workers that wait before the step for its values.
+        present: the workers that wait before the step for the chief's values; used on the chief.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class _IteratorRun:
     """A run that reads the iterators for one structure of fetches and feeds.
 
     Attributes:
-        elements: tensors that it reads.
+        elements: tensors that the run reads.
         fed: tensors that must be fed.
         program: the run.
     """
@@ -68,7 +68,7 @@ class SessionBatches:
             whole: the complete graph, with its gradients.
 
         Raises:
-            CaptureError: they cannot, or they would differ between workers, or training reads a queue filled by
+            CaptureError: the elements cannot be divided or differ between workers, or training reads a queue filled by
                 threads.
         """
         if self._captured.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
@@ -91,7 +91,7 @@ class SessionBatches:
         """Returns the whole batches that a run reads from iterators; {} with one replica, whose run reads them itself.
 
         Args:
-            fetches: of the run.
+            fetches: fetches of the run.
             arrays: feeds of the run.
 
         Raises:
@@ -120,10 +120,10 @@ def require_no_queue(step: CapturedStep, replicas: int) -> None:
 
     Args:
         step: the run.
-        replicas: of all workers.
+        replicas: number of replicas of all workers.
 
     Raises:
-        CaptureError: it does. Each run has separate queues, and would wait forever.
+        CaptureError: the run reads one. Each run has separate queues, and would wait forever.
     """
     pulling = step.graph_index.of_op(*sorted(_PULLS if replicas > 1 else _QUEUES))
     if pulling:

@@ -37,8 +37,8 @@ class SessionFeeds:
     Attributes:
         spec: the machines, and whether batches are global.
         worker: index of this worker.
-        batch_axis: by name of a tensor, the axis that the script has set; None: every replica gets the whole value.
-        shapes: of the graph's variables.
+        batch_axis: axes that the script has set, by name of the tensor; None if every replica gets the whole value.
+        shapes: shapes of the graph's variables.
         shared: names of tensors that every worker feeds with the same value.
         rows: number of examples: a tensor with a fixed first axis of this length has a batch axis; None: unknown.
     """
@@ -133,8 +133,8 @@ class SessionFeeds:
         """Returns this worker's feeds after the parts of all workers were gathered.
 
         Args:
-            arrays: feeds before that.
-            axes: batch axis of each.
+            arrays: this worker's feeds.
+            axes: batch axis of each feed.
             gather_feeds: gathers the parts on the chief; a collective call.
         """
         named = sorted(zip(arrays, axes, strict=True), key=lambda one: one[0].name)
@@ -161,7 +161,7 @@ class SessionFeeds:
 
         Args:
             arrays: feeds and iterator elements.
-            axes: batch axis of each.
+            axes: batch axis of each feed.
             is_local: True if no other worker takes part in the run: each then computes global batches whole.
 
         Raises:

@@ -37,7 +37,7 @@ class Fetches:
 
         Args:
             step: the captured run.
-            strategy: of the session.
+            strategy: strategy of the session.
         """
         if strategy.pipeline.stages:  # they hold all values of the run
             return cls(step.outputs)

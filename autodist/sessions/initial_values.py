@@ -16,14 +16,12 @@ from autodist.graph.parts import Variable
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
 from autodist.kernels import KERNELS, SETTING_KERNELS, AnyKernel
+from autodist.logs.formatting import some_of
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
 from autodist.runtime.variables import StoredVariable
 
 log = logging.getLogger("autodist")
-
-_MOST_NAMES = 4
-"""The number of variables that a log line lists."""
 
 
 class InitialValues:
@@ -88,7 +86,7 @@ class InitialValues:
             self._run.guard(self._make_program(setting, SETTING_KERNELS).run, [], 0)
             log.info(
                 "no run of the session has set %s; variables that the script does not set have their initial values.",
-                _format_names([v.name for v in lacking]),
+                some_of([v.name for v in lacking], most=4),
             )  # fmt: skip
 
     def _initialized_checks(self, variables: Iterable[Variable]) -> CapturedStep:
@@ -111,11 +109,6 @@ def _read_before_assigned(graph_index: GraphIndex) -> set[str]:
             before = reach([name], graph_index.sources.__getitem__)
             handles |= {handle for handle in effect.reads if assigned.get(handle, set()).isdisjoint(before)}
     return handles
-
-
-def _format_names(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def resume(run: Run, variables: Mapping[str, StoredVariable]) -> None:

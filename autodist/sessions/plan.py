@@ -27,13 +27,13 @@ class SessionPlan:
     """The plan of one session.
 
     Attributes:
-        strategy: of its graph.
+        strategy: strategy for the session's graph.
 
     Args:
         run: the run.
-        captured: its graph.
+        captured: the session's graph.
         whole: the complete graph, with its gradients.
-        earlier: the plan of an earlier session of the same graph, to share its values; None: separate values.
+        earlier: plan of an earlier session of the same graph, whose values are shared; None for separate values.
 
     Raises:
         CaptureError: a variable needs another placement than in the earlier session.

@@ -33,18 +33,18 @@ class Prepared:
     """The run for one structure of fetches and feeds.
 
     Attributes:
-        programs: of the run; None if all fetches are fed.
+        programs: programs of the run; None if all fetches are fed.
         axes: batch axis of each feed.
-        sets: True if it only sets variables.
-        trains: True if it applies gradients.
-        is_read_only: True if it has no gradients and no batch: it only reads or saves trained values.
+        sets: True if the run only sets variables.
+        trains: True if the run applies gradients.
+        is_read_only: True if the run has no gradients and no batch, and so only reads or saves trained values.
         is_global: True if every worker feeds the same batch.
-        is_local: True if no other worker takes part, since it trains nothing and writes nothing.
-        gives_rows: returns True if each fetch has a row for each example, or does not depend on the examples.
-        updates: tensors fed in place of gradients, with the variable of each.
+        is_local: True if no other worker takes part, since the run trains nothing and writes nothing.
+        has_rows: returns True if each fetch has a row for each example, or does not depend on the examples.
+        updates: names of the variables updated from fed gradients, by the fed tensor.
         fetches: outputs that are combined over all workers if all of them make this run.
         is_gathered: True if the workers' feeds are gathered, and the run gets the whole batch.
-        row_axes: returns the batch axis of each output; None: it has no rows of examples.
+        row_axes: returns the batch axis of each output; None for an output without rows of examples.
     """
 
     programs: RunPrograms | None
@@ -68,8 +68,8 @@ class SessionPrograms:
         run: the run.
         captured: the session's graph.
         feeds: the division of its feeds.
-        plan: of the session.
-        initial_values: of its variables.
+        plan: plan of the session.
+        initial_values: initial values of the session's variables.
     """
 
     def __init__(

@@ -34,9 +34,9 @@ class Request:
     Attributes:
         elements: the flattened fetches.
         fed: the fed tensors, in the order of the feeds.
-        dtypes: of the feeds.
-        names: of the elements, and of the fed tensors.
-        structure: of the fetches; None: a plain nest.
+        dtypes: dtypes of the feeds.
+        names: names of the elements, and names of the fed tensors.
+        structure: structure of the fetches; None for a plain nest.
         given: the objects passed by the script; kept alive, since a request is cached by their ids.
     """
 
@@ -78,7 +78,7 @@ class Requests:
     """Resolves the requests of a session's runs; caches them for runs of the same form.
 
     Args:
-        graph: of the session.
+        graph: graph of the session.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
@@ -89,7 +89,7 @@ class Requests:
         """Returns the request of one run.
 
         Args:
-            fetches: as for `tf.compat.v1.Session.run`.
+            fetches: fetches as for `tf.compat.v1.Session.run`.
             feeds: the keys of the feeds.
 
         Raises:
@@ -135,7 +135,7 @@ def require_dense(value: Any, done: str, mend: str) -> None:
     """Checks that a value is not sparse: arrays of a sparse value have no row for each example, and cannot be split.
 
     Raises:
-        CaptureError: it is sparse.
+        CaptureError: the value is sparse.
     """
     if isinstance(value, tf.SparseTensor | tf.IndexedSlices):
         raise CaptureError(
@@ -177,7 +177,7 @@ def check_options(options: RunOptions | None, metadata: RunMetadata | None) -> N
     """Checks that options have the same meaning for the rewritten step as for the script's graph.
 
     Raises:
-        CaptureError: they do not.
+        CaptureError: an option has another meaning.
         TypeError: an argument has the wrong type.
     """
     if metadata is not None and not isinstance(metadata, tf.compat.v1.RunMetadata):

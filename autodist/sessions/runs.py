@@ -58,7 +58,7 @@ class SessionRuns:
 
         Args:
             prepared: the run.
-            request: its fetches and feeds.
+            request: fetches and feeds of the run.
             arrays: the complete feeds.
             options: TensorFlow's options for this worker's run.
             metadata: filled as the options request.
@@ -164,7 +164,7 @@ class SessionRuns:
         """Checks that all workers feed the same values in place of gradients.
 
         Raises:
-            ReductionError: they do not; raised on all workers.
+            ReductionError: two workers feed different values; raised on all workers.
         """
         if not prepared.updates:
             return
@@ -180,7 +180,7 @@ class SessionRuns:
         """Checks that all workers feed the same values for tensors of a fixed shape, when they are first fed.
 
         Raises:
-            CaptureError: they do not; raised on all workers.
+            CaptureError: two workers feed different values; raised on all workers.
         """
         if self._run.workers == 1:
             return

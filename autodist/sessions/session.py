@@ -217,7 +217,7 @@ class DistributedSession(SessionInterface):
         """Returns a callable that runs `fetches`, as `tf.compat.v1.Session.make_callable` does.
 
         Args:
-            fetches: as for `run`.
+            fetches: fetches as for `run`.
             feed_list: the feeds, in the order of the callable's arguments.
             accept_options: True if the callable accepts `options` and `run_metadata`.
 

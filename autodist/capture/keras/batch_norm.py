@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from autodist.capture.gradients import is_of_function
 from autodist.capture.patches import BATCH_NORM_CALL, MOMENTS, NORMALIZE, SECOND_BATCH_NORM_GRADIENT, patched
 from autodist.graph.editor import GraphEditor
 
@@ -31,8 +32,8 @@ class _Moments:
 
     Attributes:
         x: the activations.
-        mean: of each channel.
-        variance: of each channel.
+        mean: the mean of each channel.
+        variance: the variance of each channel.
     """
 
     x: tf.Tensor
@@ -144,8 +145,7 @@ class FusedNorms:
         if threading.get_ident() != self._thread or not self.is_in_a_layer or tf.executing_eagerly():
             return False
         graph = tf.compat.v1.get_default_graph()
-        of_function = tf.__internal__.FuncGraph
-        return isinstance(graph, of_function) and not isinstance(graph.outer_graph, of_function)
+        return is_of_function(graph) and not is_of_function(graph.outer_graph)
 
 
 def _can_be_fused(x: Any) -> bool:

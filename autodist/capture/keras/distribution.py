@@ -21,7 +21,7 @@ def check_distribution(distribution: Any) -> None:
     """Accepts None and `DataParallel`, which trains as AutoDist does, with the replicas in place of its devices.
 
     Raises:
-        CaptureError: it is another distribution: `ModelParallel`, or a class of the script.
+        CaptureError: the distribution is another one: `ModelParallel`, or a class of the script.
     """
     if distribution is None:
         return
