@@ -45,7 +45,7 @@ from autodist.reading.file_sharding import NO_FILES_SHARDED
 from autodist.reading.input_shard import InputShard
 from autodist.resources import ResourceSpec
 from autodist.runs.dry_run import active_dry_run
-from autodist.runs.resolve_config import choose
+from autodist.runs.resolve_config import resolve
 from autodist.runs.restarts import earlier_starts, restart
 from autodist.runs.run import Run
 from autodist.runs.undistributed import UndistributedScript
@@ -106,7 +106,7 @@ class AutoDist:
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now: TensorFlow logs the devices on the first call
         self._run = Run.begin(
-            lambda: choose(resource_spec_file, resource_spec, chosen, is_first=not _made), find_resumed
+            lambda: resolve(resource_spec_file, resource_spec, chosen, is_first=not _made), find_resumed
         )
         if self._run.index == 0 and self._run.workers > 1:
             require_script()

@@ -52,7 +52,7 @@ def require_axis(axis: Any, name: str) -> int | None:
 
 
 def keras_name(_: str, path: Sequence[Any]) -> str:
-    """Returns the name of a leaf of a batch of `fit`, from its path in the argument of `train_step`.
+    """Returns the name of a leaf in a batch of `fit`, from its path in the argument of `train_step`.
 
     >>> keras_name("data", (0, "image")), keras_name("data", (1,)), keras_name("data", ())
     ('x/image', 'y', 'x')
@@ -68,7 +68,7 @@ def name_by_path(parameter: str, path: Sequence[Any]) -> str:
 
 
 def said_of(batch_axis: Mapping[str, int | None], name: str) -> str | None:
-    """Returns the key of `batch_axis` that applies to a leaf: its name, or the longest prefix of it."""
+    """Returns the key of `batch_axis` that applies to a leaf: the name of the leaf, or its longest prefix."""
     parts = name.split("/")
     names = ("/".join(parts[:k]) for k in range(len(parts), 0, -1))
     return next((key for key in names if key in batch_axis), None)

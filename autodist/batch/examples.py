@@ -104,7 +104,8 @@ def group_rows(counts: Sequence[int], known: Sequence[int] | None = None) -> tup
 
     Args:
         counts: number of rows of each input.
-        known: groups of an earlier batch; inputs of different groups are never joined, even if their numbers agree by chance.
+        known: groups of an earlier batch; inputs of different groups are never joined, even if their numbers agree by
+            chance.
 
     >>> group_rows([24, 8, 8])
     (0, 1, 1)

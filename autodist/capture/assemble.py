@@ -75,8 +75,8 @@ class CaptureNotes:
         placeholders: the tensor of the graph that each placeholder of the step stands for, by the placeholder's name.
         overwritten: handles of variables whose "gradients" are their new values.
         sums: the in-step all-reduces.
-        applied: for one run of a planned graph, the variable to which the planned graph applies each gradient, by the
-            gradient's last tensor. None if the graph is planned as it is.
+        applied: the variable to which each gradient is applied in the planned graph, by the gradient's last tensor. Set
+            for one run of that graph; None for the planned graph itself.
     """
 
     graph: tf.Graph

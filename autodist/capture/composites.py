@@ -1,12 +1,11 @@
-"""Reduces ragged tensors by the row of each value, if they were built from these rows.
+"""Traces sparse and ragged tensors so that the batch axis can be followed. The results are the same.
 
-TensorFlow stores the start of each row and recomputes the row of each value by a dozen ops, through which the batch
-axis cannot be followed. The result is the same.
+Ragged tensors are reduced by the row of each value if they were built from these rows. TensorFlow stores the start of
+each row instead, and recomputes the row of each value by a dozen ops.
 
-Gives weights of sparse lookups, and masks of sparse entries, the static length of the entries.
-
-Entry k of the weights belongs to entry k of the ids. A replica with as many weights as ids in its part of the batch
-pairs them as one device does. A reshape fails if the numbers differ; TensorFlow's arithmetic may broadcast instead.
+Weights of sparse lookups, and masks of sparse entries, get the static length of the entries. Entry k of the weights
+belongs to entry k of the ids. A replica whose part of the batch has as many weights as ids pairs them as one device
+does. A reshape fails if the numbers differ; TensorFlow's arithmetic may broadcast instead.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class GradientNotes:
 
     @contextmanager
     def _inside(self) -> Iterator[bool]:
-        """Yields True for the outermost call; calls within it are part of it."""
+        """Yields True for the outermost call, which includes the calls within it."""
         depth = getattr(self._depth, "value", 0)
         self._depth.value = depth + 1
         try:
@@ -211,7 +211,7 @@ def _weigh(
 
 
 def _each_its_own(gradients: Sequence[Any]) -> list[Any]:
-    """Returns gradients of which no two share a tensor.
+    """Returns gradients that share no tensor with one another.
 
     Both terms of a sum have the same tensor as their gradient; an update that reads it would not show its variable.
     """

@@ -157,11 +157,11 @@ class CapturedGraph:
         handles = {v.name: v.handle for v in self.variables}
         return [handles[variable] for name, variable in self._applied.items() if node_of(name) in needed]
 
-    def having(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> CapturedStep:
-        """Returns the step of nodes that are not in the script's graph and map a variable's handle to a Boolean scalar.
+    def step_of_nodes(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> CapturedStep:
+        """Returns the Step of additional nodes, each of which maps a variable's handle to a Boolean scalar.
 
         Args:
-            outputs: a node for each returned tensor.
+            outputs: the nodes, by the name of the tensor that each returns.
             handles: handles of the variables that the nodes take.
         """
         editor = self._editor()

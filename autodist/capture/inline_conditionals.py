@@ -2,7 +2,7 @@
 
     tf.cond(p, lambda: v.assign(f(x)), …)      becomes      v.assign(tf.where(p, f(x), v))
 
-Batch statistics in a branch are then nodes of the step's graph, and are computed over the whole batch as elsewhere.
+Batch statistics in a branch are then nodes of the step's graph, like all others, and cover the whole batch.
 """
 
 from __future__ import annotations

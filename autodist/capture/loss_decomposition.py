@@ -1,8 +1,8 @@
-"""Recomputes a loss that is arithmetic on a few values, so that it can be decomposed at each of them.
+"""Recomputes a loss that is arithmetic on a few values, so that it can be decomposed at each value.
 
     loss = 0.5 * (mean + sum)     becomes      0.5 * (mean' + sum'),   mean' = value(seed * mean)
 
-The second one is differentiated. `seed` is 1 and `value` is the identity unless a kernel replaces them: the seed sets
+The second loss is differentiated. `seed` is 1 and `value` is the identity unless a kernel replaces them: the seed sets
 the weight of a replica's gradient of the value, and the value becomes that of the whole batch.
 """
 
@@ -19,7 +19,7 @@ SEED_NAME = "autodist_loss_weight"
 VALUE_NAME = "autodist_loss_value"
 
 MOST_ELEMENTS = 4096
-"""Largest number of elements of a decomposition point: one for each class, say, but never one for each example."""
+"""Largest number of elements of a decomposition point; may be one for each class, but never one for each example."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ class StageMark:
     """Assigns variables and operations that are created in its context to a pipeline stage.
 
     An operation on examples belongs to the stage in which it is created. Those of a Keras layer that is created here,
-    or called on symbolic inputs here, belong to the stage at each call. The innermost stage applies; of nested layers,
-    that of the inner one.
+    or called on symbolic inputs here, belong to the stage at each call. The innermost stage applies,
+    also for nested layers.
 
     Args:
         stage: index of the stage, counted from 0.
@@ -98,7 +98,7 @@ class _LayerStages:
 
     @property
     def computing(self) -> int | None:
-        """Stage of the layer's operations; None if it is called in several: each call is then as late as its inputs."""
+        """Stage of the layer's operations; None for several: each call then belongs to the last stage of its inputs."""
         if len(self.called) > 1:
             return None
         return next(iter(self.called), self.made)

@@ -20,7 +20,7 @@ from autodist.capture.graph_mode import handle_name, replace_by_placeholder
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.iterators import GETS
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
-from autodist.capture.whole_statistics import MOST_TRACES, SCOPE, global_statistic, is_layers, tell
+from autodist.capture.whole_statistics import MOST_TRACES, SCOPE, global_statistic, is_layers, log_global_statistics
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
@@ -83,7 +83,7 @@ class GraphBatchStatistics:
             forward = _Forward.of(call, earlier, self.notes)
             needed = None if forward is None else forward.statistics()
             if forward is None or needed is None:
-                tell(lines)
+                log_global_statistics(lines)
                 return apart, points
             operations = {place: seed.graph.get_operation_by_name(place.node) for place in _in_order(needed)}
             if not needed or any(op._get_control_flow_context() is not None for op in operations.values()):

@@ -148,8 +148,9 @@ def global_statistic(
 def with_whole_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
     """Returns the step of `capture`, with the whole batch's sums and means if its losses need them.
 
-    They do if only these make the losses known, and if the step reads again values that it has written from them.
-    Several traces may be needed, as one such value may hide others. If another obstacle remains, the step is unchanged.
+    A loss needs them if its dependence on the batch is known only with them, or if the step writes values computed from
+    them and reads these again. Several traces may be needed, as one such value may hide others. If another obstacle
+    remains, the step is unchanged.
     """
     kept = captured = capture(None)
     needed = _Needed(captured)
@@ -172,7 +173,7 @@ def with_whole_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
         needed, made = _Needed(captured), statistics.made
         if needed.read_again < before.read_again:
             kept, replaced_inputs = captured, made
-    tell(replaced_inputs)
+    log_global_statistics(replaced_inputs)
     return kept
 
 
@@ -214,7 +215,7 @@ def is_layers(made: Mapping[str, tf.Operation], node: str) -> bool:
     return node not in made or any(frame.filename.endswith(_OF_LAYERS) for frame in made[node].traceback)
 
 
-def tell(made: Mapping[NodeInput, str | None]) -> None:
+def log_global_statistics(made: Mapping[NodeInput, str | None]) -> None:
     if made:
         lines = dict.fromkeys(line or place.node for place, line in made.items())
         log.info(

@@ -154,7 +154,7 @@ class Automatic(StepObserver):
         self._run.chief.save(
             lambda: self._saves.save(lambda _: self._content(), background),
             is_certain=True,
-            tell=self.loop.state,
+            script_state=self.loop.state,
         )
         self.schedule.saved(self._run.step)
 

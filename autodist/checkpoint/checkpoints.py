@@ -77,7 +77,7 @@ class Checkpoints:
         step: int | None,
         background: bool,
         is_certain: bool = False,
-        tell: Callable[[], Any] = draws_now,
+        script_state: Callable[[], Any] = draws_now,
     ) -> str | None:
         """Saves like `save`, with extra content, which is computed only on the chief.
 
@@ -86,14 +86,14 @@ class Checkpoints:
             step: as for `save`.
             background: as for `save`.
             is_certain: True if all workers are known to make this call.
-            tell: returns the state of its script that each worker saves.
+            script_state: returns the state of its script that each worker saves.
         """
         self._prepare()
         above = self._count()
         return self._run.chief.save(
             lambda: self._saves.save(lambda n: self._content(n, step, extra()), background, above),
             is_certain,
-            tell,
+            script_state,
         )
 
     def wait(self) -> None:
@@ -137,7 +137,9 @@ class Checkpoints:
             return None
         require_seen(self._run.index, checkpoint["prefix"], checkpoint["index"])
         self._assign(checkpoint["prefix"])
-        self._extra_state.resume(checkpoint["prefix"], checkpoint["about"], is_same=self._run.strategy is not None)
+        self._extra_state.resume(
+            checkpoint["prefix"], checkpoint["about"], is_same=self._run.steps.strategy is not None
+        )
         resume_draws(self._extra_state.script(checkpoint["prefix"], checkpoint["about"]))
         self._run.step = self._run.saved_step = int(checkpoint["about"].get("step", 0))
         self._run.saved_as = checkpoint["prefix"]

@@ -58,11 +58,11 @@ class ExtraState:
 
     def about(self) -> dict[str, Any]:
         """Returns the entries of the side file."""
-        strategy = self._run.strategy
+        strategy = self._run.steps.strategy
         nodes = [] if strategy is None else all_synchronizers(strategy)
         return {
             "seeds": seeds_now(),
-            "draws": sorted(self._run.draws),
+            "draws": sorted(self._run.steps.draws),
             "inexact": sorted({name for name, synchronizer in nodes if synchronizer.inexact is not None}),
         }
 
@@ -116,7 +116,7 @@ class ExtraState:
 
         def look() -> None:
             """Checks for unused buffers after the first training step; later steps of this strategy may use some."""
-            strategy = self._run.strategy
+            strategy = self._run.steps.strategy
             if (
                 strategy is not None
                 and self._run.graph_runners.persistent_buffers.awaited
@@ -124,8 +124,8 @@ class ExtraState:
             ):
                 _log_lost(about, "this strategy has no place for it")
 
-        if self._run.strategy is None:
-            self._run.on_first_program = look
+        if self._run.steps.strategy is None:
+            self._run.steps.on_first_program = look
         else:
             look()
 

@@ -216,7 +216,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         assert self._checkpoints is not None and self.schedule is not None, "`fit` has begun"
         step = self._run.step
         self._checkpoints.save_with(
-            lambda: self._position(batch, is_over), step, background, is_certain=True, tell=self._draws.state
+            lambda: self._position(batch, is_over), step, background, is_certain=True, script_state=self._draws.state
         )
         self.schedule.saved(step)
 

@@ -166,7 +166,7 @@ class Saves:
 
     def _about(self) -> dict[str, Any]:
         """Returns the side file's entries for every run; a run that resumes may have another strategy and seed."""
-        strategy = self._run.strategy
+        strategy = self._run.steps.strategy
         return {
             "step": 0,
             "seed": self._run.seed,

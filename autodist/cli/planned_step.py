@@ -19,7 +19,7 @@ from autodist.kernels.place.assign_owners import find_placements
 from autodist.kernels.place.slots import find_slots
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.runs.pipeline_figures import figures_of
+from autodist.runs.log_strategy import figures_of
 from autodist.runs.stage_costs import Rewriting, StageCosts, costs_of
 from autodist.strategies import (
     SyncedVariable,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,7 +20,6 @@ from autodist.capture.training_requirements import TrainingRequirements
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.functions.bound_functions import BoundFunction, BoundFunctions
 from autodist.functions.graph_function import GraphFunction, GraphSessions
-from autodist.functions.nested_step import call_in_function
 from autodist.functions.running_step import RunningStep, prepare
 from autodist.functions.sharing import OwnArrays, Sharing
 from autodist.functions.step_arguments import Constants, Leaf, StepArguments, inputs_apart, split_rows
@@ -29,6 +28,7 @@ from autodist.functions.tracing import (
     TracedFor,
     Traces,
     Tracing,
+    call_in_function,
     constant_key,
     explaining_open_axes,
     form_of,
@@ -85,7 +85,8 @@ class DistributedFunction:
     Attributes:
         survivable: exceptions that a call raises on all workers together, after which the script may continue.
         coming: numbers of examples of known later global batches: if one would be refused, the first call raises.
-        whole: the global batch, if the next call's argument is already this worker's part of it; None: as `is_global`.
+        global_batch: the global batch, if the next call's argument is already this worker's part of it; None if
+            `is_global` decides.
 
     Args:
         function: the step.
@@ -124,7 +125,7 @@ class DistributedFunction:
             lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of, sessions)
         )
         self.coming: tuple[int, ...] = ()
-        self.whole: GlobalBatch | None = None
+        self.global_batch: GlobalBatch | None = None
         self._trains = False
         self._graph_step = None if sessions is None else self._graph_function(sessions)
 
@@ -163,8 +164,8 @@ class DistributedFunction:
             The function's result: scalars combined over all workers, rows concatenated over the local replicas.
 
         Raises:
-            CaptureError: the step cannot be captured, or does not accept a replica's part of the batch, or an argument
-                cannot be split, or the step trains within a `tf.function`.
+            CaptureError: the step cannot be captured, does not accept a replica's part of the batch, or trains within a
+                `tf.function`; or an argument cannot be split.
             TypeError: TensorFlow's: arguments do not match the signature.
             UnevenBatchError: arguments have different numbers of examples, or no worker has any.
             WorkerFailedError: another worker failed.
@@ -176,16 +177,21 @@ class DistributedFunction:
             return call_in_function(self._plain, self._name, args, kwargs)
         arguments = self._bind(args, kwargs) if kwargs else None
         form, arrays = form_of(args if arguments is None else list(arguments.items()))
-        key = None if form is None else (form, None if self.whole is None else self.whole.examples)
+        key = None if form is None else (form, None if self.global_batch is None else self.global_batch.examples)
         known = self._known.get(key)
         if known is None or self._is_outdated(known.traced) or not tf.executing_eagerly():
             return self._call_unknown(key, arrays, self._bind(args, kwargs))
+        with self._making_step():
+            return self._run_step(known.traced, known.own, known.leaves, arrays)
+
+    @contextmanager
+    def _making_step(self) -> Iterator[None]:
+        """Context of each step: guards it, and reports to the observer and the input consistency check."""
         if self._trains:
             self._run.observer.before_step(self)
         with self._run.failed_step.guarding(but=self.survivable):
-            results = self._run_step(known.traced, known.own, known.leaves, arrays)
+            yield
         self._run.input_consistency.report_faults()
-        return results
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         with self._run.failed_step.guarding(is_step=False, is_before=True):
@@ -199,30 +205,28 @@ class DistributedFunction:
     def on_each(self, batches: Sequence[ReadBatch]) -> Any:
         """Runs a step on each of several batches, in one call if they have the same form; returns the last result.
 
-        All workers must decide alike, so the numbers of examples of the global batches are compared: one worker's parts
-        of two batches may have equal numbers of rows where another's have not.
+        All workers must decide alike, so the numbers of examples of the global batches are compared. A worker's parts
+        of two batches may have equally many rows while those of another worker differ.
 
         Args:
             batches: each with the global batch that it is this worker's part of, or None.
         """
         forms, arrays = zip(*(form_of((data,)) for data, _ in batches), strict=True)
-        keys = {*zip(forms, (None if whole is None else whole.examples for _, whole in batches), strict=True)}
+        examples = [None if global_batch is None else global_batch.examples for _, global_batch in batches]
+        keys = {*zip(forms, examples, strict=True)}
         known = self._known.get(keys.pop()) if forms[0] is not None and len(keys) == 1 and len(batches) > 1 else None
         is_ready = known is not None and not self._is_outdated(known.traced) and tf.executing_eagerly()
         if known is None or not is_ready or not known.traced.running.can_repeat:
             return [self._call_with(*pair) for pair in batches][-1]
-        if self._trains:
-            self._run.observer.before_step(self)
         own = known.own
-        with self._run.failed_step.guarding(but=self.survivable):
+        with self._making_step():
             for count in self.coming:
                 known.traced.running.require_even(count)
             outputs = known.traced.running.repeat([own.of(some) for some in arrays], own.examples, own.all_examples)
-        self._run.input_consistency.report_faults()
         return _results(known.traced, outputs)
 
-    def _call_with(self, data: Any, whole: GlobalBatch | None) -> Any:
-        self.whole = whole
+    def _call_with(self, data: Any, global_batch: GlobalBatch | None) -> Any:
+        self.global_batch = global_batch
         return self(data)
 
     def _call_unknown(self, form: Hashable | None, arrays: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
@@ -236,17 +240,14 @@ class DistributedFunction:
             trace_key = TracedFor(key, axes, specs, self._arguments.group(leaves))
         if any(trace_key.groups):  # arrays that had equal numbers of rows by chance now have different ones
             self._known.clear()
-        if self._trains:
-            self._run.observer.before_step(self)
-        with self._run.failed_step.guarding(but=self.survivable):
+        with self._making_step():
             require_rows_for_all(split_rows(leaves), trace_key.groups, self._sharing.replicas)
             traced = self._traced.get(trace_key)
             if traced is not None and not self._is_outdated(traced):
-                own = self._sharing.own_part(leaves, self.whole)
+                own = self._sharing.own_part(leaves, self.global_batch)
                 results = self._run_step(traced, own, leaves, self._permuted(traced, leaves))
             else:
                 traced, own, results = self._first_call(trace_key, arguments, leaves, constants)
-        self._run.input_consistency.report_faults()
         traced.running.after(lambda: results)
         is_all = len(arrays) == len(leaves) and all(a is x.value for a, x in zip(arrays, leaves, strict=True))
         if form is not None and is_all and not any(trace_key.groups) and self._run.recorder is None:
@@ -265,11 +266,11 @@ class DistributedFunction:
                 self._trains = True
                 self._run.observer.before_step(self)
             self._report_first_batch(traced, leaves, constants)
-            own = self._sharing.own_part(leaves, self.whole)
-            with self._run.start_up.doing("making the first step"):
+            own = self._sharing.own_part(leaves, self.global_batch)
+            with self._run.startup.doing("making the first step"):
                 results = self._run_step(traced, own, leaves, self._permuted(traced, leaves))
         if not traced.running.is_dry_run:
-            self._run.start_up.ends()
+            self._run.startup.ends()
         return traced, own, results
 
     def _is_outdated(self, traced: _Traced) -> bool:
@@ -292,22 +293,22 @@ class DistributedFunction:
         axes = [leaf.axis for leaf in leaves]
         name = self._name
         has_nones = any(x is None for x in tf.nest.flatten(list(arguments.values())))
-        with nullcontext() if has_nones else explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
+        with nullcontext() if has_nones else explaining_open_axes(), self._run.startup.doing(f"tracing {name}"):
             captured = self._capture(step, made_for.specs, axes)
-        self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.step.variables))
+        self._run.startup.has_done("traced %s, a step on %d variables", name, len(captured.step.variables))
         apart = inputs_apart(captured.inputs, leaves, made_for.groups)
         is_global = self._sharing.is_global or self._sharing.is_gathered
         captured = replace(captured, step=replace(captured.step, is_global=is_global, apart=apart))
         self._sharing.require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
-        examples = self._sharing.count(leaves, self.whole)
+        examples = self._sharing.count(leaves, self.global_batch)
         division = self._sharing.division(examples, names)
         by_name = {name: leaf.name or leaf.parameter for name, leaf in zip(captured.inputs, leaves, strict=True)}
         require_no_rows_by_position(captured.step, replace(division, names=by_name))
         require_any_length(captured.step, division)
         if captured.step.gradients:
-            warn_empty_micro_batches(self._sharing.division(examples, names).examples, self._run.spec.micro_batches)
-        own = self._sharing.own_part(leaves, self.whole).of(leaf.value for leaf in leaves)
+            warn_empty_micro_batches(division.examples, self._run.spec.micro_batches)
+        own = self._sharing.own_part(leaves, self.global_batch).of(leaf.value for leaf in leaves)
         own_leaves = [replace(leaf, value=value) for leaf, value in zip(leaves, own, strict=True)]
         shapes = {name: self._sharing.shape(leaf) for name, leaf in zip(captured.inputs, own_leaves, strict=True)}
         sources = {v.name: source for v, source in zip(captured.step.variables, captured.sources, strict=True)}
@@ -330,10 +331,10 @@ class DistributedFunction:
         if not traced.captured.step.gradients or only_chief_counts:
             return
         split = FeedRole.GLOBAL if self._sharing.is_global else FeedRole.OWN
-        if self.whole is None:
+        if self.global_batch is None:
             fed = [(x.parameter, x.value, FeedRole.WHOLE if x.axis is None else split) for x in leaves]
         else:
-            fed = [(name, array, FeedRole.GLOBAL) for name, array in self.whole.alike]
+            fed = [(name, array, FeedRole.GLOBAL) for name, array in self.global_batch.alike]
         fed += [(name, value, FeedRole.WHOLE) for name, value in constants if isinstance(value, _PLAIN)]
         self._run.input_consistency.record(self._name, fed)
         self._run.input_consistency.send()

@@ -1,4 +1,4 @@
-"""Training, evaluation and input of Keras 3 and tf_keras models in a run."""
+"""Training, evaluation and input of Keras 3 and tf_keras models in a run, and the step by which they evaluate."""
 
 from __future__ import annotations
 

@@ -48,16 +48,16 @@ def prepare(
     tracked = {v.name: run.tracker.track(sources[v.name], v.is_seed) for v in step.variables}
     run.observer.on_tracked(step, tracked)
     names = {name: one.shared_name for name, one in tracked.items()}
-    strategy, renaming = run.plan(_as_settled(step, tracked), names, shapes=shapes, name=name)
+    strategy, renaming = run.steps.plan(_as_settled(step, tracked), names, shapes=shapes, name=name)
     tracked = {renaming.variable(name): one for name, one in tracked.items()}
     running = RunningStep(run, renaming.step(step), strategy, tracked)
     if running.is_dry_run:
         return running
     running.rewrite()
     for table in tables:
-        if table.name not in run.tables:
-            run.tables.add(table.name)
-            program, _ = run.program(table.filling(), running.strategy, {}, Fetching.BY_EACH, LOCAL_KERNELS)
+        if table.name not in run.steps.tables:
+            run.steps.tables.add(table.name)
+            program, _ = run.steps.program(table.filling(), running.strategy, {}, Fetching.BY_EACH, LOCAL_KERNELS)
             program.run([table.keys, table.values], 0)
     return running
 
@@ -103,8 +103,8 @@ class RunningStep:
     def can_repeat(self) -> bool:
         """True if `repeat` may be called; on the first use for a program, all workers agree on it.
 
-        All workers must make one call or all several: they count the collective calls, and each may have a part of the
-        step that the others do not have.
+        All workers must make the same number of calls, since they count collective calls. A program
+        may be repeatable on some workers only, since each has another part of the step.
         """
         if self._program is None or self._rewritten_for != self._placements:
             return False
@@ -129,7 +129,7 @@ class RunningStep:
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"
         self._program.require_fits(examples, all_examples)
-        # After all checks that can refuse the step before any part of it has run.
+        # After all checks that can refuse the step before it has begun.
         self.run.coordination.reach_collective()
         if not self.step.gradients:
             self.run.flush()  # an evaluation must see all writes requested by earlier steps
@@ -186,7 +186,7 @@ class RunningStep:
         """Makes the program for the current placements, and moves variables that are not placed yet."""
         step = _as_settled(self.step, self.variables)
         names = {name: one.shared_name for name, one in self.variables.items()}
-        self._program, rewritten = self.run.program(step, self.strategy, names, Fetching.BY_ALL)
+        self._program, rewritten = self.run.steps.program(step, self.strategy, names, Fetching.BY_ALL)
         assert isinstance(rewritten, ReplicatedStep), "made by the kernels of a training step"
         planned = {node.variable for node in self.strategy.nodes}
         for name, tracked in self.variables.items():
@@ -211,7 +211,7 @@ class RunningStep:
 
 
 def _is_asynchronous(rewritten: ReplicatedStep, name: str) -> bool:
-    """Returns True if workers' steps write a variable, or a shard of it, on its owner without waiting for others."""
+    """Returns True if steps update a variable, or one of its shards, on the owner without waiting for other workers."""
     variable_placements = rewritten.variable_placements
     cut = rewritten.cuts.get(name)
     parts = [name] if cut is None else [shard_name(name, k) for k in range(len(cut.sizes))]

@@ -85,14 +85,14 @@ class Sharing:
             return -(-len(self.spec.replicas) // len(self.spec.workers))
         return len(self.spec.replicas) if self.is_global else self.spec.replicas_of(self.worker)
 
-    def count(self, leaves: Sequence[Leaf], whole: GlobalBatch | None) -> int:
+    def count(self, leaves: Sequence[Leaf], global_batch: GlobalBatch | None) -> int:
         """Returns the number of examples of the global batch, or of this worker's arguments.
 
         Args:
             leaves: arrays of the arguments.
-            whole: the global batch, if the arguments are this worker's part of it; None: as `is_global`.
+            global_batch: the global batch, if the arguments are this worker's part of it; None: as `is_global`.
         """
-        return count_examples(leaves) if whole is None else whole.examples
+        return count_examples(leaves) if global_batch is None else global_batch.examples
 
     def division(self, examples: int, names: Mapping[str, str]) -> BatchDivision:
         """Returns the division of this many examples; `names` has the parameter of each input."""
@@ -101,24 +101,24 @@ class Sharing:
             return BatchDivision(examples * len(self.spec.workers), replicas, replicas, names)
         return BatchDivision(examples, self.replicas, replicas, names)
 
-    def own_part(self, leaves: Sequence[Leaf], whole: GlobalBatch | None) -> OwnArrays:
+    def own_part(self, leaves: Sequence[Leaf], global_batch: GlobalBatch | None) -> OwnArrays:
         """Returns the functions that take this worker's part of arrays of these shapes.
 
         Args:
             leaves: arrays of the arguments.
-            whole: as for `count`.
+            global_batch: as for `count`.
 
         Raises:
             EmptyBatchError: there are no examples, and no other worker can have any.
         """
-        examples = self.count(leaves, whole)
+        examples = self.count(leaves, global_batch)
         is_split = any(x.axis is not None for x in leaves)
         if is_split and (self.is_global or len(self.spec.workers) == 1):
             require_examples(examples > 0)
         if not self.is_global:
             return OwnArrays([_with_a_row(x) if examples == 0 else np.asarray for x in leaves], examples, examples)
         workers = self.spec.replica_workers
-        if whole is not None:
+        if global_batch is not None:
             return OwnArrays([np.asarray] * len(leaves), share_of(examples, workers, self.worker).size, examples)
         shares = {n: share_of(n, workers, self.worker) for n in {examples, *(x.rows for x in leaves)}}
         cuts: list[Partitioning] = [

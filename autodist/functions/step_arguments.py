@@ -223,7 +223,7 @@ class StepArguments:
         return key is not None and self._batch_axis[key] is None
 
     def _require_named(self, names: Iterable[str]) -> None:
-        """Checks that each key of `batch_axis` is the name of a leaf, or the first part of the names of several.
+        """Checks that each key of `batch_axis` is the name of a leaf, or a prefix of the names of several leaves.
 
         Raises:
             CaptureError: a key is neither; the message lists the names.

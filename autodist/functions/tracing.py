@@ -1,4 +1,4 @@
-"""Tracing of a step: options, cached traces, and the explanation of errors about unknown axis lengths."""
+"""Tracing of a step: options, cached traces and call forms, nested calls, and errors about unknown axis lengths."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils as control  # reads and writes of an op or call
 from tensorflow.python.framework.ops import EagerTensor  # the class of all eager tensors
 
+from autodist.capture.training_hooks import is_distributing
+from autodist.errors import CaptureError
 from autodist.tf_compat import plain_nests
 from autodist.tf_compat.plain_nests import NotPlainError
 
@@ -178,8 +181,8 @@ def form_of(arguments: Any) -> tuple[Hashable | None, list[Any]]:
         arguments: a nest of arguments.
 
     Returns:
-        The form, and the arrays in the order of `tf.nest`. None and no arrays if there are leaves other than arrays of
-        NumPy and TensorFlow and plain Python values, or containers other than tuples, lists and dictionaries.
+        The form, and the arrays in the order of `tf.nest`. None and no arrays for a leaf that is neither an array nor a
+        plain Python value, or for a container that is no tuple, list or dictionary.
     """
     arrays: list[Any] = []
 
@@ -199,3 +202,31 @@ def form_of(arguments: Any) -> tuple[Hashable | None, list[Any]]:
         return plain_nests.form_of(arguments, form_of_leaf), arrays
     except NotPlainError:
         return None, []
+
+
+def call_in_function(function: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Calls the plain `tf.function` of a step within another function.
+
+    Within a captured step it is traced inline. Within a `tf.function` of the script, which this process runs alone, it
+    computes its whole batch.
+
+    Raises:
+        CaptureError: the step trains, and would do so on this process alone.
+    """
+    if not is_distributing():
+        trained = _trained_by(function.get_concrete_function(*args, **kwargs).graph)
+        if trained:
+            raise CaptureError(
+                f"{name} trains {trained[0]} and is called within a tf.function, which this process runs alone, so "
+                f"that it would train alone. Replace that tf.function by @ad.function ({name} is then part of "
+                f"its step), or call {name} from Python, once for each batch."
+            )
+    return function(*args, **kwargs)
+
+
+def _trained_by(graph: Any) -> list[str]:
+    """Returns the names of the trainable variables that a function's graph writes."""
+    named = {id(v.handle): v.name for v in graph.variables if v.trainable}
+    inner = {id(inside): named[id(outside)] for outside, inside in graph.captures if id(outside) in named}
+    written = [t for op in graph.get_operations() for t in control.get_read_write_resource_inputs(op)[1]]
+    return [inner[id(t)] for t in written if id(t) in inner]

@@ -84,7 +84,7 @@ class Reading:
     files: AssignsFiles | None = None
 
 
-class Counted(NamedTuple):
+class PartOfBatch(NamedTuple):
     """A worker's part of a global batch.
 
     Attributes:
@@ -119,7 +119,7 @@ class ShardedBatches:
     """Iterates over this worker's rows of each global batch; each iteration starts at the first batch.
 
     Args:
-        counted: a data set whose elements are `Counted`.
+        counted: a data set whose elements are `PartOfBatch`.
         alike: arrays that must be equal on every worker, by name.
     """
 
@@ -134,25 +134,25 @@ class ShardedIterator:
     """Yields this worker's rows of the global batches, one after the other.
 
     Attributes:
-        whole: the global batch of the last rows; None: no rows were read yet.
+        global_batch: the global batch of the last rows; None: no rows were read yet.
     """
 
-    def __init__(self, counted: Iterator[Counted], alike: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, counted: Iterator[PartOfBatch], alike: Sequence[tuple[str, Any]]) -> None:
         self._read, self._alike = reading(counted), alike
-        self.whole: GlobalBatch | None = None
+        self.global_batch: GlobalBatch | None = None
 
     def __iter__(self) -> ShardedIterator:
         return self
 
     def __next__(self) -> Any:
         examples, order, rows = self._read()
-        self.whole = GlobalBatch(int(examples), (*self._alike, ("the order of examples", order)))
+        self.global_batch = GlobalBatch(int(examples), (*self._alike, ("the order of examples", order)))
         return rows
 
 
-def whole_of(iterator: Iterator[Any]) -> GlobalBatch | None:
+def global_batch_of(iterator: Iterator[Any]) -> GlobalBatch | None:
     """Returns the global batch of the last part of an iterator; None: the iterator returns global batches."""
-    return iterator.whole if isinstance(iterator, ShardedIterator) else None
+    return iterator.global_batch if isinstance(iterator, ShardedIterator) else None
 
 
 class WorkerParts:

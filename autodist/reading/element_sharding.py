@@ -23,7 +23,7 @@ from autodist.graph.ops import Trait, having
 from autodist.layout import propagate
 from autodist.layout.kinds import PerExample
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.batch_sharding import Counted, OwnRows, Reading, ShardedBatches
+from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches
 from autodist.reading.data_sets import kind_of
 from autodist.reading.elementwise import is_elementwise, name_called
 from autodist.tf_compat.do_not_convert import ours
@@ -38,7 +38,7 @@ _CUTS: dict[str, Callable[[Any, Any], Any]] = {
     "Take": lambda data, was: data.take(was._count),
     "Skip": lambda data, was: data.skip(was._count),
 }
-"""Operations on element numbers alone; before a one-to-one map they give the same result as after it."""
+"""Operations on element numbers alone; the results before and after a one-to-one map are the same."""
 
 _SAME_AGAIN = having(Trait.CALL | Trait.BRANCH | Trait.LOOP | Trait.READ | Trait.TABLE_READ | Trait.PRINTS)
 """Operations that TensorFlow counts as stateful, but whose result for an element does not depend on earlier ones."""
@@ -271,7 +271,7 @@ def _counted(pipeline: _Pipeline, own_rows: OwnRows) -> tf.data.Dataset:
     for one in pipeline.behind:
         is_cut = kind_of(one) in _CUTS
         parts = _CUTS[kind_of(one)](parts, one) if is_cut else parts.map(_behind_the_count(one), **_parallel(one))
-    return parts.map(ours(lambda info, rows: Counted(info[0][0], info[1][0], rows))).prefetch(tf.data.AUTOTUNE)
+    return parts.map(ours(lambda info, rows: PartOfBatch(info[0][0], info[1][0], rows))).prefetch(tf.data.AUTOTUNE)
 
 
 def _own_of(number: tf.Tensor, batch: Any, own_rows: OwnRows) -> tf.data.Dataset:

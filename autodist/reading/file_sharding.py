@@ -256,8 +256,8 @@ def sharding_changed(taken: int) -> str:
 def part_sizes(rows: int, full: int, replicas: Sequence[int], worker: int) -> list[int]:
     """Returns the numbers of examples in the parts of a worker's batch, one part for each step.
 
-    If all workers have equally many replicas, their parts of a step add up to a full batch, provided that it has an
-    example for each worker. No part is empty: the other workers may have no examples left.
+    If all workers have equally many replicas, their parts of a step add up to a full batch. This requires a batch with
+    an example for each worker. No part is empty: the other workers may have no examples left.
 
     Args:
         rows: number of examples in the batch.

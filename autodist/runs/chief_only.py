@@ -28,7 +28,7 @@ class ChiefOnly:
 
     Attributes:
         buffer_specs: specs of the persistent buffers of each worker; set on the chief during an action.
-        scripts: value that `tell` returned on each worker; set on the chief during an action.
+        scripts: value that `script_state` returned on each worker; set on the chief during an action.
         all_wait: True if no worker makes steps during the action.
     """
 
@@ -39,22 +39,22 @@ class ChiefOnly:
         self.all_wait = run.workers == 1
 
     def save(
-        self, save: Callable[[], str], is_certain: bool = False, tell: Callable[[], Any] = lambda: None
+        self, save: Callable[[], str], is_certain: bool = False, script_state: Callable[[], Any] = lambda: None
     ) -> str | None:
         """Runs `save` on the chief between two steps, while workers that reach this call wait; returns its result.
 
         Args:
             save: called on the chief.
             is_certain: True if all workers that still make steps are known to reach this call, however late.
-            tell: returns the state of a worker's script as a JSON value; called on each worker that reaches this call.
+            script_state: returns the state of the script as a JSON value; called on each worker that reaches this call.
 
         Raises:
             CheckpointError: the chief's `save` failed; raised on the other workers.
         """
         others_wait = self._run.have_joined and self._run.workers > 1
         if not (others_wait and self._run.coordination.is_made_by_all(lambda: (_SAVE, ""), is_certain)):
-            return self._save_alone(save, tell) if self._run.index == 0 else None
-        return self.do_while_all_wait(save, tell)
+            return self._save_alone(save, script_state) if self._run.index == 0 else None
+        return self.do_while_all_wait(save, script_state)
 
     def write(self, what: str, write: Callable[[], Any]) -> Any:
         """Calls `write` on the chief only if all workers make the same call, else on this worker.
@@ -82,15 +82,15 @@ class ChiefOnly:
         self.do_while_all_wait(act)
         return result[0]
 
-    def do_while_all_wait(self, act: Callable[[], str], tell: Callable[[], Any] = lambda: None) -> str | None:
+    def do_while_all_wait(self, act: Callable[[], str], script_state: Callable[[], Any] = lambda: None) -> str | None:
         """Calls `act` on the chief while all other workers, which are known to reach this call, wait; see `save`.
 
         Raises:
             CheckpointError: the chief's `act` failed; raised on the other workers.
         """
-        with self._run.turn:
+        with self._run.step_lock:
             self._run.coordination.barrier()
-            self._record(dict(enumerate(self._run.coordination.gather(self._encode_state(tell())))))
+            self._record(dict(enumerate(self._run.coordination.gather(self._encode_state(script_state())))))
             if self._run.index > 0:
                 fault = self._run.coordination.broadcast().decode()
                 if fault:
@@ -124,8 +124,8 @@ class ChiefOnly:
         else:
             self._record_own(script)
 
-    def _save_alone(self, act: Callable[[], str], tell: Callable[[], Any]) -> str:
-        self._record_own(tell())
+    def _save_alone(self, act: Callable[[], str], script_state: Callable[[], Any]) -> str:
+        self._record_own(script_state())
         return act()
 
     def _record_own(self, script: Any) -> None:

@@ -29,7 +29,7 @@ class CliOverrides:
         strategy: name of a builder, or path of a YAML file with a `strategy` section; None: the YAML of the machines or
             the script decides.
         given: True if a scheduler has started this process and those of the other workers.
-        max_restarts: how often all workers restart after one of them was lost; None: the YAML decides.
+        max_restarts: number of restarts of all workers after a worker was lost; None if the YAML decides.
         traceback: True to show AutoDist's own errors with a traceback.
     """
 

@@ -32,7 +32,7 @@ from autodist.runtime.messages import Messages
 log = logging.getLogger("autodist")
 
 _REFUSALS = (CaptureError, ReductionError, RewriteError, StrategyError, UnevenBatchError)
-"""Errors that can refuse a step before any part of it has run."""
+"""Errors that can refuse a step before it has begun."""
 
 FIT = "fit"
 RESTORE = "ad.checkpoint(…).restore"
@@ -97,7 +97,7 @@ class Coordination:
 
     def _check_calls_match(self) -> None:
         """Checks that all workers have made the calls in which the chief has sent a message before they joined."""
-        parts = self.gather(json.dumps(self._peers.apart).encode())
+        parts = self.gather(json.dumps(self._peers.call_mismatch).encode())
         apart = {w: calls for w, part in enumerate(parts) if (calls := json.loads(part)) is not None}
         mismatch = json.dumps(next(iter(apart.items()), None)).encode()
         first = json.loads(self.broadcast(mismatch))
@@ -163,7 +163,7 @@ class Coordination:
         if self._workers == 1:
             return unpack(combine_parts([part]))
         self.has_work = True
-        with self._failed_step.turn:
+        with self._failed_step.step_lock:
             self._join()
             self._flush()  # the script reads next, and must see all writes requested by the steps of all workers
             self.reach_collective()
@@ -229,9 +229,9 @@ class Coordination:
         if self.messages is None:
             self._peers.check()
             if self._index == 0:
-                self._peers.say(name, text)
+                self._peers.send_text(name, text)
                 return text
-            received = self._peers.hear(name)
+            received = self._peers.receive_text(name)
             if received is not None:
                 return received
             with self._failed_step.guarding():

@@ -1,4 +1,7 @@
-"""Warning about initial values drawn before AutoDist(...), which differ from the chief's."""
+"""Initial values drawn before AutoDist(...), which differ between workers if the script sets no seed.
+
+Workers compare digests of them, and warn about local computations with values that differ from the chief's.
+"""
 
 from __future__ import annotations
 

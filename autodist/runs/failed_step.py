@@ -20,25 +20,25 @@ class FailedStepGuard:
 
     Args:
         others_wait: returns True if other workers have joined, which would wait for this one.
-        turn: held during a step, if the script's threads must run steps one at a time.
+        step_lock: held during a step, if the script's threads must run steps one at a time.
         is_met_by_all: returns True if all workers have raised the same kind of error here and nothing has run. Its
             second argument is True if the error, of any kind, was raised before the step.
         on_survived: called once, from any thread, with the error of a missed step when the script continues after it.
         patience: seconds within which a script that does not survive the error has ended.
 
     Attributes:
-        turn: the argument.
+        step_lock: the argument.
     """
 
     def __init__(
         self,
         others_wait: Callable[[], bool],
-        turn: AbstractContextManager[object] | None = None,
+        step_lock: AbstractContextManager[object] | None = None,
         is_met_by_all: Callable[[BaseException, bool], bool] = lambda error, is_before: False,
         on_survived: Callable[[BaseException], None] = lambda error: None,
         patience: float = 8.0,
     ) -> None:
-        self._others_wait, self.turn = others_wait, turn or nullcontext()
+        self._others_wait, self.step_lock = others_wait, step_lock or nullcontext()
         self._is_met_by_all, self._on_survived, self._patience = is_met_by_all, on_survived, patience
         self._surviving = threading.Lock()
         self._is_survived = False
@@ -77,7 +77,7 @@ class FailedStepGuard:
             ClusterError: this worker missed an earlier step.
             WorkerFailedError: this worker missed an earlier step because another worker failed.
         """
-        with self.turn:
+        with self.step_lock:
             self._raise_if_missed()
             try:
                 yield
@@ -96,7 +96,7 @@ class FailedStepGuard:
             yield
         except Exception as error:
             if self._others_wait() and not self and not self.has_stepped_since(began):
-                with self.turn:
+                with self.step_lock:
                     self._settle(error, is_before=True)
             raise
 

@@ -55,13 +55,13 @@ class Peers:
         worker_client: connection to the agent that started this process; None on the chief.
         payload: the start message for workers that the chief starts.
         seed: seed of the run.
-        start_up: shows the progress of the start.
+        startup: shows the progress of the start.
 
     Attributes:
-        apart: on another worker, its call and the chief's, if they reached different calls before all had joined; ""
+        call_mismatch: this worker's call and the chief's, if they reached different calls before all had joined; ""
             stands for a step. None: they have not.
         failure: failure of another worker; None until the chief detects one.
-        is_told: True if the script has seen that failure raised.
+        is_raised: True if the script has seen that failure raised.
         on_leaving: called on the chief, from another thread, with the name of a worker that has received SIGTERM.
     """
 
@@ -71,9 +71,9 @@ class Peers:
         worker_client: WorkerClient | None,
         payload: bytes,
         seed: int,
-        start_up: StartupProgress,
+        startup: StartupProgress,
     ) -> None:
-        self._spec, self._worker_client, self._payload, self._start_up = spec, worker_client, payload, start_up
+        self._spec, self._worker_client, self._payload, self._startup = spec, worker_client, payload, startup
         self._seed = seed
         self._launch: WorkerLaunch | None = None
         if worker_client is not None:
@@ -81,11 +81,11 @@ class Peers:
         self._executor: InterruptibleExecutor | None = None
         self._joins_since: float | None = None
         self._ended_at: float | None = None
-        self.apart: tuple[str, str] | None = None
+        self.call_mismatch: tuple[str, str] | None = None
         self.failure: WorkerFailedError | None = None
         self.on_leaving: Callable[[str], None] = lambda worker: None
         self._lines_at_failure = 0
-        self.is_told = False
+        self.is_raised = False
 
     @property
     def have_joined(self) -> bool:
@@ -118,7 +118,7 @@ class Peers:
         """On the chief, starts the other workers, if there are any, in the background."""
         if self._worker_client is None and len(self._spec.workers) > 1 and not _joined and self._launch is None:
             under_way = WorkerLaunch.under_way(self._spec)
-            self._launch = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._start_up)
+            self._launch = under_way or WorkerLaunch(self._spec, self._seed, self._payload, self._startup)
             self._launch.on_failure = self._on_failure
             self._launch.coordinator.on_leaving = self._on_leaving
 
@@ -134,8 +134,8 @@ class Peers:
             if self.failure is not None:
                 raise self._without_traceback(self.failure)
 
-    def say(self, name: str, text: str) -> None:
-        """On the chief, sends the others a text that they receive with `hear`, before all have joined.
+    def send_text(self, name: str, text: str) -> None:
+        """On the chief, sends the others a text that they receive by `receive_text`, before all have joined.
 
         Args:
             name: name of the call in which they receive it.
@@ -145,21 +145,21 @@ class Peers:
         if self._launch is not None:
             self._launch.coordinator.send_text(json.dumps([name, text]))
 
-    def hear(self, name: str) -> str | None:
+    def receive_text(self, name: str) -> str | None:
         """On another worker, returns the text that the chief sends in the same call; None if the chief is past it."""
         assert self._worker_client is not None, "the chief says it"
         sent_in, text = json.loads(self._worker_client.receive_text() or '["", ""]')
         if sent_in == name:
             return str(text)
-        self.apart = self.apart or (name, sent_in)
+        self.call_mismatch = self.call_mismatch or (name, sent_in)
         return None
 
-    def note_unheard(self) -> None:
+    def note_missed_text(self) -> None:
         """On another worker that joins, records a call that the chief has sent text in and this script has not made."""
         assert self._worker_client is not None, "the chief says it"
-        unheard = self._worker_client.receive_text()
-        if unheard is not None:
-            self.apart = self.apart or ("", json.loads(unheard)[0])
+        missed = self._worker_client.receive_text()
+        if missed is not None:
+            self.call_mismatch = self.call_mismatch or ("", json.loads(missed)[0])
 
     def join(self, config: tf.compat.v1.ConfigProto) -> str:
         """Connects all workers; returns the target of this worker's session.
@@ -190,10 +190,10 @@ class Peers:
         assert self._launch is not None, "there are others"
         self._launch.has_joined = True
         coordinator, others = self._launch.coordinator, name_workers([worker.name for worker in self._spec.workers[1:]])
-        with self._start_up.doing(f"starting {others}"):
+        with self._startup.doing(f"starting {others}"):
             self._launch.wait()
         coordinator.wait_in_first_step()
-        with self._start_up.doing(f"waiting for {others} to trace the step and join"):
+        with self._startup.doing(f"waiting for {others} to trace the step and join"):
             server = start_server(coordinator.addresses, 0, coordinator.reserved_port, config)
             self._joins_since = time.monotonic()
             limits = Limits(self._spec.stall_timeout, self._spec.answer_timeout, self._spec.deadlock_timeout)
@@ -205,14 +205,14 @@ class Peers:
                 raise self._without_traceback(failure) from None
             finally:
                 self._joins_since = None
-        self._start_up.has_done("all %d workers have joined", len(self._spec.workers))
+        self._startup.has_done("all %d workers have joined", len(self._spec.workers))
         return server
 
     def _join_chief(self, worker_client: WorkerClient, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
         worker_client.progress = self._progress
         server = start_server(worker_client.addresses, worker_client.index, worker_client.reserved_port, config)
         worker_client.wait_for_chief()
-        self.note_unheard()
+        self.note_missed_text()
         # Longer than the chief, which reports the late worker.
         wait_until_listening(worker_client.addresses, self._spec.start_timeout + self._spec.cause_timeout)
         return server
@@ -287,7 +287,7 @@ class Peers:
 
     def _without_traceback(self, failure: WorkerFailedError) -> WorkerFailedError:
         """Returns the failure without its traceback, so that its message is the last text that the user reads."""
-        self.is_told = True
+        self.is_raised = True
         if self._launch is not None:
             self._lines_at_failure = self._launch.coordinator.lines
         return failure.with_traceback(None)
@@ -299,7 +299,7 @@ class Peers:
         if self._launch is None or (self._launch.has_joined and not self.have_joined):
             return  # they belong to another AutoDist
         self._launch.abort(reason)
-        is_last_word = self.have_joined or self.is_told
+        is_last_word = self.have_joined or self.is_raised
         if self.failure is not None and is_last_word and self._launch.coordinator.lines > self._lines_at_failure:
             log.error("%s", self.failure)  # repeated below the lines that other workers have printed since
 

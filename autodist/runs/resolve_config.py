@@ -20,7 +20,7 @@ from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_buil
 from autodist.verify.recorder import recorder
 
 
-def choose(
+def resolve(
     file: str | os.PathLike[str] | None,
     given: ResourceSpec | None,
     builder: BuildsStrategy | str | Mapping[str, Any] | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,28 +13,20 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.cluster.worker_client import WorkerClient
-from autodist.errors import AutoDistError, ClusterError, StrategyError
+from autodist.errors import AutoDistError, ClusterError
 from autodist.graph.devices import home_of
-from autodist.graph.ops import Trait
-from autodist.graph.renaming import Renaming
-from autodist.graph.step import CapturedStep, Step
-from autodist.kernels import KERNELS, SETTING_KERNELS, AnyKernel, Fetching, registered_kernels
 from autodist.logs.formatting import words_of
-from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
 from autodist.runs.chief_only import ChiefOnly
 from autodist.runs.coordination import Coordination
-from autodist.runs.dry_run import active_dry_run
 from autodist.runs.early_values import EarlyValueWarning
 from autodist.runs.failed_step import FailedStepGuard
-from autodist.runs.fingerprint import Fingerprint, require_equal
-from autodist.runs.log_strategy import log_strategy
 from autodist.runs.peers import Peers
 from autodist.runs.run_end import RunEnd
+from autodist.runs.run_steps import RunSteps
 from autodist.runs.startup_progress import StartupProgress
 from autodist.runs.step_observer import StepObserver
-from autodist.runs.step_plans import StepPlans
 from autodist.runs.variable_sync import VariableSync
 from autodist.runs.worker_launch import WorkerLaunch
 from autodist.runtime.broadcast import VariableBroadcast
@@ -45,7 +37,6 @@ from autodist.runtime.input_consistency import InputConsistencyCheck
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.messages import Messages
 from autodist.runtime.persistent_buffers import Saved
-from autodist.runtime.program import Program
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variable_slices import VariableSlices
@@ -55,9 +46,6 @@ from autodist.verify.recorder import SEED, recorder
 
 _END_LIMIT = 0.5
 """Seconds to wait for a cancelled call to return; a call that waits for a worker that has gone may never return."""
-
-_REFUSAL = "refusal"
-"""JSON key under which the chief sends the reason why it cannot make a strategy, in place of the strategy."""
 
 
 @dataclass
@@ -76,13 +64,11 @@ class Run:
         observer: receives notifications of training steps; used by the YAML's options that save something.
         on_training: called each time a training step is made ready to run on all replicas.
         before_training: called before each step of a training function.
-        on_first_program: called once, when the first training step is ready.
-        draws: names of operations that draw random numbers from a state that TensorFlow does not expose.
         chief: actions of the chief for all workers between two steps.
         coordination: control plane of the workers between two steps.
         early_values: initial values that this worker has and the chief does not have.
         end: the end of the run.
-        tables: names of the lookup tables that this worker has initialized.
+        steps: the plans and programs of the steps.
         recorder: records the training steps; None unless recording is enabled.
         step: number of training steps so far, including those before the restored checkpoint.
         is_in_step: True while a training step runs that `step` does not count yet.
@@ -95,7 +81,6 @@ class Run:
     worker_client: WorkerClient | None
     seed: int
     resumed: Mapping[str, Any] = field(default_factory=dict)
-    strategy: strategy_pb2.Strategy | None = None
     _graph_runners: GraphRunners | None = None
     _chief_early_values: Mapping[str, str] = field(default_factory=dict)
 
@@ -103,15 +88,15 @@ class Run:
         self.index = self.worker_client.index if self.worker_client else 0
         self.workers = len(self.spec.workers)
         self.early_values = EarlyValueWarning(self.workers > 1, self._chief_early_values)
-        self.start_up = StartupProgress(is_chief=self.index == 0)
-        self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.start_up)
+        self.startup = StartupProgress(is_chief=self.index == 0)
+        self._peers = Peers(self.spec, self.worker_client, self._payload(), self.seed, self.startup)
         self.tracker = VariableTracker(self.pull)
-        self._updates = Updates(self._on_failed_update)
+        self.updates = Updates(self._on_failed_update)
         # All workers run the same steps in the same order, so the script's threads run steps one at a time.
-        self.turn: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
+        self.step_lock: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
         self.failed_step = FailedStepGuard(
             lambda: self._peers.have_joined,
-            self.turn,
+            self.step_lock,
             self._is_refused_by_all,
             self._end_others,
             self.spec.cause_timeout,
@@ -131,27 +116,23 @@ class Run:
             self.index == 0,
             self._peers,
             self.failed_step,
-            lambda: self.guard(self._updates.wait),
+            lambda: self.guard(self.updates.wait),
             self._close_session,
             self._end_threads,
         )
-        self._flushes: list[Callable[[], Any]] = []
+        self.flushes: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
         self.before_training: Callable[[], None] = lambda: None
-        self.on_first_program: Callable[[], None] | None = None
-        self.draws: set[str] = set()
         self.chief = ChiefOnly(self)
         self._awaited_buffers: Saved | None = None
         self.observer = StepObserver()
-        self.tables: set[str] = set()
         self.recorder = recorder()
-        self._plans = StepPlans(self.spec, self.builder, self.index, self.recorder)
+        self.steps = RunSteps(self)
         self.step = int(self.resumed.get("step", 0))
         self.is_in_step = False
         before = restarts.earlier_starts()
         self.saved_step = before.saved if not self.resumed else self.step
         self.saved_as = before.saved_as if not self.resumed else str(self.resumed["prefix"])
-        self._has_program = False
 
     @classmethod
     def begin(
@@ -216,112 +197,6 @@ class Run:
             node = self.spec.workers[self.index].node if self.worker_client else None
             self.spec.check_gpus(present, node, lambda: GPUSupport.of_this_process().why_too_few(present))
 
-    # -- steps -----------------------------------------------------------------------------------------------------
-
-    def plan(
-        self,
-        step: CapturedStep,
-        names: Mapping[str, str],
-        rehearses: bool = True,
-        shapes: Mapping[str, Sequence[int]] | None = None,
-        name: str = "",
-    ) -> tuple[strategy_pb2.Strategy, Renaming]:
-        """Returns the chief's strategy for a step and the chief's names for its nodes.
-
-        The first call waits for the other workers.
-
-        Args:
-            step: the step.
-            names: the session's name of each variable.
-            rehearses: True if exactly this step will run, so that the chief may rewrite it before the others join.
-            shapes: shapes of the step's inputs in this worker's part of the first batch, if known.
-            name: name of the step for messages.
-
-        Raises:
-            StrategyError: the strategy is not possible for this step; raised before any worker trains.
-            CaptureMismatchError: this worker captured a different step than the chief.
-        """
-        self.check_others()
-        dry_run = active_dry_run()
-        if dry_run is not None and step.gradients:
-            dry_run.on_step(step, names, shapes or {}, rehearses, name)
-            return strategy_pb2.Strategy(), Renaming()  # a dry run makes no step
-        strategy = self._build(step, names) if self.index == 0 else None
-        if self._graph_runners is None:
-            if strategy is not None and rehearses and self.workers > 1:
-                self._plans.rehearse(step, strategy, names)
-            self._start()
-        strategy, renaming = self._agree(step, strategy)
-        self._plans.decide(strategy, names, renaming)
-        if self.strategy is None and strategy.nodes:
-            self.strategy = strategy
-            if self.index == 0:
-                plans, columns = self._plans, self.start_up.columns
-                log_strategy(strategy, step, plans.rehearsed, self.spec, columns, shapes or {}, plans.take_rewriting())
-        return strategy, renaming
-
-    def program(
-        self,
-        step: CapturedStep,
-        strategy: strategy_pb2.Strategy,
-        names: Mapping[str, str],
-        fetching: Fetching,
-        kernels: Sequence[AnyKernel] = KERNELS,
-    ) -> tuple[Program, Step]:
-        """Rewrites a step for this worker; returns the program that runs it and the rewritten step.
-
-        Args:
-            step: the step.
-            strategy: returned by `plan`.
-            names: the session's name of each variable.
-            fetching: the workers that fetch the outputs.
-            kernels: the rewrites to apply.
-
-        Raises:
-            FetchedElsewhereError: an output is computed on other workers, and workers may fetch different outputs.
-        """
-        self._has_program = self._has_program or kernels is not SETTING_KERNELS
-        if step.gradients:
-            self.on_training()
-            self.draws |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
-        rewritten = self._plans.rewritten(step, strategy, names, fetching, kernels)
-        # Guarded because the first run prepared in a session waits for all servers of the run.
-        program: Program = self.guard(Program, self.graph_runners, rewritten, list(step.inputs), self._updates)
-        if program.flush is not None:
-            self._flushes.append(program.flush)
-        if step.gradients and self.on_first_program is not None:
-            on_first_program, self.on_first_program = self.on_first_program, None
-            on_first_program()
-        return program, rewritten
-
-    def _build(self, step: CapturedStep, names: Mapping[str, str]) -> strategy_pb2.Strategy:
-        """On the chief, builds the strategy for a step; once all workers have joined, all raise its StrategyError."""
-        try:
-            return self._plans.build(step, names)
-        except StrategyError as error:
-            if self._peers.have_joined:
-                self.coordination.reach_collective()
-                self.coordination.broadcast(json.dumps({_REFUSAL: str(error)}).encode())
-            raise
-
-    def _agree(
-        self, step: CapturedStep, strategy: strategy_pb2.Strategy | None
-    ) -> tuple[strategy_pb2.Strategy, Renaming]:
-        """Returns the chief's strategy and node names on every worker; checks that all captured the same step."""
-        self.coordination.reach_collective()
-        if strategy is not None and self.workers == 1:
-            return strategy, Renaming()
-        fingerprint = Fingerprint.of(step, registered_kernels())
-        if strategy is not None:
-            self.coordination.broadcast(fingerprint.packed_with(strategy.SerializeToString(deterministic=True)))
-            return strategy, Renaming()
-        message = self.coordination.broadcast()
-        if message.startswith(b"{"):
-            raise StrategyError(json.loads(message)[_REFUSAL])
-        chief_fingerprint, content = Fingerprint.unpack(message)
-        renaming = require_equal(chief_fingerprint, fingerprint, f"worker {self.index}", step)
-        return strategy_pb2.Strategy.FromString(content), renaming
-
     @property
     def shards_files(self) -> bool:
         """True if the files of data sets are sharded across several workers."""
@@ -335,7 +210,7 @@ class Run:
     @property
     def has_worked(self) -> bool:
         """True if a step was made or a value was reduced, that is, more was done than to set variables."""
-        return self._has_program or self.coordination.has_work
+        return self.steps.has_program or self.coordination.has_work
 
     # -- start and end ---------------------------------------------------------------------------------------------
 
@@ -343,9 +218,10 @@ class Run:
         """Connects this worker to the others, unless it is connected."""
         if self._graph_runners is None:
             self.check_others()
-            self._start()
+            self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Connects this worker to the others, and makes its session."""
         config = session_config(self.spec.workers, self.index)
         self._graph_runners = GraphRunners(self._peers.join(config), config)
         if self._awaited_buffers is not None:
@@ -383,7 +259,7 @@ class Run:
         """Closes the connections to the other workers' servers, unless one may be gone: closing would hang."""
         if self._graph_runners is None:
             return
-        if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self.end.is_bad):
+        if not self._peers.have_joined or (self._peers.is_idle and self.updates.is_idle and not self.end.is_bad):
             self.variable_sync.close()
             self.coordination.close()
             self._graph_runners.close()
@@ -396,7 +272,7 @@ class Run:
         Sessions without a running call stay open, since exit handlers of the script may read variables.
         """
         self.coordination.end_reading()
-        if self._graph_runners is not None and not (self._peers.is_idle and self._updates.is_idle):
+        if self._graph_runners is not None and not (self._peers.is_idle and self.updates.is_idle):
             self._graph_runners.end_runs()
             self._peers.wait_until_idle(_END_LIMIT)
 
@@ -451,7 +327,7 @@ class Run:
                 updated. If only other workers' steps may have written it, it alone is updated. None: all.
         """
         if self._graph_runners is not None:
-            with self.turn:
+            with self.step_lock:
                 self.flush()
                 if read is None:
                     behind = [t for t in self.tracker if t.may_be_behind]
@@ -462,12 +338,12 @@ class Run:
     def flush_together(self) -> None:
         """Returns once all writes requested by the steps of all workers have been applied; call it on every worker.
 
-        Without asynchronous variables, the writes of this worker's own steps are all of them.
+        Without asynchronous variables there are no other writes than those of this worker's own steps.
         """
         if any(t.is_asynchronous for t in self.tracker):
             self.coordination.flush_together()
 
     def flush(self) -> None:
         """Waits until all updates of this worker's steps are applied, which may be several steps late."""
-        for flush in self._flushes:
+        for flush in self.flushes:
             self.guard(flush)

@@ -176,7 +176,7 @@ class RunEnd:
             return  # the chief reports it
         if self._script_end.is_bad and not self._peers.have_joined:
             return  # the script's own error is the first cause; other workers may have raised the same
-        if self._peers.failure is not None and not (self._peers.is_told and self._script_end.is_bad):
+        if self._peers.failure is not None and not (self._peers.is_raised and self._script_end.is_bad):
             raise self._peers.failure
         if self._failed_step.error is not None and not self._script_end.is_bad and not self._is_interrupted:
             error = self._failed_step.error

@@ -59,7 +59,7 @@ class VariableSync:
                 broadcast.worker,
                 broadcast.workers,
                 lambda to, letter: send(to, letter.encode()),
-                lambda told: broadcast.take(Listing.decode(told)),
+                lambda told: broadcast.receive(Listing.decode(told)),
             )
 
     def before_step(
@@ -112,7 +112,7 @@ class VariableSync:
         """On the chief, sends its values to all workers; sets those owned by workers that make no more steps itself."""
         listing = Listing.of([t.stored for t in ahead], [0, *write_consensus.present])
         write_consensus.give(listing.encode())
-        self._broadcast.give(listing, lambda k: np.asarray(ahead[k].read()))
+        self._broadcast.send(listing, lambda k: np.asarray(ahead[k].read()))
         absent = [worker for worker in range(1, self._broadcast.workers) if worker not in write_consensus.present]
         self._variable_slices.set(ahead, _mark_current, [0, *absent])
         write_consensus.pushed([t.shared_name for t in ahead])

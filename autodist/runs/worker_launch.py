@@ -32,7 +32,7 @@ class WorkerLaunch:
         spec: the machines.
         seed: seed of the run.
         payload: start message for the workers.
-        start_up: shows the progress of the start.
+        startup: shows the progress of the start.
 
     Attributes:
         coordinator: coordinator of the workers.
@@ -41,8 +41,8 @@ class WorkerLaunch:
         has_joined: True if an AutoDist makes steps with them.
     """
 
-    def __init__(self, spec: ResourceSpec, seed: int, payload: bytes, start_up: StartupProgress) -> None:
-        self._spec, self.seed, self._payload, self._start_up = spec, seed, payload, start_up
+    def __init__(self, spec: ResourceSpec, seed: int, payload: bytes, startup: StartupProgress) -> None:
+        self._spec, self.seed, self._payload, self._startup = spec, seed, payload, startup
         self.on_failure: Callable[[WorkerFailedError], None] = lambda failure: None
         self.has_joined = False
         self.coordinator = Coordinator(spec, self._on_failure, Script.of_this_process(), dict(os.environ))
@@ -50,7 +50,7 @@ class WorkerLaunch:
         self._is_awaited = self._is_ended = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._start, name="autodist-starting", daemon=True)
-        start_up.begins()
+        startup.begins()
         self._thread.start()
         _launches.append(self)
 
@@ -116,9 +116,9 @@ class WorkerLaunch:
         try:
             self.coordinator.prepare()
             if far:
-                self._start_up.has_done("reached %s", ", ".join(far))
+                self._startup.has_done("reached %s", ", ".join(far))
             self.coordinator.start(self._payload)
-            self._start_up.has_done("started %s", name_workers([worker.name for worker in self._spec.workers[1:]]))
+            self._startup.has_done("started %s", name_workers([worker.name for worker in self._spec.workers[1:]]))
         except BaseException as error:  # noqa: BLE001 - the script's thread raises it
             if self._is_ended:
                 return  # the abort caused the error
@@ -128,7 +128,7 @@ class WorkerLaunch:
 
 
 def name_workers(names: list[str]) -> str:
-    """Formats worker names for the log: all of them, or their number if there are many."""
+    """Formats worker names for the log: all names, or the number of workers if there are many."""
     return ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} workers"
 
 

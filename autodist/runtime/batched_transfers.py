@@ -12,7 +12,7 @@ import tensorflow as tf
 from autodist.graph.placement import EVERY_WORKER
 from autodist.runtime.variables import StoredVariable
 
-SHIPMENT_BYTES = 16 << 20
+TRANSFER_BYTES = 16 << 20
 """Approximate bytes of a message: messages in flight are held in memory twice, and are forwarded when complete."""
 
 _MAX_PENDING = 4
@@ -96,18 +96,18 @@ class Listing:
     Attributes:
         present: the workers that take part, the chief first; each forwards common values.
         parts: the parts of the variables.
-        shipments: the messages that carry the parts.
+        transfers: the messages that carry the parts.
     """
 
     present: tuple[int, ...]
     parts: tuple[TransferPart, ...]
-    shipments: tuple[BatchedTransfer, ...]
+    transfers: tuple[BatchedTransfer, ...]
 
     @classmethod
     def of(cls, values: Sequence[StoredVariable], present: Sequence[int]) -> Listing:
         """Returns the messages that carry the values of variables to the present workers other than the chief."""
         parts = tuple(_parts(values))
-        return cls(tuple(present), parts, tuple(_shipments(parts, {*present[1:], EVERY_WORKER})))
+        return cls(tuple(present), parts, tuple(_transfers(parts, {*present[1:], EVERY_WORKER})))
 
     def after(self, worker: int) -> list[int]:
         """Returns the workers to which a worker forwards common values."""
@@ -116,20 +116,20 @@ class Listing:
 
     def to(self, worker: int) -> list[BatchedTransfer]:
         """Returns the messages that a worker receives."""
-        return [shipment for shipment in self.shipments if shipment.to in (EVERY_WORKER, worker)]
+        return [transfer for transfer in self.transfers if transfer.to in (EVERY_WORKER, worker)]
 
     def encode(self) -> str:
         parts = [[p.value, p.name, p.dtype, p.begin, p.shape, p.owner, p.copies, p.on_cpu] for p in self.parts]
-        shipments = [[shipment.to, [[s.part, s.start, s.stop] for s in shipment.slices]] for shipment in self.shipments]
-        return json.dumps([self.present, parts, shipments])
+        transfers = [[transfer.to, [[s.part, s.start, s.stop] for s in transfer.slices]] for transfer in self.transfers]
+        return json.dumps([self.present, parts, transfers])
 
     @classmethod
     def decode(cls, text: str) -> Listing:
-        present, parts, shipments = json.loads(text)
+        present, parts, transfers = json.loads(text)
         return cls(
             tuple(present),
             tuple(TransferPart(v, n, t, tuple(b), tuple(s), o, tuple(c), cpu) for v, n, t, b, s, o, c, cpu in parts),
-            tuple(BatchedTransfer(to, tuple(Slice(*one) for one in slices)) for to, slices in shipments),
+            tuple(BatchedTransfer(to, tuple(Slice(*one) for one in slices)) for to, slices in transfers),
         )
 
 
@@ -142,7 +142,7 @@ def _parts(values: Sequence[StoredVariable]) -> Iterator[TransferPart]:
                 yield TransferPart(k, name, *about, mate, (), kept.on_cpu)
 
 
-def _shipments(parts: Sequence[TransferPart], to: set[int]) -> Iterator[BatchedTransfer]:
+def _transfers(parts: Sequence[TransferPart], to: set[int]) -> Iterator[BatchedTransfer]:
     pending: dict[int, list[int]] = {}
     size: dict[int, int] = {}
 
@@ -153,15 +153,15 @@ def _shipments(parts: Sequence[TransferPart], to: set[int]) -> Iterator[BatchedT
     for k, part in enumerate(parts):
         if part.to not in to:
             continue
-        if part.byte_size > SHIPMENT_BYTES and tf.as_dtype(part.dtype) != tf.string:
-            for start in range(0, part.byte_size, SHIPMENT_BYTES):
-                yield BatchedTransfer(part.to, (Slice(k, start, min(start + SHIPMENT_BYTES, part.byte_size)),))
+        if part.byte_size > TRANSFER_BYTES and tf.as_dtype(part.dtype) != tf.string:
+            for start in range(0, part.byte_size, TRANSFER_BYTES):
+                yield BatchedTransfer(part.to, (Slice(k, start, min(start + TRANSFER_BYTES, part.byte_size)),))
             continue
         pending.setdefault(part.to, []).append(k)
         size[part.to] = size.get(part.to, 0) + part.byte_size
-        if size[part.to] >= SHIPMENT_BYTES:
+        if size[part.to] >= TRANSFER_BYTES:
             yield flush(part.to)
-        elif sum(size.values()) >= _MAX_PENDING * SHIPMENT_BYTES:
+        elif sum(size.values()) >= _MAX_PENDING * TRANSFER_BYTES:
             yield flush(max(size, key=lambda worker: size[worker]))
     for worker in list(pending):
         yield flush(worker)

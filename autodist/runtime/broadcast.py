@@ -46,36 +46,36 @@ class VariableBroadcast:
         self._receives: dict[tuple[int, ...] | None, Callable[..., list[np.ndarray]]] = {}
         self._writes: dict[tuple[TransferPart, bool], _Writes] = {}
 
-    def give(self, listing: Listing, read: Callable[[int], np.ndarray]) -> None:
-        """On the chief, sends the values of a listing; returns when all of them are in flight.
+    def send(self, listing: Listing, read: Callable[[int], np.ndarray]) -> None:
+        """On the chief, sends the values of a listing; returns when all values are in flight.
 
         Args:
             listing: the listing, equal to that of the receivers.
             read: returns the value of a variable, by its position among the variables to send.
         """
         known: tuple[int, np.ndarray] | None = None
-        for shipment in listing.shipments:
+        for transfer in listing.transfers:
             pieces = []
-            for one in shipment.slices:
+            for one in transfer.slices:
                 part = listing.parts[one.part]
                 if known is None or known[0] != one.part:
                     known = (one.part, _bytes_of(_cut(read(part.value), part)))
                 pieces.append(known[1] if one.stop < 0 else known[1][one.start : one.stop])
             lengths = np.array([len(piece) for piece in pieces], np.int64)
             content = pieces[0] if len(pieces) == 1 else _join(pieces)
-            self._send(shipment, listing)(content, lengths)
+            self._send(transfer, listing)(content, lengths)
 
-    def take(self, listing: Listing) -> None:
+    def receive(self, listing: Listing) -> None:
         """On another worker, receives and assigns its values and forwards common ones; returns when that is done."""
         transfers = listing.to(self.worker)
-        for one in (one for shipment in transfers for one in shipment.slices):  # adds all nodes before the first run
+        for one in (one for transfer in transfers for one in transfer.slices):  # adds all nodes before the first run
             self._writes_of(listing.parts[one.part], one)
         incomplete: dict[int, np.ndarray] = {}
-        for shipment in transfers:
-            content, lengths = self._receive(shipment, listing)()
+        for transfer in transfers:
+            content, lengths = self._receive(transfer, listing)()
             feeds: dict[tf.Tensor, np.ndarray] = {}
             writes: list[tf.Operation] = []
-            for one, piece in zip(shipment.slices, _split(content, lengths), strict=True):
+            for one, piece in zip(transfer.slices, _split(content, lengths), strict=True):
                 part = listing.parts[one.part]
                 content_of_part = _assemble(incomplete, part, one, piece)
                 if content_of_part is not None:
@@ -88,22 +88,22 @@ class VariableBroadcast:
 
     # -- messages --------------------------------------------------------------------------------------------------
 
-    def _send(self, shipment: BatchedTransfer, listing: Listing) -> Callable[..., object]:
+    def _send(self, transfer: BatchedTransfer, listing: Listing) -> Callable[..., object]:
         """Returns a callable that sends a message from the chief."""
-        is_for_all = shipment.to == EVERY_WORKER
-        key = tuple(listing.after(0)) if is_for_all else shipment.to
+        is_for_all = transfer.to == EVERY_WORKER
+        key = tuple(listing.after(0)) if is_for_all else transfer.to
         if key not in self._sends:
             with self._graph_runner.graph.as_default():
                 with tf.device(cpu_of(self.worker, self.workers)):
                     placeholders = [tf.compat.v1.placeholder(dtype, [None]) for dtype in (tf.uint8, tf.int64)]
-                queues = [self._queue(w, is_for_all) for w in (listing.after(0) if is_for_all else [shipment.to])]
+                queues = [self._queue(w, is_for_all) for w in (listing.after(0) if is_for_all else [transfer.to])]
                 sends = [queue.enqueue(placeholders) for queue in queues]
             self._sends[key] = self._graph_runner.callable([], sends, [t.name for t in placeholders])
         return self._sends[key]
 
-    def _receive(self, shipment: BatchedTransfer, listing: Listing) -> Callable[..., list[np.ndarray]]:
+    def _receive(self, transfer: BatchedTransfer, listing: Listing) -> Callable[..., list[np.ndarray]]:
         """Returns a callable that receives the next message on another worker, and forwards a message for all."""
-        after = tuple(listing.after(self.worker)) if shipment.to == EVERY_WORKER else None
+        after = tuple(listing.after(self.worker)) if transfer.to == EVERY_WORKER else None
         if after not in self._receives:
             with self._graph_runner.graph.as_default():
                 message = self._queue(self.worker, after is not None).dequeue()

@@ -14,22 +14,22 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-PATIENCE = 30.0
+TIME_LIMIT = 30.0
 """Seconds to wait for workers that neither make the call nor reach another one, unless all are known to make it."""
 
 QUERY_AFTER = 0.02
 """Seconds before the chief queries other workers, which usually make the same call."""
 
 _END = 1 << 62
-"""A place that no worker passes."""
+"""A position that no worker passes."""
 
 
 class CallMessageKind(enum.StrEnum):
-    """The meaning of a note."""
+    """The meaning of a message."""
 
     CALLING = "calling"  # to the chief: this worker makes a call
     GIVES_UP = "gives up"  # to the chief: the wait was too long; it makes the call alone unless that is decided
-    ASKED = "asked"  # from the chief: does the worker make a call before its next collective call?
+    QUERY = "asked"  # from the chief: does the worker make a call before its next collective call?
     PASSED = "passed"  # to the chief: no, it is at another call; from the chief: it makes no more calls
     TOGETHER = "together"  # from the chief: all workers make the call
     ALONE = "alone"  # from the chief: the worker makes the call alone
@@ -55,14 +55,14 @@ class CallMessage:
     Attributes:
         kind: meaning of the message.
         worker: the sender.
-        place: number of collective calls that the sender had reached.
+        position: number of collective calls that the sender had reached.
         call: the call.
         number: number of the call, counted on the worker that makes it.
     """
 
     kind: CallMessageKind
     worker: int
-    place: int
+    position: int
     call: Call | None = None
     number: int = 0
 
@@ -82,13 +82,13 @@ class CallMatching:
     Args:
         worker: index of this worker; 0 is the chief.
         workers: number of workers.
-        send: sends a note to some workers.
+        send: sends a message to some workers.
     """
 
     def __init__(self, worker: int, workers: int, send: Callable[[Sequence[int], CallMessage], None]) -> None:
         self._worker, self._others, self._send = worker, [w for w in range(workers) if w != worker], send
         self._changed = threading.Condition()
-        self._place = 0
+        self._position = 0
         self._number = 0
         self._queried_at: int | None = None
         self._decided: dict[int, bool] = {}
@@ -102,21 +102,21 @@ class CallMatching:
         Returns:
             True if other workers wait for `answer`.
         """
-        self._advance(self._place + 1)
+        self._advance(self._position + 1)
         return bool(self._owed)
 
     def answer(self) -> None:
-        """Notifies the workers that wait for it that this worker has passed."""
+        """Sends PASSED or ALONE to the workers that wait for an answer."""
         with self._changed:
             owed, self._owed = self._owed, []
-        for to, note in owed:
-            self._send([to], note)
+        for to, message in owed:
+            self._send([to], message)
 
     def leave(self) -> None:
         """Announces that this worker's script makes no more calls."""
         self._advance(_END)
         self.answer()
-        self._send(self._others if self._worker == 0 else [0], self._note(CallMessageKind.PASSED))
+        self._send(self._others if self._worker == 0 else [0], self._message(CallMessageKind.PASSED))
 
     def are_made_together(self, call: Call, is_certain: bool = False) -> bool:
         """Returns True if all workers make this call; waits until that is decided.
@@ -125,91 +125,91 @@ class CallMatching:
             call: this worker's call.
             is_certain: True if all workers are known to reach it, so that there is no time limit.
         """
-        patience = None if is_certain else PATIENCE
-        return self._gather(call, patience) if self._worker == 0 else self._request(call, patience)
+        limit = None if is_certain else TIME_LIMIT
+        return self._gather(call, limit) if self._worker == 0 else self._request(call, limit)
 
     def have_all_left(self) -> bool:
-        """On the chief, returns True if all others have made their last call; waits up to PATIENCE for silent ones."""
+        """On the chief, returns True if all others have made their last call; waits for silent ones within a limit."""
         with self._changed:
-            silent, query = self._silent(), self._note(CallMessageKind.ASKED)
+            silent, query = self._silent(), self._message(CallMessageKind.QUERY)
         if silent:
             self._send(silent, query)
         with self._changed:
-            self._changed.wait_for(lambda: not self._silent(), PATIENCE)
+            self._changed.wait_for(lambda: not self._silent(), TIME_LIMIT)
             return all(self._passed.get(worker) == _END for worker in self._others)
 
-    def receive(self, note: CallMessage) -> None:
-        """Handles a note of another worker; runs in another thread than the script."""
+    def receive(self, message: CallMessage) -> None:
+        """Handles a message of another worker; runs in another thread than the script."""
         answer = None
         with self._changed:
-            match note.kind:
-                case CallMessageKind.CALLING if self._place <= note.place:
-                    self._open[note.worker] = note
+            match message.kind:
+                case CallMessageKind.CALLING if self._position <= message.position:
+                    self._open[message.worker] = message
                 case CallMessageKind.CALLING:
-                    answer = self._note(CallMessageKind.ALONE, number=note.number)
-                case CallMessageKind.GIVES_UP if self._is_open(note):
-                    del self._open[note.worker]
-                    answer = self._note(CallMessageKind.ALONE, number=note.number)
+                    answer = self._message(CallMessageKind.ALONE, number=message.number)
+                case CallMessageKind.GIVES_UP if self._is_open(message):
+                    del self._open[message.worker]
+                    answer = self._message(CallMessageKind.ALONE, number=message.number)
                 case CallMessageKind.PASSED:
-                    self._passed[note.worker] = max(note.place, self._passed.get(note.worker, 0))
-                case CallMessageKind.ASKED if self._place > note.place:
-                    answer = self._note(CallMessageKind.PASSED)
-                case CallMessageKind.ASKED:
-                    self._queried_at = note.place
+                    self._passed[message.worker] = max(message.position, self._passed.get(message.worker, 0))
+                case CallMessageKind.QUERY if self._position > message.position:
+                    answer = self._message(CallMessageKind.PASSED)
+                case CallMessageKind.QUERY:
+                    self._queried_at = message.position
                 case CallMessageKind.TOGETHER | CallMessageKind.ALONE:
-                    self._decided[note.number] = note.kind is CallMessageKind.TOGETHER
+                    self._decided[message.number] = message.kind is CallMessageKind.TOGETHER
             self._changed.notify_all()
         if answer is not None:
-            self._send([note.worker], answer)
+            self._send([message.worker], answer)
 
-    def _note(self, kind: CallMessageKind, call: Call | None = None, number: int = 0) -> CallMessage:
-        return CallMessage(kind, self._worker, self._place, call, number)
+    def _message(self, kind: CallMessageKind, call: Call | None = None, number: int = 0) -> CallMessage:
+        return CallMessage(kind, self._worker, self._position, call, number)
 
-    def _is_open(self, note: CallMessage) -> bool:
-        return note.worker in self._open and self._open[note.worker].number == note.number
+    def _is_open(self, message: CallMessage) -> bool:
+        return message.worker in self._open and self._open[message.worker].number == message.number
 
-    def _advance(self, place: int) -> None:
+    def _advance(self, position: int) -> None:
         with self._changed:
-            self._place = place
-            late = [self._open.pop(w) for w in sorted(self._open) if self._open[w].place < place]
-            self._owed += [(n.worker, self._note(CallMessageKind.ALONE, number=n.number)) for n in late]
-            if self._queried_at is not None and self._queried_at < place:
+            self._position = position
+            late = [self._open.pop(w) for w in sorted(self._open) if self._open[w].position < position]
+            self._owed += [(n.worker, self._message(CallMessageKind.ALONE, number=n.number)) for n in late]
+            if self._queried_at is not None and self._queried_at < position:
                 self._queried_at = None
-                self._owed.append((0, self._note(CallMessageKind.PASSED)))
+                self._owed.append((0, self._message(CallMessageKind.PASSED)))
 
     # -- on the chief ----------------------------------------------------------------------------------------------
 
-    def _gather(self, call: Call, patience: float | None) -> bool:
+    def _gather(self, call: Call, limit: float | None) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: not self._silent(), QUERY_AFTER)
             silent = self._silent()
-            query = self._note(CallMessageKind.ASKED)
+            query = self._message(CallMessageKind.QUERY)
         if silent:
             self._send(silent, query)
         with self._changed:
-            self._changed.wait_for(lambda: not self._silent(), patience)
-            own = self._note(CallMessageKind.CALLING, call)
+            self._changed.wait_for(lambda: not self._silent(), limit)
+            own = self._message(CallMessageKind.CALLING, call)
             callers = [w for w in self._others if w in self._open and _matches(self._open[w], own)]
             are_all = callers == self._others and all(self._open[w].call == call for w in callers)
             kind = CallMessageKind.TOGETHER if are_all else CallMessageKind.ALONE
-            answers = [(w, self._note(kind, number=self._open.pop(w).number)) for w in callers]
-        for to, note in answers:
-            self._send([to], note)
+            answers = [(w, self._message(kind, number=self._open.pop(w).number)) for w in callers]
+        for to, message in answers:
+            self._send([to], message)
         return are_all
 
     def _silent(self) -> list[int]:
-        return [w for w in self._others if w not in self._open and self._passed.get(w, 0) <= self._place]
+        return [w for w in self._others if w not in self._open and self._passed.get(w, 0) <= self._position]
 
     # -- on the others ---------------------------------------------------------------------------------------------
 
-    def _request(self, call: Call, patience: float | None) -> bool:
+    def _request(self, call: Call, limit: float | None) -> bool:
         with self._changed:
             self._number += 1
-            number, calling = self._number, self._note(CallMessageKind.CALLING, call, self._number)
-            gives_up = self._note(CallMessageKind.GIVES_UP, call, number)
+            number, calling = self._number, self._message(CallMessageKind.CALLING, call, self._number)
+            gives_up = self._message(CallMessageKind.GIVES_UP, call, number)
         self._send([0], calling)
         with self._changed:
-            is_decided = self._changed.wait_for(lambda: self._is_clear(number), patience)
+            is_decided = self._changed.wait_for(lambda: self._is_clear(number), limit)
         if not is_decided:
             self._send([0], gives_up)
         with self._changed:
@@ -221,6 +221,6 @@ class CallMatching:
 
 
 def _matches(one: CallMessage, other: CallMessage) -> bool:
-    """Returns True if two workers make the same call at the same place, possibly with different data."""
+    """Returns True if two workers make the same call at the same position, possibly with different data."""
     calls = one.call is not None and other.call is not None and one.call.what == other.call.what
-    return calls and one.place == other.place
+    return calls and one.position == other.position

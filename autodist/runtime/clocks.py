@@ -23,25 +23,25 @@ class ClockOffset:
     uncertainty: float
 
     @staticmethod
-    def of(asked: float, told: float, heard: float) -> ClockOffset:
+    def of(sent: float, remote: float, received: float) -> ClockOffset:
         """Returns the offset by NTP's formula, which assumes that the other clock was read halfway through the query.
 
-        >>> ClockOffset.of(asked=10.0, told=12.5, heard=11.0)
+        >>> ClockOffset.of(sent=10.0, remote=12.5, received=11.0)
         ClockOffset(ahead=2.0, uncertainty=0.5)
         """
-        return ClockOffset(told - (asked + heard) / 2, abs(heard - asked) / 2)
+        return ClockOffset(remote - (sent + received) / 2, abs(received - sent) / 2)
 
 
-def against(tell: Callable[[], float], now: Callable[[], float] = time.time) -> ClockOffset:
+def against(query: Callable[[], float], now: Callable[[], float] = time.time) -> ClockOffset:
     """Returns the offset of this process's clock from another one.
 
     Args:
-        tell: queries the other clock, in seconds since 1970.
+        query: queries the other clock, in seconds since 1970.
         now: reads this process's clock.
     """
 
     def once() -> ClockOffset:
-        sent, remote = now(), tell()
+        sent, remote = now(), query()
         return ClockOffset.of(sent, remote, now())
 
     best = min((once() for _ in range(_QUERIES)), key=lambda clock: clock.uncertainty)

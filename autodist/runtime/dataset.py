@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist.batch.examples import Share, group_rows, length_of, require_rows_for_all, share_of, slice_rows
 from autodist.logs.terminal import ALIKE_EVERYWHERE
-from autodist.reading.batch_sharding import GlobalBatch, ReadBatch, Reading, whole_of
+from autodist.reading.batch_sharding import GlobalBatch, ReadBatch, Reading, global_batch_of
 from autodist.reading.data_sets import begins_within
 from autodist.reading.element_sharding import reading_own
 from autodist.reading.file_sharding import sharding_changed
@@ -66,7 +66,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
             batch axis; must yield the same batches on every worker.
         replicas: index of the worker of each replica.
         worker: index of this worker.
-        on_first: called with the first global batch, or with a digest of it.
+        on_first: called with the first global batch, or with its digest.
         reading: input sharding, by which this worker reads only its share; None: it reads everything.
         on_own_failure: called with an error raised while this worker reads its share, which no other worker raises.
 
@@ -289,7 +289,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
 def _with_whole_batches(batches: Iterator[Any]) -> Iterator[ReadBatch]:
     for batch in batches:
-        yield batch, whole_of(batches)
+        yield batch, global_batch_of(batches)
 
 
 def _digest(batch: Any) -> str:

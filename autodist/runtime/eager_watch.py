@@ -169,7 +169,7 @@ def _is_handle(output: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _writes(operation: str) -> frozenset[int] | None:
-    """Returns the inputs that an operation or function may write; None: any of them."""
+    """Returns the inputs that an operation or function may write; None for any input."""
     if _only_reads(operation):
         return frozenset()
     if not context.context().has_function(operation):

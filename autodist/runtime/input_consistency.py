@@ -97,7 +97,7 @@ def digest_of(value: Any) -> str:
     return digest.hexdigest()
 
 
-def complaints(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str, str]:
+def find_faults(batches: Sequence[FirstBatch], names: Sequence[str]) -> dict[str, str]:
     """Returns the faults in one step's first batches as messages, by kind of fault.
 
     Args:
@@ -224,7 +224,7 @@ class InputConsistencyCheck:
             self._open[batch.step][batch.worker] = batch
         for step in [s for s, batches in self._open.items() if batches.keys() == self._with_replicas]:
             batches = self._open.pop(step)
-            faults = complaints([batches[w] for w in sorted(batches)], self._names)
+            faults = find_faults([batches[w] for w in sorted(batches)], self._names)
             for fault in faults.keys() - self._reported:
                 log.warning("%s", faults[fault])
             self._reported |= faults.keys()

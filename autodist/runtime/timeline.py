@@ -49,7 +49,7 @@ def trace_file(step: str, worker: int) -> pathlib.Path | None:
 
 
 _counts: dict[pathlib.Path, int] = {}
-"""Number of runs of each step of this process, by the file of its trace."""
+"""Number of runs of each step, by the file of the trace."""
 
 
 def _warn_if_nothing_was_traced() -> None:

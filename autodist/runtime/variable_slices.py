@@ -121,7 +121,7 @@ class VariableSlices:
             tracked.is_behind = False
 
     def named_holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
-        """Yields every worker that holds the shard or a copy of it, with the name of that there."""
+        """Yields every worker that holds the shard or a copy, with the name of the shard or copy on that worker."""
         for worker in range(self._workers):
             if shard.owner in (EVERY_WORKER, worker) or worker in shard.stage_group:
                 yield worker, shard.name

@@ -124,7 +124,7 @@ class VariableTracker:
     step, and its value compared before the next.
 
     Args:
-        pull: updates variables that are behind: all of them, or those required for a read of the given one.
+        pull: updates variables that are behind: all, or those required for a read of the argument.
     """
 
     def __init__(self, pull: Callable[[TrackedVariable | None], None]) -> None:

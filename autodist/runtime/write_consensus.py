@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from autodist.errors import ClusterError
 from autodist.runtime.control_messages import ControlKind, ControlMessage
 
-PATIENCE = 1.0
-"""Seconds before the chief sends ASKED to late workers, which usually write the same variables as this worker."""
+QUERY_AFTER = 1.0
+"""Seconds before the chief sends QUERY to late workers, which usually write the same variables as this worker."""
 
 _NEVER = 1 << 62
 """A step number that no worker reaches."""
@@ -69,7 +69,7 @@ class WriteConsensus:
         self._left: set[int] = set()
 
     def begins(self, has_written: bool) -> bool:
-        """Begins the next step unless this worker knows that values must be sent first; returns True if it has begun.
+        """Begins the next step unless values must be sent first; returns True if the step has begun.
 
         Args:
             has_written: True if the script has written a variable of the step.
@@ -137,7 +137,7 @@ class WriteConsensus:
         answer = None
         with self._changed:
             match message.kind:
-                case ControlKind.ASKED:
+                case ControlKind.QUERY:
                     answer = self._answer(message.step)
                 case ControlKind.VOID if self._step < message.step or self._is_within_step(message.step):
                     self._void, answer = message.step, ControlKind.VOIDED
@@ -170,7 +170,7 @@ class WriteConsensus:
         self._is_within = True
 
     def _answer(self, step: int) -> ControlKind:
-        """Returns the answer to ASKED: this worker's position relative to a step for which the chief has values."""
+        """Returns the answer to QUERY: this worker's position relative to a step for which the chief has values."""
         if self._is_ready:
             return ControlKind.READY
         self._wanted = step
@@ -192,10 +192,10 @@ class WriteConsensus:
     def _gather(self, is_in_lockstep: bool) -> StepAction:
         step = self._step + 1
         with self._changed:
-            self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY), PATIENCE)
+            self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY), QUERY_AFTER)
             late = self._missing(step, ControlKind.READY)
         if late:
-            self._send(late, ControlMessage(ControlKind.ASKED, step, 0))
+            self._send(late, ControlMessage(ControlKind.QUERY, step, 0))
         ahead = (ControlKind.WITHIN, ControlKind.BEYOND) if is_in_lockstep else ()
         with self._changed:
             self._changed.wait_for(lambda: not self._missing(step, ControlKind.READY, ControlKind.COMING, *ahead))
@@ -239,7 +239,7 @@ class WriteConsensus:
             self._is_ready = True
         self._send([0], ControlMessage(ControlKind.READY, step, self._worker, again=self._again))
         with self._changed:
-            is_clear = self._changed.wait_for(lambda: self._announced or self._is_clear(step), PATIENCE)
+            is_clear = self._changed.wait_for(lambda: self._announced or self._is_clear(step), QUERY_AFTER)
         if not is_clear:
             self._send([0], ControlMessage(ControlKind.WAITING, step, self._worker))
         while self._has_values(step):

@@ -53,8 +53,8 @@ class SessionFeeds:
     def with_rows(self, whole: CapturedStep, captured: CapturedGraph, even_alone: bool = False) -> SessionFeeds:
         """Returns a copy with the number of examples per feed, if it is known and all first axes are fixed.
 
-        It is known if all tensors read by training have equal numbers of rows, and no worker has several replicas: one
-        replica gets all feeds of its worker. An axis must be open to be split.
+        The number is known if all tensors read by training have equal numbers of rows, and no worker has several
+        replicas: a single replica gets all feeds of its worker. Only an open axis can be split.
 
         Args:
             whole: the complete graph, with its gradients.

@@ -1,4 +1,7 @@
-"""Initial values of variables that a session's script never sets, for example if it runs no initializer."""
+"""Values of a session's variables before training: from a checkpoint, or initial values.
+
+Variables that the script never sets, for example because it runs no initializer, get their initial values.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ class InitialValues:
     Args:
         run: the run.
         captured: the session's graph.
-        make_program: makes a run of it.
-        settled: handles of variables that have values; updated.
+        make_program: makes a program of a run of the graph.
+        settled: handles of variables that have values; updated in place.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class InitialValues:
         """Returns a run that checks for each variable if it has a value."""
         handles = {f"autodist/has_value/{v.handle}": v.handle for v in variables}
         nodes = {f"{name}:0": NodeDef(name=name, op="VarIsInitializedOp", input=[h]) for name, h in handles.items()}
-        return self._captured.having(nodes, handles.values())
+        return self._captured.step_of_nodes(nodes, handles.values())
 
 
 def _read_before_assigned(graph_index: GraphIndex) -> set[str]:

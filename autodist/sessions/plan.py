@@ -50,7 +50,7 @@ class SessionPlan:
         self._placements: Mapping[str, Placement] = self._placed(whole, {} if earlier is None else earlier._placements)
 
     def _agree(self, whole: CapturedStep) -> strategy_pb2.Strategy:
-        strategy, renaming = self._run.plan(whole, self._names, rehearses=False)
+        strategy, renaming = self._run.steps.plan(whole, self._names, rehearses=False)
         for own, chiefs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
             raise CaptureMismatchError(
                 f"worker {self._run.index} has {own} in its session's graph where the chief has {chiefs}: TensorFlow "
@@ -101,4 +101,4 @@ class SessionPlan:
             FetchedElsewhereError: workers may fetch different outputs, and one is computed on other workers.
         """
         shared = share_tables(share_iterators(step, self._prefix), self._prefix)
-        return self._run.program(shared, self.strategy, self._names, fetching, kernels)[0]
+        return self._run.steps.program(shared, self.strategy, self._names, fetching, kernels)[0]

@@ -37,7 +37,7 @@ class Request:
         dtypes: dtypes of the feeds.
         names: names of the elements, and names of the fed tensors.
         structure: structure of the fetches; None for a plain nest.
-        given: the objects passed by the script; kept alive, since a request is cached by their ids.
+        given: the objects that the script has passed; kept alive, since requests are cached by object ids.
     """
 
     elements: Sequence[tf.Tensor | tf.Operation]

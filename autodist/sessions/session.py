@@ -16,7 +16,7 @@ from tensorflow.python.framework import stack  # the stack of default sessions, 
 from autodist.batch.axis import axis_within, require_axis, require_mapping
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.graph_training import require_training, warn_unordered_updates
+from autodist.capture.training_requirements import require_training, warn_unordered_updates
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.kernels import LOCAL_KERNELS
 from autodist.logs.quiet import quiet_tensorflow
@@ -149,7 +149,7 @@ class DistributedSession(SessionInterface):
                 values = self._runs.make(prepared, request, arrays, options, run_metadata)
             self._run.input_consistency.report_faults()
             if known is None and not (prepared.sets or prepared.is_read_only):
-                self._run.start_up.ends()
+                self._run.startup.ends()
             if prepared.trains:
                 self._run.count_steps(1)
         finally:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from autodist.capture.keras.progress import TracedStep
-from autodist.reading.batch_sharding import ReadBatch, whole_of
+from autodist.reading.batch_sharding import ReadBatch, global_batch_of
 from autodist.reading.quick_reads import Read, quick_read
 from autodist.tf_compat.do_not_convert import ours
 
@@ -35,7 +35,7 @@ def without_optionals(data: Any) -> Any:
 
 def next_with_global_batch(iterator: Iterator[Any]) -> ReadBatch:
     """Returns the next batch, as `next_batch`, and the global batch that it is this worker's part of."""
-    return next_batch(iterator), whole_of(iterator)
+    return next_batch(iterator), global_batch_of(iterator)
 
 
 def on_several(step: TracedStep, first: ReadBatch, others: Iterator[Any], most: int) -> Any:

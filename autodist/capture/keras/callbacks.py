@@ -101,7 +101,7 @@ def following(given: Iterable[Any], have_joined: Callable[[], bool]) -> Iterator
 
     Args:
         given: the callbacks that this worker calls.
-        have_joined: returns True if the workers can agree on which of them writes a file.
+        have_joined: returns True if the workers can agree on the one that writes a file.
     """
     with ExitStack() as stack:
         stack.enter_context(_writing_no_backups())

@@ -36,7 +36,7 @@ _FUNCTIONS = {"evaluate": "test", "predict": "predict"}
 
 
 class IsCollectiveCall(Protocol):
-    """Returns True if all workers make a call together; all of them have to call this.
+    """Returns True if all workers make a call together; a collective call.
 
     `describe` returns texts for the call and its data; it is called if there are several workers.
     """

@@ -49,16 +49,16 @@ class _Call:
 class Fits:
     """Fits models on one worker of several.
 
-    Logs, decisions to stop and the first epoch are the chief's on every worker: validation that every worker computes
-    alone may differ in its last bits, and clocks and files differ altogether. When `fit` returns, the steps of all
-    workers are complete and the chief's callbacks have written their files.
+    Every worker takes the logs, the decisions to stop and the first epoch from the chief: validation that every worker
+    computes alone may differ in its last bits, and clocks and files differ altogether. When `fit` returns, the steps of
+    all workers are complete and the chief's callbacks have written their files.
 
     Args:
         is_chief: True if this worker is the chief.
         share: returns the chief's text on every worker.
         flush_together: returns once all writes by the steps of all workers are applied; a collective call.
         is_global: True if every worker passes the same data to `fit`, and none reads files of its own.
-        have_joined: returns True if the workers can agree on which of them writes a file.
+        have_joined: returns True if the workers can agree on the one that writes a file.
         refusing: context around each call, in which this worker may reject the call before its first step.
     """
 

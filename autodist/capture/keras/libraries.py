@@ -1,4 +1,4 @@
-"""The two versions of Keras that a script may use: Keras 3, and Keras 2 as tf_keras."""
+"""The two versions of Keras that a script may use, Keras 3 and Keras 2 (tf_keras), and the import of a module."""
 
 from __future__ import annotations
 

@@ -180,11 +180,11 @@ class AdoptedModels(ABC):
                 self.before_step(model, batch[0], is_first=not distributed.traces)
                 if steps > 1 and distributed.traces and distributed.reads_ahead:
                     return on_several(distributed, batch, iterator, steps)
-                data, distributed.whole = batch
+                data, distributed.global_batch = batch
                 logs = step(data)
                 for _ in range(steps - 1):
                     try:
-                        data, distributed.whole = next_with_global_batch(iterator)
+                        data, distributed.global_batch = next_with_global_batch(iterator)
                     except StopIteration:
                         break
                     logs = step(data)

@@ -22,7 +22,7 @@ from tensorflow.python.util import nest  # tf.nest, with the path of each leaf
 from autodist.batch.axis import keras_name
 from autodist.capture.patches import EPOCH_ITERATOR, patched
 from autodist.errors import CaptureError
-from autodist.reading.batch_sharding import Counted, OwnRows, Reading, ShardedBatches, WorkerParts
+from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches, WorkerParts
 from autodist.reading.element_sharding import reading_own
 from autodist.tf_compat.do_not_convert import ours
 
@@ -104,11 +104,11 @@ def own_arrays(adapter: Any, own_rows: OwnRows) -> ShardedBatches | None:
     inputs = tree.lists_to_tuples(array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow"))
 
     @ours
-    def gather(batch: Any, arrays: Any) -> Counted:
+    def gather(batch: Any, arrays: Any) -> PartOfBatch:
         (indices,) = tf.nest.flatten(batch)
         examples = tf.size(indices, tf.int64)
         start, size = own_rows(examples)
-        return Counted(examples, indices, _rows(arrays, indices[start : start + size]))
+        return PartOfBatch(examples, indices, _rows(arrays, indices[start : start + size]))
 
     # As in Keras, arrays are elements and not constants of the function.
     paired = tf.data.Dataset.zip((order, tf.data.Dataset.from_tensors(inputs).repeat()))

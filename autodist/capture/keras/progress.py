@@ -22,12 +22,13 @@ class TracedStep(Protocol):
     Attributes:
         coming: numbers of examples of later batches that are known already; those that the step cannot accept are
             rejected with the first batch.
-        whole: the global batch that the next call's argument is this worker's part of; None if it is the global batch.
+        global_batch: the global batch, if the next call's argument is this worker's part of it; None if the argument is
+            the global batch.
         reads_ahead: True if `on_each` may run several steps in one call.
     """
 
     coming: tuple[int, ...]
-    whole: GlobalBatch | None
+    global_batch: GlobalBatch | None
 
     @property
     def reads_ahead(self) -> bool: ...

@@ -8,7 +8,7 @@ import tf_keras
 
 from autodist.capture.gradients import recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.graph_training import require_training, warn_unordered_updates
+from autodist.capture.training_requirements import require_training, warn_unordered_updates
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 

@@ -115,7 +115,7 @@ def test_fit_takes_sparse_matrices_as_on_one_device(kind: str) -> None:
     ad = replicas(2)
     with ad.scope():
         found = fit()
-    assert ad._run.strategy is not None
+    assert ad._run.steps.strategy is not None
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 

@@ -194,7 +194,7 @@ def test_parts_of_one_shape_are_told_apart_by_the_global_batches_that_they_are_o
             return tf.reduce_sum(x)
 
     for examples in (5, 6, 5, 6, None):
-        step.whole = None if examples is None else GlobalBatch(examples, ())
+        step.global_batch = None if examples is None else GlobalBatch(examples, ())
         assert float(step(np.ones(3))) == 3
     assert seen == [5, 6, 5, 6, 3]
 

@@ -22,7 +22,7 @@ def train(monkeypatch: pytest.MonkeyPatch, strategy: dict[str, object], optimize
     def start(run: Run) -> None:
         raise StartedError
 
-    monkeypatch.setattr(Run, "_start", start)
+    monkeypatch.setattr(Run, "start", start)
     node = {"address": "localhost", "cpus": [0, 1], "workers": 2}
     ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [node], "strategy": strategy}))
     kernel, bias = (

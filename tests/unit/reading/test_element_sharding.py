@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.batch.examples import rows_to_read, share_of
-from autodist.reading.batch_sharding import Reading, Slices, whole_of
+from autodist.reading.batch_sharding import Reading, Slices, global_batch_of
 from autodist.reading.element_sharding import own_elements, reading_own
 from autodist.reading.elementwise import elementwise
 
@@ -121,7 +121,7 @@ def test_workers_have_the_parts_of_the_batches_of_one_device(case: str) -> None:
 def batches_of(own: Any) -> Iterator[tuple[Any, int]]:
     iterator = iter(own)
     for batch in iterator:
-        whole = whole_of(iterator)
+        whole = global_batch_of(iterator)
         assert whole is not None
         yield batch, whole.examples
 
@@ -278,7 +278,7 @@ def test_workers_can_tell_whether_they_read_the_same() -> None:
         assert found.own is not None
         iterator = iter(found.own)
         next(iterator)
-        whole = whole_of(iterator)
+        whole = global_batch_of(iterator)
         assert whole is not None
         return int(dict(whole.alike)["the order of examples"])
 

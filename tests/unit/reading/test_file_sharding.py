@@ -18,7 +18,7 @@ from autodist.errors import AutoDistError, ClusterError, ResourceSpecError
 from autodist.reading.batch_sharding import Reading, Slices
 from autodist.reading.file_sharding import FileSharding, ShardedFiles, part_sizes, why_not_sharded
 from autodist.resources import ResourceSpec
-from autodist.runs.resolve_config import choose
+from autodist.runs.resolve_config import resolve
 from autodist.runtime.dataset import DistributedDataset
 
 Data = tf.data.Dataset
@@ -344,7 +344,7 @@ def test_files_fit_neither_a_comparison_nor_a_pipeline():
     assert "compared" in (why_not_sharded(is_compared=True, is_pipeline=False) or "")
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "shard": "files"})
     with pytest.raises(ResourceSpecError, match=r"^shard: .*a pipeline"):
-        choose(None, spec, "Pipeline", is_first=True)
+        resolve(None, spec, "Pipeline", is_first=True)
 
 
 def test_the_yaml_says_it_and_where(tmp_path: Path):

@@ -29,16 +29,16 @@ class Peers:
     """Other workers that have sent messages, and the calls that waited for them."""
 
     def __init__(self, said: str | None = None, apart: tuple[str, str] | None = None) -> None:
-        self.said, self.apart, self.heard = said, apart, []
+        self.said, self.call_mismatch, self.heard = said, apart, []
         self.guarded: list[str] = []
 
     def check(self) -> None:
         """All are well."""
 
-    def say(self, what: str, text: str) -> None:
+    def send_text(self, what: str, text: str) -> None:
         self.heard.append((what, text))
 
-    def hear(self, what: str) -> str | None:
+    def receive_text(self, what: str) -> str | None:
         return self.said
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:

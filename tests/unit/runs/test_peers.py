@@ -25,9 +25,9 @@ def worker(*said: tuple[str, str]) -> Peers:
 
 def test_what_the_chief_says_is_heard_in_the_same_calls():
     peers = worker(("restore", "1"), ("fit", "2"))
-    assert [peers.hear("restore"), peers.hear("fit")] == ["1", "2"]
-    peers.note_unheard()
-    assert peers.apart is None
+    assert [peers.receive_text("restore"), peers.receive_text("fit")] == ["1", "2"]
+    peers.note_missed_text()
+    assert peers.call_mismatch is None
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_what_the_chief_says_is_heard_in_the_same_calls():
 )
 def test_who_comes_to_another_call_than_the_chief_says_both(said, calls, apart):
     peers = worker(*said)
-    assert [peers.hear(call) for call in calls][-1:] in ([], [None])
-    peers.note_unheard()
-    assert peers.apart == apart
+    assert [peers.receive_text(call) for call in calls][-1:] in ([], [None])
+    peers.note_missed_text()
+    assert peers.call_mismatch == apart

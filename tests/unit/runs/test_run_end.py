@@ -55,7 +55,7 @@ def done() -> list[str]:
 
 def end_of(done: list[str], await_updates: Callable[[], None] | None = None, **known: Any) -> RunEnd:
     peers = SimpleNamespace(
-        **{"failure": None, "have_joined": True, "is_told": False, "fault": None, "leaving": (), **known},
+        **{"failure": None, "have_joined": True, "is_raised": False, "fault": None, "leaving": (), **known},
         abort=lambda reason: done.append(f"abort: {reason}"),
         finish=lambda: done.append("finish"),
     )

@@ -16,8 +16,7 @@ from autodist.capture.function import capture_function
 from autodist.graph.partial_count import PartialCount
 from autodist.kernels import Context, rewrite
 from autodist.resources import ResourceSpec
-from autodist.runs.log_strategy import log_strategy
-from autodist.runs.pipeline_figures import figures_of
+from autodist.runs.log_strategy import figures_of, log_strategy
 from autodist.runs.stage_costs import Rewriting, costs_of
 from autodist.strategies.stage_table import PipelineFigures, StageFigures, flops_text, stage_tables
 from tests.unit.kernels.in_one_process import capture

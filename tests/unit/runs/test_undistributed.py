@@ -105,7 +105,7 @@ def test_a_model_of_the_scope_is_distributed_wherever_the_rest_stands(
             net.compile("sgd", "mse")
         net.fit(X, Y, verbose=0)
     end(ad)
-    assert ad._run.strategy is not None
+    assert ad._run.steps.strategy is not None
     assert warnings(said) == []
 
 
@@ -132,7 +132,7 @@ def test_every_kind_of_model_remembers_where_it_was_built(
     net.compile("sgd", "mse")
     net.train_on_batch(X, Y)
     end(ad)
-    assert ad._run.strategy is not None
+    assert ad._run.steps.strategy is not None
     assert warnings(said) == []
 
 

@@ -24,10 +24,10 @@ MANY = [StoredVariable(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in ra
 def link_bytes(listing: Listing) -> collections.Counter[tuple[int, int]]:
     """Returns the number of bytes from worker to worker."""
     found: collections.Counter[tuple[int, int]] = collections.Counter()
-    for shipment in listing.shipments:
-        sizes = [listing.parts[s.part].byte_size if s.stop < 0 else s.stop - s.start for s in shipment.slices]
-        if shipment.to != EVERY_WORKER:
-            found[0, shipment.to] += sum(sizes)
+    for transfer in listing.transfers:
+        sizes = [listing.parts[s.part].byte_size if s.stop < 0 else s.stop - s.start for s in transfer.slices]
+        if transfer.to != EVERY_WORKER:
+            found[0, transfer.to] += sum(sizes)
             continue
         for worker in listing.present:
             found.update({(worker, other): sum(sizes) for other in listing.after(worker)})
@@ -56,14 +56,14 @@ def test_a_link_out_of_a_worker_carries_two_models_however_many_workers_there_ar
 
 def test_small_values_go_in_one_message():
     small = [StoredVariable(f"v{k}", tf.float32, (8,), Placement()) for k in range(752)]
-    assert [shipment.to for shipment in Listing.of(small, range(64)).shipments] == [EVERY_WORKER]
+    assert [transfer.to for transfer in Listing.of(small, range(64)).transfers] == [EVERY_WORKER]
 
 
 def test_what_one_worker_has_goes_to_that_one_and_the_chiefs_own_to_nobody():
     cut = Placement(Partitioning(0, (1,) * 4), (0, 1, 2, 3), ((),) * 4)
     listing = Listing.of([StoredVariable(f"v{k}", tf.float32, (4, 256), cut) for k in range(5)], range(4))
     assert link_bytes(listing) == {(0, worker): 5 * 1024 for worker in (1, 2, 3)}
-    assert len(listing.shipments) == 3
+    assert len(listing.transfers) == 3
 
 
 def test_what_several_workers_hold_goes_to_each_of_them():
@@ -87,19 +87,19 @@ def test_what_absent_workers_have_does_not_go_and_nothing_goes_by_them():
         StoredVariable("b", tf.float32, (4,), Placement()),
     ]
     listing = Listing.of(owned, [0, 1, 3, 4])
-    assert [shipment.to for shipment in listing.shipments] == [EVERY_WORKER]
+    assert [transfer.to for transfer in listing.transfers] == [EVERY_WORKER]
     assert {worker for link in link_bytes(listing) for worker in link} == {0, 1, 3, 4}
 
 
 def test_many_owners_get_smaller_messages_and_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(batched_transfers, "SHIPMENT_BYTES", 1024)
+    monkeypatch.setattr(batched_transfers, "TRANSFER_BYTES", 1024)
     cut = Placement(Partitioning(0, (1,) * 64), tuple(range(64)), ((),) * 64)
     listing = Listing.of([StoredVariable(f"v{k}", tf.float32, (64, 16), cut) for k in range(50)], range(64))
-    waiting, sent = 0, iter(listing.shipments)
-    assert all(sum(listing.parts[s.part].byte_size for s in p.slices) <= 1024 for p in listing.shipments)
+    waiting, sent = 0, iter(listing.transfers)
+    assert all(sum(listing.parts[s.part].byte_size for s in p.slices) <= 1024 for p in listing.transfers)
     seen: set[int] = set()
-    for shipment in sent:
-        seen |= {s.part for s in shipment.slices}
+    for transfer in sent:
+        seen |= {s.part for s in transfer.slices}
         waiting = max(waiting, 64 * (max(seen) + 1 - len(seen)))
     assert waiting <= 4 * 1024 + 50 * 64  # those of the chief itself are never sent
 
@@ -107,9 +107,9 @@ def test_many_owners_get_smaller_messages_and_what_waits_is_bounded(monkeypatch:
 @given(st.integers(1, 5000), st.integers(1, 300))
 def test_a_large_value_goes_in_slices_that_are_the_whole(size: int, most: int):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batched_transfers, "SHIPMENT_BYTES", most)
+        patch.setattr(batched_transfers, "TRANSFER_BYTES", most)
         listing = Listing.of([StoredVariable("v", tf.float32, (size,), Placement())], range(3))
-    slices = [s for shipment in listing.shipments for s in shipment.slices]
+    slices = [s for transfer in listing.transfers for s in transfer.slices]
     if 4 * size <= most:
         assert [s.stop for s in slices] == [-1]
         return

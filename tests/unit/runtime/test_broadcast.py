@@ -75,8 +75,8 @@ def spread(
     listing = Listing.of(kepts, present)
     arrays = [np.asarray(value) for value, _ in values.values()]
     with ThreadPoolExecutor(len(present)) as pool:
-        taken = [pool.submit(workers[w].take, Listing.decode(listing.encode())) for w in present[1:]]
-        workers[0].give(listing, lambda k: arrays[k])
+        taken = [pool.submit(workers[w].receive, Listing.decode(listing.encode())) for w in present[1:]]
+        workers[0].send(listing, lambda k: arrays[k])
         for one in taken:
             one.result(LIMIT)
 
@@ -94,7 +94,7 @@ def value(graph_runners: list[GraphRunner], worker: int, name: str, like: np.nda
 def test_all_get_what_all_have(
     graph_runners: list[GraphRunner], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batched_transfers, "SHIPMENT_BYTES", most)
+    monkeypatch.setattr(batched_transfers, "TRANSFER_BYTES", most)
     given = {f"{name}{most}": (one, Placement()) for name, one in VALUES.items()}
     spread(workers, given, list(range(WORKERS)))
     for worker in range(1, WORKERS):
@@ -106,7 +106,7 @@ def test_all_get_what_all_have(
 def test_owners_get_their_shards_and_all_the_copies(
     graph_runners: list[GraphRunner], workers: list[VariableBroadcast], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batched_transfers, "SHIPMENT_BYTES", most)
+    monkeypatch.setattr(batched_transfers, "TRANSFER_BYTES", most)
     spread(workers, {f"{name}{most}": (ROWS, one) for name, one in CUTS.items()}, list(range(WORKERS)))
     for worker in range(1, WORKERS):
         row = ROWS[worker : worker + 1]

@@ -85,7 +85,7 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_matching, "PATIENCE", 0.05)
+    monkeypatch.setattr(call_matching, "TIME_LIMIT", 0.05)
 
 
 def test_steps_cost_no_note(workers: Workers) -> None:
@@ -178,7 +178,7 @@ def test_validation_waits_for_the_last_worker_as_long_as_it_takes(workers: Worke
 
     def script(worker: Worker) -> list[bool]:
         if worker.index == 1:
-            assert not waited.wait(4 * call_matching.PATIENCE)
+            assert not waited.wait(4 * call_matching.TIME_LIMIT)
         return [worker.call(is_certain=True)]
 
     assert workers.run(script) == [[True]] * WORKERS

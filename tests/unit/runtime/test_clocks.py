@@ -7,7 +7,7 @@ from autodist.runtime.clocks import ClockOffset, against
 
 def test_the_true_offset_lies_within_the_uncertainty_however_slow_one_way_is() -> None:
     for way_there in (0.0, 0.3, 1.0):
-        clock = ClockOffset.of(asked=100.0, told=100.0 + way_there + 7, heard=101.0)
+        clock = ClockOffset.of(sent=100.0, remote=100.0 + way_there + 7, received=101.0)
         assert abs(clock.ahead - 7) <= clock.uncertainty == 0.5
 
 

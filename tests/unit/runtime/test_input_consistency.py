@@ -18,8 +18,8 @@ from autodist.runtime.input_consistency import (
     FeedRole,
     FirstBatch,
     InputConsistencyCheck,
-    complaints,
     digest_of,
+    find_faults,
 )
 from autodist.runtime.messages import Messages
 
@@ -32,7 +32,7 @@ def batch(worker: int, *arrays: tuple[str, Any, FeedRole]) -> FirstBatch:
 
 
 def kinds(*batches: FirstBatch) -> set[str]:
-    return set(complaints(batches, NAMES))
+    return set(find_faults(batches, NAMES))
 
 
 @pytest.mark.parametrize("role", [FeedRole.GLOBAL, FeedRole.WHOLE])
@@ -43,7 +43,7 @@ def test_what_has_to_be_alike_and_is_passes(role: FeedRole):
 @pytest.mark.parametrize("role", [FeedRole.GLOBAL, FeedRole.WHOLE])
 def test_who_differs_in_what_is_told_with_the_mend(role: FeedRole):
     batches = [batch(w, ("x", X + (w == 2), role), ("y", X, role), ("z", X + w, role)) for w in range(3)]
-    (told,) = complaints(batches, NAMES).values()
+    (told,) = find_faults(batches, NAMES).values()
     assert "x of b:0, z of a:1 and b:0 differs from that of a:0" in told
     assert ("np.random.default_rng(1)" if role == FeedRole.GLOBAL else "Pass the same value on every worker") in told
 
@@ -54,7 +54,7 @@ def test_own_examples_that_differ_pass():
 
 def test_workers_that_feed_the_same_examples_are_told():
     batches = [batch(w, ("x", X * min(w, 1), FeedRole.OWN)) for w in range(3)]
-    told = complaints(batches, NAMES)["own"]
+    told = find_faults(batches, NAMES)["own"]
     assert told.startswith("a:1 and b:0 feed the same examples") and "ad.worker_index" in told
 
 

@@ -118,7 +118,7 @@ class Workers:
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
-    monkeypatch.setattr(write_consensus, "PATIENCE", 0.05)
+    monkeypatch.setattr(write_consensus, "QUERY_AFTER", 0.05)
     made = Workers()
     yield made
     made.close()
@@ -171,7 +171,7 @@ def test_whoever_is_late(workers: Workers, writers: tuple[int, ...], late: int):
 
     def hold(worker: int, number: int) -> None:
         if worker == late and number == 2:
-            threading.Event().wait(4 * write_consensus.PATIENCE)
+            threading.Event().wait(4 * write_consensus.QUERY_AFTER)
 
     workers.run(4, lambda worker, number: 100 + worker if worker in writers and number == 2 else None, hold)
     assert workers.values[0] == (102 if 0 in writers else 4)

@@ -13,7 +13,7 @@ from keras.src.trainers.data_adapters import get_data_adapter
 
 from autodist.batch.examples import rows_to_read, share_of
 from autodist.capture.keras.own_batches import own_arrays
-from autodist.reading.batch_sharding import whole_of
+from autodist.reading.batch_sharding import global_batch_of
 
 REPLICAS = [0, 1, 1, 2]
 """Three workers; a batch of 10 gives them 3, 5 and 2 examples."""
@@ -58,7 +58,7 @@ def test_workers_read_what_one_device_does(case: str) -> None:
         for _ in range(2):
             iterator = iter(own)
             for batch in iterator:
-                whole = whole_of(iterator)
+                whole = global_batch_of(iterator)
                 assert whole is not None
                 assert whole.examples == expected[count][0].shape[0]
                 share = share_of(whole.examples, REPLICAS, worker)
@@ -79,7 +79,7 @@ def test_what_all_have_to_have_alike_is_named() -> None:
     assert own is not None
     iterator = iter(own)
     next(iterator)
-    whole = whole_of(iterator)
+    whole = global_batch_of(iterator)
     assert whole is not None
     assert [name for name, _ in whole.alike] == ["x/a", "x/b/0", "x/b/1", "the order of examples"]
     np.testing.assert_array_equal(whole.alike[0][1], X.astype("float32"))

@@ -38,7 +38,7 @@ class Steps:
             whole: GlobalBatch | None = None
 
             def __call__(self, data: Any) -> Any:
-                given.append((len(data[0]), None if self.whole is None else self.whole.examples))
+                given.append((len(data[0]), None if self.global_batch is None else self.global_batch.examples))
                 return {"loss": 0.0}
 
         return Step()

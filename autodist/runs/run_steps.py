@@ -1,0 +1,154 @@
+"""The steps of a run: their plans, on which all workers agree, and their programs on this worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from autodist.errors import StrategyError
+from autodist.graph.ops import Trait
+from autodist.graph.renaming import Renaming
+from autodist.graph.step import CapturedStep, Step
+from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, AnyKernel, registered_kernels
+from autodist.proto import strategy_pb2
+from autodist.runs.dry_run import active_dry_run
+from autodist.runs.fingerprint import Fingerprint, require_equal
+from autodist.runs.log_strategy import log_strategy
+from autodist.runs.step_plans import StepPlans
+from autodist.runtime.program import Program
+
+if TYPE_CHECKING:
+    from autodist.runs.run import Run
+
+_REFUSAL = "refusal"
+"""JSON key under which the chief sends the reason why it cannot make a strategy, in place of the strategy."""
+
+
+class RunSteps:
+    """Plans the steps of one run, and makes programs of them.
+
+    Args:
+        run: the run.
+
+    Attributes:
+        strategy: strategy of the first training step; None before its plan.
+        draws: names of operations that draw random numbers from a state that TensorFlow does not expose.
+        tables: names of the lookup tables that this worker has initialized.
+        has_program: True if a program was made that does more than set variables.
+        on_first_program: called once, when the first training step is ready.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._plans = StepPlans(run.spec, run.builder, run.index, run.recorder)
+        self.strategy: strategy_pb2.Strategy | None = None
+        self.draws: set[str] = set()
+        self.tables: set[str] = set()
+        self.has_program = False
+        self.on_first_program: Callable[[], None] | None = None
+
+    def plan(
+        self,
+        step: CapturedStep,
+        names: Mapping[str, str],
+        rehearses: bool = True,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        name: str = "",
+    ) -> tuple[strategy_pb2.Strategy, Renaming]:
+        """Returns the chief's strategy for a step and the chief's names for its nodes.
+
+        The first call waits for the other workers.
+
+        Args:
+            step: the step.
+            names: the session's name of each variable.
+            rehearses: True if exactly this step will run, so that the chief may rewrite it before the others join.
+            shapes: shapes of the step's inputs in this worker's part of the first batch, if known.
+            name: name of the step for messages.
+
+        Raises:
+            StrategyError: the strategy is not possible for this step; raised before any worker trains.
+            CaptureMismatchError: this worker captured a different step than the chief.
+        """
+        run = self._run
+        run.check_others()
+        dry_run = active_dry_run()
+        if dry_run is not None and step.gradients:
+            dry_run.on_step(step, names, shapes or {}, rehearses, name)
+            return strategy_pb2.Strategy(), Renaming()  # a dry run makes no step
+        strategy = self._build(step, names) if run.index == 0 else None
+        if not run.have_joined:
+            if strategy is not None and rehearses and run.workers > 1:
+                self._plans.rehearse(step, strategy, names)
+            run.start()
+        strategy, renaming = self._agree(step, strategy)
+        self._plans.decide(strategy, names, renaming)
+        if self.strategy is None and strategy.nodes:
+            self.strategy = strategy
+            if run.index == 0:
+                plans, columns = self._plans, run.startup.columns
+                log_strategy(strategy, step, plans.rehearsed, run.spec, columns, shapes or {}, plans.take_rewriting())
+        return strategy, renaming
+
+    def program(
+        self,
+        step: CapturedStep,
+        strategy: strategy_pb2.Strategy,
+        names: Mapping[str, str],
+        fetching: Fetching,
+        kernels: Sequence[AnyKernel] = KERNELS,
+    ) -> tuple[Program, Step]:
+        """Rewrites a step for this worker; returns the program that runs it and the rewritten step.
+
+        Args:
+            step: the step.
+            strategy: returned by `plan`.
+            names: the session's name of each variable.
+            fetching: the workers that fetch the outputs.
+            kernels: the rewrites to apply.
+
+        Raises:
+            FetchedElsewhereError: an output is computed on other workers, and workers may fetch different outputs.
+        """
+        run = self._run
+        self.has_program = self.has_program or kernels is not SETTING_KERNELS
+        if step.gradients:
+            run.on_training()
+            self.draws |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
+        rewritten = self._plans.rewritten(step, strategy, names, fetching, kernels)
+        # Guarded because the first run prepared in a session waits for all servers of the run.
+        program: Program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates)
+        if program.flush is not None:
+            run.flushes.append(program.flush)
+        if step.gradients and self.on_first_program is not None:
+            on_first_program, self.on_first_program = self.on_first_program, None
+            on_first_program()
+        return program, rewritten
+
+    def _build(self, step: CapturedStep, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+        """On the chief, builds the strategy for a step; once all workers have joined, all raise its StrategyError."""
+        try:
+            return self._plans.build(step, names)
+        except StrategyError as error:
+            if self._run.workers > 1 and self._run.have_joined:
+                self._run.coordination.reach_collective()
+                self._run.coordination.broadcast(json.dumps({_REFUSAL: str(error)}).encode())
+            raise
+
+    def _agree(self, step: CapturedStep, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
+        """Returns the chief's strategy and node names on every worker; checks that all captured the same step."""
+        coordination = self._run.coordination
+        coordination.reach_collective()
+        if strategy is not None and self._run.workers == 1:
+            return strategy, Renaming()
+        fingerprint = Fingerprint.of(step, registered_kernels())
+        if strategy is not None:
+            coordination.broadcast(fingerprint.packed_with(strategy.SerializeToString(deterministic=True)))
+            return strategy, Renaming()
+        message = coordination.broadcast()
+        if message.startswith(b"{"):
+            raise StrategyError(json.loads(message)[_REFUSAL])
+        chief_fingerprint, content = Fingerprint.unpack(message)
+        renaming = require_equal(chief_fingerprint, fingerprint, f"worker {self._run.index}", step)
+        return strategy_pb2.Strategy.FromString(content), renaming
