@@ -51,7 +51,7 @@ from autodist.runs.run import Run
 from autodist.runs.undistributed import UndistributedScript
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.sampler import Sampler
-from autodist.runtime.seeds import is_seeded_by_script, seed_what_has_no_seed
+from autodist.runtime.seeds import is_seeded_by_script, set_default_seed
 from autodist.runtime.threads import share_cores
 from autodist.sessions.session import DistributedSession
 from autodist.strategies import BuildsStrategy
@@ -191,7 +191,7 @@ class AutoDist:
         self._run.check_others()
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
-        seed_what_has_no_seed(self._run.seed)
+        set_default_seed(self._run.seed)
         install_hooks()  # again: the script may have imported tf_keras since the last call
         try:
             with (

@@ -67,7 +67,7 @@ def name_by_path(parameter: str, path: Sequence[Any]) -> str:
     return "/".join(map(str, (parameter, *path)))
 
 
-def said_of(batch_axis: Mapping[str, int | None], name: str) -> str | None:
+def matching_key(batch_axis: Mapping[str, int | None], name: str) -> str | None:
     """Returns the key of `batch_axis` that applies to a leaf: the name of the leaf, or its longest prefix."""
     parts = name.split("/")
     names = ("/".join(parts[:k]) for k in range(len(parts), 0, -1))

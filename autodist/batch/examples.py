@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,16 @@ def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
     first, last = _part_range(replicas, worker)
     start, end = (_start_of(part, examples, len(replicas)) for part in (first, last))
     return Share(start, end - start)
+
+
+def part_lengths(examples: int, parts: int) -> list[int]:
+    """Returns the numbers of examples in the parts of a batch.
+
+    >>> part_lengths(5, 3)
+    [2, 2, 1]
+    """
+    starts = [_start_of(part, examples, parts) for part in range(parts + 1)]
+    return [end - start for start, end in itertools.pairwise(starts)]
 
 
 def rows_to_read(replicas: Sequence[int], worker: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:

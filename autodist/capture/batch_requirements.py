@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from autodist.batch.examples import part_lengths
 from autodist.errors import CaptureError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
@@ -46,8 +47,7 @@ class BatchDivision:
 
         A part of one example broadcasts instead of raising an error; another length is tried in its place.
         """
-        each, rest = divmod(self.examples, self.shares)
-        parts = {max(each, 1), max(each + (rest > 0), 1)} - {self.examples}
+        parts = {max(length, 1) for length in part_lengths(self.examples, self.shares)} - {self.examples}
         return sorted(parts | {self.examples + 1} if 1 in parts else parts)
 
 
@@ -120,8 +120,8 @@ def fault_in_parts(step: CapturedStep, rows: Mapping[str, int], shares: int) -> 
         rows: number of rows of each split input.
         shares: number of replicas among which they are divided.
     """
-    parts = [{name: n // shares + (k < n % shares) for name, n in rows.items()} for k in range(shares)]
-    distinct = {tuple(part.values()): part for part in (rows, *parts)}
+    lengths = zip(*(part_lengths(n, shares) for n in rows.values()), strict=True)
+    distinct = {part: dict(zip(rows, part, strict=True)) for part in (tuple(rows.values()), *lengths)}
     return next((fault for part in distinct.values() if (fault := shape_fault(step, part)) is not None), None)
 
 

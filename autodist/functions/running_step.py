@@ -149,7 +149,7 @@ class RunningStep:
             action = variable_sync.before_step(self.variables.values(), self.run.flush, self._keeps_pace)
             empty = None
             try:
-                outputs: list[np.ndarray] = self.run.guard(call, program)
+                outputs = self.run.guard(call, program)
             except UnevenBatchError as error:  # raised once the step is over
                 if error.has_run:
                     raise

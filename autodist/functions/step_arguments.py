@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import function_type_utils  # tf.function binds arguments by it
 from tensorflow.python.util import nest  # tf.nest, with the path of each leaf
 
-from autodist.batch.axis import axis_within, is_array, name_by_path, require_axis, require_mapping, said_of
+from autodist.batch.axis import axis_within, is_array, matching_key, name_by_path, require_axis, require_mapping
 from autodist.batch.examples import group_rows
 from autodist.errors import CaptureError
 from autodist.functions.composite_rows import CompositeRows, open_spec, rows_of
@@ -172,7 +172,7 @@ class StepArguments:
         Raises:
             CaptureError: the leaf has no such axis.
         """
-        key = said_of(self._batch_axis, name)
+        key = matching_key(self._batch_axis, name)
         if key is None:
             return 0 if np.ndim(value) else None
         axis = self._batch_axis[key]
@@ -219,7 +219,7 @@ class StepArguments:
         return rows_of(composite, self._batch_axis.get(parameter, 0), f"{parameter} of {self._name}")
 
     def _is_whole(self, name: str) -> bool:
-        key = said_of(self._batch_axis, name)
+        key = matching_key(self._batch_axis, name)
         return key is not None and self._batch_axis[key] is None
 
     def _require_named(self, names: Iterable[str]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from autodist.errors import AutoDistError
 from autodist.reading.quick_reads import reading
+
+if TYPE_CHECKING:
+    from autodist.reading.file_sharding import FileSharding
 
 
 class Slices:
@@ -44,29 +46,6 @@ OwnRows = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Maps the number of examples in a global batch to the first row that a worker reads and their number; both int64."""
 
 
-class AssignedFiles(Protocol):
-    """Iterates over this worker's part of each step, from the records of its own files."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def holds_anywhere(self, here: bool) -> bool:
-        """Returns True if the value is true on any worker; a collective call."""
-
-
-class AssignsFiles(Protocol):
-    """Shards the files of data sets."""
-
-    def shard(self, dataset: Any) -> AssignedFiles:
-        """Returns an iterable over this worker's part of each step.
-
-        Raises:
-            AutoDistError: the files cannot be sharded so that each record is used once.
-        """
-
-    def refused(self, problem: str) -> AutoDistError:
-        """Returns the error for a data set that cannot be sharded, with the position in the YAML."""
-
-
 @dataclass(frozen=True)
 class Reading:
     """The rule by which a worker reads its own part of global batches.
@@ -81,7 +60,7 @@ class Reading:
     rows: OwnRows | None
     workers: int
     slices: Slices
-    files: AssignsFiles | None = None
+    files: FileSharding | None = None
 
 
 class PartOfBatch(NamedTuple):

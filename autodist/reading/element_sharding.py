@@ -140,7 +140,7 @@ def _split_pipeline(dataset: Any) -> _Pipeline | UnshardedMap | None:
     """Splits a data set into a pipeline; otherwise returns a map that all workers compute for all examples, or None."""
     behind, batch = _stretch(dataset)
     for one in _maps(behind):
-        reason = _why_not_by_rows(one)
+        reason = _reason_not_by_rows(one)
         if reason is not None:
             return UnshardedMap(_named(one), reason)
     if kind_of(batch) not in _BATCHES:
@@ -149,7 +149,7 @@ def _split_pipeline(dataset: Any) -> _Pipeline | UnshardedMap | None:
         return _map_before(batch, "the order is not deterministic (deterministic=False)")
     elements, base = _stretch(batch._input_dataset)
     for number, one in enumerate(elements):
-        reason = _why_not_alone(one) if kind_of(one) in _MAPS else None
+        reason = _reason_not_elementwise(one) if kind_of(one) in _MAPS else None
         if reason is not None:
             elements, base = elements[:number], one
             break
@@ -179,7 +179,7 @@ def _maps(operations: Sequence[Any]) -> list[Any]:
 def _map_before(data: Any, reason: str) -> UnshardedMap | None:
     """Returns the last map before an operation of a data set, or that operation if it is a map."""
     if kind_of(data) in _MAPS:
-        return UnshardedMap(_named(data), _why_not_alone(data) or reason)
+        return UnshardedMap(_named(data), _reason_not_elementwise(data) or reason)
     found = (_map_before(one, reason) for one in data._inputs())
     return next((one for one in found if one is not None), None)
 
@@ -194,7 +194,7 @@ def _named(data: Any) -> str:
 # -- checks of maps ---------------------------------------------------------------------------------------------------
 
 
-def _why_not_alone(data: Any) -> str | None:
+def _reason_not_elementwise(data: Any) -> str | None:
     """Returns the reason why a map's result for an element may depend on other elements; None if it does not."""
     if getattr(data, "_deterministic", "") == "false":
         return "its order is not deterministic (deterministic=False)"
@@ -227,9 +227,9 @@ def _python_call_reason(node: tf.compat.v1.NodeDef) -> str | None:
     )
 
 
-def _why_not_by_rows(data: Any) -> str | None:
+def _reason_not_by_rows(data: Any) -> str | None:
     """Returns the reason why a map of batches may depend on the other rows of a batch; None if it does not."""
-    reason = _why_not_alone(data)
+    reason = _reason_not_elementwise(data)
     if reason is not None:
         return reason
     specs = tf.nest.flatten(data._input_dataset.element_spec)

@@ -50,22 +50,14 @@ class FileSharding:
         worker: index of this worker.
         names: names of all workers, by index.
         agree: collective call: sends this worker's message to the chief, and returns the chief's decision on all.
-        error: makes the error for data that cannot be sharded, with the position in the YAML.
+        refused: makes the error for data that cannot be sharded, with the position in the YAML.
     """
 
     replicas: Sequence[int]
     worker: int
     names: Sequence[str]
     agree: Callable[[str, Callable[[list[str]], str]], str]
-    error: Callable[[str], AutoDistError]
-
-    def shard(self, dataset: Any) -> ShardedFiles:
-        """Returns an iterable over this worker's part of each step; see `ShardedFiles`."""
-        return ShardedFiles(dataset, self)
-
-    def refused(self, problem: str) -> AutoDistError:
-        """Returns the error for a data set that cannot be sharded."""
-        return self.error(problem)
+    refused: Callable[[str], AutoDistError]
 
     @property
     def readers(self) -> list[int]:
@@ -73,7 +65,7 @@ class FileSharding:
         return sorted(set(self.replicas))
 
 
-def why_not_sharded(is_compared: bool, is_pipeline: bool) -> str | None:
+def reason_not_sharded(is_compared: bool, is_pipeline: bool) -> str | None:
     """Returns the reason why a run cannot shard files, with what is allowed; None if it can.
 
     Args:

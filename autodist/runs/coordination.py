@@ -126,13 +126,11 @@ class Coordination:
 
     def broadcast(self, message: bytes = b"") -> bytes:
         """Returns the chief's message, on every worker, once all have made this collective call."""
-        received: bytes = self._peers.guard(self._transport.broadcast, message)
-        return received
+        return self._peers.guard(self._transport.broadcast, message)
 
     def gather(self, message: bytes) -> list[bytes]:
         """Returns on the chief the message of each worker, on the others an empty list; a collective call."""
-        received: list[bytes] = self._peers.guard(self._transport.gather, message)
-        return received
+        return self._peers.guard(self._transport.gather, message)
 
     def barrier(self) -> None:
         """On the chief, waits until all other workers have finished their last step."""
@@ -200,11 +198,8 @@ class Coordination:
 
     def is_true_everywhere(self, condition: bool) -> bool:
         """Returns True if a condition holds on all workers; a collective call between steps."""
-        return bool(
-            json.loads(
-                self._gather_and_decide(json.dumps(condition), lambda messages: json.dumps("false" not in messages))
-            )
-        )
+        decide = lambda messages: json.dumps("false" not in messages)  # noqa: E731
+        return self._gather_and_decide(json.dumps(condition), decide) == "true"
 
     def _gather_and_decide(self, message: str, decide: Callable[[list[str]], str]) -> str:
         with self._failed_step.guarding():
@@ -266,7 +261,7 @@ class Coordination:
             self._join()
         assert self._calls is not None, "there are several workers"
         with self._failed_step.guarding(is_step=False):  # this worker may be alone in it
-            return bool(self._peers.guard(self._calls.are_made_together, Call(*describe()), is_certain))
+            return self._peers.guard(self._calls.are_made_together, Call(*describe()), is_certain)
 
     def _log_local_evaluation(self) -> None:
         if not self._has_logged_evaluation:
@@ -295,7 +290,7 @@ class Coordination:
             return False
         call = Call("a refusal", type(error).__name__)
         try:
-            return bool(self._peers.guard(self._calls.are_made_together, call, True))
+            return self._peers.guard(self._calls.are_made_together, call, True)
         except ClusterError:  # another worker has ended meanwhile; the next call raises that
             return False
 
@@ -318,8 +313,7 @@ class Coordination:
         """On the chief, returns the final message of every other worker; empty if any worker makes another call."""
         if self._calls is None or not self._peers.guard(self._calls.have_all_left):
             return []
-        messages: list[bytes] = self._peers.guard(self._transport.left)
-        return messages
+        return self._peers.guard(self._transport.left)
 
 
 def _worker_name(worker: int) -> str:

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
 
@@ -21,6 +21,8 @@ from autodist.runs.worker_launch import WorkerLaunch, name_workers
 from autodist.runtime.interruptible import InterruptibleExecutor
 
 log = logging.getLogger("autodist")
+
+R = TypeVar("R")
 
 # Errors that TensorFlow raises in the remaining workers when one goes away, or when the session closes during a run.
 _GONE = (
@@ -258,7 +260,7 @@ class Peers:
         assert self._launch is not None, "there are others"
         self._launch.coordinator.end_with_failure(self._spec.workers[worker].name, reason)
 
-    def guard(self, call: Callable[..., Any], *args: Any) -> Any:
+    def guard(self, call: Callable[..., R], *args: Any) -> R:
         """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.
 
         Raises:

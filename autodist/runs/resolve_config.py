@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.cluster.environments.start_rendezvous import join_rendezvous, warn_if_alone
 from autodist.errors import MisusedError, ResourceSpecError
 from autodist.logs.terminal import log_to_the_terminal
-from autodist.reading.file_sharding import why_not_sharded
+from autodist.reading.file_sharding import reason_not_sharded
 from autodist.resources import ResourceSpec
 from autodist.runs.cli_overrides import CliOverrides
 from autodist.runs.dry_run import active_dry_run
@@ -59,7 +59,7 @@ def resolve(
         if recording.is_reference and find_pipeline(chosen) is not None:
             chosen = AllReduce()  # a reference run has one device, and needs no stages
     log_to_the_terminal(is_chief=True)
-    reason = why_not_sharded(is_compared=recording is not None, is_pipeline=find_pipeline(chosen) is not None)
+    reason = reason_not_sharded(is_compared=recording is not None, is_pipeline=find_pipeline(chosen) is not None)
     if spec.shard is not None and reason is not None:
         raise spec.shard_refused(reason)
     if spec.is_given:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -46,6 +46,8 @@ from autodist.verify.recorder import SEED, recorder
 
 _END_LIMIT = 0.5
 """Seconds to wait for a cancelled call to return; a call that waits for a worker that has gone may never return."""
+
+R = TypeVar("R")
 
 
 @dataclass
@@ -276,7 +278,7 @@ class Run:
             self._graph_runners.end_runs()
             self._peers.wait_until_idle(_END_LIMIT)
 
-    def guard(self, call: Callable[..., Any], *args: Any) -> Any:
+    def guard(self, call: Callable[..., R], *args: Any) -> R:
         """Calls a function that fails if another worker goes away; raises the cause rather than the local symptom.
 
         Raises:
@@ -293,7 +295,6 @@ class Run:
         return cause
 
     def _is_refused_by_all(self, error: BaseException, is_before: bool) -> bool:
-        """Returns True if all workers refuse the same step before any part of it has run."""
         return self.coordination.is_refused_by_all(error, is_before)
 
     def _end_others(self, error: BaseException) -> None:

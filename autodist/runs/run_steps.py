@@ -118,7 +118,7 @@ class RunSteps:
             self.draws |= {node.name for node in step.graph_index.having(Trait.SEEDED)}
         rewritten = self._plans.rewritten(step, strategy, names, fetching, kernels)
         # Guarded because the first run prepared in a session waits for all servers of the run.
-        program: Program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates)
+        program = run.guard(Program, run.graph_runners, rewritten, list(step.inputs), run.updates)
         if program.flush is not None:
             run.flushes.append(program.flush)
         if step.gradients and self.on_first_program is not None:

@@ -18,10 +18,10 @@ from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.batch_sharding import GlobalBatch, ReadBatch, Reading, global_batch_of
 from autodist.reading.data_sets import begins_within
 from autodist.reading.element_sharding import reading_own
-from autodist.reading.file_sharding import sharding_changed
+from autodist.reading.file_sharding import ShardedFiles, sharding_changed
 from autodist.runtime.draws import Draws
 from autodist.runtime.input_consistency import digest_of
-from autodist.runtime.seeds import seed_for_all
+from autodist.runtime.seeds import global_seed
 
 log = logging.getLogger("autodist")
 
@@ -87,12 +87,11 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._on_own_failure = on_own_failure
         self._dataset, self._replicas, self._worker = dataset, replicas, worker
         self._on_first: Callable[[Any], None] | None = on_first
-        self._files = None
-        if reading is not None and reading.files is not None:
-            self._files = reading.files.shard(dataset)
+        files = None if reading is None else reading.files
+        self._files = None if files is None else ShardedFiles(dataset, files)
         self._own_source = None if reading is None else self._files or reading_own(dataset, reading)
         self.on_request: Callable[[], None] | None = None
-        self.place = DataPosition(seed=seed_for_all())
+        self.place = DataPosition(seed=global_seed())
         self._is_iterator = isinstance(dataset, Iterator)  # it can be started once, so that all loops over it are one
         self._resumed: DataPosition | None = None
         self._is_loop_over = False

@@ -10,9 +10,11 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from autodist.errors import ClusterError
+
+R = TypeVar("R")
 
 
 class InterruptibleExecutor:
@@ -33,13 +35,13 @@ class InterruptibleExecutor:
         _executors.add(self)
         threading.Thread(target=self._serve, name="autodist-caller", daemon=True).start()
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call(self, function: Callable[..., R], *args: Any) -> R:
         """Returns `function(*args)`; callable from any thread.
 
         Raises:
             Exception: raised by the function, or passed to `fail`.
         """
-        future: Future[Any] = Future()
+        future: Future[R] = Future()
         with self._lock:
             if self._failure is not None:
                 raise self._failure

@@ -18,13 +18,13 @@ _set_here: set[int] = set()
 """The seeds that were set here, not by the script."""
 
 
-def seed_what_has_no_seed(seed: int) -> None:
+def set_default_seed(seed: int) -> None:
     """Sets TensorFlow's global seed (the default graph's in graph mode), unless the script has set it.
 
     An operation with its own seed keeps drawing what it draws without a global seed. TensorFlow would combine the two,
     and `shuffle(seed=1)` would have another order than without AutoDist.
     """
-    if seed_for_all() is not None:  # requesting an operation's seeds would also show this, but consumes one
+    if global_seed() is not None:  # requesting an operation's seeds would also show this, but consumes one
         return
     (tf.random.set_seed if tf.executing_eagerly() else tf.compat.v1.set_random_seed)(seed)
     if not _set_here:
@@ -35,14 +35,14 @@ def seed_what_has_no_seed(seed: int) -> None:
 def _keeping_own_seeds(plain: Callable[[int | None], tuple[int | None, int | None]]) -> Callable[..., object]:
     @functools.wraps(plain)
     def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
-        if op_seed is not None and seed_for_all() in _set_here:
+        if op_seed is not None and global_seed() in _set_here:
             return random_seed.DEFAULT_GRAPH_SEED, op_seed % _MOST
         return plain(op_seed)
 
     return get_seed
 
 
-def seed_for_all() -> int | None:
+def global_seed() -> int | None:
     """Returns TensorFlow's global seed, of the graph that is being built or of the process."""
     return context.global_seed() if tf.executing_eagerly() else tf.compat.v1.get_default_graph().seed
 
@@ -50,7 +50,7 @@ def seed_for_all() -> int | None:
 def is_seeded_by_script() -> bool:
     """Returns True if the script has set TensorFlow's seed or NumPy's, as `keras.utils.set_random_seed` does."""
     bits = np.random.get_bit_generator()  # type: ignore[attr-defined, unused-ignore]
-    seed = seed_for_all()
+    seed = global_seed()
     return (seed is not None and seed not in _set_here) or getattr(bits, "seed_seq", None) is None
 
 
@@ -77,7 +77,7 @@ def resume_seeds(state: Mapping[str, Any]) -> str:
         return ""
     now, then = context.global_seed(), state["for_all"]
     if state["is_ours"] and (now is None or now in _set_here):
-        seed_what_has_no_seed(then)
+        set_default_seed(then)
         tf.random.set_seed(then)
         _set_here.add(then)
     elif now != then or state["is_ours"]:

@@ -116,13 +116,12 @@ class SessionFeeds:
 
     def are_global(self, arrays: Arrays, axes: Sequence[int | None]) -> bool:
         """Returns True if all split feeds are equal on all workers, so that each knows the number of examples."""
-        split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
+        split = split_of(arrays, axes)
         return bool(split) and all(map(self.is_global_batch, split))
 
     def are_gathered(self, arrays: Arrays, axes: Sequence[int | None]) -> bool:
         """Returns True if the workers' parts are gathered, and a pipeline gets the whole batch."""
-        split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
-        return self.spec.gathers_batches and bool(split) and not all(map(self.is_global_batch, split))
+        return self.spec.gathers_batches and not all(map(self.is_global_batch, split_of(arrays, axes)))
 
     def gathered(
         self,
@@ -137,24 +136,23 @@ class SessionFeeds:
             axes: batch axis of each feed.
             gather_feeds: gathers the parts on the chief; a collective call.
         """
-        named = sorted(zip(arrays, axes, strict=True), key=lambda one: one[0].name)
-        parts = [(t, axis) for t, axis in named if axis is not None and not self.is_global_batch(t)]
-        fed = gather_feeds([GatheredInput(t.name, arrays[t], axis) for t, axis in parts])
-        return {**arrays, **dict(zip((t for t, _ in parts), fed.values, strict=True))}, fed
+        split = split_of(arrays, axes)
+        parts = sorted((t for t in split if not self.is_global_batch(t)), key=lambda t: t.name)
+        fed = gather_feeds([GatheredInput(t.name, arrays[t], split[t]) for t in parts])
+        return {**arrays, **dict(zip(parts, fed.values, strict=True))}, fed
 
     def fixed_rows(self, arrays: Arrays, axes: Sequence[int | None]) -> int | None:
         """Returns the number of examples on a worker, if the graph was built for a fixed number."""
-        split = [(t, axis) for t, axis in zip(arrays, axes, strict=True) if axis is not None and t.shape.rank]
-        lengths = [t.shape[axis] for t, axis in split if t.shape[axis] is not None and not self.is_global_batch(t)]
-        return lengths[0] if lengths else None
+        split = split_of(arrays, axes).items()
+        lengths = (t.shape[axis] for t, axis in split if t.shape.rank and not self.is_global_batch(t))
+        return next((length for length in lengths if length is not None), None)
 
     def division(self, arrays: Arrays, axes: Sequence[int | None]) -> BatchDivision:
         """Returns the division of the examples of a run."""
-        split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
         replicas = len(self.spec.replicas)
         if self.are_gathered(arrays, axes):  # each worker feeds about as many
             return BatchDivision(examples_of(arrays, axes) * len(self.spec.workers), replicas, replicas)
-        return BatchDivision(examples_of(arrays, axes), self._shares(split, self._replicas), replicas)
+        return BatchDivision(examples_of(arrays, axes), self._shares(split_of(arrays, axes), self._replicas), replicas)
 
     def own_part(self, arrays: Arrays, axes: Sequence[int | None], is_local: bool = False) -> list[np.ndarray]:
         """Returns this worker's rows of global batches, and its own feeds unchanged.
@@ -169,10 +167,10 @@ class SessionFeeds:
         """
         if len(self.spec.workers) == 1:
             return list(arrays.values())
-        split = dict(zip(arrays, axes, strict=True))
-        if is_local and all(axis is None or self.is_global_batch(t) for t, axis in split.items()):
+        split = split_of(arrays, axes)
+        cut = {t: axis for t, axis in split.items() if self.is_global_batch(t)}
+        if is_local and len(cut) == len(split):
             return list(arrays.values())
-        cut = {t: axis for t, axis in split.items() if axis is not None and self.is_global_batch(t)}
         examples = count_examples([(t.name, arrays[t], axis) for t, axis in cut.items()])
         require_examples(examples > 0 or not cut)
         share = share_of(examples, self.spec.replica_workers, self.worker)
@@ -272,16 +270,20 @@ def _assigned(step: CapturedStep) -> set[str]:
     return assigned
 
 
+def split_of(arrays: Arrays, axes: Sequence[int | None]) -> dict[tf.Tensor, int]:
+    """Returns the batch axes of the feeds that are split."""
+    return {t: axis for t, axis in zip(arrays, axes, strict=True) if axis is not None}
+
+
 def examples_of(arrays: Arrays, axes: Sequence[int | None]) -> int:
     """Returns the number of examples in the feeds.
 
     Raises:
         UnevenBatchError: two arrays have different numbers.
     """
-    return count_examples([(t.name, a, x) for (t, a), x in zip(arrays.items(), axes, strict=True) if x is not None])
+    return count_examples([(t.name, arrays[t], axis) for t, axis in split_of(arrays, axes).items()])
 
 
 def disagree(arrays: Arrays, axes: Sequence[int | None]) -> bool:
     """Returns True if the arrays that are split have different numbers of examples."""
-    split = [(a, axis) for a, axis in zip(arrays.values(), axes, strict=True) if axis is not None]
-    return len({array.shape[axis] for array, axis in split}) > 1
+    return len({arrays[t].shape[axis] for t, axis in split_of(arrays, axes).items()}) > 1

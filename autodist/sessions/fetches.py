@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from autodist.graph.find_stages import find_stages
@@ -10,11 +9,8 @@ from autodist.graph.flows import flows_of
 from autodist.graph.names import node_of
 from autodist.graph.step import CapturedStep
 from autodist.graph.walks import reach
-from autodist.kernels import Fetching
 from autodist.layout import Joined, Unknown
-from autodist.logs.quiet import quiet_tensorflow
 from autodist.proto import strategy_pb2
-from autodist.runtime.program import Program
 from autodist.synchronizers import all_synchronizers
 
 
@@ -66,27 +62,3 @@ def _is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
     return not variable_placements or any(
         variable_placement is None or not variable_placement.runs_ahead for variable_placement in variable_placements
     )
-
-
-class RunPrograms:
-    """The programs of one run: with outputs combined over all workers, and with those of this worker only.
-
-    Each is made on first use.
-
-    Args:
-        make: rewrites the run.
-    """
-
-    def __init__(self, make: Callable[[Fetching], Program]) -> None:
-        self._make, self._made = make, dict[Fetching, Program]()
-
-    def of(self, fetching: Fetching) -> Program:
-        """Returns the program for one kind of fetching.
-
-        Raises:
-            FetchedElsewhereError: workers may fetch different outputs, and an output is computed on other workers.
-        """
-        if fetching not in self._made:
-            with quiet_tensorflow():
-                self._made[fetching] = self._make(fetching)
-        return self._made[fetching]

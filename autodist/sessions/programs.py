@@ -20,10 +20,12 @@ from autodist.graph.flows import flows_of, row_axes
 from autodist.graph.step import CapturedStep
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, only_sets
 from autodist.layout import PerExample, Replicated
+from autodist.logs.quiet import quiet_tensorflow
 from autodist.runs.run import Run
+from autodist.runtime.program import Program
 from autodist.sessions.batches import require_no_queue
 from autodist.sessions.feeds import SessionFeeds, disagree
-from autodist.sessions.fetches import Fetches, RunPrograms
+from autodist.sessions.fetches import Fetches
 from autodist.sessions.initial_values import InitialValues
 from autodist.sessions.plan import SessionPlan
 
@@ -33,7 +35,7 @@ class Prepared:
     """The run for one structure of fetches and feeds.
 
     Attributes:
-        programs: programs of the run; None if all fetches are fed.
+        program: returns the program for one kind of fetching, made on first use; None if all fetches are fed.
         axes: batch axis of each feed.
         sets: True if the run only sets variables.
         trains: True if the run applies gradients.
@@ -47,7 +49,7 @@ class Prepared:
         row_axes: returns the batch axis of each output; None for an output without rows of examples.
     """
 
-    programs: RunPrograms | None
+    program: Callable[[Fetching], Program] | None
     axes: Sequence[int | None]
     sets: bool
     trains: bool
@@ -124,11 +126,17 @@ class SessionPrograms:
         is_staged = bool(self._plan.strategy.pipeline.stages)
         is_common = self._run.workers > 1 and kernels is KERNELS and (is_staged or not is_local)
         fetches = Fetches.of(step, self._plan.strategy) if is_common and step.outputs else Fetches()
-        programs = RunPrograms(functools.partial(self._plan.program, step, kernels)) if outputs or targets else None
-        if programs is not None and not fetches.shared:
-            programs.of(Fetching.BY_EACH)  # now, so that an error comes before this worker's part of the run
+
+        @functools.cache
+        def program(fetching: Fetching) -> Program:
+            with quiet_tensorflow():
+                return self._plan.program(step, kernels, fetching)
+
+        has_program = bool(outputs or targets)
+        if has_program and not fetches.shared:
+            program(Fetching.BY_EACH)  # now, so that an error comes before this worker's part of the run
         return Prepared(
-            programs, axes, sets, bool(step.gradients), is_read_only, step.is_global, is_local,
+            program if has_program else None, axes, sets, bool(step.gradients), is_read_only, step.is_global, is_local,
             functools.partial(_gives_rows, step), {t: updates[t.name].name for t in arrays if t.name in updates},
             fetches, are_gathered and (not is_local or bool(fetches.shared)), functools.partial(row_axes, step),
         )  # fmt: skip

@@ -109,11 +109,11 @@ class SessionRuns:
         Raises:
             FetchedElsewhereError: others fetch other outputs, and owners would have to send these.
         """
-        if prepared.programs is None:
+        if prepared.program is None:
             return None
         if not is_together:
             self._log_own(prepared.fetches)
-        return prepared.programs.of(Fetching.BY_ALL if is_together else Fetching.BY_EACH)
+        return prepared.program(Fetching.BY_ALL if is_together else Fetching.BY_EACH)
 
     def _log_own(self, fetches: Fetches) -> None:
         """Logs fetches that are computed from this worker's examples only, once each."""

@@ -24,7 +24,7 @@ def no_start(monkeypatch):
     def start(run):
         raise StartedError
 
-    monkeypatch.setattr(Run, "_start", start)
+    monkeypatch.setattr(Run, "start", start)
 
 
 def autodist(replicas=2, workers=1):

@@ -24,6 +24,7 @@ from autodist.capture.patches import EPOCH_ITERATOR, patched
 from autodist.errors import CaptureError
 from autodist.reading.batch_sharding import OwnRows, PartOfBatch, Reading, ShardedBatches, WorkerParts
 from autodist.reading.element_sharding import reading_own
+from autodist.reading.file_sharding import ShardedFiles
 from autodist.tf_compat.do_not_convert import ours
 
 _TAKES_PARTS = "_autodist_takes_parts"
@@ -82,7 +83,7 @@ def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: boo
     whole = batches._distributed_dataset
     if reading.files is not None:
         is_data_set = isinstance(batches.data_adapter, TFDatasetAdapter)
-        return reading.files.shard(whole if is_data_set else batches.data_adapter)
+        return ShardedFiles(whole if is_data_set else batches.data_adapter, reading.files)
     if is_cut:
         return WorkerParts(whole)
     if reading.rows is None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from autodist.errors import AutoDistError, ClusterError, ResourceSpecError
 from autodist.reading.batch_sharding import Reading, Slices
-from autodist.reading.file_sharding import FileSharding, ShardedFiles, part_sizes, why_not_sharded
+from autodist.reading.file_sharding import FileSharding, ShardedFiles, part_sizes, reason_not_sharded
 from autodist.resources import ResourceSpec
 from autodist.runs.resolve_config import resolve
 from autodist.runtime.dataset import DistributedDataset
@@ -340,8 +340,8 @@ def test_an_epoch_of_files_that_were_dealt_to_others_begins_anew_and_that_is_tol
 
 
 def test_files_fit_neither_a_comparison_nor_a_pipeline():
-    assert why_not_sharded(is_compared=False, is_pipeline=False) is None
-    assert "compared" in (why_not_sharded(is_compared=True, is_pipeline=False) or "")
+    assert reason_not_sharded(is_compared=False, is_pipeline=False) is None
+    assert "compared" in (reason_not_sharded(is_compared=True, is_pipeline=False) or "")
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "shard": "files"})
     with pytest.raises(ResourceSpecError, match=r"^shard: .*a pipeline"):
         resolve(None, spec, "Pipeline", is_first=True)

@@ -10,7 +10,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed
 
 from autodist.runtime import seeds
-from autodist.runtime.seeds import seed_what_has_no_seed
+from autodist.runtime.seeds import set_default_seed
 
 v1 = tf.compat.v1
 RUN_SEED = 1234567
@@ -47,7 +47,7 @@ def drawn_in_a_graph(set_seed, **seed):
 @pytest.mark.parametrize("draw", [shuffled, drawn_in_a_function])
 def test_what_has_a_seed_draws_as_without_autodist(draw):
     alone = draw(seed=7), draw(seed=0), draw(seed=2**40 + 1)
-    seed_what_has_no_seed(RUN_SEED)
+    set_default_seed(RUN_SEED)
     assert (draw(seed=7), draw(seed=0), draw(seed=2**40 + 1)) == alone
 
 
@@ -56,14 +56,14 @@ def test_what_has_no_seed_draws_alike_in_every_process_of_a_run_and_otherwise_in
     drawn = []
     for seed in (RUN_SEED, RUN_SEED, RUN_SEED + 1):
         context.context()._seed = None  # as in a new process
-        seed_what_has_no_seed(seed)
+        set_default_seed(seed)
         drawn.append(draw())
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_a_graph_is_seeded_like_eager_code():
     def ours(seed=RUN_SEED):
-        return lambda: seed_what_has_no_seed(seed)
+        return lambda: set_default_seed(seed)
 
     assert drawn_in_a_graph(ours(), seed=7) == drawn_in_a_graph(lambda: None, seed=7)
     assert drawn_in_a_graph(ours()) == drawn_in_a_graph(ours()) != drawn_in_a_graph(ours(RUN_SEED + 1))
@@ -75,13 +75,13 @@ def test_a_seed_that_the_script_has_set_for_all_is_kept_and_mixed_as_tensorflow_
 
     def both():
         of_the_script()
-        seed_what_has_no_seed(RUN_SEED)
+        set_default_seed(RUN_SEED)
 
     assert drawn_in_a_graph(both, seed=7) == drawn_in_a_graph(of_the_script, seed=7)
     tf.random.set_seed(5)
     alone = shuffled(seed=7), shuffled()
     tf.random.set_seed(5)
-    seed_what_has_no_seed(RUN_SEED)
+    set_default_seed(RUN_SEED)
     assert (shuffled(seed=7), shuffled()) == alone
 
 
@@ -89,7 +89,7 @@ def test_a_seed_that_the_script_sets_later_is_mixed_as_tensorflow_does():
     tf.random.set_seed(5)
     alone = shuffled(seed=7)
     context.context()._seed = None
-    seed_what_has_no_seed(RUN_SEED)
+    set_default_seed(RUN_SEED)
     assert shuffled(seed=7) != alone
     tf.random.set_seed(5)
     assert shuffled(seed=7) == alone
@@ -101,7 +101,7 @@ def test_seeds_go_on_where_another_process_was(by_script):
         if by_script:
             tf.random.set_seed(7)
         else:
-            seed_what_has_no_seed(seed)
+            set_default_seed(seed)
 
     begin(1)
     shuffled()

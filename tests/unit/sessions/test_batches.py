@@ -133,7 +133,7 @@ def no_start(monkeypatch):
     def start(run):
         raise AssertionError("a run is about to start")
 
-    monkeypatch.setattr(Run, "_start", start)
+    monkeypatch.setattr(Run, "start", start)
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
