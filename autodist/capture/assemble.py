@@ -195,7 +195,7 @@ def _with_applied(step: CapturedStep, applied: Mapping[str, str] | None) -> Capt
     return replace(step, gradients=find_stages(step).gradients)
 
 
-def warn_of_variables_without_gradient(step: Step, notes: CaptureNotes) -> None:
+def warn_of_variables_without_gradient(step: CapturedStep, notes: CaptureNotes) -> None:
     """Logs the variables that were differentiated by but do not affect the loss."""
     by_handle = step.by_handle
     lost = {by_handle[h].name for c in notes.calls for s in c.without if (h := notes.handle_of(s)) in by_handle}

@@ -10,7 +10,7 @@ from autodist.errors import StrategyError
 from autodist.graph.ops import Trait
 from autodist.graph.renaming import Renaming
 from autodist.graph.step import CapturedStep, Step
-from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, AnyKernel, registered_kernels
+from autodist.kernels import KERNELS, SETTING_KERNELS, AnyKernel, Fetching, registered_kernels
 from autodist.proto import strategy_pb2
 from autodist.runs.dry_run import active_dry_run
 from autodist.runs.fingerprint import Fingerprint, require_equal
@@ -136,7 +136,9 @@ class RunSteps:
                 self._run.coordination.broadcast(json.dumps({_REFUSAL: str(error)}).encode())
             raise
 
-    def _agree(self, step: CapturedStep, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
+    def _agree(
+        self, step: CapturedStep, strategy: strategy_pb2.Strategy | None
+    ) -> tuple[strategy_pb2.Strategy, Renaming]:
         """Returns the chief's strategy and node names on every worker; checks that all captured the same step."""
         coordination = self._run.coordination
         coordination.reach_collective()
