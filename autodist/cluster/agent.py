@@ -42,6 +42,7 @@ from autodist.cluster.protocol import (
     Stop,
     decode,
     encode,
+    take_output,
 )
 from autodist.cluster.start import content_digest
 from autodist.versions import VERSION
@@ -221,14 +222,11 @@ def _version(package: str) -> str | None:
 
 
 def take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Returns the streams for messages, and redirects standard output to standard error.
+    """Returns standard input and output for messages; further output goes to standard error.
 
-    The descriptors are duplicates: output of other code must not look like a message, and Python must not wait at its
-    exit for the thread that reads.
+    The input is a duplicate, so that Python does not wait at its exit for the thread that reads.
     """
-    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return incoming, outgoing
+    return os.fdopen(os.dup(0), "rb"), take_output()
 
 
 def main() -> int:

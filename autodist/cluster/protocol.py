@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, BinaryIO, ClassVar
 
 from pydantic import AfterValidator, Base64UrlBytes, PlainSerializer, TypeAdapter
 from pydantic_core import from_json, to_json
@@ -67,6 +68,16 @@ def decode(line: bytes) -> Message:
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"not a message: {line[:200]!r}") from error
     return message
+
+
+def take_output() -> BinaryIO:
+    """Returns standard output for messages, and redirects further output to standard error.
+
+    Output of other code must not look like a message.
+    """
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return output
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The SSH settings of one machine, and the commands to run there; imports little, since the relay loads it."""
+"""The SSH settings of one machine, the commands to run there, and the order of the relay that starts them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from autodist.cluster.stream_relay import RelayOrder
 
 if TYPE_CHECKING:
     from autodist.resources import SSHGroup
@@ -96,3 +98,20 @@ class SSHSettings:
     def as_json(self) -> dict[str, Any]:
         """Returns the keyword arguments of `SSHSettings`."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class SSHOrder(RelayOrder):
+    """The order of a relay that starts commands over SSH.
+
+    Attributes:
+        settings: SSH settings of the machine.
+        module: module to run there, and its arguments.
+        silence_timeout: seconds without a message after which the machine counts as lost.
+        reach_timeout: seconds until its first message.
+    """
+
+    settings: SSHSettings
+    module: tuple[str, ...]
+    silence_timeout: float
+    reach_timeout: float

@@ -1,15 +1,21 @@
-"""The stream relay: forwards bytes between the chief's process and a command on another machine."""
+"""The stream relay: forwards bytes between the chief's process and a command on another machine.
+
+Both ends of the connection send heartbeats, since a cut link does not close it. After the timeout the connection counts
+as lost, which the relay reports to the coordinator.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from autodist.cluster.heartbeat_timeout import HeartbeatTimeout, heartbeat_interval
-from autodist.cluster.protocol import Heartbeat, Lost, encode
+from autodist.cluster.protocol import Heartbeat, Lost, Message, encode
 
 
 class RemoteCommand(Protocol):
@@ -37,7 +43,18 @@ class RemoteCommand(Protocol):
 
 
 @dataclass(frozen=True)
-class Ends:
+class RelayOrder(Message):
+    """The order of a relay process.
+
+    Attributes:
+        channels: descriptors of the chief's ends of the streams of each command: input, output, errors.
+    """
+
+    channels: tuple[tuple[int, int, int], ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True)
+class ChiefStreams:
     """The chief's ends of one command's streams.
 
     Attributes:
@@ -51,9 +68,9 @@ class Ends:
     errors: BinaryIO
 
     @staticmethod
-    def of(incoming: int, outgoing: int, errors: int) -> Ends:
+    def open(incoming: int, outgoing: int, errors: int) -> ChiefStreams:
         """Opens three file descriptors."""
-        return Ends(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), os.fdopen(errors, "wb"))
+        return ChiefStreams(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), os.fdopen(errors, "wb"))
 
     def send(self, content: bytes) -> None:
         """Sends bytes to the chief, if it still runs."""
@@ -67,18 +84,84 @@ class Ends:
                 stream.close()
 
 
-class Relay:
+class Relays:
+    """The relays of all commands of this process.
+
+    Args:
+        all_streams: the chief's ends of the streams of each command.
+    """
+
+    def __init__(self, all_streams: Sequence[ChiefStreams]) -> None:
+        self._all_streams = all_streams
+        self._incoming = [streams.incoming.fileno() for streams in all_streams]
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def count(self) -> int:
+        """Number of commands, whether they have started or not."""
+        return len(self._all_streams)
+
+    @property
+    def started(self) -> int:
+        """Number of relays started so far."""
+        return len(self._threads)
+
+    def start(
+        self,
+        index: int,
+        name: str,
+        remote: RemoteCommand,
+        timeout: HeartbeatTimeout,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Starts to forward bytes, in a thread.
+
+        Args:
+            index: index of the command.
+            name: name of its machine or process, for messages.
+            remote: connection to it.
+            timeout: timeout of the connection.
+            on_end: called from the thread when either side has ended.
+        """
+
+        def run() -> None:
+            StreamRelay(name, remote, self._all_streams[index], timeout).run()
+            on_end()
+
+        thread = threading.Thread(target=run, name=f"autodist-relay-{index}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def fail(self, index: int, lost: Lost) -> None:
+        """Reports that a command was not started."""
+        self._all_streams[index].send(encode(lost))
+        self._all_streams[index].close()
+
+    def join(self, limit: float | None = None) -> None:
+        """Waits until all started relays have ended, `limit` seconds for each."""
+        for thread in self._threads:
+            thread.join(limit)
+
+    def wait_for_chief_end(self, seconds: float | None = None) -> bool:
+        """Waits until the chief has ended or given up a command; returns False after `seconds`."""
+        poll = select.poll()
+        for descriptor in self._incoming:
+            poll.register(descriptor, 0)  # `poll` always reports that the other end was closed
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+class StreamRelay:
     """Forwards bytes between the chief's process and one command on another machine.
 
     Args:
         host: name of the machine, for messages.
         remote: the connection to the command.
-        ends: the chief's ends of its streams.
+        streams: the chief's ends of its streams.
         timeout: timeout of the connection.
     """
 
-    def __init__(self, host: str, remote: RemoteCommand, ends: Ends, timeout: HeartbeatTimeout) -> None:
-        self._host, self._remote, self._ends = host, remote, ends
+    def __init__(self, host: str, remote: RemoteCommand, streams: ChiefStreams, timeout: HeartbeatTimeout) -> None:
+        self._host, self._remote, self._streams = host, remote, streams
         self._sending = threading.Lock()
         self._ended = threading.Event()
         self._problem: str | None = None
@@ -105,10 +188,10 @@ class Relay:
                 )
         errors.join(1)
         if self._problem is not None:
-            self._ends.send(b"\n" + encode(Lost(self._problem, is_away=True)))
+            self._streams.send(b"\n" + encode(Lost(self._problem, is_away=True)))
         else:
             self._remote.close()  # other commands on the connection continue; if the link is cut, this might block
-        self._ends.close()
+        self._streams.close()
 
     def _end(self, problem: str | None) -> None:
         if not self._ended.is_set():
@@ -116,7 +199,7 @@ class Relay:
             self._ended.set()
 
     def _forward_input(self) -> None:
-        with self._ends.incoming as lines:
+        with self._streams.incoming as lines:
             for line in lines:
                 self._send(line)
             self._end(None)
@@ -138,7 +221,7 @@ class Relay:
             while received := self._remote.receive():
                 # The agent is not silent if the chief does not read the output (its terminal may be halted).
                 self._receiving = False
-                _write(self._ends.outgoing, received)
+                _write(self._streams.outgoing, received)
                 self._timeout.restart()
                 self._receiving = True
         except OSError as error:
@@ -147,7 +230,7 @@ class Relay:
 
     def _forward_errors(self) -> None:
         while received := self._remote.receive_errors():
-            _write(self._ends.errors, received)
+            _write(self._streams.errors, received)
 
 
 def _write(target: BinaryIO, content: bytes) -> None:

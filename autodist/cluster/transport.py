@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import IO, Any, Protocol
 
-from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.protocol import encode
+from autodist.cluster.ssh_settings import SSHOrder, SSHSettings
 from autodist.cluster.start import noted_start
+from autodist.cluster.stream_relay import RelayOrder
 from autodist.resources import Node, ResourceSpec
 
 
@@ -124,10 +126,7 @@ class LocalTransport:
 
 
 class SSHTransport:
-    """Starts commands on another machine, over one connection that an SSH relay holds.
-
-    The relay is a small process on this machine. The chief's process may hold Python's global lock for longer than the
-    heartbeat timeout (during a large `json.load`); without the relay, the other machine would count the chief as lost.
+    """Starts commands on another machine, over one connection that a relay holds.
 
     Args:
         settings: SSH settings of the machine.
@@ -144,35 +143,35 @@ class SSHTransport:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._settings, self._environment = settings, environment
-        self._limits = {"silence_timeout": silence_timeout, "reach_timeout": reach_timeout}
+        self._limits = silence_timeout, reach_timeout
 
     def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
-        order = {"settings": self._settings.as_json(), "module": [module, *arguments], "limits": self._limits}
-        return start_between("autodist.cluster.ssh_relay", count, order, self._environment)[1]
+        order = SSHOrder(self._settings, (module, *arguments), *self._limits)
+        return start_relay("ssh", order, count, self._environment)[1]
 
 
-def start_between(
-    module: str,
+def start_relay(
+    kind: str,
+    order: RelayOrder,
     count: int,
-    order: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     stdout: int = subprocess.DEVNULL,
 ) -> tuple[subprocess.Popen[bytes], tuple[Channel, ...]]:
-    """Starts a relay: a local process that forwards bytes between this one and commands on other machines.
+    """Starts a relay process; returns the process, and a channel to each command.
 
     Args:
-        module: module of the relay. It reads a line of JSON from its standard input: the order, and under `channels`
-            three descriptors for each command.
+        kind: "ssh" or "rendezvous"; see `relay`.
+        order: its order; this function sets `channels`.
         count: number of commands.
-        order: further settings for the relay.
         environment: environment variables of the relay; None for those of this process.
         stdout: its standard output.
     """
     with _opening:
         pipes = [tuple(os.pipe() for _ in ("stdin", "stdout", "stderr")) for _ in range(count)]
-        theirs = [(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in pipes]
+        theirs = tuple((stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in pipes)
         process = _start(
-            module,
+            "autodist.cluster.relay",
+            kind,
             environment=environment,
             stdin=subprocess.PIPE,
             stdout=stdout,
@@ -184,7 +183,7 @@ def start_between(
         # Sent by standard input: other users of this machine can see arguments, and the order may contain secrets.
         assert process.stdin, "stdin is a pipe"
         with contextlib.suppress(BrokenPipeError), process.stdin:  # readers of the channels detect that it has ended
-            process.stdin.write(json.dumps({**order, "channels": theirs}).encode() + b"\n")
+            process.stdin.write(encode(replace(order, channels=theirs)))
         return process, tuple(
             Channel(process, os.fdopen(stdin[1], "wb"), os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb"), True)
             for stdin, stdout, stderr in pipes

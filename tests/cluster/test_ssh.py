@@ -194,7 +194,9 @@ def test_worker_that_hears_nothing_for_a_while_is_named_with_that_reason(hosts: 
     with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, SLEEP) as run:
         scripts = [run.wait_for_note("asleep1"), run.wait_for_note("asleep2")]
         run.wait_for_note("training")
-        relay = next(pid for pid in survivors(run.mark) if parent(pid) == run.chief.pid and "ssh_relay" in command(pid))
+        relay = next(
+            pid for pid in survivors(run.mark) if parent(pid) == run.chief.pid and "cluster.relay ssh" in command(pid)
+        )
         os.kill(relay, signal.SIGSTOP)
         assert within(4 * SILENCE_LIMIT, lambda: not all(Path(f"/proc/{pid}").exists() for pid in scripts))
         os.kill(relay, signal.SIGCONT)

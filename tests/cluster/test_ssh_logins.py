@@ -106,7 +106,9 @@ def test_killed_process_ends_all_workers_of_the_node(tmp_path: Path, victim: str
         for number in (2, 3):
             run.wait_for_note(f"asleep{number}")
         run.wait_for_note("training")
-        (relay,) = (pid for pid in survivors(run.mark) if parent(pid) == run.chief.pid and "ssh_relay" in command(pid))
+        (relay,) = (
+            pid for pid in survivors(run.mark) if parent(pid) == run.chief.pid and "cluster.relay ssh" in command(pid)
+        )
         os.kill({"worker": worker, "relay": relay, "chief": run.chief.pid}[victim], signal.SIGKILL)
         began = time.monotonic()
         run.wait(10)

@@ -82,7 +82,9 @@ def test_a_killed_process_ends_the_run_on_both_sides(tmp_path: Path, victim: str
         worker = run.wait_for_note("asleep1")
         for note in ("asleep2", "training"):
             run.wait_for_note(note)
-        (relay,) = (pid for pid in survivors(run.mark) if parent(pid) == run.chief.pid and "ssh_relay" in command(pid))
+        (relay,) = (
+            pid for pid in survivors(run.mark) if parent(pid) == run.chief.pid and "cluster.relay ssh" in command(pid)
+        )
         (program,) = programs_of(run)
         folder = Path(command(program).split(" -S ")[1].split()[0]).parent
         assert folder.is_dir()

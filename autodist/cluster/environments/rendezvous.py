@@ -10,7 +10,6 @@ import queue
 import subprocess
 import threading
 from collections.abc import MutableMapping, Sequence
-from dataclasses import asdict
 
 from autodist.cluster.environments.handshake import Hello
 from autodist.cluster.environments.launcher_env import Given
@@ -20,14 +19,14 @@ from autodist.cluster.environments.rendezvous_events import (
     Listening,
     PortInUse,
     ProcessJoined,
-    RendezvousServerOrder,
+    RendezvousOrder,
     Warned,
 )
 from autodist.cluster.environments.roster import Arrival
 from autodist.cluster.environments.secret import SecretSource
 from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch
 from autodist.cluster.protocol import Lost, Message, decode, encode
-from autodist.cluster.transport import Channel, start_between
+from autodist.cluster.transport import Channel, start_relay
 from autodist.errors import ClusterError
 from autodist.resources import Timeouts, is_own_address
 
@@ -130,12 +129,11 @@ class Rendezvous:
     def _start_server(self, secret: str) -> None:
         given = self._given
         # If the environment has addresses of servers, TensorFlow's server later uses the same port.
-        order = RendezvousServerOrder(
+        order = RendezvousOrder(
             _host_to_listen_on(given.chief), given.port, self._count, secret, not given.addresses,
             self._limits.silence_timeout, self._limits.stop_timeout,
         )  # fmt: skip
-        module = "autodist.cluster.environments.rendezvous_server"
-        self._process, self._channels = start_between(module, self._count - 1, asdict(order), stdout=subprocess.PIPE)
+        self._process, self._channels = start_relay("rendezvous", order, self._count - 1, stdout=subprocess.PIPE)
         threading.Thread(
             target=self._read_events, args=(self._process,), name="autodist-rendezvous-events", daemon=True
         ).start()

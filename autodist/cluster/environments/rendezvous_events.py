@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from autodist.cluster.environments.roster import Arrival
 from autodist.cluster.protocol import Message
+from autodist.cluster.stream_relay import RelayOrder
 
 
 @dataclass(frozen=True)
-class RendezvousServerOrder:
+class RendezvousOrder(RelayOrder):
     """The settings of a rendezvous server.
 
     Attributes:
@@ -20,7 +21,6 @@ class RendezvousServerOrder:
         stays_open: True if it continues to listen after all have joined, to refuse late processes with a reason.
         silence_timeout: seconds without a message after which a machine counts as lost.
         stop_timeout: seconds between SIGTERM and SIGKILL for a script.
-        channels: descriptors of the chief's ends, three for each process except the chief, by index.
     """
 
     host: str
@@ -30,7 +30,6 @@ class RendezvousServerOrder:
     stays_open: bool
     silence_timeout: float
     stop_timeout: float
-    channels: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,18 @@
-"""The rendezvous server: a small process on the chief's machine that the other processes of a given cluster join.
+"""The rendezvous server: the part of the relay that the other processes of a given cluster join.
 
-`python -m autodist.cluster.environments.rendezvous_server` reads its order from its standard input: address, number of
-processes, secret, limits, and three descriptors for each process. It reports the events of `rendezvous_events` on
-its standard output. It forwards bytes between the chief and the processes, as the SSH relay does: the chief's
-own process may hold Python's global lock for longer than the heartbeat timeout. It ends when all these processes, or
-the chief, have ended.
+It listens, and accepts the processes that know the run's secret. It reports the events of `rendezvous_events` on the
+relay's standard output. Each process that has joined is relayed like a command over SSH.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import select
-import signal
 import socket
-import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
-
-from pydantic import TypeAdapter
 
 from autodist.cluster.environments.handshake import (
     LONGEST_LINE,
@@ -42,13 +32,13 @@ from autodist.cluster.environments.rendezvous_events import (
     Listening,
     PortInUse,
     ProcessJoined,
-    RendezvousServerOrder,
+    RendezvousOrder,
     Warned,
 )
 from autodist.cluster.environments.roster import MOST_TRIES, Arrival, Roster
 from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
 from autodist.cluster.protocol import Message, encode
-from autodist.cluster.stream_relay import Ends, Relay
+from autodist.cluster.stream_relay import Relays
 
 _CHUNK = 1 << 16
 
@@ -102,21 +92,25 @@ class FollowerConnection:
         self._connection.close()
 
 
-class RendezvousServer:
-    """Listens, and accepts processes that know the secret.
+def relay(order: RendezvousOrder, relays: Relays, output: BinaryIO) -> None:
+    """Waits for all processes; returns when they, or the chief, have ended.
 
     Args:
-        order: its settings.
-        ends: the chief's ends of the streams of each process except the chief, by index.
-        events: destination of the events.
+        order: settings of the server.
+        relays: relays of the processes other than the chief.
+        output: destination of the events.
     """
+    RendezvousServer(order, relays, output).run()
 
-    def __init__(self, order: RendezvousServerOrder, ends: Sequence[Ends], events: BinaryIO) -> None:
-        self._order, self._ends, self._events = order, ends, events
+
+class RendezvousServer:
+    """Listens, and accepts processes that know the secret; see `relay`."""
+
+    def __init__(self, order: RendezvousOrder, relays: Relays, output: BinaryIO) -> None:
+        self._order, self._relays, self._output = order, relays, output
         self._secret = order.secret.encode()
-        self._changed = threading.Condition()  # guards the following fields and `events`
+        self._changed = threading.Condition()  # guards the following fields, `relays.start` and `output`
         self._roster = Roster(order.count)
-        self._relays: list[threading.Thread] = []
         self._handshakes: dict[threading.Thread, socket.socket] = {}  # connections that have not authenticated yet
         self._is_over = False
         self._listener: socket.socket | None = None
@@ -132,10 +126,9 @@ class RendezvousServer:
         accepting = threading.Thread(target=self._accept, args=(listener,), name="autodist-rendezvous", daemon=True)
         accepting.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or not self._roster.missing)
+            self._changed.wait_for(lambda: self._is_over or self._relays.started == self._relays.count)
             is_over = self._is_over
-        for relay in self._relays:
-            relay.join(_LAST_MESSAGES_LIMIT if is_over else None)
+        self._relays.join(_LAST_MESSAGES_LIMIT if is_over else None)
         self._close_listener()
         accepting.join(_LAST_MESSAGES_LIMIT)
         self._end_handshakes()
@@ -164,15 +157,12 @@ class RendezvousServer:
 
     def _report(self, event: Message) -> None:
         with self._changed, contextlib.suppress(BrokenPipeError):
-            self._events.write(encode(event))
-            self._events.flush()
+            self._output.write(encode(event))
+            self._output.flush()
 
     def _watch_chief(self) -> None:
         """Ends the server when the chief has ended or given up."""
-        gone = select.poll()
-        for ends in self._ends:
-            gone.register(ends.incoming, 0)  # `poll` always reports that the other end was closed
-        gone.poll()
+        self._relays.wait_for_chief_end()
         self._close_listener()  # first: the job may be started again at once, with the same port
         with self._changed:
             self._is_over = True
@@ -246,25 +236,20 @@ class RendezvousServer:
 
     def _start_relay(self, connection: socket.socket, arrival: Arrival) -> None:
         remote = FollowerConnection(connection, arrival.name)
-        ends = self._ends[arrival.hello.index - 1]
-        relay = Relay(arrival.name, remote, ends, HeartbeatTimeout(self._order.silence_timeout))
-        thread = threading.Thread(
-            target=self._relay, args=(relay, remote, arrival), name=f"autodist-{arrival.name}", daemon=True
-        )
-        thread.start()
+
+        def end() -> None:
+            remote.close()
+            with self._changed:
+                is_early = bool(self._roster.missing) and not self._is_over
+            if is_early:
+                self._report(Failed(f"{arrival.name} left before all had joined; see its output"))
+
         self._close_if_complete()  # before the report: the chief may then use the port
         self._report(ProcessJoined(arrival))
+        timeout = HeartbeatTimeout(self._order.silence_timeout)
         with self._changed:
-            self._relays.append(thread)
+            self._relays.start(arrival.hello.index - 1, arrival.name, remote, timeout, end)
             self._changed.notify_all()
-
-    def _relay(self, relay: Relay, remote: FollowerConnection, arrival: Arrival) -> None:
-        relay.run()
-        remote.close()
-        with self._changed:
-            is_early = bool(self._roster.missing) and not self._is_over
-        if is_early:
-            self._report(Failed(f"{arrival.name} left before all had joined; see its output"))
 
     def _close_if_complete(self) -> None:
         with self._changed:
@@ -336,21 +321,3 @@ def _read(connection: socket.socket) -> object:
         if not received or len(line) > LONGEST_LINE or b"\n" in line[:-1]:
             raise OSError("no message")
     return decode(line)
-
-
-def main() -> int:
-    # The server ends with the chief, which may save a checkpoint after the scheduler has sent SIGTERM to all processes.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    line = sys.stdin.readline()
-    if not line:
-        return 0  # the chief has already ended
-    order = TypeAdapter(RendezvousServerOrder).validate_python(json.loads(line))
-    # A duplicated descriptor: output of other code must not look like events.
-    events = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    RendezvousServer(order, [Ends.of(*three) for three in order.channels], events).run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 from collections.abc import Iterator
@@ -10,11 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from autodist.cluster import ssh_relay
-from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
 from autodist.cluster.protocol import Lost, decode
 from autodist.cluster.ssh_errors import UnreachableError
-from autodist.cluster.ssh_settings import SSHSettings
-from autodist.cluster.stream_relay import Ends
+from autodist.cluster.ssh_settings import SSHOrder, SSHSettings
+from autodist.cluster.stream_relay import ChiefStreams, Relays
 from autodist.cluster.transport import SSHTransport
 from autodist.errors import ClusterError
 from tests.cluster.runs import within
@@ -49,10 +49,12 @@ def test_all_of_a_machine_that_was_not_reached_are_told_why_and_whether_it_answe
         yield Machine()
 
     monkeypatch.setattr(ssh_relay, "reach", reach)
-    monkeypatch.setattr(ssh_relay, "_end_with_the_chief", lambda gone, have_started: None)  # it would end this process
+    monkeypatch.setattr(
+        ssh_relay, "_end_with_the_chief", lambda relays, have_started: None
+    )  # it would end this process
     pipes = [[os.pipe() for _ in range(3)] for _ in range(2)]
-    ends = [Ends.of(told[0], said[1], errors[1]) for told, said, errors in pipes]
-    ssh_relay._relay_all(SSHSettings("b"), ["module"], ends, 60.0, lambda: HeartbeatTimeout(60.0))
+    ends = [ChiefStreams.open(told[0], said[1], errors[1]) for told, said, errors in pipes]
+    ssh_relay.relay(SSHOrder(SSHSettings("b"), ("module",), 60.0, 60.0), Relays(ends), io.BytesIO())
     for one, ((_, told), (said, _), (errors, _)) in zip(ends, pipes, strict=True):
         with os.fdopen(said, "rb") as lines:
             assert decode(lines.readline()) == Lost("it did not work", kind is UnreachableError)

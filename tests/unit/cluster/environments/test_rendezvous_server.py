@@ -22,14 +22,14 @@ from autodist.cluster.environments.rendezvous_events import (
     Listening,
     PortInUse,
     ProcessJoined,
-    RendezvousServerOrder,
+    RendezvousOrder,
     Warned,
 )
 from autodist.cluster.environments.rendezvous_server import RendezvousServer
 from autodist.cluster.environments.roster import MOST_TRIES
 from autodist.cluster.protocol import Line, Lost, Message, decode, encode
 from autodist.cluster.script import Script
-from autodist.cluster.stream_relay import Ends
+from autodist.cluster.stream_relay import ChiefStreams, Relays
 from autodist.errors import ClusterError
 from tests.ports import free_port
 
@@ -38,20 +38,20 @@ SCRIPT = Script(("train.py",), "/", None)
 
 
 class Chief:
-    """A reception in threads of this process, and the chief's ends of its streams."""
+    """A rendezvous server in threads of this process, and the chief's ends of its streams."""
 
     def __init__(self, count: int, port: int, stays_open: bool = True, runs_ahead: bool = True) -> None:
         ways = [tuple(os.pipe() for _ in range(3)) for _ in range(count - 1)]
-        self._theirs = [Ends.of(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
+        self._theirs = [ChiefStreams.open(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
         self.to = [os.fdopen(way[0][1], "wb") for way in ways]
         self.of = [os.fdopen(way[1][0], "rb") for way in ways]
         self.errors = [os.fdopen(way[2][0], "rb") for way in ways]
         told, tell = os.pipe()
         self.news: BinaryIO = os.fdopen(told, "rb")
         self._tell: BinaryIO = os.fdopen(tell, "wb")
-        order = RendezvousServerOrder("127.0.0.1", port, count, SECRET, stays_open, 25.0, 3.0)
-        self._reception = RendezvousServer(order, self._theirs, self._tell)
-        self._thread = threading.Thread(target=self._reception.run)
+        order = RendezvousOrder("127.0.0.1", port, count, SECRET, stays_open, 25.0, 3.0)
+        self._server = RendezvousServer(order, Relays(self._theirs), self._tell)
+        self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
         assert not runs_ahead or isinstance(self.hears(), Listening)
 
@@ -63,7 +63,7 @@ class Chief:
             stream.close()
         self._thread.join(10)
         assert not self._thread.is_alive()
-        for index in self._reception._roster.missing:
+        for index in self._server._roster.missing:
             self._theirs[index - 1].close()
             self._theirs[index - 1].incoming.close()
         for other in (*self.of, *self.errors, self.news, self._tell):
