@@ -69,13 +69,13 @@ class Measurement:
 
 
 def main() -> int:
-    told = _arguments()
+    arguments = _arguments()
     # On SIGTERM, it still ends the processes that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     console = rich.console.Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     results: list[Result] = []
     failed = False
-    for measurement in _measurements(told):
+    for measurement in _measurements(arguments):
         console.print(f"[dim]{measurement.name}, load average {os.getloadavg()[0]:.1f}[/dim]")
         try:
             results += measurement.measure()
@@ -83,8 +83,8 @@ def main() -> int:
             console.print(f"error: {error}", style="red", markup=False)
             failed = True
     console.print(_table(results))
-    if told.json:
-        told.json.write_text(
+    if arguments.json:
+        arguments.json.write_text(
             json.dumps({"made": made_with(), "results": [asdict(r) for r in results]}, indent=1) + "\n"
         )
     return 1 if failed else 0
@@ -102,14 +102,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
-    length = Length(WARMUP, told.repeat, told.steps, SETTLING, LIMIT)
+def _measurements(arguments: argparse.Namespace) -> Iterator[Measurement]:
+    length = Length(WARMUP, arguments.repeat, arguments.steps, SETTLING, LIMIT)
     for one in comparisons():
-        if _is_asked(told, one.group, one.ours.model):
+        if _is_selected(arguments, one.group, one.ours.model):
             yield Measurement(f"{one.ours} and {one.peer}", lambda one=one: [compare(one, length)])
     single: tuple[tuple[str, str, str, Callable[[], list[Result]]], ...] = (
-        ("first-step", "resnet50", "resnet50: first step", lambda: [compare_first_step(told.repeat)]),
-        ("rewrite", "resnet50", "resnet50: rewriting", lambda: compare_rewriting(told.repeat)),
+        ("first-step", "resnet50", "resnet50: first step", lambda: [compare_first_step(arguments.repeat)]),
+        ("rewrite", "resnet50", "resnet50: rewriting", lambda: compare_rewriting(arguments.repeat)),
         ("calls", "tiny", "tiny: calls", compare_calls),
         ("checkpoint", "tables", "tables: checkpoints of 2 GB", compare_checkpoints),
         ("growth", "planning", "planning for many workers", compare_planning),
@@ -123,15 +123,15 @@ def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
         ("paper", "paper", "communication on paper", compare_on_paper),
     )  # fmt: skip
     for group, model, name, measure in single:
-        if _is_asked(told, group, model):
+        if _is_selected(arguments, group, model):
             yield Measurement(name, measure)
     for model in MEMORY_MODELS:
-        if _is_asked(told, "memory", model):
+        if _is_selected(arguments, "memory", model):
             yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])
 
 
-def _is_asked(told: argparse.Namespace, group: str, model: str) -> bool:
-    return (not told.only or group in told.only) and (not told.model or model in told.model)
+def _is_selected(arguments: argparse.Namespace, group: str, model: str) -> bool:
+    return (not arguments.only or group in arguments.only) and (not arguments.model or model in arguments.model)
 
 
 def _table(results: Sequence[Result]) -> rich.table.Table:

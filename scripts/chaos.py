@@ -29,10 +29,10 @@ def main() -> int:
     options.add_argument("--draws", type=int, default=20, help="number of schedules")
     options.add_argument("--seed", type=int, default=0, help="seed of the first schedule")
     options.add_argument("--at-once", type=int, default=1, help="number of schedules that run at the same time")
-    asked = options.parse_args()
-    seeds = range(asked.seed, asked.seed + asked.draws)
+    arguments = options.parse_args()
+    seeds = range(arguments.seed, arguments.seed + arguments.draws)
     failed: list[str] = []
-    with ThreadPoolExecutor(asked.at_once) as threads:
+    with ThreadPoolExecutor(arguments.at_once) as threads:
         plays = {seed: threads.submit(_seconds_of, seed) for seed in seeds}
         for seed, played in plays.items():
             if error := played.exception():

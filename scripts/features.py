@@ -27,7 +27,7 @@ BEGIN, END = "<!-- features: made by scripts/features.py -->\n", "<!-- end of fe
 
 FRONTS = {"fit": "`fit`", "function": "`@ad.function`", "session": "session"}
 GROUPS = ("data", "model", "loss", "step", "optimizer", "precision", "evaluation", "fetches", "callbacks", "values")
-NOT_SAID = "–"
+NOT_COVERED = "–"
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ def all_marks() -> list[tuple[Mark, ast.stmt]]:
 
 def table_of(marks: Iterable[Mark]) -> str:
     """Returns the table in Markdown. Raises ValueError if two tests contradict each other on a front end."""
-    said: dict[tuple[str, str], dict[str, Mark]] = {}
+    marks_of: dict[tuple[str, str], dict[str, Mark]] = {}
     for mark in marks:
-        earlier = said.setdefault((mark.group, mark.name), {}).setdefault(mark.front, mark)
+        earlier = marks_of.setdefault((mark.group, mark.name), {}).setdefault(mark.front, mark)
         if earlier.refused != mark.refused:
             raise ValueError(
                 f"{mark.feature}, {mark.front}: {earlier.cell} at {earlier.place}, {mark.cell} at {mark.place}."
             )
     lines = [f"| | | {' | '.join(FRONTS.values())} |", f"|{'---|' * (2 + len(FRONTS))}"]
     before = None
-    for group, name in sorted(said, key=_order):
-        cells = [found.cell if (found := said[group, name].get(front)) else NOT_SAID for front in FRONTS]
+    for group, name in sorted(marks_of, key=_order):
+        cells = [found.cell if (found := marks_of[group, name].get(front)) else NOT_COVERED for front in FRONTS]
         lines.append(f"| {group if group != before else ''} | {name} | {' | '.join(cells)} |")
         before = group
     return "\n".join(lines) + "\n"

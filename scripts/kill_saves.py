@@ -53,18 +53,18 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=20, help="number of kills (default 20)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the moments (default 1)")
     parser.add_argument("--folder", help="folder of the checkpoints; default: a temporary one")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        folder = told.folder or made
+        folder = arguments.folder or made
         before, between = Killed(0, 0), 0
-        for draw in range(told.draws):
-            killed = _kill_one(folder, random.Random(f"{told.seed} {draw}").uniform(0, LONGEST))
+        for draw in range(arguments.draws):
+            killed = _kill_one(folder, random.Random(f"{arguments.seed} {draw}").uniform(0, LONGEST))
             if killed.restored < before.saved:
                 print(f"draw {draw}: step {before.saved} was on the disk, and {killed.restored} was restored")
                 return 1
             between += killed.restored > before.saved
             before = killed
-    print(f"{told.draws} kills; {before.saved} saves; {between} were complete before they were reported")
+    print(f"{arguments.draws} kills; {before.saved} saves; {between} were complete before they were reported")
     return 0
 
 
@@ -72,8 +72,8 @@ def _kill_one(folder: str, moment: float) -> Killed:
     """Starts a process that restores and saves, and kills it.
 
     Args:
-        folder: of the checkpoints.
-        moment: time after its first save, as a multiple of that save's duration.
+        folder: the folder of the checkpoints.
+        moment: the time of the kill after its first save, as a multiple of that save's duration.
     """
     ours, theirs = os.pipe()
     child = os.fork()
@@ -82,16 +82,16 @@ def _kill_one(folder: str, moment: float) -> Killed:
         _restore_and_save(folder, theirs)
     os.close(theirs)
     try:
-        said = _lines(ours, LIMIT, until=1)
+        output = _lines(ours, LIMIT, until=1)
         began = time.monotonic()
-        said += _lines(ours, LIMIT, until=1)
+        output += _lines(ours, LIMIT, until=1)
         time.sleep(moment * (time.monotonic() - began))
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    said += _lines(ours, LIMIT)  # up to the end, after the kill
+    output += _lines(ours, LIMIT)  # up to the end, after the kill
     os.close(ours)
-    text = said.decode()
+    text = output.decode()
     if "error" in text or text.count("\n") < 2:
         raise SystemExit(f"the saving process failed:\n{text}")
     steps = [int(line) for line in text[: text.rindex("\n")].splitlines()]
@@ -100,15 +100,15 @@ def _kill_one(folder: str, moment: float) -> Killed:
 
 def _lines(file: int, limit: float, until: int | None = None) -> bytes:
     """Reads the output up to a number of lines, or to the end."""
-    said, deadline = b"", time.monotonic() + limit
-    while until is None or said.count(b"\n") < until:
+    output, deadline = b"", time.monotonic() + limit
+    while until is None or output.count(b"\n") < until:
         if not select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise SystemExit(f"the saving process has printed nothing for {limit} s but {said.decode()!r}")
+            raise SystemExit(f"the saving process has printed nothing for {limit} s but {output.decode()!r}")
         some = os.read(file, 1 << 16)
         if not some:
             break
-        said += some
-    return said
+        output += some
+    return output
 
 
 def _restore_and_save(folder: str, file: int) -> None:
@@ -128,7 +128,7 @@ def _restore_and_save(folder: str, file: int) -> None:
             checkpoint.save(step=step, background=step % 2 == 0)
             checkpoint.wait()
             os.write(file, f"{step}\n".encode())
-    except Exception:  # noqa: BLE001 - all of it is told
+    except Exception:  # noqa: BLE001 - all of it is printed
         os.write(file, f"error: {traceback.format_exc()}\n".encode())
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -34,11 +34,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("picture", type=Path, help="an SVG file")
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    told = parser.parse_args()
-    shown, status = record(told.command)
+    arguments = parser.parse_args()
+    shown, status = record(arguments.command)
     if status:
-        sys.exit(f"{shown}\n{shlex.join(told.command)} ended with status {status}; no picture was made")
-    draw(told.picture, told.command, lines_at_the_end(shown))
+        sys.exit(f"{shown}\n{shlex.join(arguments.command)} ended with status {status}; no picture was made")
+    draw(arguments.picture, arguments.command, lines_at_the_end(shown))
 
 
 def record(command: list[str]) -> tuple[str, int]:

@@ -35,20 +35,20 @@ NAMES = [*CASES, *(PREFIX + step for step in stored_names())]
 
 
 def main() -> int:
-    told = _arguments()
-    if told.capture:
-        return _capture(told.capture)
-    names = [name for name in NAMES if _is_asked(name, told.cases)]
+    arguments = _arguments()
+    if arguments.capture:
+        return _capture(arguments.capture)
+    names = [name for name in NAMES if _is_selected(name, arguments.cases)]
     if not names:
         print(f"no case has that name; there are {', '.join(NAMES)}", file=sys.stderr)
         return 2
-    changed = [name for name in names if not _shown(name, told)]
+    changed = [name for name in names if not _shown(name, arguments)]
     lost = [name for name in recorded_names() if name not in NAMES]
-    for name in lost if told.record else ():
+    for name in lost if arguments.record else ():
         forget(name)
-    how = "recorded" if told.record else "changed"
+    how = "recorded" if arguments.record else "changed"
     print(f"{len(names)} cases, {len(changed)} {how}" + (f"; of no case: {', '.join(lost)}" if lost else ""))
-    return 1 if (changed or lost) and not (told.record or told.text) else 0
+    return 1 if (changed or lost) and not (arguments.record or arguments.text) else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -67,23 +67,25 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _is_asked(name: str, patterns: list[str]) -> bool:
+def _is_selected(name: str, patterns: list[str]) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _shown(name: str, told: argparse.Namespace) -> bool:
+def _shown(name: str, arguments: argparse.Namespace) -> bool:
     """Returns True if a case equals its record; otherwise shows the difference or records it."""
     text = replay(CASES[name]).text if name in CASES else layouts_of(name.removeprefix(PREFIX))
-    if told.text:
+    if arguments.text:
         print(f"{name}\n{text}")
         return True
-    before = recorded(name, told.since)
-    if told.renamed:
-        before, text = under_names(before, told.renamed.read_text()), without_digests(text)
-    found = "" if told.renamed and differ_by_names_alone(before, text) else difference(before, text, told.lines)
+    before = recorded(name, arguments.since)
+    if arguments.renamed:
+        before, text = under_names(before, arguments.renamed.read_text()), without_digests(text)
+    found = (
+        "" if arguments.renamed and differ_by_names_alone(before, text) else difference(before, text, arguments.lines)
+    )
     if found:
         print(f"{name}\n{found}", flush=True)
-        if told.record:
+        if arguments.record:
             record(name, text)
     return not found
 

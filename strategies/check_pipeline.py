@@ -83,8 +83,8 @@ def _fault(
     """Returns the problem with a variable in a pipeline, and the option that causes it; None if there is none.
 
     Args:
-        strategy: with pipeline stages.
-        node: of the variable.
+        strategy: a strategy with pipeline stages.
+        node: the node of the variable.
         mark: the stage in which the script created it; None: unspecified.
     """
     if partitioning_of(node) is not None:

@@ -60,7 +60,7 @@ def sent_for(variable: SyncedVariable, node: strategy_pb2.VariableNode, computin
     """Computes the traffic of a variable before expansion by worker: bytes of a step, and additional bytes per row.
 
     Args:
-        variable: of the captured step.
+        variable: a variable of the captured step.
         node: its placement and synchronisation.
         computing: the workers that have replicas.
     """
@@ -125,10 +125,10 @@ def link_bytes(
     everything to the next worker; HIERARCHICAL sends to its subgroup and to workers of others (`Subgroups.shares`).
 
     Args:
-        variable: of the captured step.
+        variable: a variable of the captured step.
         node: its placement and synchronisation.
-        config: of the strategy, with specs resolved.
-        rows: number of rows of a sparse variable that each worker touches in a step.
+        config: the configuration of a strategy with resolved specs.
+        rows: the number of rows of a sparse variable that each worker touches in a step.
     """
     partitioning, group = partitioning_of(node), Group.of_run(config)
     computing, subgroups = group.workers, Subgroups.of(config.teams, group)

@@ -25,8 +25,8 @@ class UseAllReduce:
     Attributes:
         group: variables of equal group are reduced together. Default: one group for all variables that were changed
             to all-reduce.
-        all_reduce_spec: as in AllReduceOptions. Default: AUTO.
-        compressor: as in AllReduceOptions; the kind NONE removes the builder's. Default: none.
+        all_reduce_spec: see AllReduceOptions. Default: AUTO.
+        compressor: see AllReduceOptions; the kind NONE removes the builder's. Default: none.
         partition: the partitioning. Default: the builder's, for either synchronizer.
     """
 
@@ -48,9 +48,9 @@ class UseParameterServer:
     Attributes:
         owner: that worker's index or name, or one for each shard. Default: for each shard the worker that owns the
             fewest bytes relative to its bandwidth.
-        sync: as in ServerOptions. Default: true.
-        staleness: as in ServerOptions. Default: 0.
-        local_proxy_variable: as in ServerOptions. Default: false.
+        sync: see ServerOptions. Default: true.
+        staleness: see ServerOptions. Default: 0.
+        local_proxy_variable: see ServerOptions. Default: false.
         partition: the partitioning. Default: the builder's, for either synchronizer.
     """
 

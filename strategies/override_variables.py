@@ -37,7 +37,7 @@ class OverrideVariables(StrategyBuilder):
 
     Attributes:
         builder: decides for all variables first.
-        overrides: in order of precedence.
+        overrides: the overrides in order of precedence.
     """
 
     builder: BuildsStrategy

@@ -24,7 +24,7 @@ def stages_of_variables(
     """Returns the stage of each variable.
 
     Args:
-        variables: in order of creation.
+        variables: the variables in order of creation.
         stages: patterns; None: the script sets the stage of each, or of none; then the stages are balanced.
         count: number of stages.
         flops_of: used for balancing; if it returns None, bytes are balanced.
@@ -162,9 +162,9 @@ def balanced_cuts(work: Sequence[int], sizes: Sequence[int], count: int) -> list
     found by bisection: layers fill run after run, which shows if `count` runs suffice.
 
     Args:
-        work: of each layer.
-        sizes: of each layer.
-        count: of runs, all non-empty; at most the number of layers.
+        work: the FLOPs of each layer.
+        sizes: the bytes of each layer.
+        count: the number of runs, all non-empty; at most the number of layers.
     """
     most_work = _least(work, lambda most: _filled(work, sizes, most, sum(sizes), count) is not None)
     most_size = _least(sizes, lambda most: _filled(work, sizes, most_work, most, count) is not None)

@@ -27,8 +27,8 @@ class RandomAxisPartitionAR(PartitionedAR):
     NeurIPS 2020; its space of strategies includes the axis as a dimension.
 
     Attributes:
-        seed: of the random choice.
-        chunk_size, all_reduce_spec, compressor: as in PartitionedAR.
+        seed: the seed of the random choice.
+        chunk_size, all_reduce_spec, compressor: see PartitionedAR.
         max_shards, min_partition_bytes: see PartitionOptions.
     """
 

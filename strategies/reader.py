@@ -41,7 +41,7 @@ def chosen_builder(given: Any, section: StrategySection | None) -> BuildsStrateg
 
     Args:
         given: a builder, or a value that the YAML allows under `strategy`: a name or a mapping; None: none.
-        section: of the YAML file; None if it has none.
+        section: the section of the YAML file; None if it has none.
 
     Raises:
         StrategyError, ResourceSpecError: the value is not a builder, or cannot be used.

@@ -22,7 +22,7 @@ class StageFigures:
     Attributes:
         workers: the workers that compute it, one per pipeline.
         variables: number of trained variables that it holds.
-        bytes: of these.
+        bytes: the bytes of these variables.
         held: bytes of all variables of a worker, including the optimizer's slots; None: not known.
         forward: FLOPs of the forward pass for the largest micro-batch.
         backward: FLOPs of the backward pass for the largest micro-batch.
@@ -64,13 +64,13 @@ class PipelineFigures:
 
     Attributes:
         schedule: the execution order of micro-batches.
-        micro_batches: of each pipeline.
+        micro_batches: the number of micro-batches of each pipeline.
         pipelines: number of parallel pipelines.
         waits: the fraction of a step that a worker waits, if all stages take equally long.
         waits_by_flops: the same, if stages take time proportional to FLOPs; None: FLOPs are not known.
-        examples: of the largest micro-batch.
-        is_fed: True if that is from the first batch; False if it is one example, since no batch is known.
-        stages: in order.
+        examples: the number of examples of the largest micro-batch.
+        is_fed: True if `examples` comes from the first batch; False if it is 1, since no batch is known.
+        stages: the figures of the stages, in order.
         cuts: pairs of stages with transfers.
     """
 

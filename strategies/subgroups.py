@@ -58,7 +58,7 @@ def sum_cost(subgroups: Subgroups | None, spec: ResourceSpec, byte_size: int) ->
     Args:
         subgroups: None: all workers at once, by SHUFFLE.
         spec: the machines.
-        byte_size: of the gradients.
+        byte_size: the bytes of the gradients.
     """
     computing = workers_with_replicas(spec)
     buckets, count = max(1, -(-byte_size // BUCKET_BYTES)), len(computing)
@@ -83,7 +83,7 @@ def choose_subgroups(spec: ResourceSpec, byte_size: int, is_asked: bool = False)
 
     Args:
         spec: the machines.
-        byte_size: of the dense gradients that are summed in a step.
+        byte_size: the bytes of the dense gradients that are summed in a step.
         is_asked: True if subgroups are required whenever possible.
     """
     computing = workers_with_replicas(spec)

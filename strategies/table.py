@@ -54,8 +54,9 @@ def strategy_table(
     Args:
         strategy: one that `check_strategy` accepts.
         graph_item: the captured step that it is for.
-        worker_names: in the order of their indices. Default: "worker 0", "worker 1" and so on.
-        width: columns of the terminal; None: unlimited.
+        worker_names: the names of the workers, in the order of their indices. Default: "worker 0", "worker 1" and so
+            on.
+        width: the columns of the terminal; None: unlimited.
         held: bytes of all variables that each worker holds, including optimizer slots. Default: bytes of the variables
             that have a gradient.
         rows: number of rows that a worker's part of the first batch touches, by sparse variable, if known. The table
@@ -111,11 +112,11 @@ class _Cost:
     """The bytes that one variable makes workers send.
 
     Attributes:
-        variable: of the step.
-        node: of the strategy.
-        step: bytes in a step.
-        row: bytes for one row.
-        touched: number of touched rows; 0 if not known.
+        variable: the variable.
+        node: its node in the strategy.
+        step: the bytes in a step.
+        row: the bytes for one row.
+        touched: the number of touched rows; 0 if not known.
     """
 
     variable: SyncedVariable

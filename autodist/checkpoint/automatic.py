@@ -20,7 +20,7 @@ from autodist.checkpoint.preemption import Preemption
 from autodist.checkpoint.read import described, read_about, require_alike, require_seen, saved_values
 from autodist.checkpoint.save import Saves
 from autodist.checkpoint.save_schedule import Schedule
-from autodist.checkpoint.slices import Here, read_here
+from autodist.checkpoint.slices import KeyedVariable, read_into_process
 from autodist.errors import CheckpointError
 from autodist.graph.step import CapturedStep
 from autodist.logs.terminal import ALIKE_EVERYWHERE
@@ -51,7 +51,7 @@ class _Named:
     value: Callable[[], Value]
 
 
-class Automatic(StepObserver):
+class AutomaticCheckpoints(StepObserver):
     """Saves the variables of the training steps that a script calls, and restores them before their first step.
 
     Variables are identified by their names in the steps. The script itself must save variables that no training step
@@ -64,8 +64,8 @@ class Automatic(StepObserver):
 
     Attributes:
         schedule: decides when a loop of steps is saved.
-        is_left_out: True during a `fit`, which its callback saves.
-        is_asked: True once the script has read the number of steps.
+        is_in_fit: True during a `fit`, which its callback saves.
+        has_read_steps: True once the script has read the number of steps.
         loop: the position of the script between two steps.
     """
 
@@ -79,7 +79,7 @@ class Automatic(StepObserver):
             section.every_minutes,
             run.step,
         )
-        self.is_left_out = self.is_asked = False
+        self.is_in_fit = self.has_read_steps = False
         self._named: dict[str, _Named] = {}
         self._steps: list[list[str]] = []
         self._round: set[int] = set()
@@ -90,7 +90,7 @@ class Automatic(StepObserver):
 
     def on_steps_read(self, frame: FrameType) -> None:
         """Called when the script reads the number of steps, in this frame."""
-        self.is_asked = True
+        self.has_read_steps = True
         self.loop.on_begin_read(frame)
 
     def on_schedule(self, schedule: Schedule) -> None:
@@ -98,12 +98,12 @@ class Automatic(StepObserver):
             self._preemption.watch(schedule)
 
     def after_step(self) -> None:
-        if not self.is_left_out:
+        if not self.is_in_fit:
             self.loop.after_step()
 
     def on_tracked(self, step: CapturedStep, variables: Mapping[str, TrackedVariable]) -> None:
         """Registers and restores the variables of a training step."""
-        if self.is_left_out or not step.gradients:
+        if self.is_in_fit or not step.gradients:
             return
         self._begin()
         found = {
@@ -115,14 +115,15 @@ class Automatic(StepObserver):
             return
         if saved := self._saved(names, new):
             with unwatched():
-                read_here(self._run.resumed["prefix"], [Here(name, variables[new[name]].source) for name in saved])
+                restored = [KeyedVariable(name, variables[new[name]].source) for name in saved]
+                read_into_process(self._run.resumed["prefix"], restored)
         if self._run.resumed:  # at the next step all workers take the chief's values
             for name in new.values():
                 variables[name].is_ahead, variables[name].is_behind = True, False
 
     def on_session(self, variables: Mapping[str, StoredVariable]) -> Mapping[str, StoredVariable]:
         """Registers the variables of a session; returns those with a saved value."""
-        if self.is_left_out:
+        if self.is_in_fit:
             return {}
         self._begin()
         found = {
@@ -140,7 +141,7 @@ class Automatic(StepObserver):
         A loop may have several steps, for example one for each network. It is saved at the start of a turn, which is
         before a step that has already run since.
         """
-        if self.is_left_out:
+        if self.is_in_fit:
             return
         begins_again = id(step) in self._round
         if begins_again:
@@ -164,7 +165,7 @@ class Automatic(StepObserver):
         if self._has_begun:
             return
         self._has_begun = True
-        if self._run.resumed and not self.is_asked:
+        if self._run.resumed and not self.has_read_steps:
             log.warning(
                 "the variables are those after %d steps, but the script has not read ad.steps_done: a loop that counts "
                 "its own steps repeats all of them. Start it there: range(ad.steps_done, …).",

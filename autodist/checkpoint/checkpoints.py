@@ -10,13 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.checkpoint.content import Content, Value
-from autodist.checkpoint.extra_state import ExtraState
+from autodist.checkpoint.extra_state import ExtraState, draws_now, resume_draws
 from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
 from autodist.checkpoint.read import read_about, require_same, require_seen, require_whole, saved_graph
 from autodist.checkpoint.save import Saves
-from autodist.checkpoint.script import draws_now, resume_draws
-from autodist.checkpoint.slices import Here, read_here, read_into_session
+from autodist.checkpoint.slices import KeyedVariable, read_into_process, read_into_session
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
 from autodist.runs.coordination import RESTORE
@@ -29,9 +28,9 @@ class Checkpoints:
 
     Args:
         run: the run that trains the objects.
-        folder: of the checkpoints.
-        keep: number of checkpoints to keep; older ones are removed.
-        objects: by name, as for `tf.train.Checkpoint`.
+        folder: the folder of the checkpoints.
+        keep: the number of checkpoints to keep; older ones are removed.
+        objects: the objects by name, as for `tf.train.Checkpoint`.
     """
 
     def __init__(self, run: Run, folder: str | os.PathLike[str], keep: int, objects: Mapping[str, Any]) -> None:
@@ -60,7 +59,7 @@ class Checkpoints:
         some values and not in others.
 
         Args:
-            step: number of steps done; returned by `restore`.
+            step: the number of steps done; returned by `restore`.
             background: True to return before the checkpoint is on the disk and has its name.
 
         Returns:
@@ -83,10 +82,10 @@ class Checkpoints:
 
         Args:
             extra: returns the extra content.
-            step: as for `save`.
-            background: as for `save`.
+            step: the argument of `save`.
+            background: the argument of `save`.
             is_certain: True if all workers are known to make this call.
-            script_state: returns the state of its script that each worker saves.
+            script_state: returns the state of a worker's script; called on each worker.
         """
         self._prepare()
         above = self._count()
@@ -111,7 +110,7 @@ class Checkpoints:
         found. State outside the objects, such as the script's own step counter, must be set from the return value.
 
         Args:
-            path: as `save` returns it; None: the last one in the folder.
+            path: a path that `save` has returned; None: the last checkpoint in the folder.
 
         Returns:
             The step that was passed to `save`, 0 if there was none; None: the folder has no checkpoint yet.
@@ -211,7 +210,7 @@ class Checkpoints:
             self._root.restore(prefix).expect_partial()  # for example a table; a save counter may be missing
             return
         in_session: list[tuple[str, TrackedVariable]] = []
-        here: list[Here] = []
+        in_process: list[KeyedVariable] = []
         for key, name in keys.items():
             variable = objects.values[key].variable
             if variable is None:
@@ -219,8 +218,8 @@ class Checkpoints:
             elif (tracked := self._in_session(variable)) is not None:
                 in_session.append((name, tracked))
             else:
-                here.append(Here(name, variable))
-        read_here(prefix, here)
+                in_process.append(KeyedVariable(name, variable))
+        read_into_process(prefix, in_process)
         if in_session:
             self._read_into_session(prefix, [(name, tracked.stored) for name, tracked in in_session])
             for _, tracked in in_session:

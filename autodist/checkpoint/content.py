@@ -22,7 +22,7 @@ class Value:
     """A value to be saved under a key.
 
     Attributes:
-        key: in the checkpoint.
+        key: its key in the checkpoint.
         read: returns the value.
         kept: the session's variable; None: the value is in this process, and `read` returns it.
     """
@@ -46,8 +46,8 @@ class Content:
     """The content of a checkpoint.
 
     Attributes:
-        values: to be written.
-        about: entries of the side file, in addition to those of every run.
+        values: the values to be written.
+        about: the entries of the side file, in addition to those of every run.
         files: extra files, by suffix (".callbacks.npz"), each with the function that writes it to a path.
     """
 

@@ -1,8 +1,13 @@
-"""ExtraState: the state that a run needs to resume exactly, in addition to the values of the script's objects."""
+"""The state that a run needs to resume exactly, in addition to the values of the script's objects.
+
+ExtraState saves the state of the run. The functions below save the state of each worker's script: NumPy's and Python's
+generators, and positions in data sets.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,11 +19,11 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops  # holds TensorFlow's default generator
 
 from autodist.checkpoint.content import OURS, Value
-from autodist.checkpoint.script import files_of, saved_script
 from autodist.graph.placement import Placement, listed
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
+from autodist.runtime.draws import Draws
 from autodist.runtime.persistent_buffers import Saved
 from autodist.runtime.seeds import resume_seeds, seeds_now
 from autodist.runtime.variables import StoredVariable
@@ -26,7 +31,11 @@ from autodist.synchronizers import all_synchronizers
 
 log = logging.getLogger("autodist")
 
-_GENERATORS, _MEMORIES = f"{OURS}generators/", f"{OURS}memories/"
+DRAWS = "draws"
+"""Key of NumPy's and Python's generators in the state of a script."""
+
+_SCRIPTS_SUFFIX = ".scripts.json"
+_GENERATORS, _BUFFERS = f"{OURS}generators/", f"{OURS}memories/"
 
 
 class ExtraState:
@@ -50,7 +59,7 @@ class ExtraState:
         for worker, specs in self._run.chief.buffer_specs.items():
             for name, spec in specs.items():
                 kept = StoredVariable(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
-                yield Value.in_session(f"{_MEMORIES}{worker}/{name}", kept)
+                yield Value.in_session(f"{_BUFFERS}{worker}/{name}", kept)
 
     def files(self) -> Mapping[str, Callable[[str], None]]:
         """Returns the extra files with the states of the workers' scripts; on the chief only."""
@@ -74,14 +83,14 @@ class ExtraState:
         """Restores generators, seeds and the kernels' persistent buffers; every worker calls it.
 
         Args:
-            prefix: of the checkpoint.
-            about: content of its side file; {} if TensorFlow alone has written it.
+            prefix: the prefix of the checkpoint.
+            about: the content of its side file; {} if TensorFlow alone has written it.
             is_same: True if this run has saved it and continued since.
         """
         reader = tf.train.load_checkpoint(prefix)
         keys = [key for key in reader.get_variable_to_shape_map() if key.startswith(OURS)]
         self._resume_generators({k.removeprefix(_GENERATORS): k for k in keys if k.startswith(_GENERATORS)}, reader)
-        self._resume_memories(prefix, about, [k for k in keys if k.startswith(_MEMORIES)])
+        self._resume_buffers(prefix, about, [k for k in keys if k.startswith(_BUFFERS)])
         fault = resume_seeds(about.get("seeds", {}))
         if fault:
             log.warning(
@@ -104,8 +113,8 @@ class ExtraState:
                     variable.assign(states.pop(name))
             self._run.tracker.resume(states)
 
-    def _resume_memories(self, prefix: str, about: Mapping[str, Any], keys: list[str]) -> None:
-        own = f"{_MEMORIES}{self._run.index}/"
+    def _resume_buffers(self, prefix: str, about: Mapping[str, Any], keys: list[str]) -> None:
+        own = f"{_BUFFERS}{self._run.index}/"
         fits = about.get("workers") == self._run.workers
         saved = {key.removeprefix(own): key for key in keys if key.startswith(own)} if fits else {}
         lost = "" if fits or not keys else f"{about['workers']} workers have saved it, and {self._run.workers} resume"
@@ -114,7 +123,7 @@ class ExtraState:
         self._run.restore_buffers(Saved(prefix, saved))
         then = (about.get("strategy") or {}).get("sha256")
 
-        def look() -> None:
+        def check_unused() -> None:
             """Checks for unused buffers after the first training step; later steps of this strategy may use some."""
             strategy = self._run.steps.strategy
             if (
@@ -125,9 +134,9 @@ class ExtraState:
                 _log_lost(about, "this strategy has no place for it")
 
         if self._run.steps.strategy is None:
-            self._run.steps.on_first_program = look
+            self._run.steps.on_first_program = check_unused
         else:
-            look()
+            check_unused()
 
 
 def digest_of_strategy(strategy: strategy_pb2.Strategy) -> str:
@@ -155,3 +164,56 @@ def _global_generators(make: frozenset[str] = frozenset()) -> dict[str, tf.Varia
     if stateful_random_ops.global_generator is not None or "tensorflow" in make:
         found["tensorflow"] = tf.random.get_global_generator().state
     return found
+
+
+def draws_now() -> dict[str, Any]:
+    """Returns the state of a script of which only the generators are known."""
+    return {DRAWS: Draws.now().to_json()}
+
+
+def files_of(scripts: Mapping[int, Any]) -> dict[str, Callable[[str], None]]:
+    """Returns the extra file of the workers' script states, as `Content.files`; equal states are written once."""
+    workers: dict[str, list[int]] = {}
+    for worker, state in scripts.items():
+        if state is not None:
+            workers.setdefault(json.dumps(state), []).append(worker)
+
+    def write(path: str) -> None:
+        with open(path, "w") as opened:
+            json.dump([{"workers": who, "state": json.loads(state)} for state, who in workers.items()], opened)
+
+    return {_SCRIPTS_SUFFIX: write} if workers else {}
+
+
+def saved_script(run: Run, path: str, workers: int | None) -> Mapping[str, Any]:
+    """Returns this worker's script state in a checkpoint; logs a warning if none fits this worker.
+
+    Args:
+        run: the run of the script.
+        path: the path of the checkpoint.
+        workers: the number of workers that saved it.
+    """
+    try:
+        with open(f"{path}{_SCRIPTS_SUFFIX}") as opened:
+            states = {worker: entry["state"] for entry in json.load(opened) for worker in entry["workers"]}
+    except FileNotFoundError:
+        return {}  # for example, TensorFlow alone has written it
+    if run.index in states:
+        return states[run.index]
+    chiefs = states.get(0, {})
+    if len(states) == workers and all(state.get(DRAWS) == chiefs.get(DRAWS) for state in states.values()):
+        return chiefs
+    log.warning(
+        "%s: NumPy's and Python's generators start over on worker %d, since %s. If workers must draw the same numbers, "
+        "set one seed on all of them.", path, run.index,
+        "only the chief has saved its script" if len(states) == 1 and workers != 1 else
+        f"{workers} workers have saved it, which drew different numbers", extra=ALIKE_EVERYWHERE,
+    )  # fmt: skip
+    return {**chiefs, DRAWS: {}}
+
+
+def resume_draws(state: Mapping[str, Any]) -> None:
+    """Sets NumPy's and Python's generators to a saved state of a script."""
+    fault = Draws.from_json(state.get(DRAWS, {})).resume()
+    if fault:
+        log.warning("%s, and starts over. Set its seed at the start of the script.", fault, extra=ALIKE_EVERYWHERE)

@@ -12,7 +12,7 @@ from keras import tree
 
 from autodist.capture.keras.bound_calls import argument, set_argument, with_bound_arguments
 from autodist.capture.keras.fits import callbacks_in
-from autodist.checkpoint.automatic import Automatic
+from autodist.checkpoint.automatic import AutomaticCheckpoints
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.errors import CheckpointError
 from autodist.reading.input_shard import InputShard
@@ -29,7 +29,7 @@ class AroundFit:
 
     def __init__(
         self,
-        automatic: Automatic | None,
+        automatic: AutomaticCheckpoints | None,
         callback: CheckpointCallback | None,
         noting_interrupts: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -56,11 +56,11 @@ class AroundFit:
     def _saved(self, fit: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         if self._automatic is None:
             return fit(*bound.args, **bound.kwargs)
-        self._automatic.is_left_out = True
+        self._automatic.is_in_fit = True
         try:
             return fit(*bound.args, **bound.kwargs)
         finally:
-            self._automatic.is_left_out = False
+            self._automatic.is_in_fit = False
 
     def _in_order(self, passed: Any) -> Any:
         is_list = isinstance(passed, keras.callbacks.CallbackList)

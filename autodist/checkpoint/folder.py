@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.checkpoint.checksums import READERS, checksums, sealed
+from autodist.checkpoint.files import READERS, checksums, number_of, sealed, sync
 from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError
 
@@ -38,7 +38,7 @@ class Folder:
     """The folder into which one run writes checkpoints.
 
     Args:
-        path: of the folder, on the chief's machine; created with the first checkpoint.
+        path: the path of the folder, on the chief's machine; created with the first checkpoint.
 
     Raises:
         CheckpointError: it is not on a file system of the machine.
@@ -131,11 +131,11 @@ class Folder:
         """Flushes a checkpoint to the disk and then gives it its name; returns its prefix.
 
         Args:
-            made: prefix of its files.
+            made: the prefix of its files.
             number: its number, unused in the folder.
-            about: entries of the side file, which also holds the files' checksums.
-            readers: number of files read at the same time for checksums.
-            finished: checksums of files that are already flushed, as `ChecksummedWrites` returns them.
+            about: the entries of the side file, which also holds the files' checksums.
+            readers: the number of files read at the same time for checksums.
+            finished: the checksums of files that are already flushed, from `ChecksummedWrites`.
         """
         prefix = self.prefix(number)
         files = {path.removeprefix(made): path for path in sorted(glob.glob(glob.escape(made) + ".*"))}
@@ -191,17 +191,3 @@ def _write(path: str, text: str) -> None:
         opened.write(text)
     sync(new)
     os.replace(new, path)
-
-
-def sync(path: str) -> None:
-    """Flushes a file, or a folder's list of files, to the disk (`fsync`)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def number_of(path: str) -> int:
-    """Returns a file's inode number, which a rename does not change."""
-    return os.stat(path).st_ino

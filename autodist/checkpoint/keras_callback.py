@@ -17,9 +17,8 @@ from autodist.capture.keras.skipped_batches import skip_batches
 from autodist.checkpoint.checkpoints import Checkpoints
 from autodist.checkpoint.content import Content
 from autodist.checkpoint.extra_state import ExtraState
-from autodist.checkpoint.fit_draws import FitDraws
+from autodist.checkpoint.fit_state import FitDraws, arrays_in, set_states, states_of, without_arrays, writer_of
 from autodist.checkpoint.folder import Folder
-from autodist.checkpoint.keras_state import arrays_in, set_states, states_of, without_arrays, writer_of
 from autodist.checkpoint.read import read_about, require_seen
 from autodist.checkpoint.save_schedule import Schedule
 from autodist.errors import CheckpointError
@@ -43,8 +42,8 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     Args:
         run: the run that trains the model.
-        folder: of the checkpoints.
-        keep: number of checkpoints to keep.
+        folder: the folder of the checkpoints.
+        keep: the number of checkpoints to keep.
         every_steps: saves after this many steps; None: steps do not count.
         every_minutes: saves after this many minutes; None: time does not count.
         on_preempt: True if SIGTERM requests a save, so that neither of these is needed.
@@ -76,19 +75,19 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.others: list[keras.callbacks.Callback] = []
         self.schedule: Schedule | None = None
         self._checkpoints: Checkpoints | None = None
-        self._of: keras.Model | None = None
+        self._fitted_model: keras.Model | None = None
         self._fit = -1
         self._epoch = 0
         self._first_epoch: int | None = None
         self._resumed: Mapping[str, Any] = {}
         self._arrays: Mapping[str, np.ndarray] = {}
         self._over: list[list[Any]] = []
-        self._has_looked = False
+        self._has_position = False
         self._draws = FitDraws()
 
     def before_fit(self) -> None:
         """Called before Keras inspects the data of a `fit`; every worker calls it."""
-        self._look()
+        self._find_position()
         if self._fit + 1 == self._resumed.get(FIT, -1) and not self._resumed["is_over"]:
             self._draws.begin_again()
         else:
@@ -98,19 +97,20 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
-        if self._of is not None and self._of is not model:
+        if self._fitted_model is not None and self._fitted_model is not model:
             raise CheckpointError(
-                f"{model.name} is fitted with the checkpoints of {self._of.name} in {self.folder}, and a folder holds "
-                "those of one model. Create a callback for each: ad.checkpoint_callback(folder, every_minutes=10)."
+                f"{model.name} is fitted with the checkpoints of {self._fitted_model.name} in {self.folder}, and a "
+                "folder holds those of one model. Create a callback for each: ad.checkpoint_callback(folder, "
+                "every_minutes=10)."
             )
         self._fit += 1
         if self._checkpoints is None or not self._has_same_optimizer():
-            self._of, self._optimizer = model, model.optimizer
+            self._fitted_model, self._optimizer = model, model.optimizer
             self._checkpoints = Checkpoints(
                 self._run, self.folder, self._keep, {"model": model, "optimizer": model.optimizer}
             )
         self._checkpoints.claim()
-        self._look()
+        self._find_position()
         at = self._resumed.get(FIT, -1)
         if self._fit == at:
             self._restore(self._checkpoints)
@@ -180,11 +180,11 @@ class CheckpointCallback(keras.callbacks.Callback):
     def _with_history(self) -> list[keras.callbacks.Callback]:
         return [*self.others, self.model.history]
 
-    def _look(self) -> None:
+    def _find_position(self) -> None:
         """Reads the position of an earlier run; its finished fits are not repeated. Values are restored later."""
-        if self._has_looked:
+        if self._has_position:
             return
-        self._has_looked = True
+        self._has_position = True
         position: dict[str, Any] = {}
         prefix = Folder(self.folder).latest() if self._run.index == 0 else None
         if prefix is not None:

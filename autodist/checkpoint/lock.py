@@ -49,7 +49,7 @@ class Owner:
         return cls(socket.gethostname(), os.getpid(), since, _began(os.getpid()))
 
     @classmethod
-    def told(cls, content: bytes) -> Self | None:
+    def from_json(cls, content: bytes) -> Self | None:
         """Returns the owner named in a lock file; None: there is none, or the file is incomplete."""
         try:
             found = json.loads(content)
@@ -151,7 +151,7 @@ class FolderLock:
 
     def _lock(self, file: int) -> bool:
         """Locks the file for this process; returns False if it was removed meanwhile. The error names the owner."""
-        owner = Owner.told(os.pread(file, 4096, 0))
+        owner = Owner.from_json(os.pread(file, 4096, 0))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -162,7 +162,7 @@ class FolderLock:
             if owner is not None and not (owner.has_ended or owner.is_this):
                 raise self._refusal(owner) from None
             return True
-        owner = Owner.told(os.pread(file, 4096, 0))
+        owner = Owner.from_json(os.pread(file, 4096, 0))
         if owner is not None and not owner.is_here and _keeps_locks_to_itself(self._path):
             raise self._refusal(owner)
         return True

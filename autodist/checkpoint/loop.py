@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Protocol
 
-from autodist.checkpoint.script import DRAWS, resume_draws
+from autodist.checkpoint.extra_state import DRAWS, resume_draws
 from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.draws import Draws
@@ -23,7 +23,7 @@ _KINDS: dict[type, str] = {DistributedDataset: "data", Sampler: "samplers"}
 _HAS_DRAWN = "has_drawn"
 
 
-class Placed(Protocol):
+class PositionedSource(Protocol):
     """A source of a loop's batches.
 
     Attributes:
@@ -51,12 +51,12 @@ class Loop:
 
     def __init__(self, saved: Callable[[], Mapping[str, Any]]) -> None:
         self._saved = functools.cache(saved)
-        self._data: dict[str, list[Placed]] = {kind: [] for kind in _KINDS.values()}
-        self._has_begun = self._has_asked = self._has_resumed = self._has_told = self._has_late_data = False
+        self._data: dict[str, list[PositionedSource]] = {kind: [] for kind in _KINDS.values()}
+        self._has_begun = self._has_requested = self._has_resumed = self._has_warned = self._has_late_data = False
         self._first: Draws | None = None
         self._noted: tuple[Draws, dict[str, list[Callable[[], Any]]]] | None = None
 
-    def add(self, data: Placed) -> None:
+    def add(self, data: PositionedSource) -> None:
         """Registers a new data set or sampler, and resumes it at the position of the earlier run.
 
         They are matched by order of creation. One that is created after the first step may be new in each epoch, and
@@ -74,7 +74,7 @@ class Loop:
 
     def on_begin_read(self, frame: FrameType) -> None:
         """Called when the script reads the number of steps; in the head of its loop, this restores the random state."""
-        if not self._has_begun and not self._has_asked and _is_in_head(frame):
+        if not self._has_begun and not self._has_requested and _is_in_head(frame):
             self._resume_draws()
 
     def before_first_step(self) -> None:
@@ -90,13 +90,13 @@ class Loop:
 
     def after_step(self) -> None:
         """Called after a training step."""
-        self._has_asked = self._has_late_data = False
+        self._has_requested = self._has_late_data = False
         self._note()
 
     def state(self) -> dict[str, Any]:
         """Returns the state to be saved as JSON, before a step or at the end."""
-        if self._has_late_data and not self._has_told:
-            self._has_told = True
+        if self._has_late_data and not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "data sets and samplers created by ad.distribute_dataset or ad.sampler after the first training step "
                 "have no position in checkpoints: a resumed run starts them at their first batch. Create them before "
@@ -114,9 +114,9 @@ class Loop:
 
     def _on_request(self) -> None:
         """Called at each request for a batch; the first request after a step starts the next turn of the loop."""
-        if self._has_asked:
+        if self._has_requested:
             return
-        self._has_asked = True
+        self._has_requested = True
         if self._has_begun:
             self._note()
         else:

@@ -24,7 +24,7 @@ class ObjectValue:
     """A saved value of one object.
 
     Attributes:
-        key: in the checkpoint.
+        key: its key in the checkpoint.
         full_name: its name for a `Saver`.
         variable: the variable with this value; None: the object is not a variable.
         read: returns the value.
@@ -43,7 +43,7 @@ class SavedObjects:
     Attributes:
         values: the values to save, by key.
         graph: the object graph, with the key of each value.
-        objects: by node number of the graph.
+        objects: the objects, by their node numbers in the graph.
     """
 
     values: Mapping[str, ObjectValue]

@@ -34,7 +34,7 @@ class Preemption:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._schedules: list[Schedule] = []
-        self._has_come = self._is_asked = False
+        self._has_come = self._is_requested = False
         self._leaving: str | None = None
 
     def begin(self) -> None:
@@ -61,8 +61,8 @@ class Preemption:
     def watch(self, schedule: Schedule) -> None:
         """Adds a schedule that saves the run; of several, one is in use at a time."""
         self._schedules.append(schedule)
-        if self._is_asked:
-            schedule.ask(self._end)
+        if self._is_requested:
+            schedule.request(self._end)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_saved = any(schedule.saved_step >= self._run.step for schedule in self._schedules)
@@ -81,9 +81,9 @@ class Preemption:
         self._request_save()
 
     def _request_save(self) -> None:
-        self._is_asked = True
+        self._is_requested = True
         for schedule in self._schedules:
-            schedule.ask(self._end)
+            schedule.request(self._end)
 
     def _end(self) -> None:
         if self._has_come or self._leaving is None:

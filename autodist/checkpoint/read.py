@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
 
-from autodist.checkpoint.checksums import checksums, unsealed
 from autodist.checkpoint.content import OURS, SIDE_FILE
+from autodist.checkpoint.files import checksums, unsealed
 from autodist.checkpoint.folder import FORMAT, digest
 from autodist.checkpoint.objects import GRAPH_KEY, ObjectValue, SavedObjects, match
 from autodist.errors import CheckpointError, CheckpointMismatchError
@@ -89,8 +89,8 @@ def require_seen(worker: int, prefix: str, index: str | None = None) -> None:
 
     Args:
         worker: its index.
-        prefix: of the checkpoint.
-        index: SHA-256 of the chief's index file; None: any.
+        prefix: the prefix of the checkpoint.
+        index: the SHA-256 of the chief's index file; None: any.
 
     Raises:
         CheckpointError: the machine does not see it.
@@ -151,7 +151,7 @@ def require_alike(
     """Checks that a checkpoint has exactly the values to be restored.
 
     Args:
-        prefix: of the checkpoint.
+        prefix: the prefix of the checkpoint.
         now: `described` of each value to be restored; "" if any shape and dtype will do.
         saved: `described` of each value in the checkpoint.
         keys: maps names in `now` to names in `saved`; None: the names are equal.

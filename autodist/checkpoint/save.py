@@ -13,12 +13,11 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from autodist.checkpoint.checksummed_writes import ChecksummedWrites, Follow, nobody
-from autodist.checkpoint.checksums import READERS
 from autodist.checkpoint.content import SIDE_FILE, Content, Value
 from autodist.checkpoint.extra_state import ExtraState, digest_of_strategy
+from autodist.checkpoint.files import READERS, ChecksummedWrites, Follow, nobody
 from autodist.checkpoint.folder import Folder
-from autodist.checkpoint.write import PartWriter, merge, write_here
+from autodist.checkpoint.write import PartWriter, merge, write_from_process
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
 from autodist.logs.formatting import words_of
@@ -38,8 +37,8 @@ class Saves:
 
     Args:
         run: the run with the values.
-        folder: of the checkpoints.
-        keep: number of checkpoints to keep.
+        folder: the folder of the checkpoints.
+        keep: the number of checkpoints to keep.
     """
 
     def __init__(self, run: Run, folder: Folder, keep: int) -> None:
@@ -80,8 +79,8 @@ class Saves:
             if is_in_background:
                 parts, finished = self._write_parts(values, made), {}
             else:
-                with ChecksummedWrites() as trail:
-                    parts, finished = self._write_parts(values, made, trail.follow), trail.checksums()
+                with ChecksummedWrites() as writes:
+                    parts, finished = self._write_parts(values, made, writes.follow), writes.checksums()
             merge(parts, prefix)
             for suffix, write in {**contents.files, **self._extra_state.files()}.items():
                 write(prefix + suffix)
@@ -145,16 +144,16 @@ class Saves:
 
     def _write_parts(self, values: Iterable[Value], folder: str, follow: Follow = nobody) -> list[str]:
         in_session: dict[str, StoredVariable] = {}
-        here: list[tuple[str, Callable[[], tf.Tensor]]] = []
+        in_process: list[tuple[str, Callable[[], tf.Tensor]]] = []
         for value in values:
             if value.kept is not None:
                 in_session[value.key] = value.kept
             else:
-                here.append((value.key, value.read))
+                in_process.append((value.key, value.read))
         parts: list[str] = []
         if in_session:
             parts = self._run.guard(self._writer().write, in_session, folder, follow, self._run.chief.all_wait)
-        return [*parts, *write_here(here, folder, follow)]
+        return [*parts, *write_from_process(in_process, folder, follow)]
 
     def _writer(self) -> PartWriter:
         if self._part_writer is None:

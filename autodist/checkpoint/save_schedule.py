@@ -46,16 +46,16 @@ class Schedule:
         self.saved_step = step
         self._saved_at = self._looked_at = clock()
         self._looked_step, self._apart, self._next_look = step, 1, step + 1
-        self._is_asked, self._then = False, _nothing
+        self._is_requested, self._after_save = False, _nothing
 
-    def ask(self, then: Callable[[], None] = _nothing) -> None:
+    def request(self, then: Callable[[], None] = _nothing) -> None:
         """On the chief, requests a save at the next look. Safe in any thread and in a signal handler.
 
         Args:
             then: called after the save.
         """
-        self._then = then  # first: `saved` calls it and may run in between
-        self._is_asked = True
+        self._after_save = then  # first: `saved` calls it and may run in between
+        self._is_requested = True
 
     def is_due(self, step: int) -> bool:
         """Returns True if a save is due now.
@@ -73,8 +73,8 @@ class Schedule:
     def saved(self, step: int) -> None:
         """Records a save, for whatever reason."""
         self.saved_step, self._saved_at = step, self._clock()
-        self._is_asked = False
-        then, self._then = self._then, _nothing
+        self._is_requested = False
+        then, self._after_save = self._after_save, _nothing
         then()
 
     def _look(self, step: int) -> bool:
@@ -82,7 +82,7 @@ class Schedule:
         if self._is_chief:
             is_time = self._every_seconds is not None and now - self._saved_at >= self._every_seconds
             taken = max((now - self._looked_at) / (step - self._looked_step), 1e-9)
-            decision = [is_time or self._is_asked, max(1, min(2 * self._apart, int(LOOK_SECONDS / taken)))]
+            decision = [is_time or self._is_requested, max(1, min(2 * self._apart, int(LOOK_SECONDS / taken)))]
         is_due, self._apart = json.loads(self._share(json.dumps(decision)))
         self._looked_at, self._looked_step, self._next_look = now, step, step + self._apart
         return bool(is_due)

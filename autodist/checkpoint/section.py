@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from autodist.checkpoint.automatic import Automatic
+from autodist.checkpoint.automatic import AutomaticCheckpoints
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.preemption import Preemption
@@ -40,7 +40,7 @@ def find_resumed(spec: ResourceSpec) -> Mapping[str, Any]:
     return {"prefix": prefix, "step": about["step"], "seed": about["seed"], "made_by": about["made_by"]}
 
 
-def save_automatically(run: Run) -> Automatic | None:
+def save_automatically(run: Run) -> AutomaticCheckpoints | None:
     """Sets up the saving of a run's steps, and of SIGTERM if requested; returns None without a `checkpoint` section.
 
     Raises:
@@ -52,7 +52,7 @@ def save_automatically(run: Run) -> Automatic | None:
     preemption = Preemption(run) if section.on_preempt and run.index == 0 else None
     if preemption is not None:
         preemption.begin()
-    run.observer = automatic = Automatic(run, section, preemption)
+    run.observer = automatic = AutomaticCheckpoints(run, section, preemption)
     return automatic
 
 

@@ -37,9 +37,9 @@ class SessionCheckpoints(Checkpoints):
 
     Args:
         run: the run that trains the variables.
-        folder: of the checkpoints.
-        keep: number of checkpoints to keep.
-        session: the session of the variables.
+        folder: the folder of the checkpoints.
+        keep: the number of checkpoints to keep.
+        session: the session that has the variables.
 
     Raises:
         CheckpointError: the graph has an object that a Saver does not save as a variable.

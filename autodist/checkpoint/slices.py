@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import tensorflow as tf
 
-from autodist.checkpoint.threads import in_threads
+from autodist.checkpoint.files import in_threads
 from autodist.checkpoint.write import place_of
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
@@ -28,28 +28,28 @@ _MORE_BYTES = 64 << 20
 """Extra bytes that these groups may use in addition to the values."""
 
 
-class _Reads(HasSize, Protocol):
+class _Readable(HasSize, Protocol):
     """A value to be read from a checkpoint."""
 
     @property
-    def besides(self) -> int:
+    def extra_bytes(self) -> int:
         """Extra bytes in memory during the read, in addition to the value."""
 
 
-R = TypeVar("R", bound=_Reads)
+R = TypeVar("R", bound=_Readable)
 
 
 @dataclass(frozen=True)
-class _Read:
+class _ShardRead:
     """A shard, or a copy of one, that a worker reads.
 
     Attributes:
-        key: of the variable in the checkpoint.
+        key: the variable's key in the checkpoint.
         kept: the variable.
         place: the shard's slice of the variable, in TensorFlow's `shape_and_slice` format.
-        byte_size: of its value.
+        byte_size: the bytes of its value.
         worker: the worker that holds it.
-        handle: of its resource.
+        handle: the handle of its resource.
     """
 
     key: str
@@ -60,18 +60,18 @@ class _Read:
     handle: tf.Tensor
 
     @property
-    def besides(self) -> int:
+    def extra_bytes(self) -> int:
         """Extra bytes: for a slice TensorFlow first reads the saved piece that contains it."""
         return self.kept.dtype.size * prod(self.kept.shape) if self.place else 0
 
 
 @dataclass(frozen=True)
-class Here:
+class KeyedVariable:
     """A variable of this process, to be read from a key of the checkpoint."""
 
     key: str
     variable: tf.Variable
-    besides = 0
+    extra_bytes = 0
 
     @property
     def byte_size(self) -> int:
@@ -85,7 +85,7 @@ class Here:
 def read_into_session(
     graph_runner: GraphRunner,
     pieces: VariableSlices,
-    desk: Callable[[int], str],
+    file_device: Callable[[int], str],
     prefix: str,
     values: Iterable[tuple[str, StoredVariable]],
 ) -> None:
@@ -95,65 +95,69 @@ def read_into_session(
         graph_runner: runs the reads.
         pieces: locates the values.
         desk: returns the device of a worker that reads files.
-        prefix: of the checkpoint, as every worker sees it.
+        prefix: the prefix of the checkpoint, the same for every worker.
         values: the key of each variable in the checkpoint, and the variable.
     """
-    by_worker: dict[int, list[_Read]] = {}
+    by_worker: dict[int, list[_ShardRead]] = {}
     for read in _reads(pieces, values):
         by_worker.setdefault(read.worker, []).append(read)
     rounds = [list(_rounds(reads)) for reads in by_worker.values()]
-    for together in itertools.zip_longest(*rounds, fillvalue=()):
-        groups = itertools.chain.from_iterable(together)
+    for current in itertools.zip_longest(*rounds, fillvalue=()):
+        groups = itertools.chain.from_iterable(current)
         graph_runner.session.run(
-            [write for group in groups for write in _writes(graph_runner, pieces, desk, prefix, group)]
+            [write for group in groups for write in _writes(graph_runner, pieces, file_device, prefix, group)]
         )
 
 
 def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
     """Yields the groups that a worker reads at the same time."""
-    together: list[list[R]] = []
+    current: list[list[R]] = []
     more = 0
     for group in in_groups(reads):
-        besides = max(read.besides for read in group)
-        if together and (len(together) == _AT_ONCE or more + besides > _MORE_BYTES):
-            yield together
-            together, more = [], 0
-        together.append(group)
-        more += besides
-    if together:
-        yield together
+        extra_bytes = max(read.extra_bytes for read in group)
+        if current and (len(current) == _AT_ONCE or more + extra_bytes > _MORE_BYTES):
+            yield current
+            current, more = [], 0
+        current.append(group)
+        more += extra_bytes
+    if current:
+        yield current
 
 
-def _reads(pieces: VariableSlices, values: Iterable[tuple[str, StoredVariable]]) -> Iterator[_Read]:
+def _reads(pieces: VariableSlices, values: Iterable[tuple[str, StoredVariable]]) -> Iterator[_ShardRead]:
     for key, kept in values:
         for shard, worker, handle in pieces.holders(kept):
             size = kept.dtype.size * prod(shard.shape)
-            yield _Read(key, kept, place_of(kept, shard), size, worker, handle)
+            yield _ShardRead(key, kept, place_of(kept, shard), size, worker, handle)
 
 
 def _writes(
-    graph_runner: GraphRunner, pieces: VariableSlices, desk: Callable[[int], str], prefix: str, group: Sequence[_Read]
+    graph_runner: GraphRunner,
+    pieces: VariableSlices,
+    file_device: Callable[[int], str],
+    prefix: str,
+    group: Sequence[_ShardRead],
 ) -> Iterator[tf.Operation]:
     with graph_runner.graph.as_default():
-        let_go = []
+        destroyed = []
         for read in group:
             if read.byte_size >= LARGE:
                 with pieces.on(read.kept, read.worker):
-                    let_go.append(tf.raw_ops.DestroyResourceOp(resource=read.handle))
-        with tf.device(desk(group[0].worker)), tf.control_dependencies(let_go):
+                    destroyed.append(tf.raw_ops.DestroyResourceOp(resource=read.handle))
+        with tf.device(file_device(group[0].worker)), tf.control_dependencies(destroyed):
             found = _restored(prefix, [(read.key, read.place, read.kept.dtype) for read in group])
         for read, value in zip(group, found, strict=True):
             with pieces.on(read.kept, read.worker):
                 yield tf.raw_ops.AssignVariableOp(resource=read.handle, value=value)
 
 
-def read_here(prefix: str, variables: Iterable[Here]) -> None:
+def read_into_process(prefix: str, variables: Iterable[KeyedVariable]) -> None:
     """Restores variables of this process from a checkpoint."""
-    for together in _rounds(variables):
-        _read_together(prefix, together)
+    for current in _rounds(variables):
+        _read_together(prefix, current)
 
 
-def _read_together(prefix: str, groups: Sequence[Sequence[Here]]) -> None:
+def _read_together(prefix: str, groups: Sequence[Sequence[KeyedVariable]]) -> None:
     for one in itertools.chain.from_iterable(groups):
         if one.byte_size >= LARGE:
             _assign(one.variable, tf.zeros([0], one.dtype))
@@ -163,7 +167,7 @@ def _read_together(prefix: str, groups: Sequence[Sequence[Here]]) -> None:
             _assign(one.variable, value)
 
 
-def _values_of(prefix: str, group: Sequence[Here]) -> Sequence[tf.Tensor]:
+def _values_of(prefix: str, group: Sequence[KeyedVariable]) -> Sequence[tf.Tensor]:
     with tf.device("/cpu:0"):
         return _restored(prefix, [(one.key, "", one.dtype) for one in group])
 

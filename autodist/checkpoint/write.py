@@ -6,13 +6,13 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from autodist.checkpoint.checksummed_writes import Follow, nobody
-from autodist.checkpoint.threads import in_threads
+from autodist.checkpoint.files import Follow, in_threads, nobody
 from autodist.graph.placement import Shard
 from autodist.runtime.graph_runner import GraphRunner
 from autodist.runtime.variable_slices import HasSize, VariableSlices, in_groups
@@ -32,9 +32,9 @@ class _Slice:
     """The part of a variable that one write covers.
 
     Attributes:
-        key: of the variable.
+        key: the key of the variable.
         place: TensorFlow's `shape_and_slice`: the shape of the variable, and begin and length on each axis.
-        byte_size: of the value.
+        byte_size: the bytes of the value.
         writer: the worker that writes it.
         value: the tensor to write.
         is_copied: True if the writer needs a second copy in memory, since the value is on another device or worker.
@@ -49,7 +49,7 @@ class _Slice:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _ProcessValue:
     """A value of this process, with the key of its variable."""
 
     key: str
@@ -87,11 +87,11 @@ class PartWriter:
         desk: returns the device of a worker that writes its files.
     """
 
-    def __init__(self, graph_runner: GraphRunner, pieces: VariableSlices, desk: Callable[[int], str]) -> None:
-        self._engine, self._pieces, self._desk = graph_runner, pieces, desk
+    def __init__(self, graph_runner: GraphRunner, pieces: VariableSlices, file_device: Callable[[int], str]) -> None:
+        self._graph_runner, self._pieces, self._file_device = graph_runner, pieces, file_device
         with graph_runner.graph.as_default():
             self._folder = tf.compat.v1.placeholder(tf.string, [])
-        self._looks: dict[int, tf.Tensor] = {}
+        self._probes: dict[int, tf.Tensor] = {}
         self._rounds: dict[_RoundsKey, list[list[tuple[str, tf.Operation]]]] = {}
 
     def write(
@@ -101,7 +101,7 @@ class PartWriter:
 
         Args:
             values: the session's variable for each key.
-            folder: of the part files, empty; on the chief's machine.
+            folder: an empty folder for the part files, on the chief's machine.
             follow: called with each file of values.
             is_still: True if no step writes the values meanwhile.
         """
@@ -110,11 +110,11 @@ class PartWriter:
         if key not in self._rounds:
             self._rounds.clear()  # those of other placements are not needed again
             self._rounds[key] = self._make(*key)
-        for together in self._rounds[key]:
-            self._engine.session.run([operation for _, operation in together], {self._folder: folder})
-            for name, _ in together:
+        for current in self._rounds[key]:
+            self._graph_runner.session.run([operation for _, operation in current], {self._folder: folder})
+            for name, _ in current:
                 follow(_data_of(os.path.join(folder, name)))
-        return [os.path.join(folder, name) for together in self._rounds[key] for name, _ in together]
+        return [os.path.join(folder, name) for current in self._rounds[key] for name, _ in current]
 
     def _seeing(self, workers: Iterable[int], folder: str) -> Iterator[int]:
         """Yields the workers that see the chief's folder."""
@@ -123,11 +123,11 @@ class PartWriter:
         with open(path, "wb") as witness:
             witness.write(content)
         for worker in workers:
-            if worker not in self._looks:
-                with self._engine.graph.as_default(), tf.device(self._desk(worker)):
-                    self._looks[worker] = tf.io.read_file(tf.strings.join([self._folder, WITNESS], "/"))
+            if worker not in self._probes:
+                with self._graph_runner.graph.as_default(), tf.device(self._file_device(worker)):
+                    self._probes[worker] = tf.io.read_file(tf.strings.join([self._folder, WITNESS], "/"))
             try:
-                if self._engine.session.run(self._looks[worker], {self._folder: folder}) == content:
+                if self._graph_runner.session.run(self._probes[worker], {self._folder: folder}) == content:
                     yield worker
             except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
                 continue
@@ -144,21 +144,19 @@ class PartWriter:
         rounds = itertools.zip_longest(*files.values(), fillvalue=())
         number = itertools.count()
         return [
-            [self._save(f"part-{next(number)}", group) for group in itertools.chain.from_iterable(together)]
-            for together in rounds
+            [self._save(f"part-{next(number)}", group) for group in itertools.chain.from_iterable(current)]
+            for current in rounds
         ]
 
     def _slices(self, key: str, kept: StoredVariable, seeing: frozenset[int], is_still: bool) -> Iterator[_Slice]:
         for shard, worker, value in self._pieces.shards(kept, is_still):
-            size = kept.dtype.size
-            for length in shard.shape:
-                size *= length
+            size = kept.dtype.size * prod(shard.shape)
             writer = worker if worker in seeing else 0
             is_copied = not is_still or worker != writer or _is_elsewhere(value)
             yield _Slice(key, place_of(kept, shard), size, writer, value, is_copied)
 
     def _save(self, name: str, group: Sequence[_Slice]) -> tuple[str, tf.Operation]:
-        with self._engine.graph.as_default(), tf.device(self._desk(group[0].writer)):
+        with self._graph_runner.graph.as_default(), tf.device(self._file_device(group[0].writer)):
             operation = tf.raw_ops.SaveV2(
                 prefix=tf.strings.join([self._folder, name], "/"),
                 tensor_names=[s.key for s in group],
@@ -176,24 +174,24 @@ def place_of(kept: StoredVariable, shard: Shard) -> str:
     return f"{lengths} {':'.join(f'{b},{n}' for b, n in zip(shard.begin, shard.shape, strict=True))}"
 
 
-def write_here(
+def write_from_process(
     values: Iterable[tuple[str, Callable[[], tf.Tensor]]], folder: str, follow: Follow = nobody
 ) -> list[str]:
     """Writes values of this process, each read just before it is written, into part files; returns their prefixes."""
     numbers = itertools.count()
     prefixes: list[str] = []
     with context.eager_mode():  # in a script with sessions the values would be tensors of its graph
-        for together in _in_rounds(in_groups(_Read(key, read()) for key, read in values)):
-            named = [(os.path.join(folder, f"here-{next(numbers)}"), group) for group in together]
+        for current in _in_rounds(in_groups(_ProcessValue(key, read()) for key, read in values)):
+            named = [(os.path.join(folder, f"here-{next(numbers)}"), group) for group in current]
             in_threads(_write_group, named, _AT_ONCE)
             for prefix, _ in named:
                 follow(_data_of(prefix))
                 prefixes.append(prefix)
-            del together, named  # frees the values before the next are read
+            del current, named  # frees the values before the next are read
     return prefixes
 
 
-def _write_group(named: tuple[str, Sequence[_Read]]) -> None:
+def _write_group(named: tuple[str, Sequence[_ProcessValue]]) -> None:
     prefix, group = named
     with context.eager_mode(), tf.device("/cpu:0"):
         tf.raw_ops.SaveV2(
@@ -206,19 +204,19 @@ def _write_group(named: tuple[str, Sequence[_Read]]) -> None:
 
 def _in_rounds(groups: Iterable[list[W]]) -> Iterator[list[list[W]]]:
     """Yields the groups that a worker writes at the same time: two groups, if neither needs a copy."""
-    together: list[list[W]] = []
+    current: list[list[W]] = []
     for group in groups:
         is_copied = any(one.is_copied for one in group)
-        if is_copied and together:
-            yield together
-            together = []
-        together.append(group)
+        if is_copied and current:
+            yield current
+            current = []
+        current.append(group)
         del group  # frees it before the next is read
-        if is_copied or len(together) == _AT_ONCE:
-            yield together
-            together = []
-    if together:
-        yield together
+        if is_copied or len(current) == _AT_ONCE:
+            yield current
+            current = []
+    if current:
+        yield current
 
 
 def _is_elsewhere(value: tf.Tensor) -> bool:

@@ -44,7 +44,7 @@ Strategies = Annotated[
         autocompletion=_builders,
     ),
 ]
-PendingReduction = Annotated[
+Join = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",

@@ -24,7 +24,7 @@ def tables_of(plans: Sequence[PlannedStrategy], width: int) -> Iterator[Table]:
     """Yields the tables of one plan (variables, workers, links), or of several plans side by side.
 
     Args:
-        plans: of the same step.
+        plans: the plans of one step.
         width: columns of the terminal.
     """
     if len(plans) == 1:
@@ -45,9 +45,9 @@ def side_by_side(
     """Returns a table of variables with a column for each plan.
 
     Args:
-        plans: of one step.
-        names: of the variables.
-        heads: of the columns; by default the plans' strategies.
+        plans: the plans of one step.
+        names: the names of the variables.
+        heads: the heads of the columns; by default the plans' strategies.
     """
     columns = heads or [plan.strategy for plan in plans]
     by_plan = [{variable.name: variable for variable in plan.variables} for plan in plans]

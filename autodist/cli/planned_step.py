@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil, prod
 
 from autodist.batch.examples import share_of
-from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import LinkPlan, PlannedStrategy, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
 from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.ops import Trait, having
 from autodist.graph.partial_count import PartialCount
 from autodist.graph.placement import EVERY_WORKER, Placement
+from autodist.graph.renaming import Renaming
 from autodist.graph.step import CapturedStep
 from autodist.kernels import Context, rewrite
 from autodist.kernels.place.assign_owners import find_placements
@@ -21,8 +22,11 @@ from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runs.log_strategy import figures_of
 from autodist.runs.stage_costs import Rewriting, StageCosts, costs_of
+from autodist.runs.step_plans import StepPlans
 from autodist.strategies import (
+    BuildsStrategy,
     SyncedVariable,
+    arranged,
     errors_with_place,
     link_bytes,
     sums_by_worker,
@@ -40,16 +44,16 @@ class PlannedStep:
     """A captured step on given machines.
 
     Args:
-        item: the step, under the session's names.
+        step: the step, under the session's names.
         spec: the machines.
-        shapes: of its inputs in the first batch on one device.
-        rehearses: True if the item is all that will run, so that it can be rewritten.
+        shapes: the shapes of its inputs in the first batch on one device.
+        rehearses: True if the step is all that will run, so that it can be rewritten.
     """
 
     def __init__(
         self, step: CapturedStep, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool
     ) -> None:
-        self._item, self._spec, self._rehearses = step, spec, rehearses
+        self._step, self._spec, self._rehearses = step, spec, rehearses
         self._global_shapes, own = shapes, _of_the_chief(step, shapes, spec)
         self._rows, self._flops = gradient_rows(step, own), count_flops(step, own)
         self._global_rows = gradient_rows(step, shapes)
@@ -61,7 +65,7 @@ class PlannedStep:
         """Returns the plan of the step under a strategy.
 
         Args:
-            name: of the strategy; "": the script's.
+            name: the name of the strategy; "": the script's.
             steps: plans the script's steps under the strategy; this step is the next.
             names: maps each variable to its name in the session.
             shown_as: the step's name.
@@ -69,7 +73,7 @@ class PlannedStep:
         Raises:
             StrategyError, RewriteError: the strategy is not possible for this step.
         """
-        strategy, step = steps.next(self._item, names)
+        strategy, step = steps.next(self._step, names)
         seen, context = Rewriting(), Context(strategy, 0)
         if self._rehearses:
             with errors_with_place(steps.builder):
@@ -100,7 +104,7 @@ class PlannedStep:
             variables=tuple(variables),
             workers=self._workers(held, tallies, replicas, flops),
             links=self._links(tallies),
-            sums=sum_summary(strategy, self._item, self._spec),
+            sums=sum_summary(strategy, self._step, self._spec),
         )
 
     def _of_pipeline(
@@ -108,7 +112,7 @@ class PlannedStep:
     ) -> PlannedStrategy:
         """Returns the plan of a pipeline: a worker computes its stage, and the graph determines the transfers."""
         links = {} if costs is None else costs.links
-        figures = figures_of(strategy, self._item, self._names, held, costs)
+        figures = figures_of(strategy, self._step, self._names, held, costs)
         stage_of_worker = {name: stage for stage in figures.stages for name in stage.workers}
         flops = [stage_of_worker[name].flops(figures.micro_batches) for name in self._names]
         return PlannedStrategy(
@@ -236,7 +240,7 @@ def count_flops(step: CapturedStep, shapes: Mapping[str, Sequence[int]]) -> int 
 
     Args:
         step: the captured step.
-        shapes: of its inputs, by name.
+        shapes: the shapes of its inputs, by name.
 
     Returns:
         None if the shape of a fed or iterator-produced tensor is not known.
@@ -246,3 +250,40 @@ def count_flops(step: CapturedStep, shapes: Mapping[str, Sequence[int]]) -> int 
     if not all(tensor.shape.is_fully_defined() for tensor in inputs):
         return None
     return PartialCount.of(flops_of_nodes(graph).values()).count
+
+
+class PlannedSteps:
+    """Plans each step with the variable placements that earlier steps have chosen, as a run does.
+
+    Args:
+        builder: builds the strategy.
+        spec: the machines.
+    """
+
+    def __init__(self, builder: BuildsStrategy, spec: ResourceSpec) -> None:
+        self.builder = builder
+        self._workers = len(spec.workers)
+        self._plans = StepPlans(arranged(builder, spec), builder, 0, None)
+        self._placements: dict[str, Placement] = {}
+
+    def next(self, step: CapturedStep, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, CapturedStep]:
+        """Returns the strategy for the next step, and the step with its variables placed by the earlier steps.
+
+        Args:
+            step: the step.
+            names: maps each variable to its name in the session.
+
+        Raises:
+            StrategyError: the strategy is not possible for this step.
+        """
+        placed = replace(
+            step, placements={name: self._placements[kept] for name, kept in names.items() if kept in self._placements}
+        )
+        strategy = self._plans.build(placed, names)
+        self._plans.decide(strategy, names, Renaming())
+        if self._workers > 1:
+            planned = {node.variable for node in strategy.nodes}
+            for name, placement in find_placements(placed, strategy).items():
+                if name in planned or placement != Placement():
+                    self._placements[names[name]] = placement
+        return strategy, placed

@@ -19,7 +19,7 @@ class SlotPlan(_Part):
     """A slot of an optimizer for one variable.
 
     Attributes:
-        name: of the slot.
+        name: the name of the slot.
         bytes: its size.
     """
 
@@ -33,7 +33,7 @@ class ShardPlan(_Part):
     Attributes:
         owner: name of the worker that holds it; None: all workers hold it.
         mates: names of the workers that hold the same shard in other pipelines.
-        shape: of the shard.
+        shape: the shape of the shard.
     """
 
     owner: str | None
@@ -45,9 +45,9 @@ class VariablePlan(_Part):
     """A variable that has a gradient.
 
     Attributes:
-        name: of the variable.
-        shape: length of each axis.
-        dtype: of its elements.
+        name: the name of the variable.
+        shape: the length of each axis.
+        dtype: the dtype of its elements.
         bytes: its size.
         gradient: "dense" or "sparse".
         rows: number of rows of a sparse gradient for a worker's part of the first batch; None: not known.
@@ -80,11 +80,11 @@ class WorkerPlan(_Part):
     """The work of one worker.
 
     Attributes:
-        name: of the worker.
-        replicas: number of its replicas; in a pipeline, of the micro-batches.
-        sent: bytes per step.
-        received: bytes per step.
-        held: bytes of variables, slots included.
+        name: the name of the worker.
+        replicas: the number of its replicas, or of micro-batches in a pipeline.
+        sent: the bytes that it sends in a step.
+        received: the bytes that it receives in a step.
+        held: the bytes of the variables that it holds, with their slots.
         flops: TensorFlow's count for a step on the worker's part of the first batch; None: not known.
     """
 
@@ -102,7 +102,7 @@ class LinkPlan(_Part):
     Attributes:
         source: name of the worker that sends.
         target: name of the worker that receives.
-        bytes: per step.
+        bytes: the bytes sent in a step.
         is_least: True if `bytes` is a lower bound.
     """
 
@@ -116,12 +116,12 @@ class PlannedStrategy(_Part):
     """A strategy for one step.
 
     Attributes:
-        strategy: as the user named it.
-        builder: that built it.
-        step: its name; of several steps with one name, with a number.
-        variables: in the order of their gradients.
-        workers: by index.
-        links: those with traffic.
+        strategy: the name that the user passed.
+        builder: the name of its builder.
+        step: the name of the step; a number follows if several steps have the same name.
+        variables: the plans of the variables, in the order of their gradients.
+        workers: the plans of the workers, by index.
+        links: the links with traffic.
         sums: the algorithm of the sums and their estimated time, in a sentence; empty: none, or not known.
         pipeline: its stages; None: not a pipeline.
     """
@@ -157,8 +157,8 @@ class Plans(_Part):
     """The content of the file that `autodist plan --json` writes.
 
     Attributes:
-        script: that was captured.
-        plans: of each step in their order, one for each strategy.
+        script: the script whose steps were captured.
+        plans: for each step, in order, a plan for each strategy.
         note: the planned steps and the reason why there are no more, in one or more sentences.
     """
 

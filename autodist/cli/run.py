@@ -17,8 +17,8 @@ from autodist.cli.options import (
     Cluster,
     Index,
     IsModule,
+    Join,
     MaxRestarts,
-    PendingReduction,
     Replicas,
     Script,
     Strategy,
@@ -44,7 +44,7 @@ def run(
     strategy: Strategy = None,
     workers: Workers = None,
     replicas: Replicas = None,
-    join: PendingReduction = None,
+    join: Join = None,
     index: Index = None,
     max_restarts: MaxRestarts = None,
     dry_run: Annotated[
@@ -81,7 +81,7 @@ def run(
     spec = None if file is None else ResourceSpec.from_file(file)  # fails early, before TensorFlow is imported
     given = find_given(spec, join, index, workers)
     if given is not None:
-        _require_no_look(dry_run)
+        _require_no_dry_run(dry_run)
         overrides = CliOverrides(file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts)
         limits = spec or Timeouts()
         if given.index:
@@ -128,7 +128,7 @@ def _join_by_hand(spec: ResourceSpec | None, join: str | None, index: int | None
         os.environ[WORKERS] = str(workers)
 
 
-def _require_no_look(dry_run: bool) -> None:
+def _require_no_dry_run(dry_run: bool) -> None:
     if dry_run:
         raise UsageError(
             "--dry-run starts nothing, and the machines of `nodes: given` are not known until its processes have "

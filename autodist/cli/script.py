@@ -23,7 +23,7 @@ class Target:
     Attributes:
         name: path of a script, or name of a module.
         is_module: True for a module.
-        arguments: of the script.
+        arguments: the arguments of the script.
     """
 
     name: str

@@ -41,7 +41,7 @@ def trace(
     from autodist.cli.tracing.files import read_traces
     from autodist.cli.tracing.merge import merged
     from autodist.cli.tracing.spent import time_spent
-    from autodist.cli.tracing.words import alignment_of, table_of, words_of
+    from autodist.cli.tracing.summary import alignment_lines, summary_lines, table_of
 
     target = file or folder / "trace.json"
     traces = read_traces(folder)
@@ -51,8 +51,8 @@ def trace(
     for step, one in traces.items():
         times = time_spent(one)
         console.print(table_of(step, times))
-        for line in words_of(times):
+        for line in summary_lines(times):
             console.print(line, soft_wrap=True)
-    for line in alignment_of([trace for one in traces.values() for trace in one]):
+    for line in alignment_lines([trace for one in traces.values() for trace in one]):
         console.print(line, soft_wrap=True)
     console.print(f"{target}: the merged trace, for https://ui.perfetto.dev", soft_wrap=True)

@@ -51,7 +51,7 @@ def verify(
         verified = verify_script(target, overrides, steps, Path(folder), shows_output=traceback)
     console = output()
     console.print(verified.table())
-    for line in verified.words():
+    for line in verified.verdict():
         console.print(line, soft_wrap=True)
-    if verified.is_past_the_promise:
+    if verified.differs:
         raise typer.Exit(DIFFERENT)

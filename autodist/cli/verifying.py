@@ -18,9 +18,18 @@ from autodist.cli.script import Target
 from autodist.logs.formatting import counted
 from autodist.logs.tables import text_table
 from autodist.runs.cli_overrides import CliOverrides, named_builder
-from autodist.verify.compare import FLOAT64_LIMIT, FLOORS, Compared, compare, steps_of
+from autodist.verify.compare import (
+    ALONE,
+    FLOAT64_LIMIT,
+    FLOORS,
+    Compared,
+    NoFloorError,
+    Rounding,
+    compare,
+    limit_of,
+    steps_of,
+)
 from autodist.verify.recording import ERROR, NOTES, Recording
-from autodist.verify.rounding import ALONE, NoFloorError, Rounding, limit_of
 
 PERMUTATIONS = 2
 """Number of permutations of each batch by which the rounding floor is measured."""
@@ -40,18 +49,18 @@ class VerifyResult:
 
     Attributes:
         compared: the two runs.
-        asked: machines and strategy.
+        overrides: the machines and the strategy.
         limit: the largest relative difference allowed.
         precision: its description.
         notes: properties of the step.
         alone: values that differ only by rounding, by kind and name, with the difference of one device from itself.
         no_floor: the reason why rounding was not measured; "": it was measured, or was not needed.
         stages: number of pipeline stages; None: not a pipeline.
-        micro_batches: of a pipeline.
+        micro_batches: the number of micro-batches of a pipeline.
     """
 
     compared: Compared
-    asked: CliOverrides
+    overrides: CliOverrides
     limit: float
     precision: str
     notes: Mapping[str, Any]
@@ -61,7 +70,7 @@ class VerifyResult:
     micro_batches: int = 0
 
     @property
-    def is_past_the_promise(self) -> bool:
+    def differs(self) -> bool:
         return self.compared.first is not None
 
     def table(self) -> Table:
@@ -73,9 +82,9 @@ class VerifyResult:
             rows.append([kind, name, f"{difference.largest:.1e}", str(difference.at) if difference.largest else ""])
         return text_table("largest relative differences", ["kind", "name", *figures], rows, numbers=figures)
 
-    def words(self) -> Iterator[str]:
+    def verdict(self) -> Iterator[str]:
         """Yields the lines of the verdict and its explanation."""
-        workers, replicas = self.asked.workers or 1, self.asked.replicas or 1
+        workers, replicas = self.overrides.workers or 1, self.overrides.replicas or 1
         part = "replica" if self.stages is None else "micro-batch"
         where = f"{counted(workers, 'worker')} of {counted(replicas, 'replica')}"
         if self.stages is not None:
@@ -119,23 +128,25 @@ class VerifyResult:
                 )
 
 
-def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path, shows_output: bool) -> VerifyResult:
+def verify_script(
+    target: Target, overrides: CliOverrides, steps: int, folder: Path, shows_output: bool
+) -> VerifyResult:
     """Runs the script on one device and under a strategy, and compares the runs.
 
     Args:
         target: the script.
-        asked: workers, replicas and strategy.
+        overrides: the workers, replicas and strategy.
         steps: number of steps to compare.
-        folder: for the records.
+        folder: the folder for the records.
         shows_output: True to show the script's output on standard error.
 
     Raises:
         UsageError: the script creates no AutoDist, or reaches no training step; or its precision cannot be judged.
         ScriptFailedError: the script failed.
     """
-    if asked.strategy is not None:
+    if overrides.strategy is not None:
         with target.as_main():  # a custom builder may be defined next to the script
-            named_builder(asked.strategy)
+            named_builder(overrides.strategy)
     runs = _Runs(target, steps, folder, shows_output)
     reference = runs.alone_in_float64()
     in_float64 = reference is not None
@@ -146,11 +157,11 @@ def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path,
         rounding, floor = _rounding_as_written(runs, reference)
         limit = limit_of(floor)
         precision = f"in the script's own precision, whose rounding floor is {floor:.1e}"
-    other = runs.run("many", asked, in_float64=in_float64, is_reference=False)
+    other = runs.run("many", overrides, in_float64=in_float64, is_reference=False)
     if steps_of(other) != steps_of(reference):
         raise UsageError(
             f"the script makes {steps_of(reference)} training steps on one device and {steps_of(other)} on "
-            f"{asked.workers} workers; both must make the same number."
+            f"{overrides.workers} workers; both must make the same number."
         )
     compared, no_floor = compare(reference, other, limit), ""
     if compared.first is not None and rounding is None and not _notes(reference)["draws"]:
@@ -163,7 +174,7 @@ def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path,
     of_other = _notes(other)
     return VerifyResult(
         compared,
-        asked,
+        overrides,
         limit,
         precision,
         _notes(reference),
@@ -197,7 +208,7 @@ class _Runs:
     Attributes:
         target: the script.
         steps: number of recorded steps.
-        folder: for all runs.
+        folder: the folder for the records of all runs.
         shows_output: True to show the script's output.
     """
 
@@ -242,7 +253,7 @@ class _Runs:
         return Rounding.of(reference, permuted, FLOAT64_LIMIT / FLOORS if in_float64 else ALONE)
 
     def run(
-        self, name: str, asked: CliOverrides, in_float64: bool, is_reference: bool, permutation: int | None = None
+        self, name: str, overrides: CliOverrides, in_float64: bool, is_reference: bool, permutation: int | None = None
     ) -> Path:
         """Runs the script once; returns the folder of its records.
 
@@ -252,7 +263,7 @@ class _Runs:
         folder = self.folder / name
         folder.mkdir()
         recording = Recording(str(folder), self.steps, in_float64, is_reference, permutation)
-        environment = os.environ | asked.environment() | recording.environment()
+        environment = os.environ | overrides.environment() | recording.environment()
         with open(folder / "output", "wb") as file:
             output = sys.stderr if self.shows_output else file
             done = subprocess.run(
@@ -260,7 +271,9 @@ class _Runs:
                 stderr=subprocess.STDOUT, check=False,
             )  # fmt: skip
         if done.returncode:
-            raise ScriptFailedError(f"{_doing(asked, in_float64)}, the script failed: {_why(folder, done.returncode)}")
+            raise ScriptFailedError(
+                f"{_description(overrides, in_float64)}, the script failed: {_failure_text(folder, done.returncode)}"
+            )
         if steps_of(folder) == 0:
             raise UsageError(
                 f"{self.target.name} ended before a training step of an AutoDist. Build the training in `with "
@@ -269,12 +282,12 @@ class _Runs:
         return folder
 
 
-def _doing(asked: CliOverrides, in_float64: bool) -> str:
-    where = f"on {asked.workers} workers" if (asked.workers, asked.replicas) != (1, 1) else "on one device"
+def _description(overrides: CliOverrides, in_float64: bool) -> str:
+    where = f"on {overrides.workers} workers" if (overrides.workers, overrides.replicas) != (1, 1) else "on one device"
     return f"{where}, in float64" if in_float64 else where
 
 
-def _why(folder: Path, status: int) -> str:
+def _failure_text(folder: Path, status: int) -> str:
     """Returns the error of the script's process, or else its last line."""
     if (folder / ERROR).exists():
         return str(json.loads((folder / ERROR).read_text(encoding="utf-8")))

@@ -122,7 +122,7 @@ def first_right(gradient: Gradient, rank: int, number: int) -> tf.Tensor:
 
     Args:
         gradient: the gradient of the factor.
-        rank: columns.
+        rank: the number of columns.
         number: 64 bits, the same everywhere and different for each gradient.
     """
     seed = [number >> 36, number >> 8 & 0xFFFFFFF]
@@ -133,7 +133,7 @@ def deal_out(sizes: Sequence[int], workers: Sequence[int], first: int) -> list[i
     """Assigns an owner to each item so that the sizes are balanced.
 
     Args:
-        sizes: of the items.
+        sizes: the sizes of the items.
         workers: the owners to choose from.
         first: any number; breaks ties between workers.
     """

@@ -23,17 +23,17 @@ class LaunchedCall:
     """A function that is called on every worker.
 
     Attributes:
-        function: takes an AutoDist, and then `args`.
-        args: of the function.
+        function: the function; it takes an AutoDist, and then `args`.
+        args: the arguments of the function, after the AutoDist.
         spec: the machines, from `ResourceSpec.to_payload`; None: this machine.
-        asked: number of workers and replicas on this machine.
+        overrides: the number of workers and replicas on this machine.
         builder: builds the strategy; None: the strategy of the machines' YAML.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     spec: str | None
-    asked: CliOverrides
+    overrides: CliOverrides
     builder: BuildsStrategy | None
 
 
@@ -60,25 +60,25 @@ class Outcome:
     Attributes:
         value: the pickled return value; None if the function failed.
         error: the pickled exception; None if it cannot be pickled, or if the function did not fail.
-        told: the text of the exception.
+        text: the text of the exception.
         trace: its traceback.
     """
 
     value: bytes | None = None
     error: bytes | None = None
-    told: str = ""
+    text: str = ""
     trace: str = ""
 
     @staticmethod
     def of_error(error: BaseException) -> Outcome:
         trace = "".join(traceback.format_exception(error))
-        told = "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception_only(error)).strip()
         try:
             packed = pack(error, "the error", "")
             unpack(packed)
         except Exception:  # noqa: BLE001 - an exception may hold anything: then only its text is returned
-            return Outcome(None, None, told, trace)
-        return Outcome(None, packed, told, trace)
+            return Outcome(None, None, text, trace)
+        return Outcome(None, packed, text, trace)
 
     def result(self) -> Any:
         """Returns the return value of the function.
@@ -90,7 +90,7 @@ class Outcome:
         return unpack(self.value) if self.value is not None else self._raise()
 
     def _raise(self) -> NoReturn:
-        error: BaseException = LaunchError(self.told)
+        error: BaseException = LaunchError(self.text)
         if self.error is not None:
             error = unpack(self.error)
         raise error from LaunchedTraceback(self.trace)

@@ -55,12 +55,12 @@ def launch(
 
     Args:
         function: the function that every worker calls.
-        args: of the function, after `ad`.
+        args: the arguments of the function, after `ad`.
         cluster: the YAML of the machines, or a mapping with its content; None: this machine.
         strategy: the name of a builder, a builder, a value of the YAML's `strategy`, or a YAML file with that section;
             None: the strategy of the cluster's YAML.
         workers: number of workers on this machine, instead of a cluster.
-        replicas: of each of these workers.
+        replicas: number of replicas of each of these workers.
 
     Returns:
         The result of the function on the chief, if it can be pickled: arrays, numbers, or containers of them. A Keras

@@ -103,8 +103,8 @@ def _call(order: bytes) -> Any:
 
     with quiet_tensorflow():  # unpickling may be the first use of TensorFlow in this process
         call: LaunchedCall = unpack(order, takes_settings=True)
-    if call.asked.asks:
-        os.environ |= call.asked.environment()
+    if call.overrides.asks:
+        os.environ |= call.overrides.environment()
         take_over()
     spec = None if call.spec is None else ResourceSpec.from_payload(call.spec)
     ad = AutoDist(resource_spec=spec, strategy=call.builder)

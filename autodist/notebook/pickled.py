@@ -43,7 +43,7 @@ class Pickled:
         content: the pickled value.
         sources: by name of a file or cell, the source text of the value's functions.
         path: folders from which the packing process imports modules.
-        settings: of each Keras that the packing process has imported.
+        settings: the settings of each Keras that the packing process has imported.
     """
 
     content: bytes

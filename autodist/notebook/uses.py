@@ -15,8 +15,8 @@ def uses(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> dict[str, 
     """Returns the values that a function uses, by name: arguments, defaults, and variables from its surroundings.
 
     Args:
-        function: called with one value before `args`.
-        args: of the function.
+        function: the function, called with one value before `args`.
+        args: the arguments of the function.
     """
     return dict(_of_function(function)) | dict(_of_arguments(function, args))
 
@@ -37,8 +37,8 @@ def find_unpicklable(
     ("settings['lock']", 'a lock')
 
     Args:
-        function: as in `uses`.
-        args: as in `uses`.
+        function: see `uses`.
+        args: see `uses`.
         goes: returns True if a value, with all its content, can be pickled.
     """
     return _stays("", function, uses(function, args), goes, {id(function)})

@@ -108,7 +108,7 @@ def make_nested(name: str, nested: type, options: Mapping[str, Any]) -> Any:
     """Returns the object that a mapping stands for as the value of an option.
 
     Args:
-        name: of the option.
+        name: the name of the option.
         nested: the dataclass of its type; see `own_class`.
         options: the mapping.
 

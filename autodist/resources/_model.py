@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from autodist.errors import ResourceSpecError
+from autodist.resources._source import KeyPath, Source, as_yaml, key_text
 
 
 class Model(BaseModel):
@@ -21,7 +27,7 @@ class Fault(ValueError):
 
     Args:
         problem: the value, the reason, and the allowed values.
-        path: from the validated value to the faulty one.
+        path: the path from the validated value to the faulty one.
     """
 
     def __init__(self, problem: str, *path: str | int) -> None:
@@ -35,3 +41,65 @@ def _empty_if_null(value: Any) -> Any:
 
 # In YAML a key without content (`ssh:` with nothing below, or only comments) is null and means "none".
 EMPTY_IF_NULL = BeforeValidator(_empty_if_null)
+
+
+_MOST = 20  # faults in one message
+
+_WITHOUT_ITEMS = ("sync", "checkpoint")
+
+MISSING, UNKNOWN_KEY = "missing", "extra_forbidden"  # pydantic's names of these errors
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Returns the message for an unknown key, with the most similar known one."""
+    known = sorted(known)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    guess = f"; did you mean {near[0]}?" if near else ";"
+    return f"unknown key{guess} allowed: {', '.join(known)}"
+
+
+def to_spec_error(
+    error: ValidationError, source: Source, root: type[Model], inner: dict[str, type[Model]], hidden: Sequence[str]
+) -> ResourceSpecError:
+    """Returns one error for all validation errors: the first in the order of the file, then the others, a line each.
+
+    Args:
+        error: the error of validating `root`.
+        source: the positions of the values.
+        root: the model.
+        inner: the model of the items of each field; for `sync` and `checkpoint`, which have no items, their own model.
+        hidden: the fields of the root that are not keys of the YAML.
+    """
+    faults = sorted(error.errors(), key=lambda details: source.line(_path(details)))
+    (path, problem), *others = [(_path(details), _explain(details, root, inner, hidden)) for details in faults[:_MOST]]
+    also = "".join(f"\n  also {source.place(path) or key_text(path)}: {text}" for path, text in others)
+    more = f"\n  and {len(faults) - _MOST} more" if len(faults) > _MOST else ""
+    return source.error(path, problem + also + more)
+
+
+def _path(details: ErrorDetails) -> KeyPath:
+    # For a key of a mapping that is refused, pydantic adds "[key]" to the path.
+    path: KeyPath = tuple(step for step in details["loc"] if step != "[key]")
+    fault = details.get("ctx", {}).get("error")
+    return (*path, *fault.path) if isinstance(fault, Fault) else path
+
+
+def _explain(details: ErrorDetails, root: type[Model], inner: dict[str, type[Model]], hidden: Sequence[str]) -> str:
+    fault = details.get("ctx", {}).get("error")
+    if isinstance(fault, Fault):
+        return fault.problem
+    path = _path(details)
+    depth = 1 if path[0] in _WITHOUT_ITEMS else 2
+    model = inner.get(str(path[0]), root) if len(path) > depth else root
+    fields = {name: field for name, field in model.model_fields.items() if model is not root or name not in hidden}
+    if details["type"] == UNKNOWN_KEY:
+        return unknown_key(str(path[-1]), fields)
+    name = str(path[0] if model is root else path[depth])
+    allowed = fields[name].description
+    if len(path) == 2 == depth and str(path[0]) in inner:  # a node or a group as a whole
+        allowed = f"a mapping with the keys {', '.join(inner[str(path[0])].model_fields)}"
+    if details["type"] == MISSING:
+        return f"missing; allowed: {allowed}"
+    # An environment variable may hold a secret, so its value is not shown.
+    value_text = "this" if name == "shared_envs" else as_yaml(details["input"])
+    return f"{value_text} is not allowed; allowed: {allowed}"

@@ -80,7 +80,7 @@ class Node(Model):
         workers: number of processes; they get equal, consecutive shares of the devices.
         network_bandwidth: Gbit/s to the other nodes.
         ssh_config: name of an SSH group.
-        port: of the first worker's server; the other workers use the following ports. None: any free ports.
+        port: the port of the first worker's server; the other workers use the next ports. None: any free ports.
     """
 
     address: Text = Field(description=f"a host name or an IP address, as {_TEXT_HINT}")
@@ -176,7 +176,7 @@ class SSHGroup(Model):
     Attributes:
         username: login name.
         key_file: private key, on the chief's machine; see `key_path`.
-        port: of the SSH server.
+        port: the port of the SSH server.
         python_venv: virtual environment on the node that runs the script; a leading `~` is the home directory there.
         shared_envs: environment variables of the workers.
         host_key_checking: True to refuse a host with an unknown key.

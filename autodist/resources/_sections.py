@@ -12,9 +12,8 @@ from pydantic import Field, field_validator, model_validator
 from autodist.errors import Place
 from autodist.resources._model import Fault, Model
 from autodist.resources._plain import plain_copy
-from autodist.resources._read import read_text
 from autodist.resources._source import KeyPath, Source, as_yaml
-from autodist.resources._yaml import read_yaml
+from autodist.resources._yaml import read_text, read_yaml
 
 _BUILDER = "the name of a strategy builder, such as AllReduce"
 _SECTION = f"{_BUILDER}, or a mapping with builder, its options and variables"
@@ -41,7 +40,7 @@ class StrategySection(Model):
         builder: name of the strategy builder, unchecked; None: the default one.
         options: all other keys except `variables`, unchecked.
         variables: overrides, in the order of the file; the first matching pattern applies.
-        source: for messages.
+        source: the file and the lines of the values, for messages.
     """
 
     builder: str | None = None
@@ -140,7 +139,7 @@ class CheckpointSection(Model):
     """Automatic checkpoints: the folder and the schedule. The script needs no code for them.
 
     Attributes:
-        folder: on the chief's machine; made absolute when it is read.
+        folder: the path on the chief's machine; made absolute when it is read.
         every_steps: number of training steps between checkpoints; None: steps do not count.
         every_minutes: minutes between checkpoints by the chief's clock; None: time does not count.
         keep: number of checkpoints to keep.
@@ -186,7 +185,7 @@ class Sync(Model):
     """The folder that is copied to every node reached over SSH, to the same path.
 
     Attributes:
-        folder: on the chief's machine; made absolute when it is read.
+        folder: the path on the chief's machine; made absolute when it is read.
         exclude: names of files and folders that are left out at every depth, or, with a /, their paths below the
             folder; `*`, `?` and `[…]` as in a shell.
     """

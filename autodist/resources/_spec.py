@@ -12,15 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from autodist.errors import ResourceSpecError
-from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
+from autodist.resources._model import EMPTY_IF_NULL, Fault, Model, to_spec_error, unknown_key
 from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
 from autodist.resources._plain import plain_copy
-from autodist.resources._read import read_text
 from autodist.resources._sections import CHECKPOINT, SYNC, CheckpointSection, StrategySection, Sync, Timeouts
 from autodist.resources._source import Source
-from autodist.resources._translate import to_spec_error, unknown_key
 from autodist.resources._workers import Allotment, Replica, Worker, allot, assign_workers, list_replicas
-from autodist.resources._yaml import read_yaml
+from autodist.resources._yaml import read_text, read_yaml
 
 _EXAMPLE = (
     "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, if a scheduler starts the "
@@ -47,7 +45,7 @@ class ResourceSpec(Timeouts):
         [('localhost:0', ('cpu:0', 'cpu:1')), ('localhost:1', ('cpu:0', 'cpu:1'))]
 
     Attributes:
-        nodes: in the order of the file; exactly one is the chief's (a single node always is).
+        nodes: the machines, in the order of the file; exactly one is the chief's (a single node always is).
         ssh: SSH groups by name.
         transport: the SSH implementation for groups without one; None: paramiko.
         strategy: None if the script or a default chooses.
@@ -59,7 +57,7 @@ class ResourceSpec(Timeouts):
         min_nodes: number of nodes needed for a restart; unreachable nodes are left out. None: all.
         sync: the folder that is copied to the machines; None: they already have the script.
         checkpoint: settings of automatic checkpoints; None: none are saved.
-        source: for messages.
+        source: the file and the lines of the values, for messages.
         is_given: True if a scheduler starts the processes, which exchange their addresses.
         allotments: with `nodes: given`, the devices, cores and port of each worker. Empty until its processes have
             joined; until then `nodes` is this machine alone.
@@ -110,7 +108,7 @@ class ResourceSpec(Timeouts):
         """Returns a spec of this machine: one worker on its GPUs, or else one replica on its CPU.
 
         Args:
-            gpus: number of GPUs that TensorFlow sees.
+            gpus: the number of GPUs that TensorFlow sees.
         """
         return cls.from_dict({"nodes": [{"address": "localhost", "gpus": list(range(gpus))}]})
 
@@ -132,8 +130,8 @@ class ResourceSpec(Timeouts):
         """Returns this spec with the machines of a `nodes: given` cluster, once its processes have joined.
 
         Args:
-            nodes: as the YAML would hold them; the chief's is the first.
-            allotments: of their workers.
+            nodes: the nodes as mappings, as in the YAML; the chief's is the first.
+            allotments: the allotments of their workers.
         """
         made = self.from_dict({**self.to_dict(), "nodes": nodes})
         kept = {"source": self.source, "strategy": self.strategy, "is_given": True, "allotments": tuple(allotments)}
@@ -255,7 +253,7 @@ class ResourceSpec(Timeouts):
         """Checks that the GPUs named by the spec exist.
 
         Args:
-            present: number of GPUs that TensorFlow sees in this process.
+            present: the number of GPUs that TensorFlow sees in this process.
             node: the node of this process; None checks each local node.
             why: called if a GPU is missing; returns the reason, or "" if it is not known.
 

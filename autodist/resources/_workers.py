@@ -20,7 +20,7 @@ class Worker:
         name: short and unique, shown before each line of its output: the node's address, followed by the position
             within the node if the node has several workers ("10.0.0.1:1").
         node: the machine that it runs on.
-        port: of its server; None: any free port.
+        port: the port of its server; None: any free port.
         devices: one for each of its replicas; empty for a worker that only owns variables. A GPU keeps its number on
             the machine ("gpu:3"). CPU devices are logical devices of the worker's own process, counted from 0
             ("cpu:0", "cpu:1").
@@ -49,9 +49,9 @@ class Replica:
     """One copy of the compute part of the step.
 
     Attributes:
-        index: among all replicas.
+        index: its index among all replicas.
         worker: the worker that runs it.
-        device: within the worker ("cpu:1", "gpu:0").
+        device: the device of the worker ("cpu:1", "gpu:0").
     """
 
     index: int
@@ -64,9 +64,9 @@ class Allotment:
     """The resources of a process that a scheduler has started.
 
     Attributes:
-        devices: of its replicas, as its own TensorFlow names them.
-        cores: number of cores.
-        port: of its server; None: any free port.
+        devices: the devices of its replicas, as its own TensorFlow names them.
+        cores: the number of cores.
+        port: the port of its server; None: any free port.
     """
 
     devices: tuple[str, ...]

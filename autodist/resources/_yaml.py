@@ -12,6 +12,7 @@ from autodist.resources._limits import (
     DEEPEST,
     LARGEST_SPEC,
     LONG_NUMBER,
+    LONGEST_FILE,
     TOO_DEEP,
     TOO_LARGE,
     VALUE_SIZE,
@@ -227,3 +228,27 @@ class _Reader:
 
     def _error(self, node: yaml.Node, path: KeyPath, problem: str) -> ResourceSpecError:
         return ResourceSpecError(problem, Place(self._file, node.start_mark.line + 1, key_text(path) or "document"))
+
+
+def read_text(file: str) -> str:
+    """Returns the content of a file, without a byte order mark.
+
+    Raises:
+        ResourceSpecError: the file cannot be read, is longer than a spec can be, or is not UTF-8.
+    """
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(LONGEST_FILE + 1)  # limited: the file may be a checkpoint, or /dev/zero
+    except OSError as error:
+        raise ResourceSpecError(f"{file}: cannot be read: {error.strerror}; pass the path of a YAML file") from error
+    except ValueError as error:  # NUL in the name, or half of a surrogate pair
+        raise ResourceSpecError(f"{file!r}: not a valid file name; pass the path of a YAML file") from error
+    if len(content) > LONGEST_FILE:
+        limit = f"{LONGEST_FILE >> 20} MiB"
+        raise ResourceSpecError(f"{file}: longer than {limit}, the limit for a spec; pass the path of a YAML file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        where = Source(file, {"encoding": line})
+        raise where.error(("encoding",), "not UTF-8 text; save the file in UTF-8") from error

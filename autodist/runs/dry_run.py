@@ -20,12 +20,12 @@ class DryRun(Protocol):
     No training step is executed. It returns the values of `answers` instead, so that the script can continue.
 
     Attributes:
-        asked: the command's options.
+        overrides: the command's options.
         spec: the machines that the script sees.
     """
 
     @property
-    def asked(self) -> CliOverrides: ...
+    def overrides(self) -> CliOverrides: ...
 
     @property
     def spec(self) -> ResourceSpec: ...

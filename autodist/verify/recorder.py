@@ -1,7 +1,6 @@
 """Recorder of `autodist verify`: saves variables and outputs after each step in the script's process.
 
-It is configured by the environment, so that the other workers, started like the first, run the same steps in the same
-precision.
+Environment variables configure it, so all workers of the script run the same steps in the same precision.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Recorder:
         return LOCAL_KERNELS if self._recording.is_reference and kernels is KERNELS else kernels
 
     def require_exact(self, strategy: strategy_pb2.Strategy) -> None:
-        """Passes a strategy under which training equals that of one device.
+        """Checks that training under a strategy equals that of one device.
 
         Raises:
             StrategyError: the strategy changes the training.
@@ -176,8 +175,8 @@ class Recorder:
     ) -> None:
         frames = [frame for frame in traceback.extract_tb(trace) if "autodist" not in Path(frame.filename).parts]
         where = f" ({frames[0].filename}:{frames[0].lineno})" if frames and not isinstance(error, AutoDistError) else ""
-        setting = str(error) if isinstance(error, AutoDistError) else f"{kind.__name__}: {error}{where}"
-        (self._folder / ERROR).write_text(json.dumps(setting), encoding="utf-8")
+        text = str(error) if isinstance(error, AutoDistError) else f"{kind.__name__}: {error}{where}"
+        (self._folder / ERROR).write_text(json.dumps(text), encoding="utf-8")
         otherwise(kind, error, trace)
 
 

@@ -15,9 +15,9 @@ from autodist.graph.split import Subgraph, Subgraphs, split
 from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.finish.called_function import CalledFunction, put_call, shared_function
+from autodist.kernels.finish.called_function import CalledFunction, replace_by_call, shared_function
 
-_BY_ITSELF = having(Trait.FED | Trait.CALL | Trait.BRANCH | Trait.LOOP)
+_SINGLE_NODES = having(Trait.FED | Trait.CALL | Trait.BRANCH | Trait.LOOP)
 """Ops that already are a single node, and that TensorFlow may inline in its own way."""
 
 
@@ -62,11 +62,11 @@ def _find_parts(step: ReplicatedStep) -> Subgraphs:
     """Splits each unit into parts that can be called, separated by nodes that cannot."""
     graph_index = step.graph_index
     constants = frozenset(node.name for node in graph_index.of_op("Const") if not graph_index.sources[node.name])
-    perhaps_dead = find_maybe_dead(graph_index)
+    maybe_dead = find_maybe_dead(graph_index)
 
     def key(name: str) -> Hashable | None:
         unit = _unit_of(step, name)
-        return unit if unit is not None and name not in perhaps_dead and _can_be_called(step, name) else None
+        return unit if unit is not None and name not in maybe_dead and _can_be_called(step, name) else None
 
     return split(step, key, copied=constants, cut_cycles=True)
 
@@ -82,7 +82,7 @@ def _unit_of(step: ReplicatedStep, name: str) -> Hashable | None:
 
 def _can_be_called(step: ReplicatedStep, name: str) -> bool:
     node = step.graph_index.nodes[name]
-    if not is_stateless(node.op) or node.op in _BY_ITSELF:
+    if not is_stateless(node.op) or node.op in _SINGLE_NODES:
         return False
     return {RESOURCE, VARIANT}.isdisjoint((*types_of_inputs(node), *types_of_outputs(node)))
 
@@ -100,6 +100,6 @@ def _with_calls(step: ReplicatedStep, parts: Subgraphs, shared: dict[Hashable, C
     """By tensor of a part, the output of the call that replaces it."""
     for k, key in enumerate(key for key in parts.order if key in shared):
         name = f"autodist/unit/{k}"
-        put_call(editor, name, parts[key].nodes, shared[key].on(called))
+        replace_by_call(editor, name, parts[key].nodes, shared[key].on(called))
         called.update({as_input(result): f"{name}:{j}" for j, result in enumerate(shared[key].results)})
     return editor.to_step()

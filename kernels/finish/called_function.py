@@ -1,4 +1,4 @@
-"""Functions made of nodes, and calls that replace these nodes."""
+"""Functions that compute nodes of a graph, and calls that replace these nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autodist.graph.step import Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.communicate.buckets import digest
 
-Short = Callable[[int, str], str]
+NameInFunction = Callable[[int, str], str]
 """Returns the name of a node in a function from its position and its name in the graph."""
 
 
@@ -25,7 +25,7 @@ class CalledFunction:
 
     Attributes:
         definition: a FunctionDef; equal nodes have the same one, with different arguments.
-        arguments: inputs of the call.
+        arguments: the inputs of the call.
         results: the tensors that the outputs of the call replace.
     """
 
@@ -38,33 +38,35 @@ class CalledFunction:
         return str(self.definition.signature.name)
 
     def on(self, replacements: Mapping[str, str]) -> CalledFunction:
-        """Returns the function with some of its arguments replaced."""
+        """Returns the call with some of its arguments replaced."""
         return replace(self, arguments=tuple(replacements.get(name, name) for name in self.arguments))
 
 
 def compiled_function(
-    nodes: Sequence[NodeDef], results: Sequence[str] = (), short: Short = "node_{0}".format
+    nodes: Sequence[NodeDef], results: Sequence[str] = (), name_in_function: NameInFunction = "node_{0}".format
 ) -> CalledFunction:
     """Creates a function of nodes for XLA to compile; its writes of variables run on each call.
 
     Args:
-        nodes: in topological order. Tensors of other nodes that they read become arguments.
-        results: their tensors that the function returns.
-        short: returns the name of a node in the function; equal nodes should have equal names.
+        nodes: the nodes in topological order. Tensors of other nodes that they read become arguments.
+        results: the tensors of these nodes that the function returns.
+        name_in_function: returns the name of a node in the function; equal nodes should have equal names.
     """
-    made = _made_of(nodes, results, short)
+    made = _build(nodes, results, name_in_function)
     made.definition.signature.is_stateful = True
     made.definition.attr["_XlaMustCompile"].b = True
     return made.to_call("autodist_compiled", results)
 
 
-def shared_function(nodes: Sequence[NodeDef], results: Sequence[str], short: Short) -> CalledFunction:
-    """Creates a function of stateless nodes; arguments as of `compiled_function`."""
-    return _made_of(nodes, results, short).to_call("autodist_shared", results)
+def shared_function(
+    nodes: Sequence[NodeDef], results: Sequence[str], name_in_function: NameInFunction
+) -> CalledFunction:
+    """Creates a function of stateless nodes; the arguments are those of `compiled_function`."""
+    return _build(nodes, results, name_in_function).to_call("autodist_shared", results)
 
 
-def _made_of(nodes: Sequence[NodeDef], results: Sequence[str], short: Short) -> _Function:
-    made = _Function(nodes, short)
+def _build(nodes: Sequence[NodeDef], results: Sequence[str], name_in_function: NameInFunction) -> _Function:
+    made = _Function(nodes, name_in_function)
     for node in nodes:
         made.add(node)
     for name in results:
@@ -75,14 +77,14 @@ def _made_of(nodes: Sequence[NodeDef], results: Sequence[str], short: Short) -> 
 class _Function:
     """A FunctionDef under construction."""
 
-    def __init__(self, nodes: Sequence[NodeDef], short: Short) -> None:
+    def __init__(self, nodes: Sequence[NodeDef], name_in_function: NameInFunction) -> None:
         self.definition: Any = tf.compat.v1.GraphDef().library.function.add()
-        self.short = {node.name: short(k, node.name) for k, node in enumerate(nodes)}
+        self.names = {node.name: name_in_function(k, node.name) for k, node in enumerate(nodes)}
         self.inside: dict[str, tuple[str, int]] = {}
         self.arguments: dict[str, str] = {}
 
     def add(self, node: NodeDef) -> None:
-        short_name = self.short[node.name]
+        short_name = self.names[node.name]
         copy = self.definition.node_def.add(name=short_name, op=node.op)
         for key, value in node.attr.items():
             if not key.startswith("_"):
@@ -91,7 +93,7 @@ class _Function:
         for spelling, kind in zip(data, types_of_inputs(node), strict=True):
             copy.input.append(self._taken(spelling, kind))
         waits = (node_of(i) for i in node.input if is_control(i))
-        copy.input.extend(dict.fromkeys(f"^{self.short[name]}" for name in waits if name in self.short))
+        copy.input.extend(dict.fromkeys(f"^{self.names[name]}" for name in waits if name in self.names))
         outputs = list(zip(spelled_outputs(node), types_of_outputs(node), strict=True))
         self.inside.update(
             {as_input(f"{node.name}:{k}"): (f"{short_name}:{output}", kind) for k, (output, kind) in enumerate(outputs)}
@@ -122,7 +124,7 @@ class _Function:
         return CalledFunction(self.definition, tuple(self.arguments), tuple(results))
 
 
-def put_call(editor: StepEditor[Step], name: str, region: Sequence[str], function: CalledFunction) -> None:
+def replace_by_call(editor: StepEditor[Step], name: str, region: Sequence[str], function: CalledFunction) -> None:
     """Replaces the nodes `region` by a call of the function made of them.
 
     The call has all their control inputs, and nodes that waited for one of them wait for the call.

@@ -16,7 +16,7 @@ from autodist.graph.step import ReplicatedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.finish.called_function import compiled_function, put_call
+from autodist.kernels.finish.called_function import compiled_function, replace_by_call
 from autodist.kernels.finish.compilable import Compilable
 from autodist.kernels.finish.compiled_regions import PartOf, find_regions, may_need_compiler, work_in
 from autodist.kernels.finish.prune import Prune
@@ -84,13 +84,13 @@ def _marked_in(step: ReplicatedStep) -> Callable[[str], bool]:
 def _with_calls(step: ReplicatedStep, regions: Iterable[Subgraph]) -> ReplicatedStep:
     editor = StepEditor(step)
 
-    def short(_: int, name: str) -> str:
+    def name_in_function(_: int, name: str) -> str:
         return step.replica_of(name)[1]
 
     for k, region in enumerate(regions):
         nodes = [editor[name] for name in (*region.copies, *region.nodes)]
-        function = compiled_function(nodes, region.gives, short)
-        put_call(editor, f"autodist/compiled_step/{k}", region.nodes, function)
+        function = compiled_function(nodes, region.gives, name_in_function)
+        replace_by_call(editor, f"autodist/compiled_step/{k}", region.nodes, function)
     return editor.to_step()
 
 

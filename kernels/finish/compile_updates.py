@@ -17,7 +17,7 @@ from autodist.graph.split import split
 from autodist.graph.step import ReplicatedStep, Step
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.finish.called_function import compiled_function, put_call
+from autodist.kernels.finish.called_function import compiled_function, replace_by_call
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class CompileUpdates(Kernel[ReplicatedStep, ReplicatedStep]):
 def _compile(editor: StepEditor[Step], region: Sequence[str]) -> None:
     """Replaces the nodes `region` by a function call."""
     function = compiled_function([editor[name] for name in region])
-    put_call(editor, f"autodist/compiled/{region[-1]}", region, function)
+    replace_by_call(editor, f"autodist/compiled/{region[-1]}", region, function)
 
 
 _TYPES = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, tf.bool))
@@ -81,7 +81,7 @@ def find_regions(step: ReplicatedStep, handles: Collection[str], kept: Collectio
 
     Args:
         step: the step.
-        handles: of the variables.
+        handles: the handles of the variables.
         kept: nodes that belong to no region.
     """
     search = _Search(step.graph_index, frozenset(handles), frozenset(kept))

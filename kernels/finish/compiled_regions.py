@@ -1,4 +1,4 @@
-"""Finds regions of a step that XLA can compile as one function each: the compute part of a replica, and updates."""
+"""Finds regions of a step that XLA can compile, each as one function: the compute part of a replica, and updates."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class PartOf:
     """Maps a node to the part of the step that it belongs to; None if a kernel created it. Parts may run in parallel.
 
     Args:
-        item: the step.
+        step: the step.
     """
 
-    item: ReplicatedStep
+    step: ReplicatedStep
 
     def __call__(self, name: str) -> Key | None:
-        stages = self.item.stages
+        stages = self.step.stages
         if not stages.order:  # a single replica
             return ("step",)
-        replica, captured = self.item.replica_of(name)
+        replica, captured = self.step.replica_of(name)
         if captured not in stages.order:
             return None
         level = stages.level_of(captured)
         if captured in stages.once:
             return (UPDATE, level)
-        return (COMPUTE, replica, level) if captured in self.item.copies else (SHARED, level)
+        return (COMPUTE, replica, level) if captured in self.step.copies else (SHARED, level)
 
 
 def _copied(step: ReplicatedStep) -> frozenset[str]:
@@ -96,7 +96,7 @@ def _parts_of_loops_leave(graph_index: GraphIndex, parts: Subgraphs) -> bool:
 
 @dataclass
 class _Search:
-    item: ReplicatedStep
+    step: ReplicatedStep
     context: Context
     is_marked: Callable[[str], bool]
     part_of: PartOf
@@ -105,25 +105,25 @@ class _Search:
     graph_index: GraphIndex = field(init=False)
 
     def __post_init__(self) -> None:
-        self.graph_index = self.item.graph_index
-        self._compilable = Compilable(self.item.graph_def, self.allows_loops)
-        self._returned = {*map(node_of, self.item.outputs), *self.item.targets}
-        self._perhaps_dead = find_maybe_dead(self.graph_index)
-        self._kept = {*map(node_of, self.item.inputs), *self.item.initializers.values()} | self._made_by_all()
+        self.graph_index = self.step.graph_index
+        self._compilable = Compilable(self.step.graph_def, self.allows_loops)
+        self._returned = {*map(node_of, self.step.outputs), *self.step.targets}
+        self._maybe_dead = find_maybe_dead(self.graph_index)
+        self._kept = {*map(node_of, self.step.inputs), *self.step.initializers.values()} | self._computed_by_all()
         self._waits, self._runs = self._find_waits(), self._find_runs()
 
-    def _made_by_all(self) -> set[str]:
+    def _computed_by_all(self) -> set[str]:
         """Returns ancestors of writes that several workers compute in parallel, unless all use the same code for it.
 
         XLA's code depends on the processor and on the rest of the function. If one worker also updates variables that
         it owns, or another computes nothing, workers would diverge in their last bits.
         """
-        context, owners = self.context, self.item.owners
+        context, owners = self.context, self.step.owners
         is_owned = {name: owner != EVERY_WORKER for name, owner in owners.items()}
         is_like_all = context.has_one_kind_of_processor and context.all_compute
         if context.workers == 1 or (is_like_all and not any(is_owned.values())):
             return set()
-        mirrored = {v.handle for v in self.item.variables if not is_owned.get(v.name, False)}
+        mirrored = {v.handle for v in self.step.variables if not is_owned.get(v.name, False)}
         writes = (name for name, effect in self.graph_index.effects.items() if effect.writes & mirrored)
         found = reach(writes, self.graph_index.data.__getitem__)
         return {name for name in found if (self.part_of(name) or ("",))[0] != COMPUTE}
@@ -151,7 +151,7 @@ class _Search:
         return (
             name not in self.copied
             and name not in self._kept
-            and name not in self._perhaps_dead
+            and name not in self._maybe_dead
             and node.device.startswith(self.context.task(self.context.worker))
             and self._compilable.can_compile(node)
             and self._has_local_handles(name)
@@ -168,8 +168,8 @@ class _Search:
         """Returns the common key of a node's readers if it fits the node; None if there are several keys."""
         readers = {found.get(consumer) for consumer in self.graph_index.consumers[name]}
         reader = next(iter(readers)) if len(readers) == 1 else None
-        is_alike = reader is not None and (reader[-3], reader[-1]) == (key[-3], key[-1])
-        return reader if is_alike and name not in self._returned else None
+        is_same_place = reader is not None and (reader[-3], reader[-1]) == (key[-3], key[-1])
+        return reader if is_same_place and name not in self._returned else None
 
     def _find_waits(self) -> dict[str, int]:
         """Returns, for each node, a bit set of its ancestors that may wait for other workers."""
@@ -188,7 +188,7 @@ class _Search:
     def _find_runs(self) -> dict[str, int]:
         """Returns, for each node, a bit set of the runs that need it: the step, and background programs."""
         found: dict[str, int] = {}
-        background = (self.item.served, self.item.flush_targets, self.item.initializers.values())
+        background = (self.step.served, self.step.flush_targets, self.step.initializers.values())
         for k, roots in enumerate((self._returned, *background)):
             for name in reach(roots, self.graph_index.sources.__getitem__):
                 found[name] = found.get(name, 0) | 1 << k

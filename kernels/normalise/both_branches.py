@@ -85,7 +85,7 @@ class BothBranches:
     """
 
     def __init__(self, editor: StepEditor[Step], step: CapturedStep) -> None:
-        self._editor, self._item = editor, step
+        self._editor, self._step = editor, step
         self._library = Library(editor.library)
         self._arithmetic = Arithmetic(editor)
 
@@ -94,7 +94,7 @@ class BothBranches:
         prefix = f"branches/{node.name}"
         predicate, *captures = [tensor(i) for i in node.input if not is_control(i)]
         variables = {
-            node_of(g): self._item.by_handle[node_of(g)] for g in captures if node_of(g) in self._item.by_handle
+            node_of(g): self._step.by_handle[node_of(g)] for g in captures if node_of(g) in self._step.by_handle
         }
         waits = {h: self._waits(node, h) for h in variables}
         before = {h: self._arithmetic.read(f"{prefix}/{h}", variable, waits[h]) for h, variable in variables.items()}
@@ -126,7 +126,7 @@ class BothBranches:
 
     def _outputs_read(self, name: str) -> set[int]:
         readers = [self._editor[consumer] for consumer in self._editor.consumers(name)]
-        return _outputs_among(name, [*_data_of(readers), *self._item.outputs])
+        return _outputs_among(name, [*_data_of(readers), *self._step.outputs])
 
     def _choose(
         self, node: NodeDef, prefix: str, predicate: str, captures: Sequence[str], before: _State, wanted: set[int]
@@ -141,7 +141,7 @@ class BothBranches:
         return outputs, {h: either(f"{prefix}/{h}/after", predicate, then[1][h], other[1][h]) for h in before}
 
     def _body(self, function: str, captures: Sequence[str]) -> Body:
-        handles = [self._editor[node_of(g)] if node_of(g) in self._item.by_handle else None for g in captures]
+        handles = [self._editor[node_of(g)] if node_of(g) in self._step.by_handle else None for g in captures]
         shapes = [
             tf.TensorShape([]) if handle else self._editor.spec(g).shape
             for g, handle in zip(captures, handles, strict=True)
@@ -156,7 +156,7 @@ class BothBranches:
         state = dict(before)
         graph_index = GraphIndex(body.graph_def)
         for name in graph_index.order:
-            node, here = graph_index.nodes[name], f"{prefix}/{name}"
+            node, scope = graph_index.nodes[name], f"{prefix}/{name}"
             inputs = [tensors[tensor(i)] for i in node.input if not is_control(i)]
             handle = node_of(inputs[0]) if inputs else ""
             if tensor(name) in body.arguments:
@@ -164,18 +164,18 @@ class BothBranches:
             if node.op == "If":
                 readers = [graph_index.nodes[consumer] for consumer in graph_index.consumers[name]]
                 wanted = _outputs_among(name, [*_data_of(readers), *body.outputs])
-                chosen, state = self._choose(node, here, inputs[0], inputs[1:], state, wanted)
+                chosen, state = self._choose(node, scope, inputs[0], inputs[1:], state, wanted)
                 tensors.update({f"{name}:{k}": made for k, made in chosen.items()})
             elif node.op in WRITES:
-                state[handle] = self._arithmetic.written(here, node.op, state[handle], inputs[1:])
+                state[handle] = self._arithmetic.written(scope, node.op, state[handle], inputs[1:])
             elif node.op == "ReadVariableOp":
-                tensors[tensor(name)] = self._arithmetic.whole(here, state[handle])
+                tensors[tensor(name)] = self._arithmetic.whole(scope, state[handle])
             elif node.op == "ResourceGather":
-                tensors[tensor(name)] = self._arithmetic.gathered(here, state[handle], inputs[1])
+                tensors[tensor(name)] = self._arithmetic.gathered(scope, state[handle], inputs[1])
             elif node.op == "IdentityN":  # a copy would tie variables together
                 tensors.update({f"{name}:{k}": passed for k, passed in enumerate(inputs)})
             else:
-                outputs = self._arithmetic.copy(here, node, inputs, body.specs_of(name))
+                outputs = self._arithmetic.copy(scope, node, inputs, body.specs_of(name))
                 tensors.update({f"{name}:{k}": made for k, made in enumerate(outputs)})
         return [tensors[output] for output in body.outputs], state
 

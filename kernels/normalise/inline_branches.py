@@ -59,11 +59,11 @@ def inline_shared_updates(step: CapturedStep, plan: Plan) -> CapturedStep:
     for node in step.graph_index.of_op("If"):
         names = _written(step, node)
         placements = {variable_placements[name] for name in names if name in variable_placements}
-        is_awaited = all(
+        is_synchronous = all(
             variable_placement is None or variable_placement.pace is not SyncMode.ASYNCHRONOUS
             for variable_placement in placements
         )
-        if is_awaited and len(placements) > 1:
+        if is_synchronous and len(placements) > 1:
             hindrance = find_hindrance(node, step.graph_def.library)
             if hindrance is not None:
                 raise StrategyError(

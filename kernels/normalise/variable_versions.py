@@ -191,7 +191,7 @@ class Arithmetic:
         """Adds a single op; returns its output. Ops with equal `what` and dtypes share a template."""
         key = (what, *dtypes, spec.dtype)
         if key not in self._templates:
-            self._templates[key] = Template(dtypes, lambda *given: [build(*given)])
+            self._templates[key] = Template(dtypes, lambda *inputs: [build(*inputs)])
         [made] = self._templates[key].splice(self._editor, name, inputs)
         self._editor.note({made: spec})
         return made

@@ -95,7 +95,7 @@ class _Paths:
     """The paths from the seeds to gradients that are not proportional to them."""
 
     def __init__(self, step: CapturedStep, seen: Linearity, flows: Propagation) -> None:
-        self._item, self._seen, self._flows = step, seen, flows
+        self._step, self._seen, self._flows = step, seen, flows
 
     def whole(self, gradient: VariableGradient) -> VariableGradient:
         """Returns the gradient to reduce, from which the captured gradient is computed once.
@@ -107,16 +107,16 @@ class _Paths:
         if isinstance(kind, Sum) or (gradient.is_sparse and isinstance(kind, PerExample)):
             return gradient
         behind = reach([node_of(gradient.tensors[-1])], self._nonlinear_inputs)
-        bends = [name for name in self._item.graph_index.order if name in behind and self._is_nonlinear(name)]
-        parts = {t: name for name in bends for t in self._read(name, Sum, Mean)}
+        nonlinear = [name for name in self._step.graph_index.order if name in behind and self._is_nonlinear(name)]
+        parts = {t: name for name in nonlinear for t in self._read(name, Sum, Mean)}
         if not parts:
-            self._warn(gradient, bends)
+            self._warn(gradient, nonlinear)
             return gradient
         whole = next((part for part in parts if self._depends_only_on(gradient, part, behind)), None)
         if whole is not None:
             return replace(gradient, tensors=(whole,))
         part = next(iter(parts))
-        node = self._item.graph_index.nodes[parts[part]]
+        node = self._step.graph_index.nodes[parts[part]]
         raise RewriteError(
             f"the gradient of {gradient.variable} is computed by {node.name} ({node.op}) from {part}, of which each "
             "replica has the part of its own examples. The function is not linear, so that its values on parts do not "
@@ -126,7 +126,7 @@ class _Paths:
 
     def _is_nonlinear(self, name: str) -> bool:
         """Returns True if a node is a nonlinear function of partial sums."""
-        node = self._item.graph_index.nodes[name]
+        node = self._step.graph_index.nodes[name]
         if node.op in _HOLD_OTHERS:
             return name in self._seen.nonlinear
         return node.op != "IdentityN" and is_nonlinear(node, [self._seen.of(i) for i in self._inputs(name)])
@@ -136,7 +136,7 @@ class _Paths:
         return (node_of(i) for i in self._inputs(name) if self._seen.of(i) is Grade.NONLINEAR)
 
     def _inputs(self, name: str) -> list[str]:
-        return [tensor(i) for i in self._item.graph_index.nodes[name].input if not is_control(i)]
+        return [tensor(i) for i in self._step.graph_index.nodes[name].input if not is_control(i)]
 
     def _read(self, name: str, *kinds: type) -> list[str]:
         """Returns a node's inputs of these kinds that depend on the seeds."""
@@ -144,31 +144,36 @@ class _Paths:
 
     def _depends_only_on(self, gradient: VariableGradient, part: str, behind: set[str]) -> bool:
         """Returns True if a gradient depends only on one sum over examples, of its shape, and on replicated tensors."""
-        spec_of, last = self._item.spec_of, node_of(gradient.tensors[-1])
+        spec_of, last = self._step.spec_of, node_of(gradient.tensors[-1])
         if gradient.is_sparse or not isinstance(self._flows.kind(part), Sum):
             return False
-        variable = self._item.by_name[gradient.variable]
+        variable = self._step.by_name[gradient.variable]
         if spec_of(part).shape.as_list() != list(variable.shape) or spec_of(part).dtype != variable.dtype:
             return False
         between = self._between(node_of(part), last)
         inner = between - {last}
-        given = {i for name in between for i in self._inputs(name) if node_of(i) not in between and i != part}
+        entering = {i for name in between for i in self._inputs(name) if node_of(i) not in between and i != part}
         leads_elsewhere = any(not between.issuperset(self._readers(name)) for name in inner)
-        alike = all(isinstance(self._flows.kind(i), Replicated) for i in given)
-        return behind <= between and not leads_elsewhere and alike and between.issuperset(self._readers(node_of(part)))
+        is_replicated = all(isinstance(self._flows.kind(i), Replicated) for i in entering)
+        return (
+            behind <= between
+            and not leads_elsewhere
+            and is_replicated
+            and between.issuperset(self._readers(node_of(part)))
+        )
 
     def _between(self, first: str, last: str) -> set[str]:
         """Returns the nodes on data paths from one node to another, the latter included."""
         after = reach(self._readers(first), lambda name: [] if name == last else self._readers(name))
-        return reach([last], lambda name: [s for s in self._item.graph_index.data[name] if s in after])
+        return reach([last], lambda name: [s for s in self._step.graph_index.data[name] if s in after])
 
     def _readers(self, name: str) -> list[str]:
-        graph_index = self._item.graph_index
+        graph_index = self._step.graph_index
         return [c for c in graph_index.consumers[name] if name in graph_index.data[c]]
 
-    def _warn(self, gradient: VariableGradient, bends: Sequence[str]) -> None:
+    def _warn(self, gradient: VariableGradient, nonlinear: Sequence[str]) -> None:
         """Logs a function that may be applied to partial sums, if that is unknown."""
-        for name in bends:
+        for name in nonlinear:
             for read in self._read(name, Unknown):
                 kind = self._flows.kind(read)
                 assert isinstance(kind, Unknown)
@@ -176,7 +181,7 @@ class _Paths:
                     "the gradient of %s is computed by node %r (%s), which is not proportional to %s. It is unknown "
                     "whether that tensor has a row for each example (%s); of a gradient that sums over examples, each "
                     "replica has only a part.",
-                    gradient.variable, name, self._item.graph_index.nodes[name].op, read, kind.reason,
+                    gradient.variable, name, self._step.graph_index.nodes[name].op, read, kind.reason,
                     extra=ALIKE_EVERYWHERE,
                 )  # fmt: skip
                 return

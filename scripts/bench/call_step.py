@@ -111,11 +111,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("replicas", nargs="?", type=int, default=0, help="0: the script alone")
-    told = parser.parse_args()
-    make, calls, steps = WAYS[told.way]
+    arguments = parser.parse_args()
+    make, calls, steps = WAYS[arguments.way]
     ad = None
-    if told.replicas:
-        nodes = [{"address": "localhost", "cpus": list(range(told.replicas))}]
+    if arguments.replicas:
+        nodes = [{"address": "localhost", "cpus": list(range(arguments.replicas))}]
         ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes}))
     print(json.dumps(_measure(make(ad), calls) / steps * 1e6))
 

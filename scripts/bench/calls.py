@@ -30,5 +30,5 @@ def compare_calls() -> list[Result]:
 
 
 def _microseconds(way: str, replicas: int) -> float:
-    told = output_of(f"{way} on {replicas} replicas", "bench.call_step", way, str(replicas), limit=LIMIT)
-    return float(json.loads(told[-1]))
+    figures = output_of(f"{way} on {replicas} replicas", "bench.call_step", way, str(replicas), limit=LIMIT)
+    return float(json.loads(figures[-1]))

@@ -43,12 +43,12 @@ def main() -> None:
     parser.add_argument("model", choices=_STEPS)
     parser.add_argument("workers", type=int, nargs="+")
     parser.add_argument("--builder", action="append", required=True)
-    told = parser.parse_args()
-    step = _STEPS[told.model]()
-    rows = TASKS["embedding"].batch * IDS if told.model == "embedding" else 0
+    arguments = parser.parse_args()
+    step = _STEPS[arguments.model]()
+    rows = TASKS["embedding"].batch * IDS if arguments.model == "embedding" else 0
     found = {
-        name: {workers: dataclasses.asdict(counts_of(step, name, workers, rows)) for workers in told.workers}
-        for name in told.builder
+        name: {workers: dataclasses.asdict(counts_of(step, name, workers, rows)) for workers in arguments.workers}
+        for name in arguments.builder
     }
     print(json.dumps(found))
 

@@ -31,13 +31,13 @@ def compare_planning() -> list[Result]:
         JobError: a builder failed.
     """
     results = []
-    for name, told in _run("bench.plan_step", str(WORKERS), str(VARIABLES)).items():
+    for name, figures in _run("bench.plan_step", str(WORKERS), str(VARIABLES)).items():
         what = f"{name}, {VARIABLES} variables, {WORKERS} workers"
-        note = f"{told['shards']} shards, {told['bytes'] / 1e6:.0f} MB so far; processor time"
+        note = f"{figures['shards']} shards, {figures['bytes'] / 1e6:.0f} MB so far; processor time"
         results += [
-            _at_most(f"{what}: plan", told["planning"], MOST_PLANNING, "s", note),
-            _at_most(f"{what}: table", told["table"], MOST_TABLE, "s"),
-            _at_most(f"{what}: memory", told["bytes"] / 1e9, MOST_BYTES / 1e9, "GB"),
+            _at_most(f"{what}: plan", figures["planning"], MOST_PLANNING, "s", note),
+            _at_most(f"{what}: table", figures["table"], MOST_TABLE, "s"),
+            _at_most(f"{what}: memory", figures["bytes"] / 1e9, MOST_BYTES / 1e9, "GB"),
         ]
     return results
 
@@ -49,12 +49,12 @@ def compare_rewriting_growth(repeat: int) -> list[Result]:
         JobError: the step was not captured or rewritten.
     """
     clusters = [f"{workers}x1" for workers in (2, *REWRITTEN)]
-    told = _run("bench.rewrite_step", "resnet50", *clusters, f"--repeat={repeat}", "--every-builder")
+    figures = _run("bench.rewrite_step", "resnet50", *clusters, f"--repeat={repeat}", "--every-builder")
     results = []
-    for name, seconds in told["builders"].items():
+    for name, seconds in figures["builders"].items():
         base = min(seconds["2x1"])
         for workers, most in REWRITTEN.items():
-            ours, queues = min(seconds[f"{workers}x1"]), told["queues"][name][f"{workers}x1"]
+            ours, queues = min(seconds[f"{workers}x1"]), figures["queues"][name][f"{workers}x1"]
             what, note = f"{name}, resnet50 for one of {workers}", f"{queues} queues; processor time"
             numbers = {"workers": workers, "seconds": round(ours, 3), "queues": queues}
             results.append(
@@ -85,11 +85,11 @@ def compare_giving() -> list[Result]:
     Raises:
         JobError: the broadcasting job failed.
     """
-    told = _run("bench.push_values", "2", *map(str, GIVING))
-    base, _ = told["2"]
+    figures = _run("bench.push_values", "2", *map(str, GIVING))
+    base, _ = figures["2"]
     results = []
     for workers, most in GIVING.items():
-        seconds, times = told[str(workers)]
+        seconds, times = figures[str(workers)]
         what, note = f"values for {workers} workers", "processor time of the chief's script"
         results += [
             Result("growth", what, f"{seconds:.2f} s", f"{base:.2f} s", seconds / base, most, note),
@@ -105,9 +105,9 @@ def compare_steps() -> list[Result]:
     Raises:
         JobError: the steps did not run.
     """
-    told = _run("bench.serve_step", str(SERVED))
-    what, note = f"Dense(32), step of one of {SERVED}", f"calls {told['called']} other workers; processor time"
-    return [_at_most(what, 1000 * told["seconds"], MOST_STEP, "ms", note), *compare_sums_on_paper()]
+    figures = _run("bench.serve_step", str(SERVED))
+    what, note = f"Dense(32), step of one of {SERVED}", f"calls {figures['called']} other workers; processor time"
+    return [_at_most(what, 1000 * figures["seconds"], MOST_STEP, "ms", note), *compare_sums_on_paper()]
 
 
 def _at_most(what: str, measured: float, most: float, unit: str, note: str = "") -> Result:

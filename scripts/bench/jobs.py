@@ -121,12 +121,12 @@ class Job:
         """
         conf = _addresses(self.way)
         for role, index in self.way.roles:
-            told = environment(self._intra)
+            env = environment(self._intra)
             if conf:
-                told["TF_CONFIG"] = json.dumps({"cluster": conf, "task": {"type": role, "index": index}})
+                env["TF_CONFIG"] = json.dumps({"cluster": conf, "task": {"type": role, "index": index}})
             with (self._folder / f"{role}{index}.log").open("wb") as log:
                 process = subprocess.Popen(
-                    self._command(role, index), env=told, cwd=SCRIPTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    self._command(role, index), env=env, cwd=SCRIPTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                     stderr=log, start_new_session=True,
                 )  # fmt: skip
             self._processes.append(process)
@@ -217,8 +217,8 @@ class Job:
             self._buffer += more
 
     def _failure(self, reason: str) -> JobError:
-        told = [f"{path.name}:\n{_tail(path)}" for path in sorted(self._folder.glob("*.log"))]
-        return JobError(f"{self.way}: {reason}\n" + "\n".join(told))
+        logs = [f"{path.name}:\n{_tail(path)}" for path in sorted(self._folder.glob("*.log"))]
+        return JobError(f"{self.way}: {reason}\n" + "\n".join(logs))
 
 
 @contextmanager
@@ -251,13 +251,19 @@ def output_of(what: str, module: str, *arguments: str, limit: float, threads: in
     Raises:
         JobError: it failed, or took longer; with its last output.
     """
-    told = environment(threads or 1)
+    env = environment(threads or 1)
     if threads is None:
-        del told["OMP_NUM_THREADS"]
+        del env["OMP_NUM_THREADS"]
     command = [sys.executable, "-m", module, *arguments]
     try:
         done = subprocess.run(
-            command, env=told, cwd=SCRIPTS, capture_output=True, timeout=limit, check=True, stdin=subprocess.DEVNULL
+            command,
+            env=env,
+            cwd=SCRIPTS,
+            capture_output=True,
+            timeout=limit,
+            check=True,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         raise JobError(f"{what} took more than {limit:.0f} s") from None

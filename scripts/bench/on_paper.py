@@ -128,15 +128,15 @@ def compare_on_paper() -> list[Result]:
     results = []
     for model, builders in BUILDERS.items():
         arguments = [model, *map(str, WORKERS), *(f"--builder={name}" for name in builders)]
-        told = json.loads(output_of(f"{model} on paper", "bench.count_messages", *arguments, limit=LIMIT)[-1])
+        figures = json.loads(output_of(f"{model} on paper", "bench.count_messages", *arguments, limit=LIMIT)[-1])
         if model == "resnet50":
             arguments = [model, str(FARTHER), "--builder=AllReduce"]
             farther = json.loads(output_of(f"{model} on paper", "bench.count_messages", *arguments, limit=LIMIT)[-1])
-            told["AllReduce"] |= farther["AllReduce"]
-        for name, by_workers in told.items():
+            figures["AllReduce"] |= farther["AllReduce"]
+        for name, by_workers in figures.items():
             results += _results(model, name, {int(w): Counts(**counts) for w, counts in by_workers.items()})
         if model == "resnet50":
-            results += _rings(model, Counts(**told["AllReduce"][str(WORKERS[0])]))
+            results += _rings(model, Counts(**figures["AllReduce"][str(WORKERS[0])]))
     return results
 
 

@@ -66,8 +66,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workers", type=int)
     parser.add_argument("variables", type=int)
-    told = parser.parse_args()
-    step, spec = _step(told.variables), _machines(told.workers)
+    arguments = parser.parse_args()
+    step, spec = _step(arguments.variables), _machines(arguments.workers)
     names = [worker.name for worker in spec.workers]
     idle = _peak()
     found = {}

@@ -34,8 +34,8 @@ VARIABLES, SIZE = 200, 4096
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workers", type=int, nargs="+")
-    told = {workers: (_seconds(workers), _times(workers)) for workers in parser.parse_args().workers}
-    print(json.dumps(told))
+    figures = {workers: (_seconds(workers), _times(workers)) for workers in parser.parse_args().workers}
+    print(json.dumps(figures))
 
 
 def _seconds(workers: int) -> float:

@@ -34,13 +34,13 @@ Read = Callable[[int, int], Iterable[Any]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workers", type=int, nargs="+")
-    told = {
+    figures = {
         name: {
             workers: max(_cost(read, w, workers) for w in {0, workers - 1}) for workers in parser.parse_args().workers
         }
         for name, read in _ways().items()
     }
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 def _cost(read: Read, worker: int, workers: int) -> float:

@@ -36,14 +36,14 @@ def main() -> None:
     parser.add_argument(
         "--every-builder", action="store_true", help="use each builder, with every worker on its own machine"
     )
-    told = parser.parse_args()
-    step = _captured(told.model)
-    clusters = {name: [int(n) for n in name.split("x")] for name in told.clusters}
-    if told.every_builder:
-        print(json.dumps(_by_builder(step, clusters, told.repeat)))
+    arguments = parser.parse_args()
+    step = _captured(arguments.model)
+    clusters = {name: [int(n) for n in name.split("x")] for name in arguments.clusters}
+    if arguments.every_builder:
+        print(json.dumps(_by_builder(step, clusters, arguments.repeat)))
         return
     seconds: dict[str, list[float]] = {name: [] for name in clusters}
-    for _ in range(told.repeat):
+    for _ in range(arguments.repeat):
         for name, cluster in clusters.items():
             seconds[name].append(_rewriting(step, _one_machine(*cluster), AllReduce())[0])
     print(json.dumps({"nodes": len(step.graph_def.node), "seconds": seconds}))

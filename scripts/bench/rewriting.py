@@ -70,6 +70,6 @@ def _growth(what: str, ours: float, base: float) -> Result:
 
 
 def _time(model: str, repeat: int) -> Timed:
-    asked = (model, FEWEST, *MORE, ON_WORKERS, f"--repeat={repeat}")
-    told = json.loads(output_of(f"{model}: rewriting", "bench.rewrite_step", *asked, limit=LIMIT)[-1])
-    return Timed(told["nodes"], {cluster: statistics.median(times) for cluster, times in told["seconds"].items()})
+    arguments = (model, FEWEST, *MORE, ON_WORKERS, f"--repeat={repeat}")
+    figures = json.loads(output_of(f"{model}: rewriting", "bench.rewrite_step", *arguments, limit=LIMIT)[-1])
+    return Timed(figures["nodes"], {cluster: statistics.median(times) for cluster, times in figures["seconds"].items()})

@@ -34,21 +34,21 @@ def main() -> None:
     parser.add_argument("workers", type=int)
     parser.add_argument("--spec", default="AUTO", help="all_reduce_spec")
     parser.add_argument("--steps", type=int, default=40)
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     captured = _captured()
-    spec = _machines(told.workers)
-    strategy = AllReduce(all_reduce_spec=told.spec).build(captured.item, spec)
+    spec = _machines(arguments.workers)
+    strategy = AllReduce(all_reduce_spec=arguments.spec).build(captured.item, spec)
     check_strategy(strategy, captured.item, spec)
     strategy = resolve_specs(strategy, captured.item, spec)
-    items = [rewrite(captured.item, Context(strategy, worker)) for worker in range(told.workers)]
+    items = [rewrite(captured.item, Context(strategy, worker)) for worker in range(arguments.workers)]
     steps = [
-        _prepared(server, item, captured, told.workers)
-        for server, item in zip(_servers(told.workers), items, strict=True)
+        _prepared(server, item, captured, arguments.workers)
+        for server, item in zip(_servers(arguments.workers), items, strict=True)
     ]
     _run(steps, WARMUP)
     start = time.process_time()
-    _run(steps, told.steps)
-    spent = (time.process_time() - start) / told.steps / told.workers
+    _run(steps, arguments.steps)
+    spent = (time.process_time() - start) / arguments.steps / arguments.workers
     called = [_called(item, worker) for worker, item in enumerate(items)]
     print(json.dumps({"seconds": spent, "called": max(called)}))
 

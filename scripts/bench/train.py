@@ -33,27 +33,27 @@ ANSWER = "BENCH "
 
 
 def main() -> None:
-    told = _arguments()
+    arguments = _arguments()
     # A hard time limit for any wait.
-    faulthandler.dump_traceback_later(told.limit, exit=True)
-    if told.of_cores > 1:
+    faulthandler.dump_traceback_later(arguments.limit, exit=True)
+    if arguments.of_cores > 1:
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[: max(1, len(cores) // told.of_cores)])
-    if told.way not in ("autodist", "evaluation"):
-        tf.config.threading.set_intra_op_parallelism_threads(told.intra)
-        tf.config.threading.set_inter_op_parallelism_threads(told.inter)
-    if told.role in ("ps", "worker") and told.way == "parameter-server":
-        _serve(told)
+        os.sched_setaffinity(0, cores[: max(1, len(cores) // arguments.of_cores)])
+    if arguments.way not in ("autodist", "evaluation"):
+        tf.config.threading.set_intra_op_parallelism_threads(arguments.intra)
+        tf.config.threading.set_inter_op_parallelism_threads(arguments.inter)
+    if arguments.role in ("ps", "worker") and arguments.way == "parameter-server":
+        _serve(arguments)
         return
-    training = _training(told, TASKS[told.model])
-    for _ in range(told.warmup):
+    training = _training(arguments, TASKS[arguments.model])
+    for _ in range(arguments.warmup):
         training.step()
     if training.leads:
         _take_turns(training)
     else:
-        for _ in range(told.steps):
+        for _ in range(arguments.steps):
             training.step()
-    own = pathlib.Path(told.reports) / f"{told.role}{0 if training.leads else os.getpid()}.json"
+    own = pathlib.Path(arguments.reports) / f"{arguments.role}{0 if training.leads else os.getpid()}.json"
     own.write_text(json.dumps({"peak_bytes": peak_bytes()}))
     faulthandler.cancel_dump_traceback_later()
 
@@ -84,34 +84,43 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _training(told: argparse.Namespace, task: Task) -> Training:
-    match told.way:
+def _training(arguments: argparse.Namespace, task: Task) -> Training:
+    match arguments.way:
         case "alone":
             return alone(task)
         case "autodist":
-            return autodist(task, told.workers, told.replicas, told.builder)
+            return autodist(task, arguments.workers, arguments.replicas, arguments.builder)
         case "evaluation":
-            return evaluation(task, told.workers, told.replicas, told.builder)
+            return evaluation(task, arguments.workers, arguments.replicas, arguments.builder)
         case "evaluation-alone":
             return evaluation_alone(task)
         case "mirrored":
-            return mirrored(task, told.replicas)
+            return mirrored(task, arguments.replicas)
         case "multi-worker":
-            return multi_worker(task, told.workers, told.index)
+            return multi_worker(task, arguments.workers, arguments.index)
         case "transfer":
-            return Training(transfer(told.workers, told.index, told.bytes, _session_config(told)), told.index == 0)
-    return parameter_server(task, told.workers)
+            return Training(
+                transfer(arguments.workers, arguments.index, arguments.bytes, _session_config(arguments)),
+                arguments.index == 0,
+            )
+    return parameter_server(task, arguments.workers)
 
 
-def _session_config(told: argparse.Namespace) -> tf.compat.v1.ConfigProto:
-    return tf.compat.v1.ConfigProto(intra_op_parallelism_threads=told.intra, inter_op_parallelism_threads=told.inter)
+def _session_config(arguments: argparse.Namespace) -> tf.compat.v1.ConfigProto:
+    return tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=arguments.intra, inter_op_parallelism_threads=arguments.inter
+    )
 
 
-def _serve(told: argparse.Namespace) -> None:
-    config = _session_config(told)
+def _serve(arguments: argparse.Namespace) -> None:
+    config = _session_config(arguments)
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     server = tf.distribute.Server(
-        tf.train.ClusterSpec(cluster), job_name=told.role, task_index=told.index, config=config, protocol="grpc"
+        tf.train.ClusterSpec(cluster),
+        job_name=arguments.role,
+        task_index=arguments.index,
+        config=config,
+        protocol="grpc",
     )
     server.join()
 

@@ -49,16 +49,16 @@ SHOWN = 300
 
 
 def main() -> int:
-    asked = _arguments()
+    arguments = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # on SIGTERM, it still ends its processes
     root = keras_sources()
     try:
-        files = list(find_files(root, asked.files or FOLDERS, () if asked.files else NOT_MODELS))
+        files = list(find_files(root, arguments.files or FOLDERS, () if arguments.files else NOT_MODELS))
     except FileNotFoundError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     promises = Promises.read(PROMISES)
-    options = Options(asked.replicas, asked.names, asked.limit, asked.logs)
+    options = Options(arguments.replicas, arguments.names, arguments.limit, arguments.logs)
     all_tested: dict[str, Judged] = {}
     for folder, group in itertools.groupby(files, lambda file: str(pathlib.PurePath(file).parent)):
         began = time.monotonic()
@@ -81,10 +81,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=2, help="replicas of the one worker (default 2)")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds that a test may take (default 1800)")
     parser.add_argument("--logs", type=pathlib.Path, help="folder for pytest's output on each folder")
-    asked = parser.parse_args()
-    if asked.replicas < 1:
+    arguments = parser.parse_args()
+    if arguments.replicas < 1:
         parser.error("--replicas is 1 or more")
-    return asked
+    return arguments
 
 
 def keras_sources() -> pathlib.Path:
@@ -94,12 +94,12 @@ def keras_sources() -> pathlib.Path:
     return pathlib.Path(spec.origin).parent / "src"
 
 
-def find_files(root: pathlib.Path, asked: Iterable[str], without: Iterable[str] = ()) -> Iterator[str]:
+def find_files(root: pathlib.Path, names: Iterable[str], without: Iterable[str] = ()) -> Iterator[str]:
     """Yields the requested test files, as paths in `root`, each once, those of a folder in sequence.
 
     Args:
         root: the folder keras/src.
-        asked: files and folders in it.
+        names: files and folders in it.
         without: folders in it whose files are left out.
 
     Raises:
@@ -107,7 +107,7 @@ def find_files(root: pathlib.Path, asked: Iterable[str], without: Iterable[str] 
     """
     found: dict[pathlib.PurePath, dict[str, None]] = {}
     left_out = [root / folder for folder in without]
-    for name in asked:
+    for name in names:
         path = root / name
         files = [path] if path.is_file() else sorted(path.rglob("*_test.py"))
         if not files:

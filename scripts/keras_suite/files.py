@@ -84,8 +84,8 @@ def _judged(
         found = None
         if one.steps and one.has_passed and test in plain and plain[test].has_passed:
             found = difference(*(read_values(folder / values_file(test)) for folder in (in_scope, alone)))
-        said = judge(one, plain.get(test), found, promises)
-        yield test, Judged(said.verdict, said.text, one.steps, found)
+        judgement = judge(one, plain.get(test), found, promises)
+        yield test, Judged(judgement.verdict, judgement.text, one.steps, found)
 
 
 def _of_the_file(
@@ -154,17 +154,17 @@ class Run:
 
     def wait(self, process: subprocess.Popen[bytes]) -> None:
         """Waits until the process ends, or reports nothing for the time limit of a test: then that test has failed."""
-        told = time.time()
+        last_change = time.time()
         while True:
             try:
-                process.wait(max(0.0, told + self.options.limit - time.time()))
+                process.wait(max(0.0, last_change + self.options.limit - time.time()))
                 return
             except subprocess.TimeoutExpired:
                 path = self.made / "outcomes"
-                latest = path.stat().st_mtime if path.exists() else told
-                if latest <= told:
+                latest = path.stat().st_mtime if path.exists() else last_change
+                if latest <= last_change:
                     break
-                told = latest
+                last_change = latest
         why = f"it took more than {self.options.limit:g} s (--limit) and was ended"
         started = [test for test, one in self.outcomes().items() if one.outcome == "started"]
         if started:

@@ -51,9 +51,9 @@ def read_outcomes(path: pathlib.Path) -> dict[str, Outcome]:
     """Returns the outcomes by test; of several of one test a failure takes precedence, and then the last."""
     found: dict[str, Outcome] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        told = Outcome(**json.loads(line))
-        if told.test not in found or found[told.test].outcome != "failed":
-            found[told.test] = told
+        outcome = Outcome(**json.loads(line))
+        if outcome.test not in found or found[outcome.test].outcome != "failed":
+            found[outcome.test] = outcome
     return found
 
 
@@ -79,10 +79,10 @@ class Promises:
         Raises:
             ValueError: there are other tables or keys, a reason is missing, or a test is listed twice.
         """
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-        if unknown := set(told) - {"refused", "different"}:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        if unknown := set(content) - {"refused", "different"}:
             raise ValueError(f"{path.name} has {', '.join(sorted(unknown))}; it may have `refused` and `different`.")
-        found = cls(_by_test(told.get("refused", []), "error"), _by_test(told.get("different", [])))
+        found = cls(_by_test(content.get("refused", []), "error"), _by_test(content.get("different", [])))
         if twice := set(found.refused) & set(found.different):
             raise ValueError(f"{path.name} lists {', '.join(sorted(twice))} twice.")
         return found

@@ -41,8 +41,8 @@ class Page:
         self.text(16, 26, title, "title")
 
     def text(self, x: float, y: float, text: str, kind: str = "", colour: str = "") -> None:
-        told = {"x": _number(x), "y": _number(y)} | ({"class": kind} if kind else {})
-        self._add("text", told | ({"style": f"fill: {colour}"} if colour else {})).text = text
+        attributes = {"x": _number(x), "y": _number(y)} | ({"class": kind} if kind else {})
+        self._add("text", attributes | ({"style": f"fill: {colour}"} if colour else {})).text = text
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
         ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
@@ -53,8 +53,8 @@ class Page:
         self._add("rect", {"fill": colour} | {name: _number(side) for name, side in sides.items()})
 
     def path(self, points: list[tuple[float, float]], colour: str) -> None:
-        told = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
-        self._add("polyline", {"points": told, "fill": "none", "stroke": colour, "stroke-width": "2"})
+        corners = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
+        self._add("polyline", {"points": corners, "fill": "none", "stroke": colour, "stroke-width": "2"})
         for x, y in points:
             self._add("circle", {"cx": _number(x), "cy": _number(y), "r": "3", "fill": colour})
 

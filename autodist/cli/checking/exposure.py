@@ -23,7 +23,7 @@ class Exposure(pydantic.BaseModel):
 
     Attributes:
         machine: its address.
-        ports: of its workers' servers, in the syntax of nftables.
+        ports: the ports of its workers' servers, in the syntax of nftables.
         open_to: each address of the machine with its interface; without a firewall, anyone who reaches it can connect.
         is_public: True if one of these addresses is a public internet address.
         commands: nftables commands, for its usual chain, that admit only the machines of the cluster.
@@ -35,7 +35,7 @@ class Exposure(pydantic.BaseModel):
     is_public: bool
     commands: tuple[str, ...]
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Describes the exposure in one or two sentences."""
         where = ", ".join(self.open_to) or "no network"
         warning = " At least one is an address of the internet." if self.is_public else ""

@@ -23,16 +23,16 @@ class MachineReport(pydantic.BaseModel):
     """One machine.
 
     Attributes:
-        address: in the YAML.
+        address: its address in the YAML.
         is_chief: True if the script is started there.
         way: the SSH command that reaches it, or "this machine".
         host_key: "known" or "not checked"; None: it is not reached over SSH.
         is_reached: True if it was reached and accepted the login.
         python, tensorflow, keras, autodist: versions; None: not known, or not installed.
         script: "same", "another" or "not there"; None: no script was named.
-        ports: of the workers' servers; None: not available.
+        ports: the ports of the workers' servers; None: not available.
         clock_ahead: seconds by which its clock is ahead of the chief's; None: not known.
-        clock_uncertainty: of `clock_ahead`, in seconds.
+        clock_uncertainty: the uncertainty of `clock_ahead`, in seconds.
         hardware: None: not known.
         faults: problems that keep it from taking part, each with its fix.
         notes: other remarks.

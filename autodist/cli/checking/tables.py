@@ -126,7 +126,7 @@ def _exposure(report: Report) -> Iterator[str]:
     )
     rows = []
     for exposure in report.exposure:
-        rows += [(exposure.machine, exposure.words()), *((exposure.machine, f"  {c}") for c in exposure.commands)]
+        rows += [(exposure.machine, exposure.text()), *((exposure.machine, f"  {c}") for c in exposure.commands)]
     yield aligned(rows)
     if any(exposure.ports == ANY_FREE_PORT for exposure in report.exposure):
         yield "Set a `port` for each node; then only that port (and the next ones, for more workers) needs closing."

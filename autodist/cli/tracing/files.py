@@ -72,15 +72,15 @@ class Event:
 
     Attributes:
         task: index of the worker whose process ran it.
-        device: in that process, as in "CPU:0".
-        lane: number of a lane; events of one lane do not overlap.
-        name: of the operation.
+        device: the device in that process, such as "CPU:0".
+        lane: the number of its lane; events of one lane do not overlap.
+        name: the name of the operation.
         operation: its type; "" if it is not known.
-        start: start time.
-        length: duration.
+        start: the start time.
+        length: the duration.
         queue: name of the queue that it uses, equal on all workers; None: it uses none.
         transfer: None: it is not a transfer.
-        label: as TensorFlow reports it.
+        label: TensorFlow's description of it.
     """
 
     task: int
@@ -108,7 +108,7 @@ class Trace:
         worker: the worker that ran it.
         machine: name of its machine.
         workers: number of workers.
-        uncertainty: of its clock, in seconds; None: its clock was not compared with the chief's.
+        uncertainty: the uncertainty of its clock, in seconds; None: its clock was not compared with the chief's.
         events: ordered by start.
     """
 

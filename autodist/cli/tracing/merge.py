@@ -7,14 +7,14 @@ from typing import Any
 
 from autodist.cli.tracing.files import Event, Trace
 from autodist.cli.tracing.spent import kind_of
-from autodist.cli.tracing.words import worker_names
+from autodist.cli.tracing.summary import worker_names
 
 
 def merged(traces: Mapping[str, Sequence[Trace]]) -> dict[str, Any]:
     """Returns the content of the merged file.
 
     Args:
-        traces: of all workers, by step.
+        traces: the traces of all workers, by step.
     """
     everything = [trace for step in traces.values() for trace in step]
     origin = min(trace.begin for trace in everything)

@@ -39,11 +39,11 @@ class Stretches:
     """The intervals of one worker's activities in one step. At each moment only the first activity counts.
 
     Attributes:
-        trace: of that step.
-        computing: in its process.
-        sending: or receiving, while it did not compute.
-        reading: data, while it did none of these.
-        waiting: while it did none of these, by the worker that it waited for; several waits may overlap.
+        trace: the worker's trace of the step.
+        computing: operations run in its process.
+        sending: it sends or receives, and does not compute.
+        reading: it waits for a batch, and does none of the above.
+        waiting: it does none of the above; by the worker that it waits for. Several waits may overlap.
     """
 
     trace: Trace
@@ -58,8 +58,8 @@ class Stretches:
 
     def waited_for(self, moment: float) -> dict[int, float]:
         """Returns the workers that it waits for at a time, with the end of each wait."""
-        ends = {whom: end_of_stretch(stretches, moment) for whom, stretches in self.waiting.items()}
-        return {whom: end for whom, end in ends.items() if end is not None}
+        ends = {awaited: end_of_stretch(stretches, moment) for awaited, stretches in self.waiting.items()}
+        return {awaited: end for awaited, end in ends.items() if end is not None}
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class TimeSpent:
     """The times that one worker spent on its activities in one step, in microseconds.
 
     Attributes:
-        trace: of that step.
-        computing: in its process.
-        sending: or receiving, while it did not compute.
-        reading: data, while it did none of these.
+        trace: the worker's trace of the step.
+        computing: operations run in its process.
+        sending: it sends or receives, and does not compute.
+        reading: it waits for a batch, and does none of the above.
         waiting: by the worker at the end of the chain of waits (if the awaited worker waits itself, the one that it
             waits for), and by that worker's activity.
-        sent: bytes to other workers, by their index.
+        sent: the bytes sent to other workers, by their index.
     """
 
     trace: Trace
@@ -119,16 +119,16 @@ class _Step:
     def __init__(self, traces: Sequence[Trace]) -> None:
         self.moved: list[tuple[float, Event]] = []
         self._fills: dict[str, list[tuple[float, int]]] = {}
-        self._came: dict[str, list[tuple[float, int]]] = {}
+        self._arrivals: dict[str, list[tuple[float, int]]] = {}
         for trace in traces:
             made = {(event.task, event.name): event.end for event in trace.events if event.transfer is None}
             for event in trace.events:
                 if event.transfer is not None:
-                    self.moved.append((_on_its_way(event, made), event))
+                    self.moved.append((_transfer_start(event, made), event))
                 elif event.queue is not None and "Enqueue" in event.operation:
                     self._fills.setdefault(event.queue, []).append((event.start, trace.worker))
                 elif _COLLECTIVE.match(event.operation):
-                    self._came.setdefault(event.name, []).append((event.start, trace.worker))
+                    self._arrivals.setdefault(event.name, []).append((event.start, trace.worker))
 
     def moved_by(self, worker: int) -> Iterator[tuple[float, Event, TracedTransfer]]:
         """Yields the transfers to or from a worker, with their start times."""
@@ -137,20 +137,20 @@ class _Step:
             if moved is not None and moved.source != moved.target and worker in (moved.source, moved.target):
                 yield since, event, moved
 
-    def who_filled(self, event: Event, worker: int) -> int:
+    def queue_filler(self, event: Event, worker: int) -> int:
         """Returns the worker that filled the queue which a worker waited for: the last to fill it by then."""
         filled = [fill for fill in self._fills.get(event.queue or "", ()) if fill[1] != worker]
         by_then = [fill for fill in filled if fill[0] <= event.end]
         return max(by_then)[1] if by_then else min(filled)[1] if filled else ANYBODY
 
-    def last_to_come(self, event: Event, worker: int) -> tuple[float, int]:
+    def last_arrival(self, event: Event, worker: int) -> tuple[float, int]:
         """Returns the time of the last arrival at a collective that a worker waited in, and the arriving worker."""
-        came = [one for one in self._came.get(event.name, ()) if one[1] != worker]
-        last, whom = max(came, default=(event.end, ANYBODY))
-        return min(max(last, event.start), event.end), whom
+        arrivals = [one for one in self._arrivals.get(event.name, ()) if one[1] != worker]
+        last, awaited = max(arrivals, default=(event.end, ANYBODY))
+        return min(max(last, event.start), event.end), awaited
 
 
-def _on_its_way(event: Event, made: Mapping[tuple[int, str], float]) -> float:
+def _transfer_start(event: Event, made: Mapping[tuple[int, str], float]) -> float:
     """Returns the start time of a transfer: it is requested before the tensor is computed."""
     assert event.transfer is not None, "the event is a transfer"
     return min(max(event.start, made.get((event.transfer.source, event.transfer.tensor), event.start)), event.end)
@@ -168,9 +168,9 @@ def _stretches(trace: Trace, step: _Step) -> Stretches:
         found.append(minus(within(union(stretches), trace.begin, trace.end), taken))
         taken = union([*taken, *found[-1]])
     waits: dict[int, list[tuple[float, float]]] = {}
-    for start, end, whom in _waits(trace, step):
-        waits.setdefault(whom, []).append((start, end))
-    waiting = {whom: minus(within(union(them), trace.begin, trace.end), taken) for whom, them in waits.items()}
+    for start, end, awaited in _waits(trace, step):
+        waits.setdefault(awaited, []).append((start, end))
+    waiting = {awaited: minus(within(union(them), trace.begin, trace.end), taken) for awaited, them in waits.items()}
     computing, sending, reading = found
     return Stretches(trace, computing, sending, reading, waiting)
 
@@ -179,9 +179,9 @@ def _spent(own: Stretches, everybody: Mapping[int, Stretches], step: _Step) -> T
     worker = own.trace.worker
     waiting: dict[tuple[int, Meanwhile], float] = {}
     for start, end in _moments(own, everybody.values()):
-        whom = _held_up_by(worker, start, everybody)
-        for meanwhile, time in _meanwhile((start, end), everybody.get(whom)):
-            waiting[whom, meanwhile] = waiting.get((whom, meanwhile), 0.0) + time
+        awaited = _awaited_at_end(worker, start, everybody)
+        for meanwhile, time in _meanwhile((start, end), everybody.get(awaited)):
+            waiting[awaited, meanwhile] = waiting.get((awaited, meanwhile), 0.0) + time
     sent: dict[int, int] = {}
     for _, _, moved in step.moved_by(worker):
         if moved.source == worker:
@@ -197,20 +197,20 @@ def _moments(own: Stretches, everybody: Iterable[Stretches]) -> Iterator[tuple[f
         yield from ((a, b) for a, b in itertools.pairwise([start, *inner, end]) if a < b)
 
 
-def _held_up_by(worker: int, moment: float, everybody: Mapping[int, Stretches]) -> int:
+def _awaited_at_end(worker: int, moment: float, everybody: Mapping[int, Stretches]) -> int:
     """Returns the worker at the end of the chain of waits; of several, the one that is waited for longest."""
     first = everybody[worker].waited_for(moment)
     pending, seen, found = [worker], {worker}, dict[int, float]()
     while pending:
-        for whom, end in everybody[pending.pop()].waited_for(moment).items():
-            if whom not in seen:
-                seen.add(whom)
-                if whom in everybody and everybody[whom].waited_for(moment):
-                    pending.append(whom)
+        for awaited, end in everybody[pending.pop()].waited_for(moment).items():
+            if awaited not in seen:
+                seen.add(awaited)
+                if awaited in everybody and everybody[awaited].waited_for(moment):
+                    pending.append(awaited)
                 else:
-                    found[whom] = end
+                    found[awaited] = end
     last = found or first  # all wait for each other: their data is in transfer, untraced
-    return max(last, key=lambda whom: last[whom])
+    return max(last, key=lambda awaited: last[awaited])
 
 
 def _meanwhile(stretch: tuple[float, float], other: Stretches | None) -> Iterator[tuple[Meanwhile, float]]:
@@ -237,7 +237,7 @@ def _sending(trace: Trace, step: _Step) -> Iterator[tuple[float, float]]:
         yield since, event.end
     for event in trace.events:
         if event.task == trace.worker and _COLLECTIVE.match(event.operation):
-            yield step.last_to_come(event, trace.worker)[0], event.end
+            yield step.last_arrival(event, trace.worker)[0], event.end
 
 
 def _waits(trace: Trace, step: _Step) -> Iterator[tuple[float, float, int]]:
@@ -252,7 +252,7 @@ def _waits(trace: Trace, step: _Step) -> Iterator[tuple[float, float, int]]:
             if event.queue is None:
                 yield event.start, event.end, event.task  # part of its step on another worker
         elif _COLLECTIVE.match(event.operation):
-            until, whom = step.last_to_come(event, trace.worker)
-            yield event.start, until, whom
+            until, awaited = step.last_arrival(event, trace.worker)
+            yield event.start, until, awaited
         elif kind_of(event) == "waiting":
-            yield event.start, event.end, step.who_filled(event, trace.worker)
+            yield event.start, event.end, step.queue_filler(event, trace.worker)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.checkpoint import checksums
+from autodist.checkpoint import files
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.save import Background
 from autodist.errors import CheckpointError
@@ -57,15 +57,14 @@ def test_a_step_has_the_cores_before_what_is_done_beside_it(tmp_path, monkeypatc
     does.
     """
     seen: list[tuple[int, int]] = []
-    compute = checksums.checksum
+    compute = files.checksum
 
     def note(path: str) -> str:
         thread = threading.get_native_id()
         seen.append((thread, os.getpriority(os.PRIO_PROCESS, thread)))
         return compute(path)
 
-    monkeypatch.setattr(checksums, "checksum", note)
-    monkeypatch.setattr("autodist.checkpoint.checksummed_writes.checksum", note)
+    monkeypatch.setattr(files, "checksum", note)
     monkeypatch.setattr("autodist.runtime.variable_slices.GROUP_BYTES", 1)  # a file for each
     now = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     checkpoint = autodist().checkpoint(tmp_path, values=[tf.Variable(float(k)) for k in range(5)])

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autodist.checkpoint.checksummed_writes import ChecksummedWrites
-from autodist.checkpoint.checksums import checksum
-from autodist.checkpoint.folder import Folder, number_of
+from autodist.checkpoint.files import ChecksummedWrites, checksum, number_of
+from autodist.checkpoint.folder import Folder
 
 
 def test_a_file_that_gets_another_name_has_its_checksum(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from autodist.checkpoint import checksums as module
-from autodist.checkpoint.checksums import checksum, checksums, sealed, unsealed
+from autodist.checkpoint import files as module
+from autodist.checkpoint.files import checksum, checksums, sealed, unsealed
 
 CONTENT = {
     "step": 3,
@@ -79,7 +79,7 @@ def test_what_was_not_sealed_is_refused(text):
 @pytest.mark.processes
 def test_checksums_are_computed_after_the_end_of_a_script_too(tmp_path):
     code = (
-        "import atexit, sys\nfrom autodist.checkpoint.checksums import checksum, checksums\n"
+        "import atexit, sys\nfrom autodist.checkpoint.files import checksum, checksums\n"
         "atexit.register(lambda: print(checksums(sys.argv[1:]) == {path: checksum(path) for path in sys.argv[1:]}))"
     )
     paths = [str(tmp_path / name) for name in "abc"]

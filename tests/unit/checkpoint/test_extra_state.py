@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
-from autodist.checkpoint.checksums import sealed, unsealed
 from autodist.checkpoint.content import OURS
+from autodist.checkpoint.files import sealed, unsealed
 from autodist.strategies import AllReduce
 
 X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.checkpoint import files
 from autodist.checkpoint import folder as module
 from autodist.checkpoint.folder import Folder
 from autodist.errors import CheckpointError
@@ -64,7 +65,8 @@ def test_a_kill_at_any_file_operation_leaves_the_last_checkpoint_readable(tmp_pa
         save(folder, 1, keep=1)
         killed = killing_at(count)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "os", killed)
+            for changed in (module, files):
+                patch.setattr(changed, "os", killed)
             patch.setattr(module.shutil, "rmtree", lambda *args, **kwargs: None)
             with contextlib.suppress(KilledError):
                 save(folder, 2, keep=1)
@@ -83,7 +85,9 @@ def test_a_kill_at_any_file_operation_leaves_the_last_checkpoint_readable(tmp_pa
 def test_a_kill_before_the_first_index_has_its_name_leaves_no_checkpoint(tmp_path, monkeypatch):
     folder = Folder(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "os", killing_at(6))
+        killed = killing_at(6)
+        for changed in (module, files):
+            patch.setattr(changed, "os", killed)
         with pytest.raises(KilledError):
             save(folder, 1)
     assert folder.latest() is None and folder.numbers() == []

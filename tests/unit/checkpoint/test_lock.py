@@ -58,7 +58,7 @@ def note(folder: Path, **changed: object) -> None:
 def test_who_has_the_folder_is_named(tmp_path, holder):
     with pytest.raises(CheckpointError) as raised:
         FolderLock.take(tmp_path)
-    owner = Owner.told((tmp_path / NAME).read_bytes())
+    owner = Owner.from_json((tmp_path / NAME).read_bytes())
     assert owner.pid == holder.pid and not owner.has_ended
     assert str(raised.value).startswith(f"{tmp_path} is in use by process {holder.pid} on {owner.host} since 20")
 
@@ -66,9 +66,9 @@ def test_who_has_the_folder_is_named(tmp_path, holder):
 def test_what_a_killed_process_held_is_free(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait(60)
-    assert Owner.told((tmp_path / NAME).read_bytes()).has_ended
+    assert Owner.from_json((tmp_path / NAME).read_bytes()).has_ended
     FolderLock.take(tmp_path)
-    assert Owner.told((tmp_path / NAME).read_bytes()).pid == os.getpid()
+    assert Owner.from_json((tmp_path / NAME).read_bytes()).pid == os.getpid()
 
 
 def test_a_process_that_ends_leaves_no_file(tmp_path, holder):
@@ -142,7 +142,7 @@ def test_another_machines_word_counts_where_its_locks_are_not_seen(tmp_path, mon
 def test_a_file_that_is_not_whole_names_nobody(tmp_path, content):
     (tmp_path / NAME).write_bytes(content)
     FolderLock.take(tmp_path)
-    assert Owner.told((tmp_path / NAME).read_bytes()) is not None
+    assert Owner.from_json((tmp_path / NAME).read_bytes()) is not None
 
 
 def test_a_file_that_was_removed_is_made_again(tmp_path):
@@ -150,7 +150,7 @@ def test_a_file_that_was_removed_is_made_again(tmp_path):
     FolderLock.take(tmp_path)
     (tmp_path / NAME).unlink()
     FolderLock.take(tmp_path)
-    assert Owner.told((tmp_path / NAME).read_bytes()).pid == os.getpid()
+    assert Owner.from_json((tmp_path / NAME).read_bytes()).pid == os.getpid()
 
 
 def test_a_folder_that_was_moved_stays_its_holders_by_the_path_that_leads_there_now(tmp_path):

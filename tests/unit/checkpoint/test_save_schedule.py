@@ -78,14 +78,14 @@ def test_minutes_are_the_chiefs(seconds):
 def test_what_is_asked_for_is_saved_at_the_next_look():
     two = Two(every_steps=None, every_minutes=60)
     assert two.run(range(1, 1000), seconds=0.01) == []
-    two.chief.ask()
+    two.chief.request()
     (step,) = two.run(range(1000, 1300), seconds=0.01)
     assert step <= 1000 + 2 * 100
 
 
 def test_what_was_asked_for_goes_on_once_it_was_saved_and_not_again():
     two, did = Two(every_steps=10, every_minutes=None), []
-    two.chief.ask(lambda: did.append(two.chief.saved_step))
+    two.chief.request(lambda: did.append(two.chief.saved_step))
     (first, *rest) = two.run(range(1, 40), seconds=0.01)
     assert rest
     assert did == [first]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.checkpoint import slices
-from autodist.checkpoint.slices import Here, read_here, read_into_session
+from autodist.checkpoint.slices import KeyedVariable, read_into_process, read_into_session
 from autodist.checkpoint.write import PartWriter, merge
 from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
 from autodist.runtime import variable_slices as pieces_module
@@ -83,8 +83,8 @@ def test_variables_of_this_process_are_read_whole(graph_runner, tmp_path, monkey
     asked, restored = [], slices._restored
     monkeypatch.setattr(slices, "_restored", lambda *args: asked.extend(args[1]) or restored(*args))
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", 1)
-    read_here(prefix, [Here("k", variable) for variable in variables])
-    read_here(f"{tmp_path}/scalar", [Here("s", scalar)])
+    read_into_process(prefix, [KeyedVariable("k", variable) for variable in variables])
+    read_into_process(f"{tmp_path}/scalar", [KeyedVariable("s", scalar)])
     for variable in variables:
         np.testing.assert_array_equal(variable, VALUE)
     assert float(scalar) == 3.0 and sorted(asked) == [("k", "", tf.float64)] * 5 + [("s", "", tf.float64)]
@@ -101,9 +101,9 @@ def test_the_old_value_of_a_large_variable_goes_before_the_new_one_is_read(graph
     monkeypatch.setattr(
         slices, "_restored", lambda *args: shapes.append((shape(large), shape(small))) or restored(*args)
     )
-    read_here(prefix, [Here("k", small)])
+    read_into_process(prefix, [KeyedVariable("k", small)])
     monkeypatch.setattr(slices, "LARGE", VALUE.nbytes)
-    read_here(prefix, [Here("k", large)])
+    read_into_process(prefix, [KeyedVariable("k", large)])
     assert shapes == [([4, 6], [4, 6]), ([0], [4, 6])]
     np.testing.assert_array_equal(large, VALUE)
     np.testing.assert_array_equal(small, VALUE)
@@ -112,7 +112,7 @@ def test_the_old_value_of_a_large_variable_goes_before_the_new_one_is_read(graph
 @dataclass(frozen=True)
 class Size:
     byte_size: int
-    besides: int = 0
+    extra_bytes: int = 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.checkpoint.write import PartWriter, merge, place_of, write_here
+from autodist.checkpoint.write import PartWriter, merge, place_of, write_from_process
 from autodist.graph.placement import EVERY_WORKER, Partitioning, Placement
 from autodist.runtime import variable_slices as pieces_module
 from autodist.runtime.graph_runner import GraphRunner
@@ -57,7 +57,10 @@ def test_variables_wherever_they_lie_are_read_whole_by_tensorflow(graph_runner, 
     for step in (1, 2):  # the second time with the nodes of the first
         folder = tmp_path / str(step)
         folder.mkdir()
-        parts = [*writer.write(kept, str(folder)), *write_here([("here", lambda: tf.constant([1.5]))], str(folder))]
+        parts = [
+            *writer.write(kept, str(folder)),
+            *write_from_process([("here", lambda: tf.constant([1.5]))], str(folder)),
+        ]
         merge(parts, str(folder / "merged"))
         found = read(str(folder / "merged"))
         assert found.keys() == {*PLACEMENTS, "here"}
@@ -85,7 +88,7 @@ def test_the_chief_writes_for_those_that_do_not_see_its_folder(graph_runner, tmp
     wrote = []
     writer = PartWriter(graph_runner, pieces, lambda worker: wrote.append(worker) or "")
     with graph_runner.graph.as_default():
-        writer._looks[1] = tf.io.read_file(str(tmp_path / "elsewhere"))  # as a machine without the folder answers
+        writer._probes[1] = tf.io.read_file(str(tmp_path / "elsewhere"))  # as a machine without the folder answers
     merge(writer.write({"w": variables["rows_at_owners"].kept}, str(tmp_path)), str(tmp_path / "merged"))
     assert wrote == [0]
     np.testing.assert_array_equal(read(str(tmp_path / "merged"))["w"], VALUE * 3)
@@ -99,7 +102,7 @@ def test_a_place_is_spelt_as_tensorflow_does(graph_runner):
 def test_values_of_this_process_are_read_a_group_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr("autodist.runtime.variable_slices.GROUP_BYTES", 16)
     values = [(f"v{k}", lambda k=k: tf.fill([1], np.float64(k))) for k in range(5)]
-    parts = write_here(values, str(tmp_path))
+    parts = write_from_process(values, str(tmp_path))
     assert len(parts) == 3
     merge(parts, str(tmp_path / "merged"))
     assert {name: value[0] for name, value in read(str(tmp_path / "merged")).items()} == {f"v{k}": k for k in range(5)}
@@ -109,7 +112,7 @@ def test_values_of_this_process_are_read_in_a_script_of_sessions_too(tmp_path):
     """As the state of a generator, which belongs to no graph."""
     state = tf.Variable([3.0])
     with tf.Graph().as_default():
-        (part,) = write_here([("v", state.read_value), ("c", lambda: tf.constant([4.0]))], str(tmp_path))
+        (part,) = write_from_process([("v", state.read_value), ("c", lambda: tf.constant([4.0]))], str(tmp_path))
     assert {name: value[0] for name, value in read(part).items()} == {"v": 3.0, "c": 4.0}
 
 

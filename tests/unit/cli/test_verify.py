@@ -18,8 +18,7 @@ from autodist.cli import verifying
 from autodist.cli.app import app
 from autodist.cli.verifying import VerifyResult
 from autodist.runs.cli_overrides import CliOverrides
-from autodist.verify.compare import compare
-from autodist.verify.rounding import NoFloorError, Rounding
+from autodist.verify.compare import NoFloorError, Rounding, compare
 from tests.cluster.runs import MARK
 from tests.forked_python.start import ON_CPU, ForkedPython
 
@@ -293,7 +292,7 @@ def test_what_explains_a_difference_under_a_pipeline_speaks_of_micro_batches(tmp
     found = VerifyResult(
         compare(one, two, 0.1), CliOverrides(workers=2), 0.1, "in float64", notes, stages=2, micro_batches=4
     )
-    told = "\n".join(found.words())
+    told = "\n".join(found.verdict())
     assert "DIFFERENT: 1 steps on 2 pipeline stages with 4 micro-batches and on one device" in told
     assert "each micro-batch draws its own" in told
     assert "its micro-batch's part of the batch: verify without it." in told

@@ -129,7 +129,7 @@ def test_machines_and_strategy_go_with_the_function(orders: Orders, tmp_path: Pa
     assert (by_file.args, by_file.function(None, 4)) == ((3,), 4)
     assert isinstance(by_file.builder, PS)
     assert isinstance(by_mapping.builder, PS)
-    assert (local.spec, local.builder, local.asked.workers, local.asked.replicas) == (None, None, 3, 2)
+    assert (local.spec, local.builder, local.overrides.workers, local.overrides.replicas) == (None, None, 3, 2)
     assert orders.stop_timeouts == [3.0, 7.0, 3.0]
 
 

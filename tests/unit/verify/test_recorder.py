@@ -23,19 +23,19 @@ def recorder(folder: Path, **told: object) -> Recorder:
 
 
 @pytest.fixture
-def item() -> Step:
+def step() -> Step:
     """A step with a momentum, in float32."""
     weight = tf.Variable(np.ones((3, 2), np.float32), name="weight")
     moment = tf.Variable(np.zeros((3, 2), np.float32), name="moment", trainable=False)
 
-    def step(x: tf.Tensor) -> tf.Tensor:
+    def train(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(tf.nn.dropout(x, 0.5) @ weight))
         moment.assign(0.9 * moment + tape.gradient(loss, weight))
         weight.assign_sub(0.1 * moment)
         return loss
 
-    return in_one_process.capture(step, np.zeros((4, 3), np.float32)).item
+    return in_one_process.capture(train, np.zeros((4, 3), np.float32)).item
 
 
 VALUES: Callable[[], dict[str, np.ndarray]] = lambda: {"weight": np.ones((3, 2)), "moment": np.zeros((3, 2))}  # noqa: E731

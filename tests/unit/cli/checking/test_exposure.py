@@ -19,7 +19,7 @@ def test_the_line_admits_the_other_machines_alone() -> None:
         BASE + "15000 ip saddr != { 10.0.0.2, 10.0.0.3 } drop",
         BASE + "15000 meta nfproto ipv6 drop",
     )
-    assert exposure.words() == "port 15000: open on 10.0.0.1/24 (eth0) to anyone."
+    assert exposure.text() == "port 15000: open on 10.0.0.1/24 (eth0) to anyone."
 
 
 def test_of_machines_with_ipv6_the_other_family_is_closed() -> None:
@@ -55,4 +55,4 @@ def test_an_address_of_the_internet_is_told() -> None:
     exposure = exposure_of(found(0, hardware=public), [found(1)])
     assert exposure is not None
     assert exposure.is_public
-    assert "At least one is an address of the internet." in exposure.words()
+    assert "At least one is an address of the internet." in exposure.text()

@@ -9,7 +9,7 @@ import pytest
 
 from autodist.cli.command_errors import UsageError
 from autodist.cli.tracing.files import TracedTransfer, read_traces
-from autodist.cli.tracing.words import alignment_of
+from autodist.cli.tracing.summary import alignment_lines
 from tests.unit.cli.tracing.traces import MS, moved, place, ran, write
 
 
@@ -44,7 +44,7 @@ def test_what_is_missing_or_not_aligned_is_told(tmp_path: Path) -> None:
     write(tmp_path, 1, ran("MatMul", 0, 1), workers=4, clock_uncertainty=0.002)
     events = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": place(2)}}, ran("MatMul", 0, 1)]
     (tmp_path / "step_1.worker_2.json").write_text(json.dumps({"traceEvents": events}))
-    told = list(alignment_of(read_traces(tmp_path)["step_1"]))
+    told = list(alignment_lines(read_traces(tmp_path)["step_1"]))
     assert told[0] == "clocks are aligned with the chief's to ± 2 ms"
     assert told[1].startswith("worker 2's clock was not compared with the chief's")
     assert told[2].startswith("missing: *.worker_3.json; copy them from")

@@ -8,7 +8,7 @@ import pytest
 
 from autodist.cli.tracing.files import read_traces
 from autodist.cli.tracing.spent import ANYBODY, Meanwhile, TimeSpent, time_spent
-from autodist.cli.tracing.words import words_of
+from autodist.cli.tracing.summary import summary_lines
 from tests.unit.cli.tracing.traces import MS, moved, ran, write
 
 
@@ -66,7 +66,7 @@ def test_where_workers_wait_for_one_another_it_is_for_the_one_that_none_has_hear
     late = {(1, Meanwhile.ABSENT): 89, (1, Meanwhile.COMPUTING): 8, (1, Meanwhile.ELSE): 2}
     first, _, third = times(tmp_path)
     assert waiting(first) == waiting(third) == late
-    told = list(words_of(times(tmp_path)))
+    told = list(summary_lines(times(tmp_path)))
     assert told[0].startswith(
         "worker 0 waits 89 ms (89%) for worker 1, which had not begun the step: check the work of its script"
     )
@@ -96,7 +96,7 @@ def test_reading_data_is_told_by_itself(tmp_path: Path) -> None:
     write(tmp_path, 0, ran("IteratorGetNext", 0, 6), ran("MatMul", 6, 1), workers=1)
     (spent,) = times(tmp_path)
     assert (spent.reading, spent.computing) == (6 * MS, 1 * MS)
-    assert list(words_of([spent]))[-1] == "most of all workers' time is reading data: 6 ms (86%)"
+    assert list(summary_lines([spent]))[-1] == "most of all workers' time is reading data: 6 ms (86%)"
 
 
 def test_bytes_are_told_by_worker(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from autodist.cli.tracing.spent import ANYBODY, TimeSpent
 from autodist.logs.formatting import readable_bytes, readable_seconds
 from autodist.logs.tables import text_table
 
-_WORTH_A_WORD = 0.05
+_LEAST_SHOWN = 0.05
 """Fraction of a step above which a worker's waiting is mentioned."""
 
 
@@ -26,13 +26,13 @@ def table_of(step: str, times: Sequence[TimeSpent]) -> Table:
     return text_table(f"{step}: the run that was traced, by worker", ["worker", *figures], rows, numbers=figures)
 
 
-def words_of(times: Sequence[TimeSpent]) -> Iterator[str]:
+def summary_lines(times: Sequence[TimeSpent]) -> Iterator[str]:
     """Yields sentences on the waits of each worker, its bytes sent, and the cause of delays."""
     names = worker_names([spent.trace for spent in times])
     for spent in times:
         own = names[spent.trace.worker]
         for (whom, meanwhile), waited in sorted(spent.waiting.items(), key=lambda entry: -entry[1]):
-            if waited >= _WORTH_A_WORD * spent.took:
+            if waited >= _LEAST_SHOWN * spent.took:
                 yield f"{own} waits {_part(waited, spent.took)} for {_name(whom, names)}, which {meanwhile.value}"
         if spent.sent:
             sent = ", ".join(f"{readable_bytes(n)} to {_name(to, names)}" for to, n in sorted(spent.sent.items()))
@@ -40,7 +40,7 @@ def words_of(times: Sequence[TimeSpent]) -> Iterator[str]:
     yield from _verdict(times, names)
 
 
-def alignment_of(traces: Sequence[Trace]) -> Iterator[str]:
+def alignment_lines(traces: Sequence[Trace]) -> Iterator[str]:
     """Yields sentences on the accuracy of the clocks, and on missing traces."""
     workers = {trace.worker for trace in traces}
     known = [trace.uncertainty for trace in traces if trace.worker and trace.uncertainty is not None]
