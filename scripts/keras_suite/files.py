@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_suite.values import Difference, difference, read_values, values_file
-from keras_suite.verdicts import Outcome, Promises, Verdict, judge, read_outcomes, tell
+from keras_suite.verdicts import Outcome, Promises, Verdict, judge, read_outcomes, record_outcome
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
 
@@ -168,7 +168,7 @@ class Run:
         why = f"it took more than {self.options.limit:g} s (--limit) and was ended"
         started = [test for test, one in self.outcomes().items() if one.outcome == "started"]
         if started:
-            tell(self.made / "outcomes", started[-1], "failed", why)
+            record_outcome(self.made / "outcomes", started[-1], "failed", why)
 
     def _command(self, tests: Sequence[str], replicas: int) -> list[str]:
         command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(self.root)]

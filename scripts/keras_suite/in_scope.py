@@ -26,7 +26,7 @@ from autodist.functions.running_step import RunningStep
 
 import keras  # isort: skip
 from keras_suite.values import METHODS, recording, values_file  # isort: skip
-from keras_suite.verdicts import tell  # isort: skip
+from keras_suite.verdicts import record_outcome  # isort: skip
 
 SEED = 1
 """Seed of Python, NumPy and TensorFlow before each test: Keras's tests draw without one."""
@@ -67,16 +67,16 @@ class _InScope:
     values: pathlib.Path
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, step: pytest.Item) -> Generator[None, Any, Any]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Runs the call in the scope, with Keras's `setUp` and `tearDown`, which are part of it."""
         keras.utils.set_random_seed(SEED)
         scope = _scope(self.replicas) if self.replicas else nullcontext()
         steps: list[RunningStep] = []  # steps that train or evaluate
         try:
-            with recording(self.values / values_file(step.nodeid)), _counting(steps), _seeding_alike(), scope:
+            with recording(self.values / values_file(item.nodeid)), _counting(steps), _seeding_alike(), scope:
                 return (yield)
         finally:
-            step.stash[_STEPS] = len(steps)
+            item.stash[_STEPS] = len(steps)
 
     @pytest.hookimpl(trylast=True)  # after -k
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -84,35 +84,35 @@ class _InScope:
         chosen = [item for item in items if not item.nodeid.startswith("layers/") or trains(item)]
         left_out = [item for item in items if item not in set(chosen)]
         for item in left_out:
-            self._tell(item.nodeid, "left out")
+            self._record(item.nodeid, "left out")
         for item in chosen:
-            self._tell(item.nodeid, "collected")
+            self._record(item.nodeid, "collected")
         config.hook.pytest_deselected(items=left_out)
         items[:] = chosen
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._tell(report.nodeid, "failed", str(report.longrepr).strip().splitlines()[-1])
+            self._record(report.nodeid, "failed", str(report.longrepr).strip().splitlines()[-1])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._tell(nodeid, "started")  # remains the last record of a test that ends the process
+        self._record(nodeid, "started")  # remains the last record of a test that ends the process
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, step: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
         if report.when == "call" or not report.passed:
             why = call.excinfo.exconly() if call.excinfo is not None and not report.passed else ""
-            self._tell(step.nodeid, report.outcome, why, step.stash.get(_STEPS, 0))
+            self._record(item.nodeid, report.outcome, why, item.stash.get(_STEPS, 0))
         return report
 
-    def _tell(self, test: str, outcome: str, why: str = "", steps: int = 0) -> None:
-        tell(self.outcomes, test, outcome, why, steps)
+    def _record(self, test: str, outcome: str, why: str = "", steps: int = 0) -> None:
+        record_outcome(self.outcomes, test, outcome, why, steps)
 
 
-def trains(step: pytest.Item) -> bool:
+def trains(item: pytest.Item) -> bool:
     """Returns True if a test, or a function of its file that it calls, mentions training, evaluation or prediction."""
-    test = inspect.unwrap(step.function) if isinstance(step, pytest.Function) else None
-    return test is None or not _names(test.__code__, test, step.cls, set()).isdisjoint(TRAINING)
+    test = inspect.unwrap(item.function) if isinstance(item, pytest.Function) else None
+    return test is None or not _names(test.__code__, test, item.cls, set()).isdisjoint(TRAINING)
 
 
 def _names(code: types.CodeType, test: types.FunctionType, cls: type | None, seen: set[types.CodeType]) -> set[str]:

@@ -41,7 +41,7 @@ class Outcome:
         return bool(self.steps) or self.outcome in ("failed", "started")
 
 
-def tell(path: pathlib.Path, test: str, outcome: str, why: str = "", steps: int = 0) -> None:
+def record_outcome(path: pathlib.Path, test: str, outcome: str, why: str = "", steps: int = 0) -> None:
     """Adds the outcome of a test to a file for `read_outcomes`."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"test": test, "outcome": outcome, "why": why, "steps": steps}) + "\n")

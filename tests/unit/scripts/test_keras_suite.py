@@ -14,7 +14,7 @@ import pytest
 from keras_suite import files
 from keras_suite.files import Judged, Options, Run, run_and_judge
 from keras_suite.values import Difference, Values, difference
-from keras_suite.verdicts import Listed, Outcome, Promises, Verdict, judge, read_outcomes, tell
+from keras_suite.verdicts import Listed, Outcome, Promises, Verdict, judge, read_outcomes, record_outcome
 
 from tests.cluster.runs import MARK
 from tests.forked_python.hosted import HostedPython
@@ -82,7 +82,7 @@ def test_a_failure_is_not_forgotten_for_what_is_told_later(tmp_path: pathlib.Pat
     """A failed subtest is reported before its test, which passes; a test that ends its process has only started."""
     told = [("a", "started"), ("a", "failed"), ("a", "passed"), ("b", "started"), ("b", "passed"), ("c", "started")]
     for test, what in told:
-        tell(tmp_path / "told", test, what)
+        record_outcome(tmp_path / "told", test, what)
     assert {t: one.outcome for t, one in read_outcomes(tmp_path / "told").items()} == {
         "a": "failed", "b": "passed", "c": "started",
     }  # fmt: skip
@@ -229,8 +229,8 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: pathlib
 
 @pytest.mark.processes
 def test_a_test_that_takes_too_long_has_failed(tmp_path: pathlib.Path) -> None:
-    tell(tmp_path / "outcomes", "passed", "passed")
-    tell(tmp_path / "outcomes", "hangs", "started")
+    record_outcome(tmp_path / "outcomes", "passed", "passed")
+    record_outcome(tmp_path / "outcomes", "hangs", "started")
     run = Run(tmp_path, tmp_path, Options(limit=0.01))
     with subprocess.Popen(["sleep", "60"]) as process:
         run.wait(process)
