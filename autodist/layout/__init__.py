@@ -4,6 +4,7 @@
 outputs. An op that has no rule has an unknown layout; layouts are never guessed.
 """
 
+from autodist.graph.ops import ReducedBy
 from autodist.layout.bodies import DrawAt, RowsOfDraw
 from autodist.layout.kinds import (
     ByPosition,
@@ -14,7 +15,6 @@ from autodist.layout.kinds import (
     Mean,
     PerExample,
     Reduced,
-    ReducedBy,
     Replicated,
     Scalar,
     Sum,

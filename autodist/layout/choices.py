@@ -7,8 +7,10 @@ from dataclasses import replace
 import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
-from autodist.layout.arithmetic import add_operands, factors_of, is_neutral, nonlinear
+from autodist.layout.arithmetic import add_operands
+from autodist.layout.by_factors import nonlinear
 from autodist.layout.combine import has_rows, joined_rows, operands_of, same_rows
+from autodist.layout.degree import factors_of, is_neutral
 from autodist.layout.factors import NONE, additive_over
 from autodist.layout.facts import (
     REPLICATED,

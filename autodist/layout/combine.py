@@ -1,11 +1,12 @@
-"""Combines operands elementwise, with broadcasting."""
+"""Combines operands that are divided by examples, by the factor rule of their op."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from autodist.layout.facts import Base, Form, Recovery, Reordered, Sharded, Statistic, UnknownFact, form_of
+from autodist.graph.ops import Factor, FactorRule, factor_rule
+from autodist.layout.facts import Base, Form, Recovery, Reordered, Sharded, Statistic, UnknownFact, form_of, with_axis
 from autodist.layout.op_context import OpContext
 
 Operand = Form | Statistic | UnknownFact
@@ -20,34 +21,78 @@ def has_rows(operands: Sequence[Operand]) -> bool:
     return any(isinstance(operand, Form) and operand.rows for operand in operands)
 
 
-def joined_rows(ctx: OpContext, operands: Sequence[Operand], indices: Sequence[int]) -> Form | UnknownFact:
-    """Returns the rows that result from broadcasting operands, at least one of them with rows.
+@dataclass(frozen=True)
+class Divided:
+    """The division of an op's operands by examples.
 
-    Factors are omitted: the caller knows their effect in its op.
+    Attributes:
+        rule: the factor rule of the op.
+        factor: the factor that is divided.
+        rows: the rows of the operands, up to their axes.
+        mixed_at: as in `Form`.
     """
-    ranks = [ctx.rank(index) for index in indices]
-    if len(operands) > 1 and None in ranks:
-        unknown = ctx.inputs[indices[ranks.index(None)]]
-        return ctx.unknown(f"the rank of its input '{unknown}' is not known; set that tensor's shape")
-    rank = max(value or 0 for value in ranks)
-    result: Sharded | None = None
+
+    rule: FactorRule
+    factor: Factor
+    rows: Sharded
+    mixed_at: str | None
+
+    def result(self, index: int = 0) -> Sharded | None:
+        """Returns the rows of a result; None if the op reduces the factor."""
+        axis = self.rule.result_axis(self.factor, index)
+        return None if axis is None else replace(self.rows, axis=axis)
+
+
+def divided(ctx: OpContext, operands: Mapping[int, Operand]) -> Divided | UnknownFact:
+    """Returns the division of operands, at least one of them with rows, by the factor rule of their op.
+
+    Args:
+        ctx: the op.
+        operands: by their positions.
+    """
+    rule = factor_rule(ctx)
+    if rule is None:
+        return ctx.unknown("the axes on which it works, or the ranks of its inputs, are not known; set their shapes")
+    with_rows = {k: o.rows for k, o in operands.items() if isinstance(o, Form) and o.rows is not None}
+    factors = {rule.factor(k, rows.axis) for k, rows in with_rows.items()}
+    if len(factors) != 1:
+        return ctx.unknown("it combines each example with every other: its inputs have them along different axes")
+    [factor] = factors
+    if factor is None:
+        return ctx.unknown("it needs the axis of the examples whole")
+    common: Sharded | None = None
     mixed_at: str | None = None
-    for operand, operand_rank in zip(operands, ranks, strict=True):
-        if not isinstance(operand, Form) or operand.rows is None:
-            continue
-        base = operand.rows
-        aligned = base if operand_rank is None else replace(base, axis=base.axis + rank - operand_rank)
-        paired = (aligned, None) if result is None else in_one_order(result, aligned)
+    for k, rows in with_rows.items():
+        paired = (rows, None) if common is None else in_one_order(replace(common, axis=rows.axis), rows)
         if paired is None:
-            return ctx.unknown("its inputs have their examples along different axes or in different orders")
-        result, mixed_at = paired[0], mixed_at or operand.mixed_at or paired[1]
-    assert result is not None
-    for operand, operand_rank, index in zip(operands, ranks, indices, strict=True):
-        issue = _check_broadcast(ctx, operand, index, result.axis - (rank - (operand_rank or 0)), operand_rank == rank)
+            return ctx.unknown("its inputs have their examples in different orders")
+        operand = operands[k]
+        common, mixed_at = paired[0], mixed_at or (isinstance(operand, Form) and operand.mixed_at) or paired[1]
+    assert common is not None
+    home = rule.result_axis(factor)
+    for k, operand in operands.items():
+        axis = rule.axis(k, factor)
+        issue = None if k in with_rows else _check_broadcast(ctx, operand, k, axis, home)
         if isinstance(issue, UnknownFact):
             return issue
         mixed_at = mixed_at or issue
-    return Form(result, mixed_at=mixed_at)
+    return Divided(rule, factor, common, mixed_at or None)
+
+
+def with_result_axis(ctx: OpContext, form: Form, operand: int = 0) -> Form | UnknownFact:
+    """Returns the rows of one operand as rows of the result, on the axis that the factor rule of the op gives."""
+    rule = factor_rule(ctx)
+    factor = None if rule is None or form.rows is None else rule.factor(operand, form.rows.axis)
+    axis = None if rule is None or factor is None else rule.result_axis(factor)
+    if form.rows is None or axis is None:
+        return ctx.unknown("it does not keep the axis of the examples apart, or its axes are not known")
+    return with_axis(form, axis)
+
+
+def joined_rows(ctx: OpContext, operands: Sequence[Operand], indices: Sequence[int]) -> Form | UnknownFact:
+    """Returns the rows of an elementwise op's result; factors are omitted: the caller knows their effect."""
+    joined = divided(ctx, dict(zip(indices, operands, strict=True)))
+    return joined if isinstance(joined, UnknownFact) else Form(joined.result() or joined.rows, mixed_at=joined.mixed_at)
 
 
 def same_rows(left: Sharded, right: Sharded) -> bool:
@@ -81,20 +126,26 @@ def _before(rows: Sharded) -> Sharded:
 
 
 def _check_broadcast(
-    ctx: OpContext, operand: Operand, index: int, position: int, same_rank: bool
+    ctx: OpContext, operand: Operand, index: int, axis: int | None, home: int | None
 ) -> UnknownFact | str | None:
-    """Checks that rows remain rows when combined with this operand.
+    """Checks that rows remain rows, or are reduced by example, when combined with an operand that has no rows.
 
-    Returns an unknown fact if they do not, the node that mixes examples, or None if they remain exact.
+    Args:
+        ctx: the op.
+        operand: the operand.
+        index: its position.
+        axis: its axis that meets the rows, if any.
+        home: the axis of the rows in the result; None if the op reduces them.
+
+    Returns:
+        An unknown fact if they do not, the node that mixes examples, or None if they remain exact.
     """
-    if isinstance(operand, Form) and operand.rows is not None:
-        return None
     shape = ctx.shape(index)
-    length = shape[position] if position >= 0 else 1
+    length = 1 if axis is None else shape[axis]
     if isinstance(operand, UnknownFact):
-        if operand.recovery is Recovery.ALWAYS:
+        if operand.recovery is Recovery.ALWAYS and (axis is None or home is not None):
             return None
-        if operand.recovery is Recovery.BATCH_SHAPED and same_rank and length != 1:
+        if operand.recovery is Recovery.BATCH_SHAPED and axis == home is not None and length != 1:
             return ctx.node.name
         return UnknownFact(operand.reason)
     if isinstance(operand, Statistic) or operand.base is Base.PARTIAL_SUM:
@@ -103,35 +154,10 @@ def _check_broadcast(
             return ctx.node.name
         reason = operand.reason if isinstance(operand, Statistic) else "it combines rows with a sum over the batch"
         return ctx.unknown(reason) if isinstance(operand, Form) else UnknownFact(reason)
-    if length != 1 and not ctx.is_uniform(index):
+    is_repeated = length == 1 or ctx.is_uniform(index)
+    if axis is not None and (home is None or not is_repeated):
         return ctx.unknown(
             f"its input '{ctx.inputs[index]}' is replicated but has a length of its own along the batch "
             "axis, so that its elements belong to positions in the batch"
         )
     return None
-
-
-def weakest(operands: Sequence[Operand]) -> UnknownFact | None:
-    """Returns the unknown fact that determines the result; None if every operand is known.
-
-    It is recoverable only if all other operands are replicated.
-    """
-    unknown = [operand for operand in operands if isinstance(operand, UnknownFact)]
-    if not unknown:
-        return None
-    plain = all(
-        isinstance(operand, UnknownFact) or (isinstance(operand, Form) and operand.is_replicated)
-        for operand in operands
-    )
-    recoveries = {operand.recovery for operand in unknown}
-    if not plain or Recovery.NEVER in recoveries:
-        return UnknownFact(next((o for o in unknown if o.recovery is Recovery.NEVER), unknown[0]).reason)
-    keeps = Recovery.BATCH_SHAPED if Recovery.BATCH_SHAPED in recoveries else Recovery.ALWAYS
-    return UnknownFact(unknown[0].reason, keeps)
-
-
-def is_intensive(operand: Operand) -> bool:
-    """Returns True if a value without rows is unchanged when every example is duplicated."""
-    if isinstance(operand, Form):
-        return operand.rows is None and operand.degree == 0
-    return isinstance(operand, Statistic)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from autodist.layout.arithmetic import add_forms
-from autodist.layout.combine import in_one_order
+from autodist.graph.ops import factor_rule
+from autodist.layout.combine import in_one_order, with_result_axis
+from autodist.layout.degree import add_forms
 from autodist.layout.entries import with_columns
 from autodist.layout.facts import (
     REPLICATED,
@@ -24,7 +25,6 @@ from autodist.layout.facts import (
     UnknownFact,
     elements_of,
     form_of,
-    with_axis,
 )
 from autodist.layout.kinds import Elements
 from autodist.layout.movement import CONCATENATED
@@ -53,12 +53,12 @@ def _concat(ctx: OpContext, indices: Sequence[int], axis_index: int) -> Fact:
     alike = _concat_counts(ctx, forms, axis) or _common_layout(ctx, forms)
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
-    rank = ctx.rank(indices[0])
-    if axis is None or rank is None:
+    rule = factor_rule(ctx)
+    if rule is None:
         return ctx.unknown("the axis along which it concatenates tensors is not known")
     if isinstance(alike.rows.count.of, Elements) and alike.rows.count.of.tensor == ctx.named():
         return alike
-    if axis % rank != alike.rows.axis:
+    if rule.factor(indices[0], alike.rows.axis) is not None:
         return _along_other_axis(ctx, forms)
     return _stacked_rows(ctx, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
 
@@ -159,11 +159,7 @@ def pack(ctx: OpContext) -> Fact:
     beside = _along_other_axis(ctx, [form_of(fact) for fact in ctx.facts])
     if not isinstance(beside, Form) or beside.rows is None:
         return beside
-    axis, rank = ctx.number("axis"), ctx.rank(0)
-    if axis < 0 and rank is None:
-        return ctx.unknown("the rank of its inputs is not known")
-    axis = axis if axis >= 0 else axis + (rank or 0) + 1
-    return with_axis(beside, beside.rows.axis + (axis <= beside.rows.axis))
+    return with_result_axis(ctx, beside)
 
 
 def _columns(ctx: OpContext, first: Positions) -> Fact:
@@ -185,23 +181,20 @@ def unpack(ctx: OpContext) -> Fact | list[Fact]:
     form = form_of(fact)
     if not isinstance(form, Form) or form.rows is None:
         return [form] * number
-    axis, rank = ctx.number("axis"), ctx.rank(0)
-    if rank is None or axis % rank == form.rows.axis:
-        return [ctx.unknown("it splits the batch axis")] * number
-    return [with_axis(form, form.rows.axis - (axis % rank < form.rows.axis))] * number
+    return [with_result_axis(ctx, form)] * number
 
 
 def split(ctx: OpContext) -> Fact | list[Fact]:
     """Split (axis, value)."""
-    return _split(ctx, 1, 0, ctx.number("num_split"))
+    return _split(ctx, 1, ctx.number("num_split"))
 
 
 def split_by_sizes(ctx: OpContext) -> Fact | list[Fact]:
     """SplitV (value, sizes, axis)."""
-    return _split(ctx, 0, 2, ctx.number("num_split"))
+    return _split(ctx, 0, ctx.number("num_split"))
 
 
-def _split(ctx: OpContext, data: int, axis_index: int, number: int) -> Fact | list[Fact]:
+def _split(ctx: OpContext, data: int, number: int) -> Fact | list[Fact]:
     fact = ctx.facts[data]
     if isinstance(fact, Dims) and not fact.is_scalar and ctx.node.op == "SplitV":
         return _parts_of_dims(ctx, fact)
@@ -212,11 +205,9 @@ def _split(ctx: OpContext, data: int, axis_index: int, number: int) -> Fact | li
     form = form_of(fact)
     if not isinstance(form, Form) or form.rows is None:
         return [form] * number
-    axis, rank = ctx.scalar(axis_index), ctx.rank(data)
-    if axis is None or rank is None:
-        return [ctx.unknown("the axis along which it splits a tensor is not known")] * number
-    if axis % rank != form.rows.axis:
-        return [form] * number
+    beside = with_result_axis(ctx, form, data)
+    if isinstance(beside, Form) or factor_rule(ctx) is None:
+        return [beside] * number
     parts = _unstacked(form, number) if ctx.node.op == "Split" else None
     apart = ctx.unknown("it splits the batch axis")
     sizes = ctx.elements(1) if ctx.node.op == "SplitV" else None

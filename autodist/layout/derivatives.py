@@ -4,84 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.layout.arithmetic import factors_of, nonlinear
-from autodist.layout.combine import has_rows, joined_rows, operands_of, same_rows
-from autodist.layout.facts import REPLICATED, Base, Dims, Fact, Form, Sharded, UnknownFact, form_of, with_axis
-from autodist.layout.movement import moving, pad
-from autodist.layout.network import first_axis_by_itself
-from autodist.layout.op_context import OpContext, Rule, op_names
+from autodist.layout.by_factors import nonlinear
+from autodist.layout.combine import same_rows
+from autodist.layout.facts import REPLICATED, Base, Dims, Fact, Form, UnknownFact, form_of, with_axis
+from autodist.layout.op_context import OpContext, Rule
 from autodist.layout.shapes import batch_of
 from autodist.layout.slices import strided_rows
-
-
-def linear_in(incoming: int, other: int) -> Rule:
-    """Returns a rule for an elementwise op that is linear in the incoming gradient, but not in the forward value."""
-
-    def apply(ctx: OpContext) -> Fact:
-        operands = operands_of(ctx)
-        if not has_rows(operands) or factors_of(operands[other]):
-            return nonlinear(ctx)
-        joined = joined_rows(ctx, operands, (0, 1))
-        return joined if isinstance(joined, UnknownFact) else replace(joined, factors=factors_of(operands[incoming]))
-
-    return apply
-
-
-def bias_gradient(ctx: OpContext) -> Fact:
-    """BiasAddGrad: a sum over all axes except the channels."""
-    form = ctx.form(0)
-    if not isinstance(form, Form) or form.rows is None:
-        return UnknownFact(form.reason) if isinstance(form, UnknownFact) else form
-    channels = 1 if ctx.text("data_format") == "NCHW" else (ctx.rank(0) or 0) - 1
-    if form.rows.axis == channels:
-        return ctx.unknown("the examples lie along its channels")
-    return Form(Base.PARTIAL_SUM, form.factors, form.mixed_at)
-
-
-def filter_gradient(ctx: OpContext) -> Fact:
-    """Conv2DBackpropFilter (value, sizes, gradient): a sum over the batch."""
-    forms = ctx.forms(0, 2)
-    if isinstance(forms, UnknownFact):
-        return forms
-    value, gradient = forms
-    if value.rows is None or gradient.rows is None or not _same_examples(value.rows, gradient.rows):
-        return ctx.unknown("its value and its gradient do not both have the examples along the first axis")
-    if value.factors or form_of(ctx.facts[1]) != REPLICATED:
-        return ctx.unknown("its value is scaled by sums over the batch")
-    return Form(Base.PARTIAL_SUM, gradient.factors, value.mixed_at or gradient.mixed_at)
-
-
-def _same_examples(left: Sharded, right: Sharded) -> bool:
-    return left.axis == 0 and same_rows(left, right)
-
-
-def pooling_gradient(ctx: OpContext) -> Fact:
-    """MaxPoolGrad (value, result, gradient): linear in the gradient, independent along the first axis."""
-    return _pooled(ctx, (0, 1), 2)
-
-
-def average_gradient(ctx: OpContext) -> Fact:
-    """AvgPoolGrad (shape of the value, gradient)."""
-    sizes = ctx.dims(0)
-    if sizes is None or not all(form.is_replicated for form in sizes.forms[1:]):
-        return ctx.unknown("the shape of its value is not known")
-    return _pooled(ctx, (), 1)
-
-
-def _pooled(ctx: OpContext, values: tuple[int, ...], incoming: int) -> Fact:
-    known = ctx.forms(*values, incoming)
-    if isinstance(known, UnknownFact):
-        return known
-    gradient = known[-1]
-    fits = all(form.rows and gradient.rows and _same_examples(form.rows, gradient.rows) for form in known)
-    if not fits or any(form.factors for form in known[:-1]):
-        return ctx.unknown("its inputs do not all have the examples along the first axis")
-    return replace(gradient, mixed_at=next((form.mixed_at for form in known if form.mixed_at), None))
-
-
-def enlarged_gradient(ctx: OpContext) -> Fact:
-    """ResizeBilinearGrad, ResizeBicubicGrad (gradient, value): independent along the first axis."""
-    return _pooled(ctx, (1,), 0)
 
 
 def slice_gradient(ctx: OpContext) -> Fact:
@@ -111,7 +39,13 @@ def normalised_gradient(ctx: OpContext) -> list[Fact]:
     gradient, value = known
     if ctx.flag("is_training") or any(form_of(fact) != REPLICATED for fact in ctx.facts[2:5]):
         return [*[ctx.unknown("examples of a shard see one another in it")] * 3, *others]
-    if gradient.rows is None or value.rows is None or value.factors or not _same_examples(gradient.rows, value.rows):
+    if (
+        gradient.rows is None
+        or value.rows is None
+        or value.factors
+        or gradient.rows.axis
+        or not same_rows(gradient.rows, value.rows)
+    ):
         why = "its value and its gradient do not both have the examples along the first axis"
         return [*[ctx.unknown(why)] * 3, *others]
     added = Form(Base.PARTIAL_SUM, gradient.factors, value.mixed_at or gradient.mixed_at)
@@ -161,19 +95,6 @@ def _is_repeated(dims: Dims, at: int, other: Dims, there: int) -> bool | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        op_names("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad"), linear_in(0, 1)
-    ),
-    **dict.fromkeys(op_names("TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad"), linear_in(1, 0)),
-    **dict.fromkeys(["IgammaGradA", "RandomGammaGrad"], nonlinear),
-    "BiasAddGrad": bias_gradient,
-    **dict.fromkeys(["Conv2DBackpropFilter", "Conv3DBackpropFilterV2"], filter_gradient),
-    "DepthwiseConv2dNativeBackpropFilter": filter_gradient,
-    **dict.fromkeys(["MaxPoolGrad", "MaxPool3DGrad"], pooling_gradient),
-    **dict.fromkeys(["AvgPoolGrad", "AvgPool3DGrad"], average_gradient),
-    "MirrorPadGrad": moving(pad),
-    "ResizeNearestNeighborGrad": first_axis_by_itself,
-    **dict.fromkeys(["ResizeBilinearGrad", "ResizeBicubicGrad"], enlarged_gradient),
     "StridedSliceGrad": slice_gradient,
     **dict.fromkeys(["FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"], normalised_gradient),
     "BroadcastGradientArgs": broadcast_axes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from autodist.graph.ops import Trait, having
@@ -45,10 +44,10 @@ def looked_up(ctx: OpContext) -> Fact | None:
     return None
 
 
-def numbers(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
+def numbers(rule: Rule) -> Rule:
     """Extends a rule that moves elements to indices of distinct ids or of rows, which move like rows."""
 
-    def apply(ctx: OpContext) -> Fact:
+    def apply(ctx: OpContext) -> Fact | list[Fact]:
         indices = ctx.facts[0]
         if not isinstance(indices, DistinctIndices | RowIndices):
             return rule(ctx)

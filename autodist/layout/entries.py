@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autodist.graph.ops import Trait, having, linear_operands
+from autodist.graph.ops import Trait, having
+from autodist.layout.by_factors import by_factors
 from autodist.layout.combine import same_rows
 from autodist.layout.facts import (
     REPLICATED,
@@ -239,17 +240,17 @@ def fill_empty_rows(ctx: OpContext) -> list[Fact]:
     return [ctx.unknown("its entries are not known to belong to the examples of its shape")] * 4
 
 
-def segments(ctx: OpContext) -> Fact:
+def segments(ctx: OpContext) -> Fact | list[Fact]:
     """SegmentSum and similar ops (data, ascending segment of each row)."""
     return _by_example(ctx, None)
 
 
-def sparse_segments(ctx: OpContext) -> Fact:
+def sparse_segments(ctx: OpContext) -> Fact | list[Fact]:
     """SparseSegmentSum and similar ops (data, selected rows, segment of each selected row)."""
     number = 3 if ctx.node.op.endswith("NumSegments") else None
     data, ids, row_ids = ctx.facts[0], ctx.facts[1], ctx.facts[2]
     if isinstance(data, Form) and data.rows is not None and form_of(row_ids) == REPLICATED:
-        return beside_segments(ctx, data, ctx.rank(2))
+        return by_factors(ctx)
     if isinstance(row_ids, Positions):
         of_different = isinstance(data, DistinctRows) and isinstance(ids, DistinctIndices) and ids.of == data.of
         taken = ids.rows if of_different and isinstance(ids, DistinctIndices) else form_of(ids)
@@ -259,34 +260,16 @@ def sparse_segments(ctx: OpContext) -> Fact:
     return _unknown_input(ctx)
 
 
-def unsorted_segments(ctx: OpContext) -> Fact | None:
+def unsorted_segments(ctx: OpContext) -> Fact | list[Fact] | None:
     """UnsortedSegmentSum and similar ops with one segment per example; None for other segments."""
     return _by_example(ctx, 2) if isinstance(ctx.facts[1], Positions) else None
 
 
-def beside_segments(ctx: OpContext, data: Form, depth: int | None) -> Fact:
-    """Returns the layout for replicated segment ids over axes before the batch axis; examples stay independent.
-
-    Args:
-        ctx: the op.
-        data: rows.
-        depth: the number of axes of the segment ids.
-    """
-    is_linear = linear_operands(ctx.node.op, len(ctx.inputs)) is not None
-    if data.rows is None or depth is None or data.rows.axis < depth:
-        return ctx.unknown("its data and its segments do not have the examples along the first axis")
-    if not all(form_of(fact) == REPLICATED for fact in ctx.facts[1:]):
-        return ctx.unknown("the number of segments may differ between replicas")
-    if data.factors and not is_linear:
-        return ctx.unknown("it is not linear in rows that are scaled by sums over the batch")
-    return with_axis(data, data.rows.axis - depth + 1)
-
-
-def _by_example(ctx: OpContext, number: int | None) -> Fact:
+def _by_example(ctx: OpContext, number: int | None) -> Fact | list[Fact]:
     """Returns the layout of segment reductions of data; `number` is the input with the number of segments."""
     form, positions = ctx.form(0), ctx.facts[1]
     if isinstance(form, Form) and form.rows is not None and form_of(positions) == REPLICATED:
-        return beside_segments(ctx, form, ctx.rank(1))
+        return by_factors(ctx)
     if isinstance(positions, Positions) and isinstance(form, Form) and are_entries(form, positions):
         if form.factors and not ctx.node.op.endswith("Sum"):
             return ctx.unknown("it is not linear in rows that are scaled by sums over the batch")

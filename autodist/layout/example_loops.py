@@ -86,7 +86,7 @@ def _after_loop(ctx: OpContext, index: int, fact: Fact) -> Fact:
 def loop_value(ctx: OpContext, is_stateless: bool) -> Fact | None:
     """Returns the layout of an op on the iteration number or the iteration's example; None if it takes neither.
 
-    The loop_values of a stateless op that draws no numbers belongs to the same example as its input.
+    The result of a stateless op that draws no numbers belongs to the same example as its input.
     """
     loop_values = [fact for fact in ctx.facts if isinstance(fact, LoopValue)]
     lists = [fact for fact in ctx.facts if isinstance(fact, ListOf)]

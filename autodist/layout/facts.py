@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from autodist.graph.ops import ReducedBy
 from autodist.layout.factors import EXAMPLES, NONE, Count, Factors, PartialSum
-from autodist.layout.kinds import Elements, ReducedBy
+from autodist.layout.kinds import Elements
 
 
 class Base(enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.ops import Trait, having
-from autodist.layout.arithmetic import add_forms
+from autodist.layout.degree import add_forms
 from autodist.layout.example_loops import map_over_examples
 from autodist.layout.factors import PartialSum
 from autodist.layout.facts import (

@@ -5,53 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.ops import Trait, having
-from autodist.layout.arithmetic import nonlinear
+from autodist.layout.by_factors import by_factors
 from autodist.layout.combine import operands_of, same_rows
-from autodist.layout.facts import REPLICATED, Base, Fact, Form, Recovery, Sharded, UnknownFact, form_of, reordered
-from autodist.layout.movement import moving
-from autodist.layout.network import along_last_axis, first_axis_by_itself, is_replicated_or_noise
-from autodist.layout.op_context import OpContext, Rule, op_names, tensor_name
-
-
-def project(ctx: OpContext) -> Fact:
-    """ImageProjectiveTransformV3 (images, one transform or one per image, size, fill value)."""
-    images, transforms = form_of(ctx.facts[0]), form_of(ctx.facts[1])
-    if isinstance(images, UnknownFact):
-        return nonlinear(ctx, [0, 1])
-    if form_of(ctx.facts[2]) != REPLICATED or any(form_of(fact) != REPLICATED for fact in ctx.facts[3:]):
-        return ctx.unknown("its size is not replicated")
-    if not isinstance(images, Form) or images.rows is None:
-        return nonlinear(ctx, [0, 1])
-    if images.rows.axis != 0 or images.factors:
-        return ctx.unknown("the examples are not along its first axis")
-    if isinstance(transforms, Form) and transforms.rows is not None:
-        fits = not transforms.factors and same_rows(images.rows, transforms.rows)
-        return images if fits else ctx.unknown("its images and its transforms do not have the same examples")
-    is_one = ctx.shape(1).rank == 2 and ctx.shape(1)[0] == 1
-    if is_one and is_replicated_or_noise(transforms):
-        return images
-    if isinstance(transforms, UnknownFact) and transforms.recovery is Recovery.BATCH_SHAPED and not is_one:
-        return replace(images, mixed_at=images.mixed_at or ctx.node.name)
-    return ctx.unknown("its transforms are not replicated, or belong to positions in the batch")
+from autodist.layout.facts import REPLICATED, Base, Fact, Form, UnknownFact, form_of
+from autodist.layout.op_context import OpContext, Rule, tensor_name
 
 
 def pool_with_positions(ctx: OpContext) -> list[Fact]:
     """MaxPoolWithArgmax: values, and their positions within each image or within the whole shard."""
-    values = first_axis_by_itself(ctx)
+    values = by_factors(ctx)
+    assert not isinstance(values, list)
     if ctx.flag("include_batch_in_index") and not (isinstance(values, Form) and values.is_replicated):
         return [values, ctx.unknown("it returns positions within the replica's shard of the batch")]
     return [values, values]
-
-
-def roll(ctx: OpContext, form: Form, batch: Sharded) -> Fact:
-    axes, rank = ctx.integers(2), ctx.rank(0)
-    if form_of(ctx.facts[1]) != REPLICATED or axes is None or None in axes or rank is None:
-        return ctx.unknown("the axes along which it rolls are not known")
-    if batch.axis in [axis % rank for axis in axes if axis is not None]:
-        moved = ctx.constant(1)
-        by = ctx.inputs[1] if moved is None else (tuple(moved.reshape(-1)), tuple(axes))
-        return reordered(form, ("rolled", by), ctx.node.name)
-    return form
 
 
 def count_values(ctx: OpContext) -> Fact:
@@ -91,13 +57,6 @@ def _is_bounded(ctx: OpContext, tensor: str) -> bool:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(op_names("ScaleAndTranslate ExtractImagePatches ExtractVolumePatches"), first_axis_by_itself),
-    **dict.fromkeys(
-        op_names("RGBToHSV HSVToRGB AdjustHue AdjustSaturation IsotonicRegression FakeQuantWithMinMaxVarsPerChannel"),
-        along_last_axis,
-    ),
     "MaxPoolWithArgmax": pool_with_positions,
-    **dict.fromkeys(["ImageProjectiveTransformV2", "ImageProjectiveTransformV3"], project),
-    "Roll": moving(roll),
     "DenseBincount": count_values,
 }

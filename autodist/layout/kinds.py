@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
+
+from autodist.graph.ops import ReducedBy
 
 
 @dataclass(frozen=True)
@@ -123,15 +124,6 @@ class ByPosition(Unknown):
     whole_up_to: int | None = None
 
 
-class ReducedBy(enum.Enum):
-    """Reductions over examples that are neither sums nor means."""
-
-    MAX = "the largest value"
-    MIN = "the smallest value"
-    PRODUCT = "the product"
-    NORM = "the root of the sum of squares"
-
-
 @dataclass(frozen=True)
 class Reduced(Unknown):
     """The same elementwise reduction of the replicas' values gives the whole.
@@ -139,7 +131,7 @@ class Reduced(Unknown):
     Code that expects sums treats it as unknown.
 
     Attributes:
-        by: the reduction. For booleans, MAX is `any` and MIN is `all`.
+        by: the reduction, neither SUM nor MEAN. For booleans, MAX is `any` and MIN is `all`.
         mixed_at: as in `PerExample`.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.ops import Trait, having
-from autodist.layout.combine import same_rows
+from autodist.layout.combine import Divided, divided, same_rows, with_result_axis
 from autodist.layout.distinct import looked_up
 from autodist.layout.entries import kept, values_at
 from autodist.layout.facts import (
@@ -23,7 +23,6 @@ from autodist.layout.facts import (
     elements_of,
     form_of,
     is_noise,
-    with_axis,
 )
 from autodist.layout.op_context import OpContext, Rule, tensor_name
 from autodist.layout.permutations import permuted_by
@@ -80,16 +79,16 @@ def _gather(ctx: OpContext, axis: int, batch_dims: int) -> Fact:
     if indices.factors or (not indices.is_replicated and indices.rows is None):
         return ctx.unknown("its indices depend on sums over the batch")
     if batch_dims:
-        return _gather_in_batches(ctx, params, indices, batch_dims)
+        return _gather_in_batches(ctx, params, indices)
     if params.rows is None and indices.rows is None:
         return params
     if params.rows is None:
         if not params.is_replicated:
             return ctx.unknown("it gathers from sums over the batch for each example")
-        return with_axis(replace(indices, factors=params.factors), axis + (indices.rows.axis if indices.rows else 0))
+        return with_result_axis(ctx, replace(indices, factors=params.factors), 1)
     if indices.rows is not None or params.rows.axis == axis:
         return _by_position(ctx, "it takes rows of the batch by position within the shard")
-    return _beside_gathered_axis(ctx, params, axis)
+    return with_result_axis(ctx, params)
 
 
 def _by_position(ctx: OpContext, why: str) -> UnknownFact:
@@ -120,7 +119,7 @@ def _at_random_positions(ctx: OpContext, axis: int) -> Fact:
     """Gathers at positions that each replica draws for all its examples: rows from rows, else noise."""
     params, places = ctx.form(0), ctx.facts[1]
     if isinstance(params, Form) and params.rows is not None and params.rows.axis != axis:
-        return _beside_gathered_axis(ctx, params, axis)
+        return with_result_axis(ctx, params)
     if params == REPLICATED:
         return places
     return UnknownFact(params.reason if isinstance(params, UnknownFact) else form_of(places).reason)  # type: ignore[union-attr]
@@ -170,22 +169,12 @@ def _masked(ctx: OpContext, positions: Positions, axis: int) -> Fact:
     return ctx.unknown("it takes rows by a mask over other rows")
 
 
-def _beside_gathered_axis(ctx: OpContext, params: Form, axis: int) -> Fact:
-    assert params.rows is not None
-    if params.rows.axis < axis:
-        return params
-    rank = ctx.rank(1)
-    if rank is None:
-        return ctx.unknown("the rank of its indices is not known")
-    return with_axis(params, params.rows.axis + rank - 1)
-
-
-def _gather_in_batches(ctx: OpContext, params: Form, indices: Form, batch_dims: int) -> Fact:
+def _gather_in_batches(ctx: OpContext, params: Form, indices: Form) -> Fact:
     if params.is_replicated and indices.is_replicated:
         return REPLICATED
-    if params.rows is not None and indices.rows is not None and same_rows(params.rows, indices.rows):
-        if params.rows.axis < batch_dims:
-            return replace(params, mixed_at=params.mixed_at or indices.mixed_at)
+    joined = divided(ctx, {0: params, 1: indices}) if params.rows and indices.rows else None
+    if isinstance(joined, Divided):
+        return Form(joined.result() or joined.rows, params.factors, joined.mixed_at)
     return ctx.unknown("its values and its indices do not have the examples along the same axis")
 
 
@@ -217,8 +206,7 @@ def one_hot(ctx: OpContext) -> Fact:
         return ctx.unknown("its depth or its values are not replicated")
     if indices.rows is None or indices.factors:
         return REPLICATED if indices.is_replicated else ctx.unknown("its indices are sums over the batch")
-    axis = ctx.number("axis")
-    return with_axis(indices, indices.rows.axis + (0 <= axis <= indices.rows.axis))
+    return with_result_axis(ctx, indices)
 
 
 def table_lookup(ctx: OpContext) -> Fact:

@@ -8,7 +8,8 @@ from fractions import Fraction
 
 import tensorflow as tf
 
-from autodist.graph.ops import Trait, having
+from autodist.graph.ops import factor_rule
+from autodist.layout.by_factors import by_factors
 from autodist.layout.combine import permutation_of
 from autodist.layout.coordinates import expanded
 from autodist.layout.distinct import numbers
@@ -28,7 +29,6 @@ from autodist.layout.facts import (
     form_of,
     is_noise,
     reordered,
-    with_axis,
 )
 from autodist.layout.lengths import is_length_of, length, length_in_order
 from autodist.layout.op_context import OpContext, Rule
@@ -52,10 +52,6 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: Sequence[int] = (
     """
 
     def apply(ctx: OpContext) -> Fact:
-        if isinstance(ctx.facts[0], Coordinates) and ctx.node.op == "ExpandDims":
-            return expanded(ctx, ctx.facts[0])
-        if ctx.node.op in having(Trait.RESHAPES) and (unchanged := _unchanged_by_reshape(ctx)) is not None:
-            return unchanged
         form = form_of(ctx.facts[0])
         if isinstance(form, (UnknownFact, Statistic)):
             return form
@@ -70,50 +66,60 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: Sequence[int] = (
     return apply
 
 
-def by_column(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
+def permuting(key: Callable[[OpContext], object]) -> Rule:
+    """Returns a rule for ops that permute the elements along some axes of their first input.
+
+    Args:
+        key: equal for equal permutations.
+    """
+
+    def apply(ctx: OpContext) -> Fact | list[Fact]:
+        form, rule = ctx.form(0), factor_rule(ctx)
+        if isinstance(form, UnknownFact) or form.rows is None or rule is None:
+            return by_factors(ctx)
+        if rule.factor(0, form.rows.axis) is not None:
+            return by_factors(ctx)
+        if any(form_of(fact) != REPLICATED for fact in ctx.facts[1:]):
+            return ctx.unknown("its parameters are not replicated")
+        return reordered(form, key(ctx), ctx.node.name)
+
+    return apply
+
+
+def _rolled(ctx: OpContext) -> object:
+    """Returns a key for the permutation of a Roll (value, shifts, axes)."""
+    shifts = ctx.constant(1)
+    by = ctx.inputs[1] if shifts is None else (tuple(shifts.reshape(-1)), tuple(ctx.integers(2) or ()))
+    return "rolled", by
+
+
+def running_sum(ctx: OpContext) -> Fact | list[Fact]:
+    """Cumsum: refuses sums over the batch, so that a step reduces these, which are fewer, before their running sums."""
+    form = ctx.form(0)
+    if isinstance(form, Form) and form.rows is None and not form.is_replicated:
+        return ctx.unknown("it adds up sums or means over the batch")
+    return by_factors(ctx)
+
+
+def by_column(rule: Rule) -> Rule:
     """Returns a rule for `Transpose` that also turns the rows of an index matrix into its columns."""
 
-    def apply(ctx: OpContext) -> Fact:
+    def apply(ctx: OpContext) -> Fact | list[Fact]:
         fact = ctx.facts[0]
         return fact.columns if isinstance(fact, Columnwise) and ctx.rank(0) == 2 else rule(ctx)
 
     return apply
 
 
-def transpose(ctx: OpContext, form: Form, batch: Sharded) -> Fact:
-    order = ctx.integers(1)
-    if order is None or batch.axis not in order:
-        return ctx.unknown("its permutation is not a constant")
-    return with_axis(form, order.index(batch.axis))
+def expand_dims(ctx: OpContext) -> Fact | list[Fact]:
+    """ExpandDims: also of coordinates."""
+    return expanded(ctx, ctx.facts[0]) if isinstance(ctx.facts[0], Coordinates) else _reshaping(ctx)
 
 
-def expand_dims(ctx: OpContext, form: Form, batch: Sharded) -> Fact:
-    axis, rank = ctx.scalar(1), ctx.rank(0)
-    if axis is None or (axis < 0 and rank is None):
-        return ctx.unknown("the axis that it adds is not known")
-    axis = axis if axis >= 0 else axis + (rank or 0) + 1
-    return with_axis(form, batch.axis + (axis <= batch.axis))
-
-
-def squeeze(ctx: OpContext, form: Form, batch: Sharded) -> Fact:
-    shape = ctx.shape(0)
-    dims = list(ctx.node.attr["squeeze_dims"].list.i)
-    if shape.rank is None:
-        return ctx.unknown("the rank of its input is not known")
-    if dims:
-        axes = {axis % shape.rank for axis in dims}
-    else:
-        lengths = shape.as_list()
-        if any(length is None for axis, length in enumerate(lengths) if axis != batch.axis):
-            return ctx.unknown("it removes all axes of length 1, but not all lengths are known")
-        axes = {axis for axis, length in enumerate(lengths) if length == 1}
-        if lengths[batch.axis] is None:
-            return ctx.unknown(
-                "it removes all axes of length 1, and a replica's shard may contain a single example; set `axis`"
-            )
-    if batch.axis in axes:
-        return ctx.unknown("it removes the batch axis")
-    return with_axis(form, batch.axis - sum(axis < batch.axis for axis in axes))
+def _reshaping(ctx: OpContext) -> Fact | list[Fact]:
+    """ExpandDims, Squeeze: also of row positions, and of one integer of a shape."""
+    unchanged = _unchanged_by_reshape(ctx)
+    return by_factors(ctx) if unchanged is None else unchanged
 
 
 def _unchanged_by_reshape(ctx: OpContext) -> Positions | Dims | None:
@@ -306,21 +312,10 @@ def _tile_same(ctx: OpContext, form: Form, dims: Dims) -> Fact:
     return ctx.unknown("it repeats a tensor as often as there are examples")
 
 
-def reverse(ctx: OpContext, form: Form, batch: Sharded) -> Fact:
-    axes, rank = ctx.integers(1), ctx.rank(0)
-    if axes is None or rank is None or None in axes:
-        return ctx.unknown("the reversed axes are not known")
-    return (
-        reordered(form, "reversed", ctx.node.name)
-        if batch.axis in [axis % rank for axis in axes if axis is not None]
-        else form
-    )
-
-
-def reversed_dims(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact]:
+def reversed_dims(rule: Rule) -> Rule:
     """Returns a rule for `ReverseV2` that also reverses a shape."""
 
-    def apply(ctx: OpContext) -> Fact:
+    def apply(ctx: OpContext) -> Fact | list[Fact]:
         dims = ctx.facts[0]
         if isinstance(dims, Dims) and not dims.is_scalar and ctx.integers(1) in ([0], [-1]):
             return Dims(dims.forms[::-1], dims.values[::-1])
@@ -344,37 +339,15 @@ def padded_dims(rule: Callable[[OpContext], Fact]) -> Callable[[OpContext], Fact
     return apply
 
 
-def scan(ctx: OpContext, form: Form, batch: Sharded) -> Fact:
-    """Cumsum, Cumprod: along axes other than the batch axis, examples stay independent."""
-    axis, rank = ctx.scalar(1), ctx.rank(0)
-    if axis is None or rank is None or axis % rank == batch.axis or (form.factors and ctx.node.op != "Cumsum"):
-        return ctx.unknown("it runs along the batch axis")
-    return form
-
-
-def reverse_sequence(ctx: OpContext) -> Fact:
-    form, lengths = ctx.form(0), ctx.form(1)
-    if not isinstance(form, Form) or not isinstance(lengths, Form):
-        return UnknownFact(next(f.reason for f in (form, lengths) if isinstance(f, UnknownFact)))
-    batch_axis = ctx.number("batch_dim")
-    fits = lengths.is_replicated or (lengths.rows is not None and lengths.rows.axis == 0 and not lengths.factors)
-    if form.rows is not None and form.rows.axis == batch_axis and fits and (lengths.rows or ctx.is_uniform(1)):
-        return form
-    return (
-        REPLICATED
-        if form.is_replicated and lengths.is_replicated
-        else ctx.unknown("it does not reverse each example independently")
-    )
-
-
 RULES: dict[str, Rule] = {
-    "Transpose": by_column(numbers(moving(transpose))),
-    "ExpandDims": moving(expand_dims),
-    "Squeeze": moving(squeeze),
+    "Transpose": by_column(numbers(by_factors)),
+    "ExpandDims": expand_dims,
+    "Squeeze": _reshaping,
     "Reshape": numbers(reshape),
     **dict.fromkeys(["Pad", "PadV2", "MirrorPad"], padded_dims(moving(pad, adds_elements=True))),
+    "MirrorPadGrad": moving(pad),
     "Tile": tile,
-    "ReverseV2": reversed_dims(moving(reverse)),
-    **dict.fromkeys(["Cumsum", "Cumprod", "CumulativeLogsumexp"], moving(scan, adds_elements=True)),
-    "ReverseSequence": reverse_sequence,
+    "Cumsum": running_sum,
+    "ReverseV2": reversed_dims(permuting(lambda ctx: "reversed")),
+    "Roll": permuting(_rolled),
 }

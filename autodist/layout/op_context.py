@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.ops import Trait, filling, having
+from autodist.graph.ops import MOST_AXES, OpView, Trait, filling, having
 from autodist.layout.factors import PartialSum
 from autodist.layout.facts import REPLICATED, Dims, Fact, Form, Recovery, UnknownFact, form_of
 
@@ -44,7 +44,7 @@ class Scope(Protocol):
 
 
 @dataclass(frozen=True)
-class OpContext:
+class OpContext(OpView):
     """One node and the facts of its data inputs.
 
     Attributes:
@@ -81,9 +81,6 @@ class OpContext:
     def shape(self, index: int) -> tf.TensorShape:
         return self.scope.shape(self.inputs[index])
 
-    def rank(self, index: int) -> int | None:
-        return self.shape(index).rank
-
     def output_shape(self, index: int = 0) -> tf.TensorShape:
         return self.scope.shape(f"{self.node.name}:{index}")
 
@@ -113,10 +110,20 @@ class OpContext:
         values = [self.scope.constant(name) for name in sources]
         return [None if value is None else int(value) for value in values]
 
-    def scalar(self, index: int) -> int | None:
-        """Returns the value of an integer input with one element, or None if unknown."""
-        values = self.integers(index)
-        return values[0] if values and len(values) == 1 else None
+    def axes_listed(self, index: int, of: int) -> set[int] | None:
+        """Returns the axes of operand `of` that operand `index` lists, counted from 0; None if unknown.
+
+        TensorFlow emits `range(rank(x))` if the rank is unknown at graph construction.
+        """
+        return set(range(self.rank(of) or MOST_AXES)) if self._is_all_axes(index) else super().axes_listed(index, of)
+
+    def _is_all_axes(self, index: int) -> bool:
+        node = self.scope.producer(self.inputs[index])
+        if node is None or node.op != "Range":
+            return False
+        limit = self.scope.producer(node.input[1])
+        start = self.scope.constant(node.input[0])
+        return limit is not None and limit.op == "Rank" and start is not None and not np.any(start)
 
     def dims(self, index: int) -> Dims | None:
         """Returns an integer input as elements with form and value; None for any other input."""
@@ -175,24 +182,6 @@ class OpContext:
         part = PartialSum(self.named(index), form.factors)
         return Form(factors=form.factors | {(part, 1)}, mixed_at=form.mixed_at)
 
-    def flag(self, name: str) -> bool:
-        """Returns a boolean attribute."""
-        return bool(self._attribute(name).b)
-
-    def number(self, name: str) -> int:
-        """Returns an integer attribute."""
-        return int(self._attribute(name).i)
-
-    def text(self, name: str) -> str:
-        """Returns a string attribute."""
-        return bytes(self._attribute(name).s).decode()
-
-    def _attribute(self, name: str) -> tf.compat.v1.AttrValue:
-        """Returns an attribute like `attr[name]`, which would add a missing attribute to the node."""
-        return self.node.attr.get(name, _NO_VALUE)
-
-
-_NO_VALUE = tf.compat.v1.AttrValue()
 
 Rule = Callable[[OpContext], "Fact | list[Fact]"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from autodist.layout.combine import permutation_of
+from autodist.layout.combine import permutation_of, with_result_axis
 from autodist.layout.factors import NONE, Count, additive_over, power
 from autodist.layout.facts import (
     REPLICATED,
@@ -89,14 +89,12 @@ def broadcast_to(ctx: OpContext) -> Fact:
     dims = ctx.dims(1)
     if not isinstance(value, Form) or value.rows is None:
         return spread(ctx, dims, value)
-    own_rank = ctx.rank(0)
-    if dims is None or own_rank is None:
+    moved = with_result_axis(ctx, value)
+    if dims is None or isinstance(moved, UnknownFact) or moved.rows is None:
         return ctx.unknown("the shape that it is broadcast to is not known")
-    axis = value.rows.axis + len(dims.forms) - own_rank
-    batch_axes = [position for position, form in enumerate(dims.forms) if not form.is_replicated]
-    if batch_axes not in ([], [axis]):
+    if any(not form.is_replicated for axis, form in enumerate(dims.forms) if axis != moved.rows.axis):
         return ctx.unknown("it is broadcast along a second axis that depends on the batch")
-    return replace(value, base=replace(value.rows, axis=axis))
+    return moved
 
 
 def spread(ctx: OpContext, dims: Dims | None, value: Form | Statistic | UnknownFact) -> Fact:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.ops import sliced_axes
 from autodist.layout.entries import column
 from autodist.layout.factors import EXAMPLES
 from autodist.layout.facts import (
@@ -70,50 +71,35 @@ def _slice_of_dims(ctx: OpContext, dims: Dims) -> Fact:
 
 def strided_rows(ctx: OpContext, form: Form, batch: Sharded, rank: int | None) -> Fact:
     """Returns the layout of a strided slice of a tensor of this rank; `batch` names its batch axis."""
-    length = ctx.shape(1)[0] if ctx.shape(1).rank == 1 else None
-    if length is None or rank is None:
+    axes = sliced_axes(ctx, rank)
+    if axes is None:
         return ctx.unknown("the rank of its input is not known")
-    masks = {name: ctx.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-    source = target = 0
-    for entry in range(length):
-        bit = 1 << entry
-        if masks["ellipsis"] & bit:
-            later = [1 << e for e in range(entry + 1, length) if not masks["new_axis"] & (1 << e)]
-            skipped = rank - source - len(later)
-            if source <= batch.axis < source + skipped:
-                return with_axis(form, target + batch.axis - source)
-            source, target = source + skipped, target + skipped
-        elif masks["new_axis"] & bit:
-            target += 1
-        elif source == batch.axis:
-            return _whole_axis(ctx, form, entry, masks, target)
-        else:
-            source, target = source + 1, target + (not masks["shrink_axis"] & bit)
-    return with_axis(form, target + batch.axis - source)
+    axis = axes[batch.axis]
+    moved = with_axis(form, axis.target)
+    return moved if axis.entry is None else _sliced_rows(ctx, moved, axis.entry, axis.shrinks)
 
 
-def _whole_axis(ctx: OpContext, form: Form, entry: int, masks: dict[str, int], target: int) -> Fact:
+def _sliced_rows(ctx: OpContext, form: Form, entry: int, shrinks: bool) -> Fact:
+    """Returns the layout of rows sliced by an entry of the slice; `form` is that of the result if all are taken."""
     begin, end, stride = (ctx.dims(index) for index in (1, 2, 3))
-    bit = 1 << entry
-    starts = bool(masks["begin"] & bit) or (begin is not None and begin.values[entry] == 0)
+    from_start, to_end = (bool(ctx.number(mask) & (1 << entry)) for mask in ("begin_mask", "end_mask"))
+    starts = from_start or (begin is not None and begin.values[entry] == 0)
     assert form.rows is not None
     ends_at_count = end is not None and end.forms[entry] == count_of(form.rows) and form.rows.per == 1
-    ends = bool(masks["end"] & bit) or ends_at_count
-    step = stride.values[entry] if stride is not None and not masks["shrink_axis"] & bit else None
-    if starts and ends and step == 1:
-        return with_axis(form, target)
-    if masks["begin"] & masks["end"] & bit and step == -1:
-        return reordered(with_axis(form, target), "reversed", ctx.node.name)
-    first = 0 if masks["begin"] & bit else begin.values[entry] if begin is not None else None
-    last = None if masks["end"] & bit or end is None else end.values[entry]
-    if masks["shrink_axis"] & bit:
+    step = stride.values[entry] if stride is not None and not shrinks else None
+    if starts and (to_end or ends_at_count) and step == 1:
+        return form
+    if from_start and to_end and step == -1:
+        return reordered(form, "reversed", ctx.node.name)
+    first = 0 if from_start else begin.values[entry] if begin is not None else None
+    last = None if to_end or end is None else end.values[entry]
+    if shrinks:
         return _by_position(ctx, form.rows, first is not None, 1 if first in (0, -1) else None)
-    if step is not None and step > 1 and masks["end"] & bit and first is not None and 0 <= first < step:
+    if step is not None and step > 1 and to_end and first is not None and 0 <= first < step:
         return _by_position(
             ctx, form.rows, False
         )  # x[::2] selects the same rows if the lengths of the shards are multiples of the step
-    is_at_start, is_at_end = first == 0, bool(masks["end"] & bit)
-    number = last if is_at_start and step == 1 else -first if is_at_end and step == 1 and first else None
+    number = last if first == 0 and step == 1 else -first if to_end and step == 1 and first else None
     return _by_position(ctx, form.rows, bool(first) or last is not None, number)
 
 

@@ -5,12 +5,11 @@ A related analysis, such as "can an update run shard by shard?", would be anothe
 
 from __future__ import annotations
 
-from autodist.graph.ops import Trait, having
+from autodist.graph.ops import FACTORED, Trait, having
 from autodist.layout import (
     arithmetic,
     choices,
     concatenation,
-    contractions,
     derivatives,
     distinct,
     entries,
@@ -18,7 +17,6 @@ from autodist.layout import (
     images,
     lists,
     lookups,
-    matrices,
     movement,
     network,
     permutations,
@@ -31,9 +29,11 @@ from autodist.layout import (
     sources,
     space_to_batch,
 )
+from autodist.layout.by_factors import by_factors
 from autodist.layout.op_context import Rule
 
 TABLE: dict[str, Rule] = {
+    **dict.fromkeys(FACTORED, by_factors),
     **sources.RULES,
     **arithmetic.RULES,
     **choices.RULES,
@@ -45,9 +45,7 @@ TABLE: dict[str, Rule] = {
     **slices.RULES,
     **concatenation.RULES,
     **lookups.RULES,
-    **contractions.RULES,
     **network.RULES,
-    **matrices.RULES,
     **images.RULES,
     **space_to_batch.RULES,
     **derivatives.RULES,

@@ -1,19 +1,42 @@
 """The op table: all known properties of each op, in one row for all users.
 
-The only exception is propagation of the batch through an op: `RULES` in the files of `autodist.layout`, next to the
-functions that they refer to.
+The only exception is the batch degree of ops for which it does not follow from the table: `RULES` in the files of
+`autodist.layout`, next to the functions that they refer to.
 """
 
-from autodist.graph.ops.row import Trait
-from autodist.graph.ops.table import (
+from autodist.graph.ops.factor_rule import MOST_AXES, Factor, FactorRule, OpView, ReducedBy
+from autodist.graph.ops.moves import SlicedAxis, sliced_axes
+from autodist.graph.ops.queries import (
     DIFFERENCE,
+    FACTORED,
     SUM,
     SUMS,
     draws_numbers,
+    factor_rule,
     filling,
     having,
     linear_operands,
     writes_rows,
 )
+from autodist.graph.ops.row import Trait
 
-__all__ = ["DIFFERENCE", "SUM", "SUMS", "Trait", "draws_numbers", "filling", "having", "linear_operands", "writes_rows"]
+__all__ = [
+    "DIFFERENCE",
+    "FACTORED",
+    "MOST_AXES",
+    "SUM",
+    "SUMS",
+    "Factor",
+    "FactorRule",
+    "OpView",
+    "ReducedBy",
+    "SlicedAxis",
+    "Trait",
+    "draws_numbers",
+    "factor_rule",
+    "filling",
+    "having",
+    "linear_operands",
+    "sliced_axes",
+    "writes_rows",
+]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from autodist.graph.ops.factor_rule import FactorFunction
+from autodist.graph.ops.moves import elementwise
+
 
 class Trait(enum.Flag):
     """Properties of an op; an op may have several."""
@@ -186,9 +189,16 @@ class Row:
         traits: their properties.
         linear: the operands in which they are linear; None: unspecified.
         filling: the number that all elements of the output equal; None: not constant.
+        factors: the factor rule, as a notation or as a function of the node (see `factor_rule`); elementwise ops need
+            none.
     """
 
     names: str
     traits: Trait = NOTHING
     linear: LinearIn | None = None
     filling: int | None = None
+    factors: str | FactorFunction | None = None
+
+    def __post_init__(self) -> None:
+        if self.traits & Trait.ELEMENTWISE:
+            object.__setattr__(self, "factors", elementwise)

@@ -1,11 +1,11 @@
-"""The op table and its queries."""
+"""The op table: the rows."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
+from autodist.graph.ops import moves, products
+from autodist.graph.ops.factor_rule import ReducedBy
 from autodist.graph.ops.row import SECOND_HALF, Row, Trait, linear, product
 
 _EACH = Trait.ELEMENTWISE
@@ -17,10 +17,10 @@ ROWS = (
     # -- elementwise arithmetic --
     Row("Add AddV2", _EXACT | Trait.ADDITION | Trait.LEVELS, linear()),
     Row("AddN Sub", _EXACT | Trait.LEVELS, linear()),
-    Row("AccumulateNV2", linear=linear()),
+    Row("AccumulateNV2", linear=linear(), factors=moves.elementwise),
     Row("Maximum Minimum", _EXACT | Trait.LEVELS),
     Row("SelectV2", _EACH | _SELECTS, linear(but=(0,))),
-    Row("Select", _SELECTS, linear(but=(0,))),  # a vector selects complete rows
+    Row("Select", _SELECTS, linear(but=(0,)), factors=moves.select),
     Row("Mul MulNoNan", _EXACT | Trait.PRODUCT, product(0, 1)),
     Row("RealDiv Div DivNoNan", _EXACT | Trait.QUOTIENT, linear(0)),
     Row("Xdivy", _EACH | Trait.QUOTIENT, linear(0)),
@@ -29,7 +29,7 @@ ROWS = (
     Row("StopGradient", _ZERO | Trait.IDENTITY | Trait.MEASURES, linear(0)),
     Row("PreventGradient", _ZERO | Trait.IDENTITY, linear(0)),
     Row("Snapshot", _EACH | Trait.IDENTITY | Trait.MEASURES, linear(0)),
-    Row("RefIdentity DebugIdentityV2 DebugIdentityV3 DeepCopy", linear=linear(0)),
+    Row("RefIdentity DebugIdentityV2 DebugIdentityV3 DeepCopy", linear=linear(0), factors=moves.elementwise),
     Row("Cast", _ZERO | Trait.CASTS | Trait.MEASURES),
     Row("Neg", _ZERO | _EXACT | Trait.MEASURES, linear(0)),
     Row("Abs", _ZERO | _EXACT | Trait.MEASURES),
@@ -45,6 +45,8 @@ ROWS = (
     Row("Acos Acosh Atan2 Cos Cosh Digamma Erfc Erfinv Exp Lgamma Log Ndtri Pow Rsqrt Sigmoid Softplus", _EACH),
     Row("BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e", _EACH),
     Row("BesselY0 BesselY1 Betainc Dawsn Expint FresnelCos FresnelSin Igamma Igammac Polygamma Spence Zeta", _EACH),
+    Row("QuantizeAndDequantizeV2", factors="...->..."),
+    Row("Bitcast", factors=moves.bitcast),
     Row("FloorDiv TruncateDiv", _EACH | Trait.WHOLE_QUOTIENT),
     Row("FloorMod Mod NextAfter TruncateMod", _EACH),
     Row("BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift", _EACH),
@@ -56,39 +58,74 @@ ROWS = (
     Row("ZerosLike", _EACH | Trait.ZEROS, filling=0),
     Row("CheckNumerics", Trait.CHECKS | Trait.NOT_IN_XLA | Trait.MEASURES, linear(0)),
     Row("CheckNumericsV2", Trait.CHECKS, linear(0)),
-    # -- layout: moves, selections, reductions, shapes, lists --
-    Row("Reshape ExpandDims Squeeze EnsureShape", Trait.RESHAPES | Trait.MEASURES, linear(0)),
-    Row("BroadcastTo", Trait.REPEATS | Trait.MEASURES, linear(0)),
-    Row("Tile", Trait.REPEATS, linear(0)),
-    Row("Transpose", Trait.MEASURES, linear(0)),
-    Row("ConjugateTranspose ReverseV2 Reverse ReverseSequence Roll Cumsum", linear=linear(0)),
-    Row("Slice StridedSlice", Trait.SLICES | Trait.PICKS, linear(0)),
-    Row("SplitV GatherV2 Gather GatherNd", Trait.PICKS, linear(0)),
-    Row("Unpack", linear=linear(0)),
-    Row("Split ScatterNd", linear=linear(1)),
+    # -- moves, selections, reductions, shapes, lists --
+    Row("Reshape", Trait.RESHAPES | Trait.MEASURES, linear(0)),
+    Row("EnsureShape", Trait.RESHAPES | Trait.MEASURES, linear(0), factors=moves.elementwise),
+    Row("ExpandDims", Trait.RESHAPES | Trait.MEASURES, linear(0), factors=moves.expand_dims),
+    Row("Squeeze", Trait.RESHAPES | Trait.MEASURES, linear(0), factors=moves.squeeze),
+    Row("BroadcastTo", Trait.REPEATS | Trait.MEASURES, linear(0), factors=moves.broadcast_to),
+    Row("Tile", Trait.REPEATS, linear(0), factors=moves.tile),
+    Row("Transpose", Trait.MEASURES, linear(0), factors=moves.transpose),
+    Row("ConjugateTranspose", linear=linear(0), factors=moves.transpose),
+    Row("ReverseV2", linear=linear(0), factors=moves.at_axes(1)),
+    Row("Roll", linear=linear(0), factors=moves.at_axes(2)),
+    Row("Reverse", linear=linear(0)),
+    Row("ReverseSequence", linear=linear(0), factors=moves.reverse_sequence),
+    Row("Cumsum", linear=linear(0), factors=moves.cumulative),
+    Row("Cumprod CumulativeLogsumexp", factors=moves.cumulative),
+    Row("Slice", Trait.SLICES | Trait.PICKS, linear(0), factors=moves.slice_),
+    Row("StridedSlice", Trait.SLICES | Trait.PICKS, linear(0), factors=moves.strided_slice),
+    Row("SplitV", Trait.PICKS, linear(0), factors=moves.split_by_sizes),
+    Row("GatherV2 Gather", Trait.PICKS, linear(0), factors=products.gather),
+    Row("GatherNd", Trait.PICKS, linear(0)),
+    Row("Unpack", linear=linear(0), factors=moves.unpack),
+    Row("Split", linear=linear(1), factors=moves.split),
+    Row("ScatterNd", linear=linear(1)),
     Row("StridedSliceGrad", linear=linear(4)),
-    Row("Pad MirrorPad MirrorPadGrad TileGrad DataFormatVecPermute", linear=linear(0)),
-    Row("PadV2 TensorScatterAdd TensorScatterSub TensorScatterUpdate", linear=linear(0, 2)),
-    Row("Pack ParallelConcat", linear=linear()),
-    Row("ConcatV2", linear=linear(but=(-1,))),
-    Row("Concat", linear=linear(but=(0,))),
-    Row("BatchToSpace BatchToSpaceND SpaceToBatch SpaceToBatchND SpaceToDepth DepthToSpace", linear=linear(0)),
-    Row("Diag DiagPart MatrixBandPart MatrixDiag MatrixDiagPart MatrixDiagV2 MatrixDiagPartV2", linear=linear(0)),
-    Row("MatrixDiagV3 MatrixDiagPartV3", linear=linear(0)),
-    Row("MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3", linear=linear(0, 1)),
+    Row("Pad MirrorPad", linear=linear(0), factors=moves.pad),
+    Row("PadV2", linear=linear(0, 2), factors=moves.pad),
+    Row("MirrorPadGrad", linear=linear(0), factors=moves.pad),
+    Row("TileGrad DataFormatVecPermute", linear=linear(0)),
+    Row("TensorScatterAdd TensorScatterSub TensorScatterUpdate", linear=linear(0, 2)),
+    Row("OneHot", factors=moves.one_hot),
+    Row("Pack", linear=linear(), factors=moves.pack),
+    Row("ParallelConcat", linear=linear()),
+    Row("ConcatV2", linear=linear(but=(-1,)), factors=moves.concat),
+    Row("Concat", linear=linear(but=(0,)), factors=moves.concat),
+    Row("BatchToSpace BatchToSpaceND SpaceToBatch SpaceToBatchND", linear=linear(0)),
+    Row("SpaceToDepth DepthToSpace", linear=linear(0), factors="b***->b***"),
+    Row("Diag DiagPart", linear=linear(0)),
+    Row("MatrixBandPart", linear=linear(0), factors="...**->...**"),
+    Row("MatrixDiag MatrixDiagV2 MatrixDiagV3", linear=linear(0), factors="...*->...**"),
+    Row("MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3", linear=linear(0), factors="...**->...*"),
+    Row("MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3", linear=linear(0, 1), factors="...**,...*->...**"),
     Row("BroadcastArgs Empty", Trait.OF_SHAPES),
     Row("DynamicStitch ParallelDynamicStitch", Trait.OF_SHAPES, linear=SECOND_HALF),
     Row("SparseToDense", linear=linear(2, 3)),
     # Reductions.
-    Row("Sum", linear=linear(0)),
+    Row("Sum", linear=linear(0), factors=products.reduction(ReducedBy.SUM)),
     Row("SparseReduceSum", linear=linear(1)),
-    Row("Mean", Trait.MEASURES, linear(0)),
-    Row("Max Min", Trait.MEASURES | Trait.EXTREME),
-    Row("SegmentSum SegmentSumV2 SegmentMean UnsortedSegmentSum", linear=linear(0)),
-    Row("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN", linear=linear(0)),
-    Row("SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments", linear=linear(0)),
-    Row("SparseSegmentSqrtNWithNumSegments SparseSegmentSumGrad SparseSegmentMeanGrad", linear=linear(0)),
-    Row("SparseSegmentSqrtNGrad", linear=linear(0)),
+    Row("Mean", Trait.MEASURES, linear(0), factors=products.reduction(ReducedBy.MEAN)),
+    Row("Max", Trait.MEASURES | Trait.EXTREME, factors=products.reduction(ReducedBy.MAX)),
+    Row("Min", Trait.MEASURES | Trait.EXTREME, factors=products.reduction(ReducedBy.MIN)),
+    Row("Any", factors=products.reduction(ReducedBy.MAX)),
+    Row("All", factors=products.reduction(ReducedBy.MIN)),
+    Row("Prod", factors=products.reduction(ReducedBy.PRODUCT)),
+    Row("EuclideanNorm", factors=products.reduction(ReducedBy.NORM)),
+    Row("L2Loss", factors=products.of_all_elements),
+    Row("ArgMax ArgMin", factors=products.reduction(None)),
+    Row("SegmentSum SegmentMean", linear=linear(0), factors=products.segments(None)),
+    Row("SegmentMax SegmentMin SegmentProd", factors=products.segments(None)),
+    Row("SegmentSumV2", linear=linear(0)),
+    Row("UnsortedSegmentSum", linear=linear(0), factors=products.segments(ReducedBy.SUM)),
+    Row("UnsortedSegmentMax", factors=products.segments(ReducedBy.MAX)),
+    Row("UnsortedSegmentMin", factors=products.segments(ReducedBy.MIN)),
+    Row("UnsortedSegmentProd", factors=products.segments(ReducedBy.PRODUCT)),
+    Row("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN", linear=linear(0), factors="*...->*..."),
+    Row("SparseSegmentSumWithNumSegments", linear=linear(0), factors="*...->*..."),
+    Row("SparseSegmentMeanWithNumSegments", linear=linear(0), factors="*...->*..."),
+    Row("SparseSegmentSqrtNWithNumSegments", linear=linear(0), factors="*...->*..."),
+    Row("SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad", linear=linear(0)),
     Row("SparseSegmentSumGradV2 SparseSegmentMeanGradV2 SparseSegmentSqrtNGradV2", Trait.SEGMENT_ROWS, linear(0)),
     # Shapes; and results whose length depends on data.
     Row("Shape ShapeN Size", Trait.LENGTHS | Trait.BY_SHAPES | Trait.OF_SHAPES),
@@ -108,41 +145,81 @@ ROWS = (
     Row("TensorListSplit TensorListScatter TensorListScatterV2", linear=linear(0)),
     Row("TensorListConcatLists TensorListScatterIntoExistingList TensorListPushBackBatch", linear=linear(0, 1)),
     # -- matrix products, network layers, and their gradients --
-    Row("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseMatMul Cross Conv", linear=product(0, 1)),
-    Row("Einsum", linear=product()),
+    Row("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3", linear=product(0, 1), factors=products.matmul),
+    Row("SparseMatMul Conv", linear=product(0, 1)),
+    Row("Cross", linear=product(0, 1), factors="...*,...*->...*"),
+    Row("Einsum", linear=product(), factors=products.einsum),
     Row("SparseTensorDenseMatMul", linear=product(1, 3)),
-    Row("TridiagonalMatMul", linear=product(0, 2)),
-    Row("Conv2D Conv3D DepthwiseConv2dNative", Trait.CONVOLUTION, product(0, 1)),
+    Row("TridiagonalMatMul", linear=linear(3), factors="...**,...**,...**,...*n->...*n"),
+    Row("Conv2D", Trait.CONVOLUTION, product(0, 1), factors=products.convolution(2)),
+    Row("Conv3D", Trait.CONVOLUTION, product(0, 1), factors=products.convolution(3)),
+    Row("DepthwiseConv2dNative", Trait.CONVOLUTION, product(0, 1), factors="b***,****->b***"),
     Row(
-        "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
+        "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput",
         Trait.CONVOLUTION,
         product(1, 2),
+        factors="#,****,b***->b***",
     ),
+    Row("Conv3DBackpropInputV2", Trait.CONVOLUTION, product(1, 2), factors="#,*****,b****->b****"),
     Row(
-        "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter",
+        "Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter",
         Trait.CONVOLUTION,
         product(0, 2),
+        factors="b***,-,b***->****",
     ),
+    Row("Conv3DBackpropFilterV2", Trait.CONVOLUTION, product(0, 2), factors="b****,-,b****->*****"),
     Row("Conv2DBackpropInputV2 Conv2DBackpropFilterV2 Conv3DBackpropInput Conv3DBackpropFilter", Trait.CONVOLUTION),
     Row("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", Trait.NORMALISES),
-    Row("BiasAdd BiasAddV1", linear=linear(0, 1)),
-    Row("AvgPool AvgPool3D ExtractImagePatches ExtractVolumePatches", linear=linear(0)),
-    Row("ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate", linear=linear(0)),
+    Row("BiasAdd BiasAddV1", linear=linear(0, 1), factors=products.bias_add),
+    Row("Softmax LogSoftmax TopK TopKV2 RGBToHSV HSVToRGB AdjustHue AdjustSaturation", factors="...*->...*"),
+    Row("IsotonicRegression", factors="...*->...*"),
+    Row("ImageProjectiveTransformV2 ImageProjectiveTransformV3", factors="b***,b*->b***"),
+    Row("AdjustContrastv2", factors="...***->...***"),
+    Row("FakeQuantWithMinMaxVarsPerChannel", factors="...c,c,c->...c"),
+    Row("SoftmaxCrossEntropyWithLogits", factors="b*,b*->b,b*"),
+    Row("SparseSoftmaxCrossEntropyWithLogits", factors="b*,b->b,b*"),
+    Row("InTopK InTopKV2", factors="b*,b->b"),
+    Row("LowerBound UpperBound", factors="b*,b*->b*"),
+    Row("LRN", factors="b***->b***"),
+    Row("AvgPool", linear=linear(0), factors=products.pooling(2)),
+    Row("AvgPool3D", linear=linear(0), factors=products.pooling(3)),
+    Row("MaxPool MaxPoolV2", factors=products.pooling(2)),
+    Row("MaxPool3D", factors=products.pooling(3)),
+    Row("MaxPoolWithArgmax", factors="b***->b***"),
+    Row("Dilation2D", factors="b**c,**c->b**c"),
+    Row("ExtractImagePatches", linear=linear(0), factors="b***->b***"),
+    Row("ExtractVolumePatches", linear=linear(0), factors="b****->b****"),
+    Row("ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea", linear=linear(0), factors="b**c->b**c"),
+    Row("ScaleAndTranslate", linear=linear(0), factors="b**c->b**c"),
     Row("CropAndResize CropAndResizeGradImage ScaleAndTranslateGrad", linear=linear(0)),
-    Row("ResizeBilinearGrad ResizeNearestNeighborGrad ResizeBicubicGrad", linear=linear(0)),
-    Row("FFT FFT2D FFT3D FFTND IFFT IFFT2D IFFT3D IFFTND", linear=linear(0)),
-    Row("RFFT RFFT2D RFFT3D RFFTND IRFFT IRFFT2D IRFFT3D IRFFTND", linear=linear(0)),
+    Row("ResizeBilinearGrad ResizeBicubicGrad", linear=linear(0), factors="b**c,b**c->b**c"),
+    Row("ResizeNearestNeighborGrad", linear=linear(0), factors="b**c->b**c"),
+    Row("FFT IFFT RFFT IRFFT BatchFFT BatchIFFT", linear=linear(0), factors="...*->...*"),
+    Row("FFT2D IFFT2D RFFT2D IRFFT2D", linear=linear(0), factors="...**->...**"),
+    Row("FFT3D IFFT3D RFFT3D IRFFT3D", linear=linear(0), factors="...***->...***"),
+    Row("FFTND IFFTND RFFTND IRFFTND", linear=linear(0)),
+    Row("MatrixDeterminant LogMatrixDeterminant", factors="...**->..."),
+    Row("MatrixInverse MatrixSquareRoot MatrixLogarithm MatrixExponential Cholesky", factors="...**->...**"),
+    Row("SelfAdjointEigV2 Eig Svd Qr Lu", factors="...**->..."),
     # Solvers, linear in the right-hand side.
-    Row("MatrixTriangularSolve MatrixSolve BatchMatrixTriangularSolve BatchMatrixSolve", linear=linear(1)),
-    Row("TridiagonalSolve", linear=linear(1)),
+    Row("MatrixTriangularSolve MatrixSolve", linear=linear(1), factors="...**,...*n->...*n"),
+    Row("BatchMatrixTriangularSolve BatchMatrixSolve", linear=linear(1)),
+    Row("TridiagonalSolve", linear=linear(1), factors="...**,...*n->...*n"),
     # Gradient ops, linear in the incoming gradient.
-    Row("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad", linear=linear(0)),
-    Row("BiasAddGrad FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 LRNGrad", linear=linear(0)),
+    Row("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad", linear=linear(0), factors=moves.elementwise),
+    Row("SoftplusGrad SoftsignGrad", linear=linear(0), factors=moves.elementwise),
+    Row("TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad", linear=linear(1), factors=moves.elementwise),
+    Row("IgammaGradA RandomGammaGrad", factors=moves.elementwise),
+    Row("BiasAddGrad", linear=linear(0), factors=products.bias_gradient),
+    Row("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 LRNGrad", linear=linear(0)),
     Row("FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVarsGradient", linear=linear(0)),
     Row("FakeQuantWithMinMaxVarsPerChannelGradient QuantizeAndDequantizeV4Grad", linear=linear(0)),
-    Row("TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad CholeskyGrad", linear=linear(1)),
-    Row("AvgPoolGrad AvgPool3DGrad MaxPoolGradWithArgmax", linear=linear(1)),
-    Row("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad MaxPoolGradGradWithArgmax", linear=linear(2)),
+    Row("CholeskyGrad MaxPoolGradWithArgmax", linear=linear(1)),
+    Row("AvgPoolGrad", linear=linear(1), factors=products.pooling(2, lengths=True)),
+    Row("AvgPool3DGrad", linear=linear(1), factors=products.pooling(3, lengths=True)),
+    Row("MaxPoolGrad", linear=linear(2), factors=products.pooling(2, values=3)),
+    Row("MaxPool3DGrad", linear=linear(2), factors=products.pooling(3, values=3)),
+    Row("MaxPoolGradGrad MaxPool3DGradGrad MaxPoolGradGradWithArgmax", linear=linear(2)),
     Row("MaxPoolGradV2 MaxPoolGradGradV2 Dilation2DBackpropInput Dilation2DBackpropFilter", linear=linear(2)),
     # -- state, data, communication, control flow --
     Row("Const", Trait.SOURCE | Trait.EXACT),
@@ -156,7 +233,7 @@ ROWS = (
     # Variables. For row accesses, a compiled function would take and return the complete variable.
     Row("VarHandleOp", Trait.SOURCE),
     Row("ReadVariableOp", Trait.READ | Trait.BY_SHAPES),
-    Row("ResourceGather", Trait.READ | Trait.NOT_IN_XLA),
+    Row("ResourceGather", Trait.READ | Trait.NOT_IN_XLA, factors=products.gather),
     Row("ResourceGatherNd _ReadVariablesOp", Trait.READ),
     Row("AssignVariableOp AssignAddVariableOp AssignSubVariableOp", Trait.ASSIGNMENT),
     Row("ResourceStridedSliceAssign", Trait.NOT_IN_XLA),
@@ -208,64 +285,3 @@ ROWS = (
 
 TABLE: Mapping[str, Row] = {name: row for row in ROWS for name in row.names.split()}
 """Maps an op to its row."""
-
-_BITS = {name: row.traits.value for name, row in TABLE.items()}  # flag operations are slow: 20 000 queries
-
-
-@functools.cache
-def having(traits: Trait) -> frozenset[str]:
-    """Returns the ops that have at least one of these traits."""
-    wanted = traits.value
-    return frozenset(name for name, bits in _BITS.items() if bits & wanted)
-
-
-def linear_operands(op: str, count: int) -> tuple[Sequence[int], bool] | None:
-    """Returns (operands in which an op is linear, True if in each separately); None: unspecified.
-
-    Args:
-        op: the op.
-        count: the number of its operands.
-    """
-    rule = TABLE[op].linear if op in TABLE else None
-    return None if rule is None else (rule.positions(count), rule.apart)
-
-
-def filling(op: str) -> int | None:
-    """Returns the number that all elements of the op's output equal; None if they are not constant."""
-    return TABLE[op].filling if op in TABLE else None
-
-
-def writes_rows(op: str) -> bool:
-    """Returns True if an op writes rows of a variable, selected by its second input, and keeps the rest."""
-    return op.startswith(("ResourceScatter", "ResourceSparseApply"))
-
-
-def draws_numbers(op: str) -> bool:
-    """Returns True if an op generates random numbers, which differ between replicas even for equal inputs."""
-    return (
-        "Random" in op
-        or op.startswith(("StatelessTruncated", "StatelessParameterized", "StatelessShuffle"))
-        or (op.endswith("Multinomial") or "SampleDistorted" in op)
-    )
-
-
-@dataclass(frozen=True)
-class InPlaceSum:
-    """Ops that add something to a variable or subtract it.
-
-    Attributes:
-        assign: the op for a complete variable.
-        arithmetic: the corresponding op on tensors.
-        scatter: the op for rows, by their indices.
-        scatter_nd: the op for rows, by their positions, one after another in order.
-    """
-
-    assign: str
-    arithmetic: str
-    scatter: str
-    scatter_nd: str
-
-
-SUM = InPlaceSum("AssignAddVariableOp", "AddV2", "ResourceScatterAdd", "ResourceScatterNdAdd")
-DIFFERENCE = InPlaceSum("AssignSubVariableOp", "Sub", "ResourceScatterSub", "ResourceScatterNdSub")
-SUMS = (SUM, DIFFERENCE)
