@@ -27,9 +27,9 @@ from autodist.cli.options import (
 )
 from autodist.cli.plan import make_plans_quietly, show
 from autodist.cli.script import Target
-from autodist.cluster.environments.find import find, require
 from autodist.cluster.environments.follower import FollowerOrder, follow
 from autodist.cluster.environments.launcher_env import CHIEF, INDEX, WORKERS, Given, host_and_port_of
+from autodist.cluster.environments.launchers import find, require
 from autodist.cluster.script import Script as ScriptToRun
 from autodist.logs.tables import text_table
 from autodist.resources import ResourceSpec, Timeouts, Worker

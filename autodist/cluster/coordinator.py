@@ -12,10 +12,7 @@ from dataclasses import replace
 
 from autodist.cluster.addresses import check_reach, host_and_port
 from autodist.cluster.agent import find_facts
-from autodist.cluster.channels import channels_to_agents
 from autodist.cluster.failure import Ending, choose_cause
-from autodist.cluster.load_adjusted_clock import POLL_INTERVAL, Stopwatch, wait_for
-from autodist.cluster.output import Output
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.preflight import check_all, compared_packages
 from autodist.cluster.protocol import (
@@ -27,7 +24,6 @@ from autodist.cluster.protocol import (
     Membership,
     Message,
     Progress,
-    ProgressRequest,
     Release,
     Start,
     Stop,
@@ -35,13 +31,11 @@ from autodist.cluster.protocol import (
 from autodist.cluster.script import Script
 from autodist.cluster.stalls import SAME_STEPS
 from autodist.cluster.worker_connection import WorkerConnection
+from autodist.cluster.worker_group import WorkerGroup
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
-
-# Seconds after which the log names the workers that the run waits for.
-_LOG_AFTER = 5.0
 
 # Seconds to collect endings that have one cause. The second applies if all endings so far are echoes: a cut link may be
 # detected later than the errors that it causes in TensorFlow.
@@ -49,9 +43,6 @@ _COLLECT, _COLLECT_ECHOES = 1.0, 3.0
 
 # Seconds without progress after which writing to an output is abandoned; a terminal may be halted.
 _SHOWN_LIMIT = 5.0
-
-# Seconds in addition to `stop_timeout` until an agent counts as stuck.
-_STOP_LIMIT = 3.0
 
 # Exit status of a Python that could not flush an output at its exit; training has not failed then.
 _NOT_FLUSHED = 120
@@ -98,12 +89,10 @@ class Coordinator:
         self._workers, self._spec = spec.workers, spec
         self._on_failure, self._script, self._environment = on_failure, script, environment
         self._process = os.getpid()
-        self._output = Output()
         self.on_leaving: Callable[[str], None] = lambda worker: None
-        # Guards all fields below and the fields of the connections.
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards all fields below and the fields of the connections
+        self._group = WorkerGroup(spec, self._changed, self._note_ending, self._note_leaving)
         self._phase = _Phase.PREPARING
-        self._connections: tuple[WorkerConnection, ...] = ()
         self._endings: list[Ending] = []
         self._cause: WorkerFailedError | None = None
         self._reserved_port: ReservedPort | None = None
@@ -125,12 +114,12 @@ class Coordinator:
     @property
     def leaving(self) -> tuple[str, ...]:
         """Names of the workers that received SIGTERM."""
-        return tuple(connection.name for connection in self._connections if connection.is_leaving)
+        return tuple(connection.name for connection in self._group.connections if connection.is_leaving)
 
     @property
     def lines(self) -> int:
         """Number of lines of other workers that the chief has printed so far."""
-        return self._output.lines
+        return self._group.output.lines
 
     def prepare(self) -> tuple[str, ...]:
         """Connects to all machines in parallel, starts an agent for each worker, and checks that the run can start.
@@ -173,16 +162,16 @@ class Coordinator:
         environment = dict(script.environment) if script else {}
         on_preempt = self._spec.checkpoint is not None and self._spec.checkpoint.on_preempt
         with self._sending:
-            for worker, connection in zip(self._workers[1:], self._connections, strict=True):
+            for worker, connection in zip(self._workers[1:], self._group.connections, strict=True):
                 assert script is not None
                 limits = self._spec.stop_timeout, self._spec.silence_timeout
                 join = Membership(
                     worker.index, worker.name, self._addresses, payload, *limits, script.pickled_code, on_preempt
                 )
                 connection.send(Start(script.arguments, script.directory, environment, join))
-            self._send_to_all(*self._deferred)
+            self._group.send(*self._deferred)
             self._run()
-        if self._connections:
+        if self._group.connections:
             threading.Thread(target=self._supervise, name="autodist-supervisor", daemon=True).start()
 
     def _run(self) -> None:
@@ -190,7 +179,7 @@ class Coordinator:
             self._require_not_stopped()
             self._phase = _Phase.RUNNING
             # Endings before the start count as failures from now on.
-            self._endings.extend(connection.ending for connection in self._connections if connection.ending)
+            self._endings.extend(connection.ending for connection in self._group.connections if connection.ending)
 
     def send_text(self, text: str) -> None:
         """Sends a text to every worker, in order; `WorkerClient.hear` returns it. May be called before `start`."""
@@ -207,7 +196,7 @@ class Coordinator:
             WorkerFailedError: the script of a worker has ended.
         """
         with self._changed:
-            for connection in self._connections:
+            for connection in self._group.connections:
                 if connection.done and self._is_running:
                     reason = (
                         f"has ended its script before its first step, in which {self._workers[0].name} waits for it"
@@ -230,7 +219,9 @@ class Coordinator:
         if self._is_over():
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._endings or all(connection.done for connection in self._connections))
+            self._changed.wait_for(
+                lambda: self._endings or all(connection.done for connection in self._group.connections)
+            )
             if not self._endings:
                 self._phase = _Phase.RELEASED
                 self._changed.notify_all()
@@ -274,21 +265,13 @@ class Coordinator:
         Returns:
             None if the run is over.
         """
+        progress = self._group.request_progress(limit, are_starting, lambda: not self._is_running)
         with self._changed:
-            for connection in self._connections:
-                connection.progress = None
-        self._send_to_all(ProgressRequest(are_starting))
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not self._is_running or all(connection.progress for connection in self._connections), limit
-            )
-            return (
-                {connection.name: connection.progress for connection in self._connections} if self._is_running else None
-            )
+            return progress if self._is_running else None
 
     def take_senders(self) -> set[str]:
         """Returns the names of workers whose agents sent a message since the last call, or send no heartbeats."""
-        return {connection.name for connection in self._connections if connection.take_senders()}
+        return {connection.name for connection in self._group.connections if connection.take_senders()}
 
     def wait_for_end(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds until the run ends, and returns True if it has."""
@@ -299,7 +282,9 @@ class Coordinator:
         """Ends the run as if a worker had failed, or with `is_lost` as if the connection to it had been lost."""
         with self._changed:
             if self._is_running:
-                lines = next(connection.last_lines for connection in self._connections if connection.name == worker)
+                lines = next(
+                    connection.last_lines for connection in self._group.connections if connection.name == worker
+                )
                 self._endings.append(Ending(worker, reason, lines, is_lost))
                 self._changed.notify_all()
 
@@ -335,17 +320,8 @@ class Coordinator:
             sync_to_all(self._spec, lambda: self._phase is _Phase.STOPPED)
 
     def _open_connections(self) -> None:
-        for workers, channels in channels_to_agents(self._spec, self._environment):
-            with self._changed:
-                self._connections += tuple(
-                    WorkerConnection(
-                        worker.name, channel, self._changed, self._output, self._note_ending, self._note_leaving,
-                        shows=not self._spec.is_given,
-                    )
-                    for worker, channel in zip(workers, channels, strict=True)
-                )  # fmt: skip
-                is_stopped = self._phase is _Phase.STOPPED
-            if is_stopped:
+        for _ in self._group.open(self._environment):
+            if self._phase is _Phase.STOPPED:
                 self._close()
             self._require_not_stopped()
 
@@ -358,34 +334,10 @@ class Coordinator:
         file, directory = (script.file, script.directory) if script else (None, os.getcwd())
         hosts = tuple(dict.fromkeys(worker.node.address for worker in self._workers))
         requests = [Inspect(file, directory, worker.port, compared_packages(), hosts) for worker in self._workers]
-        for connection, request in zip(self._connections, requests[1:], strict=True):
-            connection.send(request)
+        self._group.request_facts(requests[1:])
         own_facts, self._reserved_port = find_facts(requests[0])
-        with self._changed:
-            limit = self._spec.reach_timeout
-            if any(self._spec.ssh_group(worker.node) is not None for worker in self._workers):
-                limit += self._spec.connect_timeout  # the machine may be booting
-            self._wait_for_answers(limit)
-            late = Lost(
-                f"no answer within {limit:g} s; check that the machine is up and not overloaded, or raise "
-                "`reach_timeout`",
-                is_away=True,
-            )
-            return {self._workers[0].name: own_facts} | {
-                connection.name: connection.answer or late for connection in self._connections
-            }, own_facts
-
-    def _wait_for_answers(self, limit: float) -> None:
-        """Waits until all machines have answered; logs the late ones once if that takes long."""
-
-        def is_over() -> bool:
-            return all(connection.answer for connection in self._connections) or self._phase is _Phase.STOPPED
-
-        if limit > _LOG_AFTER and not wait_for(self._changed, is_over, _LOG_AFTER):
-            late = ", ".join(connection.name for connection in self._connections if not connection.answer)
-            _log.info("%s: no answer yet; waiting for up to %g s, in case the machine is still booting", late, limit)
-            limit -= _LOG_AFTER
-        wait_for(self._changed, is_over, limit)
+        answers = self._group.wait_for_facts(lambda: self._phase is _Phase.STOPPED)
+        return {self._workers[0].name: own_facts} | answers, own_facts
 
     def _note_ending(self, connection: WorkerConnection) -> None:
         assert connection.ending is not None
@@ -408,29 +360,29 @@ class Coordinator:
                 return
             self._collect()
             cause = choose_cause(self._endings).error()
-        self._output.drain(_SHOWN_LIMIT)  # the error is shown below the worker's output
+        self._group.output.drain(_SHOWN_LIMIT)  # the error is shown below the worker's output
         with self._changed:
             self._cause = cause
             self._changed.notify_all()
-        self._send_to_all(Stop())
+        self._group.send(Stop())
         self._on_failure(self._cause)
 
     def _collect(self) -> None:
         """Waits briefly for other endings with the same cause, unless the first cannot be caused by another one."""
         began = time.monotonic()
         self._changed.wait_for(
-            lambda: choose_cause(self._endings).is_lost or len(self._endings) == len(self._connections), _COLLECT
+            lambda: choose_cause(self._endings).is_lost or len(self._endings) == len(self._group.connections), _COLLECT
         )
         rest = began + _COLLECT_ECHOES - time.monotonic()
         self._changed.wait_for(
-            lambda: not choose_cause(self._endings).is_echo or len(self._endings) == len(self._connections), rest
+            lambda: not choose_cause(self._endings).is_echo or len(self._endings) == len(self._group.connections), rest
         )
 
     def _release(self) -> None:
         """Lets all workers end, and waits until their processes have ended."""
-        self._send_to_all(Release())
+        self._group.send(Release())
         try:
-            late = self._wait_for_processes()
+            late = self._group.wait_for_processes()
         except BaseException:  # Ctrl-C
             self._stop_all()
             raise
@@ -445,50 +397,24 @@ class Coordinator:
         if self._endings:
             raise choose_cause(self._endings).error()
 
-    def _wait_for_processes(self) -> list[str]:
-        """Waits until the processes of released workers have ended; returns the names of those still running."""
-
-        def late() -> list[str]:
-            return [connection.name for connection in self._connections if not connection.ending]
-
-        limit = self._spec.end_timeout
-        with self._changed:
-            if limit > _LOG_AFTER and not wait_for(self._changed, lambda: not late(), _LOG_AFTER):
-                _log.info(
-                    "%s: the script is done, its process (exit handlers, threads) is not; waiting for up to %g s.",
-                    ", ".join(late()), limit,
-                )  # fmt: skip
-                limit -= _LOG_AFTER
-            wait_for(self._changed, lambda: not late(), limit)
-            return late()
-
-    def _send_to_all(self, *messages: Message) -> None:
-        for connection in self._connections:
-            for message in messages:
-                connection.send(message)
-
     def _send_to_clients(self, message: Message) -> None:
         with self._sending:
             if self._phase is _Phase.PREPARING:
                 self._deferred.append(message)
             else:
-                self._send_to_all(message)
+                self._group.send(message)
 
     def _stop_all(self) -> None:
         """Stops all workers; returns when they are gone."""
         with self._changed:
             self._phase = _Phase.STOPPED
             self._changed.notify_all()
-        self._send_to_all(Stop())
+        self._group.send(Stop())
         self._close()
 
     def _close(self, shown_limit: float = _SHOWN_LIMIT) -> None:
-        """Waits some seconds for all agents to end, ends the local ones that remain, and writes the pending output."""
-        stopwatch, limit = Stopwatch(), self._spec.stop_timeout + _STOP_LIMIT
-        for connection in self._connections:
-            while not connection.wait(POLL_INTERVAL) and stopwatch.read() < limit:
-                pass
-            connection.close()
+        """Closes the connections, releases the chief's port, and writes the pending output."""
+        self._group.close()
         if self._reserved_port is not None:
             self._reserved_port.release()
-        self._output.drain(shown_limit)
+        self._group.output.drain(shown_limit)

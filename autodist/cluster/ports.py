@@ -1,4 +1,4 @@
-"""Ports for TensorFlow's servers: found or checked before a run starts, and reserved until the server binds them."""
+"""Ports: reserves those of TensorFlow's servers, from the checks before a run until a server binds them; listens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 
 # Below Linux's range for outgoing connections (32768 and up), which could take a port between check and use.
 _RANGE = range(20000, 32000)
+
+# The state of a listening socket in /proc/net/tcp.
+_LISTENS = "0A"
 
 
 class ReservedPort:
@@ -131,3 +134,39 @@ def _bind(port: int, reuse: bool = False) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Creates a listening socket.
+
+    Args:
+        host: address; "" for all addresses of the machine.
+        port: port.
+
+    Raises:
+        OSError: it cannot listen.
+    """
+    if not host and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def holder_of(port: int) -> str:
+    """Returns text about this user's process that listens on a port; "" if there is none."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
+            inodes |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
+            if os.readlink(descriptor) in inodes:
+                process = descriptor.parts[2]
+                command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                return f", by process {process} ({command.strip()[:200]})"
+    return ""
+
+
+def reason_of(error: OSError) -> str:
+    """Returns the reason without the address that Python appends."""
+    return str(error) if error.errno is None else os.strerror(error.errno)

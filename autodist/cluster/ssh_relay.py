@@ -19,13 +19,7 @@ _POLL_INTERVAL, _GRACE = 1.0, 1.0
 
 
 def relay(order: SSHOrder, relays: Relays, output: BinaryIO) -> None:
-    """Starts a command for each of the chief's streams; returns when all have ended.
-
-    Args:
-        order: the machine and the command.
-        relays: relays of the commands.
-        output: standard output of this process, which is not used.
-    """
+    """Starts a command for each of the chief's streams; returns when all have ended. `output` is not used."""
     have_started = threading.Event()
     threading.Thread(
         target=_end_with_the_chief, name="autodist-relay-chief", args=(relays, have_started), daemon=True
@@ -35,7 +29,7 @@ def relay(order: SSHOrder, relays: Relays, output: BinaryIO) -> None:
     settings = order.settings
     with reach(settings, limit, lambda seconds: not relays.wait_for_chief_end(seconds)) as machine:
         lost = None
-        for index in range(relays.count):
+        for index in range(relays.not_started):
             if lost is None:
                 try:
                     remote = machine.start(settings.command(*order.module), settings.preamble)

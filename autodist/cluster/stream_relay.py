@@ -97,14 +97,9 @@ class Relays:
         self._threads: list[threading.Thread] = []
 
     @property
-    def count(self) -> int:
-        """Number of commands, whether they have started or not."""
-        return len(self._all_streams)
-
-    @property
-    def started(self) -> int:
-        """Number of relays started so far."""
-        return len(self._threads)
+    def not_started(self) -> int:
+        """Number of commands whose relays have not started."""
+        return len(self._all_streams) - len(self._threads)
 
     def start(
         self,

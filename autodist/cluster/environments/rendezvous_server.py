@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import threading
-from pathlib import Path
 from typing import BinaryIO
 
 from autodist.cluster.environments.handshake import (
@@ -37,13 +35,11 @@ from autodist.cluster.environments.rendezvous_events import (
 )
 from autodist.cluster.environments.roster import MOST_TRIES, Arrival, Roster
 from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
+from autodist.cluster.ports import holder_of, listen, reason_of
 from autodist.cluster.protocol import Message, encode
 from autodist.cluster.stream_relay import Relays
 
 _CHUNK = 1 << 16
-
-# The state of a listening socket in /proc/net/tcp.
-_LISTENS = "0A"
 
 # Timeout in seconds for each message of the handshake.
 _MESSAGE_LIMIT = 10.0
@@ -93,13 +89,7 @@ class FollowerConnection:
 
 
 def relay(order: RendezvousOrder, relays: Relays, output: BinaryIO) -> None:
-    """Waits for all processes; returns when they, or the chief, have ended.
-
-    Args:
-        order: settings of the server.
-        relays: relays of the processes other than the chief.
-        output: destination of the events.
-    """
+    """Waits for all processes, and reports events on `output`; returns when they, or the chief, have ended."""
     RendezvousServer(order, relays, output).run()
 
 
@@ -126,7 +116,7 @@ class RendezvousServer:
         accepting = threading.Thread(target=self._accept, args=(listener,), name="autodist-rendezvous", daemon=True)
         accepting.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._relays.started == self._relays.count)
+            self._changed.wait_for(lambda: self._is_over or not self._relays.not_started)
             is_over = self._is_over
         self._relays.join(_LAST_MESSAGES_LIMIT if is_over else None)
         self._close_listener()
@@ -144,12 +134,12 @@ class RendezvousServer:
             try:
                 return listen(self._order.host, port)
             except OSError as error:
-                problem = f"the rendezvous server cannot listen on port {port} of this machine: {_reason(error)}"
+                problem = f"the rendezvous server cannot listen on port {port} of this machine: {reason_of(error)}"
                 if error.errno != errno.EADDRINUSE:
                     self._report(Failed(f"{problem}; free the port, or set another one in AUTODIST_CHIEF"))
                     return None
             if not is_reported:
-                self._report(PortInUse(f"{problem}{_holder_of(port)}; end it, or set another port in AUTODIST_CHIEF"))
+                self._report(PortInUse(f"{problem}{holder_of(port)}; end it, or set another port in AUTODIST_CHIEF"))
                 is_reported = True
             with self._changed:
                 self._changed.wait_for(lambda: self._is_over, _PORT_INTERVAL)
@@ -273,42 +263,6 @@ class RendezvousServer:
             with contextlib.suppress(OSError):  # wakes the thread in `accept`
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-
-
-def _reason(error: OSError) -> str:
-    """Returns the reason without the address that Python appends."""
-    return str(error) if error.errno is None else os.strerror(error.errno)
-
-
-def _holder_of(port: int) -> str:
-    """Returns text about this user's process that listens on a port; "" if there is none."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
-            inodes |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
-            if os.readlink(descriptor) in inodes:
-                process = descriptor.parts[2]
-                command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                return f", by process {process} ({command.strip()[:200]})"
-    return ""
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Creates a listening socket.
-
-    Args:
-        host: address; "" for all addresses of the machine.
-        port: port.
-
-    Raises:
-        OSError: it cannot listen.
-    """
-    if not host and socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def _read(connection: socket.socket) -> object:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from autodist.cluster.environments.find import find, require
 from autodist.cluster.environments.launcher_env import RENDEZVOUS_DONE
+from autodist.cluster.environments.launchers import find, require
 from autodist.cluster.environments.slurm import allocated_nodes
 from autodist.cluster.script import Script
 from autodist.cluster.transport import Channel

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from autodist.cli.run import find_given
-from autodist.cluster.environments.find import find
 from autodist.cluster.environments.launcher_env import OF_ONE_PROCESS
+from autodist.cluster.environments.launchers import find
 from autodist.versions import LOWEST_PYTHON
 
 FOLDERS = ("strategies", "kernels", "proto")

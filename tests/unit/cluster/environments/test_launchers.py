@@ -10,13 +10,9 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from autodist.cluster.environments.find import find, require
-from autodist.cluster.environments.kubernetes import Kubernetes
 from autodist.cluster.environments.launcher_env import Environment, LauncherEnv, host_and_port_of
-from autodist.cluster.environments.manual import Manual
-from autodist.cluster.environments.pmi import PMI, OpenMPI
+from autodist.cluster.environments.launchers import PMI, Kubernetes, Manual, OpenMPI, TFConfig, find, require
 from autodist.cluster.environments.slurm import Slurm, first_host
-from autodist.cluster.environments.tf_config import TFConfig
 from autodist.errors import ResourceSpecError
 
 OWN = {"AUTODIST_INDEX": "1", "AUTODIST_WORKERS": "3", "AUTODIST_CHIEF": "node1:15000"}
