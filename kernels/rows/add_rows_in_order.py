@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import NodeDef
 from autodist.graph.names import node_of, output_index
 from autodist.graph.ops import SUMS, Trait, having
-from autodist.graph.step import PlacedStep, Step
+from autodist.graph.step import PlacedStep
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
@@ -36,23 +36,23 @@ class AddRowsInOrder(Kernel[PlacedStep, PlacedStep]):
     }
 
     def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
-        scatters = [node.name for node in step.graph_index.of_op(*_IN_ORDER)]
+        nodes = step.graph_index.nodes
+        scatters = [node.name for node in step.graph_index.of_op(*_IN_ORDER) if not _is_unique(nodes, node)]
         if context.is_alone or not scatters:
             return step
         editor = StepEditor(step)
         for name in scatters:
-            if not _is_unique(editor, editor[name]):
-                _add_in_order(editor, editor[name])
+            _add_in_order(editor, editor[name])
         return editor.to_step()
 
 
-def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:
+def _is_unique(nodes: Mapping[str, NodeDef], node: NodeDef) -> bool:
     """Returns True if no row can occur twice."""
-    source = editor[node_of(node.input[1])]
+    source = nodes[node_of(node.input[1])]
     return source.op in having(Trait.UNIQUE | Trait.UNIQUE_COUNTED) and output_index(node.input[1]) == 0
 
 
-def _add_in_order(editor: StepEditor[Step], node: NodeDef) -> None:
+def _add_in_order(editor: StepEditor[PlacedStep], node: NodeDef) -> None:
     handle, ids, rows = node.input[:3]
     with editor.subgraph(f"add_rows_in_order/{node.name}") as f:
         indices = tf.expand_dims(f.input(ids, tf.as_dtype(node.attr["Tindices"].type)), -1)

@@ -9,7 +9,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.subgraph import Template, subgraph
 from tests.unit.graph.graph_text import assert_imports, assert_text, from_text
 
-GRAPH = "a = Placeholder()\ns = Split(axis, a)\naxis = Const()\nb = Neg(a)"
+GRAPH = "a = Placeholder()\ns = Split(axis, a)\naxis = 0\nb = Neg(a)"
 
 
 @pytest.fixture

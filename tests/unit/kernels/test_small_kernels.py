@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tensorflow as tf
 
@@ -11,10 +13,10 @@ from autodist.kernels.base import Context
 from autodist.kernels.finish.place_on_devices import PlaceOnDevices
 from autodist.kernels.finish.prune import Prune
 from autodist.proto import strategy_pb2
-from tests.unit.graph.graph_text import assert_text, from_text
+from tests.unit.graph.graph_text import from_text
 from tests.unit.graph.replicated import replicated
+from tests.unit.kernels.rewrites import assert_rewrites, cases
 
-GRAPH = "a = Placeholder()\nb = Neg(a)\nc = Neg(a)\nv = VarHandleOp()"
 V = Variable("v", "v", (), tf.float32, trainable=True)
 
 
@@ -26,19 +28,31 @@ def context(*devices, worker=0):
 ONE = context((0, "cpu:0"))
 
 
-def test_what_is_needed_stays():
-    step = CapturedStep(from_text(GRAPH), variables=(V,), outputs=("b:0",), targets=("c",))
-    assert_text(Prune().apply(step, ONE).graph_def, GRAPH)
+@cases(
+    {
+        "nodes that an output or a target needs stay": """
+            a = Placeholder()
+            b = Neg(a)
+            c = Neg(a)
+            return b:0
+            run c
+        """,
+        "nodes that nothing needs go": """
+            a = Placeholder()
+          - b = Neg(a)
+            c = Neg(a)
+          - v = VarHandleOp()
+            run c
+        """,
+    }
+)
+def test_prune(text):
+    assert_rewrites(Prune(), text)
 
 
-def test_what_nothing_needs_goes_and_inputs_and_handles_stay():
-    step = CapturedStep(from_text(GRAPH), variables=(V,), inputs={"a:0": 0})
-    assert_text(Prune().apply(step, ONE).graph_def, "a = Placeholder()\nv = VarHandleOp()")
-
-
-def test_a_variable_that_is_gone_already_does_no_harm():
-    step = CapturedStep(from_text("a = Placeholder()"), variables=(V,), outputs=("a:0",))
-    assert_text(Prune().apply(step, ONE).graph_def, "a = Placeholder()")
+def test_inputs_and_handles_of_variables_stay():
+    fields = {"variables": (V, replace(V, handle="gone")), "inputs": {"a:0": 0}}
+    assert_rewrites(Prune(), "  a = Placeholder()\n- b = Neg(a)\n  v = VarHandleOp()", **fields)
 
 
 def placed(names_and_devices, where):
@@ -72,7 +86,7 @@ def test_every_node_gets_a_device_of_a_worker(name, asked, where, expected):
 
 
 def test_a_node_stands_where_its_device_says_and_not_beside_another():
-    graph_def = from_text(GRAPH)
+    graph_def = from_text("a = Placeholder()\nb = Neg(a)\nv = VarHandleOp()")
     graph_def.node[1].attr["_class"].list.s[:] = [b"loc:@v"]
     found = PlaceOnDevices().apply(CapturedStep(graph_def), ONE).graph_def
     assert "_class" not in found.node[1].attr and "_class" in graph_def.node[1].attr

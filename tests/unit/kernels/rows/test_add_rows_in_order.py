@@ -2,52 +2,64 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context
 from autodist.kernels.rows.add_rows_in_order import AddRowsInOrder
-from tests.unit.graph.graph_text import assert_imports
 from tests.unit.kernels.in_one_process import plan
-from tests.unit.kernels.table_steps import table_step
+from tests.unit.kernels.rewrites import assert_rewrites, cases
 
 
-def sgd_step():
-    return table_step(keras.optimizers.SGD(0.1))[0].item
+def applied(step):
+    return AddRowsInOrder().apply(step, Context(plan(step, 1, 2), 0))
 
 
-def ops(step):
-    return [n.op for n in step.graph_def.node]
+CASES = {
+    "a step without scatters stays": """
+      v = VarHandleOp()
+      a = Placeholder()
+      w = AssignSubVariableOp(v, a)
+      run w
+    """,
+    "rows are added one after the other": """
+        table = VarHandleOp(shape=[6, 2])
+        ids = Placeholder(dtype=int32, shape=[None])
+        rows = Placeholder(shape=[None, 2])
+      - w = ResourceScatterSub(table, ids, rows)
+      + w = ResourceScatterNdSub(table, autodist/add_rows_in_order/w/ExpandDims, rows)
+      + autodist/add_rows_in_order/w/ExpandDims/dim = -1
+      + autodist/add_rows_in_order/w/ExpandDims = ExpandDims(ids, autodist/add_rows_in_order/w/ExpandDims/dim)
+        run w
+    """,
+    "rows that cannot repeat are scattered as they are": """
+      table = VarHandleOp(shape=[3, 2])
+      all = Placeholder(dtype=int32, shape=[None])
+      ids = Unique(all)
+      rows = Placeholder(shape=[None, 2])
+      w = ResourceScatterAdd(table, ids, rows)
+      run w
+    """,
+}
 
 
-def applied(step, replicas=2):
-    return AddRowsInOrder().apply(step, Context(plan(step, 1, replicas), 0))
+@cases(CASES)
+def test_rewrites(text):
+    assert_rewrites(AddRowsInOrder(), text, replicas=2)
 
 
-def test_one_device_scatters_as_the_script_says():
-    step = sgd_step()
-    assert applied(step, replicas=1) is step
-
-
-def test_a_step_without_scatters_is_left_as_it_is():
-    step = CapturedStep(tf.compat.v1.GraphDef())
-    assert applied(step) is step
-
-
-def test_rows_are_added_one_after_the_other():
-    found = applied(sgd_step())
-    assert ops(found).count("ResourceScatterNdSub") == 1 and "ResourceScatterSub" not in ops(found)
-    assert_imports(found.graph_def)
-
-
-def test_rows_that_cannot_repeat_are_scattered_as_they_are():
-    with tf.Graph().as_default() as graph:
-        table = tf.Variable(tf.zeros((3, 2)), name="table", use_resource=True)
-        ids, _ = tf.unique(tf.compat.v1.placeholder(tf.int32, [None]))
-        tf.raw_ops.ResourceScatterAdd(resource=table.handle, indices=ids, updates=tf.zeros((3, 2)))
-    assert "ResourceScatterAdd" in ops(applied(CapturedStep(graph.as_graph_def())))
+def test_one_device_scatters_as_the_script_does():
+    assert_rewrites(
+        AddRowsInOrder(),
+        """
+        table = VarHandleOp(shape=[6, 2])
+        ids = Placeholder(dtype=int32, shape=[None])
+        rows = Placeholder(shape=[None, 2])
+        w = ResourceScatterSub(table, ids, rows)
+        run w
+        """,
+    )
 
 
 def test_indices_of_any_rank_are_served():

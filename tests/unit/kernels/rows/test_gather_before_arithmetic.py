@@ -12,8 +12,9 @@ from autodist.graph.step import CapturedStep
 from autodist.kernels.base import Context
 from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
 from autodist.kernels.rows.gather_rows import GatherRows
-from tests.unit.graph.graph_text import assert_imports, assert_text, from_text
+from tests.unit.graph.graph_text import assert_imports
 from tests.unit.kernels.in_one_process import plan
+from tests.unit.kernels.rewrites import assert_rewrites
 from tests.unit.kernels.table_steps import nodes_with_rows
 
 ROWS = 7
@@ -69,41 +70,31 @@ def assert_stays(step):
     assert GatherBeforeArithmetic().apply(step, Context(plan(step), 0)) is step
 
 
-def test_a_step_without_gathers_is_left_as_it_is():
-    assert_stays(CapturedStep(from_text("v = VarHandleOp()\nr = ReadVariableOp(v)\nx = Neg(r)")))
-
-
 def test_a_gather_of_a_read_is_left_for_another_kernel():
     assert_stays(item_of(lambda table, other, ids: tf.gather(tf.identity(table), ids)))
 
 
 def test_a_gather_moves_before_the_arithmetic_and_its_name_stays():
-    text = """
-        v = VarHandleOp()
-        r = ReadVariableOp(v)
-        x = Sqrt(r)
-        ids = Placeholder()
-        axis = Const()
-        g = GatherV2(x, ids, axis)
-        y = Neg(g)
-    """
-    specs = {"r:0": tf.TensorSpec((4, 2)), "x:0": tf.TensorSpec((4, 2))}
-    specs |= {"ids:0": tf.TensorSpec((None,), tf.int32), "axis:0": tf.TensorSpec((), tf.int32)}
-    step = CapturedStep(from_text(text), outputs=("y:0",), noted=specs.__getitem__)
-    found = GatherBeforeArithmetic().apply(step, Context(plan(step), 0))
-    assert_text(
-        found.graph_def,
+    found = assert_rewrites(
+        GatherBeforeArithmetic(),
         """
-        v = VarHandleOp()
-        r = ReadVariableOp(v)
-        ids = Placeholder()
-        axis = Const()
-        autodist/rows/g/of/r = GatherV2(r, ids, axis)
-        g = Sqrt(autodist/rows/g/of/r)
-        y = Neg(g)
+            v = VarHandleOp(shape=[4, 2])
+            ids = Placeholder(dtype=int32, shape=[None])
+            axis = 0
+            r = ReadVariableOp(v)
+          - x = Sqrt(r)
+          - g = GatherV2(x, ids, axis)
+          + autodist/rows/g/of/r = GatherV2(r, ids, axis)
+          + g = Sqrt(autodist/rows/g/of/r)
+            y = Neg(g)
+            return y:0
         """,
     )
     assert found.spec_of("autodist/rows/g/of/r:0") == tf.TensorSpec((None, 2))
+
+
+def test_a_step_without_gathers_stays():
+    assert_rewrites(GatherBeforeArithmetic(), "v = VarHandleOp()\nr = ReadVariableOp(v)\nx = Neg(r)")
 
 
 @pytest.mark.parametrize(

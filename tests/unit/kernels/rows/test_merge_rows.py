@@ -78,7 +78,7 @@ def test_a_join_that_the_step_returns_is_not_merged():
 
 
 ADDED = """
-    ids = Placeholder()
+    ids = Placeholder(dtype=int32)
     rows = Placeholder()
     rate = Placeholder()
     v = VarHandleOp()
@@ -116,4 +116,4 @@ def test_whatever_counts_rows_or_indices_is_seen(more):
 
 
 def test_rows_that_nobody_adds_are_not_added_up():
-    assert not added_up("ids = Placeholder()\nrows = Placeholder()")
+    assert not added_up("ids = Placeholder(dtype=int32)\nrows = Placeholder()")
