@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.imported import ImportedGraph
 from autodist.graph.names import tensor
+from autodist.graph.parts import PendingReduction
 from autodist.graph.step import ReplicatedStep, Step
 
 
-def verify(step: Step) -> None:
+def verify(step: Step, before: Step | None = None) -> None:
     """Passes if TensorFlow accepts the step's graph and the recorded properties of its nodes and tensors hold.
+
+    Args:
+        step: the step to check.
+        before: a consistent step that a kernel has changed to `step`, if there is one. Specs are then compared only for
+            the changed nodes and those that read them, and an unchanged graph is not imported.
 
     Raises:
         RewriteError: a node reads a missing tensor or has wrong attributes for its op; an input, an output, a target or
             a tensor of a pending reduction is missing; a pending reduction has another dtype than recorded, or a tensor
             another dtype or shape.
     """
+    if before is not None and step.graph_def is before.graph_def and _references(step) == _references(before):
+        return
     graph = ImportedGraph()
     try:
         graph.import_nodes(step.graph_def)
@@ -29,15 +37,32 @@ def verify(step: Step) -> None:
         _find(graph.get_operation_by_name, use, name)
     for use, name in _tensors(step):
         _find(graph.get_tensor_by_name, use, tensor(name))
-    for join in step.joins if isinstance(step, ReplicatedStep) else ():
+    for join in _joins(step):
         dtype = graph.get_tensor_by_name(tensor(join.local[-1])).dtype
         if dtype != join.dtype:
             raise RewriteError(
                 f"the reduction {join.name} is of {join.dtype.name}, but the replicas' values are of {dtype.name}"
             )
-    for node in step.graph_def.node:
-        for made in graph.get_operation_by_name(node.name).outputs:
+    for name in step.graph_index.nodes if before is None else _affected(step, before):
+        for made in graph.get_operation_by_name(name).outputs:
             _require_as_noted(step, made)
+
+
+def _references(step: Step) -> object:
+    return [*_roots(step), *_tensors(step)], [*_joins(step)]
+
+
+def _joins(step: Step) -> Sequence[PendingReduction]:
+    return step.joins if isinstance(step, ReplicatedStep) else ()
+
+
+def _affected(step: Step, before: Step) -> Iterator[str]:
+    """Yields the nodes that differ from those of `before`, and their readers."""
+    known = before.graph_index.nodes
+    changed = {node.name for node in step.graph_def.node if node != known.get(node.name)}
+    for name, sources in step.graph_index.data.items():
+        if name in changed or not changed.isdisjoint(sources):
+            yield name
 
 
 def _find(find: Callable[[str], object], use: str, name: str) -> None:
@@ -70,7 +95,7 @@ def _roots(step: Step) -> Iterator[tuple[str, str]]:
 def _tensors(step: Step) -> Iterator[tuple[str, str]]:
     yield from (("the input", name) for name in step.inputs)
     yield from (("the output", name) for name in step.outputs)
-    for join in step.joins if isinstance(step, ReplicatedStep) else ():
+    for join in _joins(step):
         owner = f"of the reduction {join.name}"
         yield from ((f"{owner} the local tensor", name) for name in join.local)
         yield from ((f"{owner} the result", name) for name in join.result)

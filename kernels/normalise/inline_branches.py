@@ -157,6 +157,7 @@ def _inlined(step: CapturedStep, nodes: Sequence[NodeDef]) -> CapturedStep:
     places = {name: place for place, name in enumerate(step.graph_index.order)}
     for node in sorted(nodes, key=lambda node: places[node.name]):  # later ones are still in the graph
         _replace(editor, step, node.name, branches.take(editor[node.name]))
+    editor.drop_lost_colocation()  # with nodes of the graph in which the script traced a branch
     return editor.to_step()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import pytest
@@ -12,8 +14,15 @@ from keras.src.backend.common import global_state  # holds the policy, if there 
 
 from autodist.capture import training_hooks
 from autodist.cluster.script_end import watch_script_end
+from autodist.errors import RewriteError
+from autodist.graph.step import Step
+from autodist.graph.verify import verify
+from autodist.kernels import Kernel
+from autodist.kernels.base import AnyKernel, Context
 from autodist.runs.peers import Peers
 from autodist.runtime import program
+
+Apply = Callable[[AnyKernel, Step, Context], Step]
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +65,35 @@ def nothing_is_given_back() -> Iterator[None]:
         patch.setattr(program, "collect_and_trim", lambda: None)
         patch.setattr(program, "trim_heaps", lambda: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_kernel_keeps_a_step_consistent() -> Iterator[None]:
+    """Verifies the step after every kernel of the package, and after every rule for rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kernel in _kernels(Kernel):
+            if "apply" in vars(kernel) and kernel.__module__.startswith("autodist."):
+                patch.setattr(kernel, "apply", _verifying(kernel.apply))
+        yield
+
+
+def _kernels(base: Any) -> Iterator[type[AnyKernel]]:
+    for kernel in base.__subclasses__():
+        yield kernel
+        yield from _kernels(kernel)
+
+
+def _verifying(apply: Apply) -> Apply:
+    @functools.wraps(apply)
+    def apply_and_verify(kernel: AnyKernel, step: Step, context: Context) -> Step:
+        made = apply(kernel, step, context)
+        try:
+            verify(made, before=step)
+        except RewriteError as error:  # of another class, since it must fail tests that expect the step to be refused
+            raise AssertionError(f"{kernel.name} has made an inconsistent step: {error}") from error
+        return made
+
+    return apply_and_verify
 
 
 @pytest.fixture(autouse=True)
