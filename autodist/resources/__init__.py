@@ -3,9 +3,10 @@
 Reading a file needs neither TensorFlow nor the network: no host name is resolved.
 """
 
+from autodist.resources._keys import MOST_RESTARTS
 from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup, is_own_address
 from autodist.resources._sections import CheckpointSection, StrategySection, Sync, Timeouts, VariableOverride
-from autodist.resources._spec import MOST_RESTARTS, ResourceSpec
+from autodist.resources._spec import ResourceSpec
 from autodist.resources._workers import Allotment, Replica, Worker
 
 __all__ = [

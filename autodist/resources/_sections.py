@@ -218,23 +218,26 @@ class Timeouts(Model):
     process could have done in that time (`autodist.cluster.load_adjusted_clock`).
 
     Attributes:
-        connect_timeout: for reaching a machine over SSH. A machine that still boots or admits no more logins is tried
-            again for this long. It also limits each step of a connection: the server's greeting, logging in.
-        reach_timeout: until every machine has reported its facts, from when it should have been reached.
-        join_timeout: with `nodes: given`, until all processes that the scheduler starts have joined.
-        start_timeout: in the chief's first step, until every other worker's script has reached it.
-        silence_timeout: without data from the other end of an SSH connection before it counts as lost. TCP
-            retransmits after ever longer pauses: after an outage a link stays silent for up to twice as long as the
-            outage. With the default, an outage of ten seconds or a little more does no harm.
-        stall_timeout: in one step, or after the end of the chief's script, before a worker whose script has ended
-            counts as one that will never arrive.
-        answer_timeout: for a worker's process to report its state while the chief waits for it.
-        deadlock_timeout: before workers that are all inside steps and compute nothing count as waiting for each other.
-            A step may also wait for something other than workers, such as a remote disk.
-        cause_timeout: to learn why another worker disappeared, once TensorFlow has noticed it. It is also how long a
-            worker whose script fails before the chief's first step waits for the chief to fail with the same error.
-        stop_timeout: between SIGTERM and SIGKILL for a script of a failed run.
-        end_timeout: for the process of a script that has ended well: exit handlers, threads, TensorFlow itself.
+        connect_timeout: the time for reaching a machine over SSH. Until then, a machine that still boots or admits no
+            more logins is tried again. The timeout also limits each step of a connection: the server's greeting, the
+            login.
+        reach_timeout: the time until every machine has reported its facts, from when it should have been reached.
+        join_timeout: with `nodes: given`, the time until all processes that the scheduler starts have joined.
+        start_timeout: the time in the chief's first step until every other worker's script has reached it.
+        silence_timeout: the time without data from the other end of an SSH connection after which it counts as lost.
+            TCP retransmits after ever longer pauses: after an outage a link stays silent for up to twice as long as
+            the outage. With the default, an outage of ten seconds or a little more does no harm.
+        stall_timeout: the time in one step, or after the end of the chief's script, after which a worker whose script
+            has ended counts as one that will never arrive.
+        answer_timeout: the time for a worker's process to report its state while the chief waits for it.
+        deadlock_timeout: the time after which workers that are all inside steps and compute nothing count as waiting
+            for each other. A step may also wait for something other than workers, such as a remote disk.
+        cause_timeout: the time to find the reason why another worker disappeared, once TensorFlow has noticed it. If a
+            worker's script fails before the chief's first step, the worker waits as long for the chief to fail with the
+            same error.
+        stop_timeout: the time between SIGTERM and SIGKILL for a script of a failed run.
+        end_timeout: the time for the process of a script that has ended well: exit handlers, threads, TensorFlow
+            itself.
     """
 
     connect_timeout: float = _limit(60.0)

@@ -1,40 +1,26 @@
-"""ResourceSpec: the complete YAML, read and checked."""
+"""ResourceSpec: the machines and settings of a run, and the workers and replicas that follow from them."""
 
 from __future__ import annotations
 
 import functools
-import ipaddress
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field
 
 from autodist.errors import ResourceSpecError
-from autodist.resources._model import EMPTY_IF_NULL, Fault, Model, to_spec_error, unknown_key
-from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
+from autodist.resources._keys import GIVEN, YamlKeys
+from autodist.resources._node import Node, SSHGroup
 from autodist.resources._plain import plain_copy
-from autodist.resources._sections import CHECKPOINT, SYNC, CheckpointSection, StrategySection, Sync, Timeouts
+from autodist.resources._sections import Timeouts
 from autodist.resources._source import Source
 from autodist.resources._workers import Allotment, Replica, Worker, allot, assign_workers, list_replicas
 from autodist.resources._yaml import read_text, read_yaml
 
-_EXAMPLE = (
-    "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, if a scheduler starts the "
-    "processes"
-)
-_HIDDEN = ("source", "is_given", "allotments", "micro_batches", "owned_bytes")
 
-MOST_RESTARTS = 1000
-
-RESTARTS = f"a whole number from 0 to {MOST_RESTARTS}"
-
-GIVEN = "given"
-"""Value of `nodes` if a scheduler starts the processes."""
-
-
-class ResourceSpec(Timeouts):
+class ResourceSpec(YamlKeys):
     """The machines, the SSH access to them, and the user's settings for strategy, batches and timeouts.
 
     Created by `from_file`, `from_dict`, `local` or `from_payload`; their errors name the place and the allowed values.
@@ -48,12 +34,12 @@ class ResourceSpec(Timeouts):
         nodes: the machines, in the order of the file; exactly one is the chief's (a single node always is).
         ssh: SSH groups by name.
         transport: the SSH implementation for groups without one; None: paramiko.
-        strategy: None if the script or a default chooses.
+        strategy: the section `strategy`; None: the script or a default chooses.
         batch: "global" if the script feeds the global batch, "per_worker" if it feeds one worker's part; None: the
             default of the front end.
-        shard: "files": each worker reads files of its own, so that batches are not those of one device; None: it does
-            not.
-        max_restarts: how often all workers may restart after one of them was lost.
+        shard: "files" if each worker reads its own files, so that batches are not those of one device; None: all
+            workers read all files.
+        max_restarts: the number of times that all workers may restart after one of them was lost.
         min_nodes: number of nodes needed for a restart; unreachable nodes are left out. None: all.
         sync: the folder that is copied to the machines; None: they already have the script.
         checkpoint: settings of automatic checkpoints; None: none are saved.
@@ -61,25 +47,11 @@ class ResourceSpec(Timeouts):
         is_given: True if a scheduler starts the processes, which exchange their addresses.
         allotments: with `nodes: given`, the devices, cores and port of each worker. Empty until its processes have
             joined; until then `nodes` is this machine alone.
-        micro_batches: of a pipeline, whose replicas they are, all on the chief's device; 0: not a pipeline, and each
-            device of each worker is a replica.
+        micro_batches: the number of micro-batches of a pipeline, which are its replicas, all on the chief's device; 0:
+            not a pipeline, and each device of each worker is a replica.
         owned_bytes: for each worker, the bytes of variables of earlier steps that it owns; (): no earlier step.
     """
 
-    nodes: Annotated[tuple[Node, ...], Field(strict=False)] = Field(description=_EXAMPLE)
-    ssh: Annotated[dict[str, Annotated[SSHGroup, EMPTY_IF_NULL]], EMPTY_IF_NULL] = Field(
-        default_factory=dict, description="a mapping of names to SSH groups, such as {lab: {username: ubuntu}}"
-    )
-    transport: Transport | None = Field(default=None, description=TRANSPORT)
-    strategy: StrategySection | None = Field(default=None, description="a mapping, or a builder's name")
-    batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
-    shard: Literal["files"] | None = Field(default=None, description="files")
-    max_restarts: int = Field(default=0, ge=0, le=MOST_RESTARTS, description=RESTARTS)
-    min_nodes: int | None = Field(default=None, ge=1, description="a whole number from 1 to the number of nodes")
-    sync: Sync | None = Field(default=None, description=SYNC)
-    checkpoint: CheckpointSection | None = Field(default=None, description=CHECKPOINT)
-    source: Source = Field(default_factory=Source, repr=False)
-    is_given: bool = Field(default=False, repr=False)
     allotments: tuple[Allotment, ...] = Field(default=(), repr=False)
     micro_batches: int = Field(default=0, repr=False)
     owned_bytes: tuple[int, ...] = Field(default=(), repr=False)
@@ -270,122 +242,6 @@ class ResourceSpec(Timeouts):
                 if gpu >= present:
                     path = ("nodes", index, "gpus", position)
                     raise self.source.error(path, _no_gpu(candidate.address, gpu, present, why()))
-
-    @classmethod
-    def _parse(cls, data: Any, source: Source) -> ResourceSpec:
-        if data is None:
-            raise source.error(("nodes",), f"missing, since the file is empty; allowed: {_EXAMPLE}")
-        if not isinstance(data, dict):
-            keys = ", ".join(sorted(_known_keys()))
-            what = (
-                "a list is not allowed" if isinstance(data, list) else "no keys here; is this the file of the machines"
-            )
-            raise source.error(("document",), f"{what}; allowed: a mapping with the keys {keys}")
-        for key in _HIDDEN:
-            if key in data:
-                raise source.error((key,), unknown_key(key, _known_keys()))
-        is_given = data.get("nodes") == GIVEN
-        if is_given:
-            data = {**data, "nodes": [{"address": "localhost"}]}
-        try:
-            strategy = data.get("strategy")
-            section = None if strategy is None else StrategySection.from_plain(strategy, source)
-            return cls.model_validate({**data, "strategy": section, "source": source, "is_given": is_given})
-        except ValidationError as error:
-            inner: dict[str, type[Model]] = {
-                "nodes": Node, "ssh": SSHGroup, "sync": Sync, "checkpoint": CheckpointSection,
-            }  # fmt: skip
-            raise to_spec_error(error, source, cls, inner, _HIDDEN) from None
-
-    @field_validator("nodes")
-    @classmethod
-    def _check_nodes(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        if not nodes:
-            raise Fault(f"there is no node; allowed: {_EXAMPLE}")
-        if len(nodes) == 1:
-            return (nodes[0].model_copy(update={"chief": True}),)
-        seen: dict[str, int] = {}
-        for index, node in enumerate(nodes):
-            first = seen.setdefault(_comparable(node.address), index)
-            if first != index:
-                mend = "one node for each machine; `workers` sets its number of processes"
-                raise Fault(f"{node.address} is also the address of nodes[{first}]; allowed: {mend}", index, "address")
-        return nodes
-
-    @model_validator(mode="after")
-    def _check_chief(self) -> ResourceSpec:
-        chiefs = [index for index, node in enumerate(self.nodes) if node.chief]
-        if not chiefs:
-            problem = f"none of the {len(self.nodes)} nodes is the chief"
-            raise Fault(f"{problem}; allowed: `chief: true` in exactly one, where the script is started", "nodes")
-        if len(chiefs) > 1:
-            problem = f"true is not allowed, since nodes[{chiefs[0]}] ({self.nodes[chiefs[0]].address}) is the chief"
-            raise Fault(f"{problem}; allowed: `chief: true` in exactly one node", "nodes", chiefs[1], "chief")
-        if not self.nodes[chiefs[0]].devices:
-            problem = "the chief's node has no device, and the script needs one to compute the outputs of its steps"
-            mend = "one device or more; `cpus: []` is for other nodes, which then only own variables"
-            raise Fault(f"{problem}; allowed: {mend}", "nodes", chiefs[0], "cpus")
-        return self
-
-    @model_validator(mode="after")
-    def _check_min_nodes(self) -> ResourceSpec:
-        if self.min_nodes is not None and self.min_nodes > len(self.nodes):
-            count = len(self.nodes)
-            raise Fault(
-                f"{self.min_nodes} is more than the number of nodes, {count}; allowed: 1 to {count}", "min_nodes"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_shard(self) -> ResourceSpec:
-        if self.shard is not None and self.batch == "per_worker":
-            raise Fault(
-                "sharding by files needs global data, and with `batch: per_worker` each worker already reads only its "
-                "own data; allowed: one of the two",
-                "shard",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_sync(self) -> ResourceSpec:
-        if self.is_given and self.sync is not None:
-            raise Fault(
-                "a folder is copied over SSH, which `nodes: given` does not use; allowed: no `sync`, let the "
-                "scheduler copy the code, or use a folder that the machines share",
-                "sync",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_transport(self) -> ResourceSpec:
-        if self.is_given and self.transport is not None:
-            raise Fault(
-                "it selects the SSH implementation, and `nodes: given` does not use SSH; allowed: no `transport`",
-                "transport",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_groups(self) -> ResourceSpec:
-        for index, node in enumerate(self.nodes):
-            if node.ssh_config is not None and node.ssh_config not in self.ssh:
-                known = ", ".join(sorted(self.ssh)) or "none is defined, add it under `ssh`"
-                problem = f"there is no SSH group {node.ssh_config!r}; allowed: {known}"
-                raise Fault(problem, "nodes", index, "ssh_config")
-        return self
-
-
-def _known_keys() -> list[str]:
-    return [name for name in ResourceSpec.model_fields if name not in _HIDDEN]
-
-
-def _comparable(address: str) -> str:
-    """Normalizes an address for comparison, without a lookup: two names of one machine differ."""
-    name = address.lower().rstrip(".")
-    try:
-        return str(ipaddress.ip_address("127.0.0.1" if name == "localhost" else name))
-    except ValueError:
-        return name
 
 
 def _no_gpu(address: str, gpu: int, present: int, why: str) -> str:
