@@ -21,8 +21,8 @@ class GreedyLoads:
     A variable goes to the worker whose load, divided by its bandwidth, is least after the assignment; ties go to the
     lower index. Workers of one node share its link evenly. Exact arithmetic makes the choice equal on every machine.
 
-    If the largest variable has m bytes, all have t, and the workers' bandwidths sum to s, then no worker's
-    load / bandwidth exceeds (t + (workers - 1) * m) / s. (R. L. Graham, "Bounds on Multiprocessing Timing
+    Let m be the bytes of the largest variable, t those of all variables, and s the sum of the workers' bandwidths. Then
+    no worker's load / bandwidth exceeds (t + (workers - 1) * m) / s. (R. L. Graham, "Bounds on Multiprocessing Timing
     Anomalies", SIAM J. Appl. Math. 17(2), 1969, generalised to links of unequal speed.)
 
     Args:

@@ -20,13 +20,13 @@ from autodist.strategies.variables import GraphLike, synced_variables
 class Parallax(AllReduceOptions, ServerOptions, PartitionOptions, StrategyBuilder):
     """Uses all-reduce for dense gradients, and parameter servers that share the bytes evenly for sparse ones.
 
-    For models that have both, such as language models with an embedding: a gather of sparse gradients sends every
-    touched row to every worker, while a parameter server receives it once.
+    For models that have both, such as language models with an embedding. All-reduce would send every touched row to
+    every worker, while a parameter server receives it once.
 
     Cost: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and receives as
     many. Of each sparse variable it sends and receives the rows that it touches once. The owner of a whole table sends
-    and receives them for the W-1 other workers; so from four workers on tables are partitioned along axis 0, and owners
-    share the rows, as evenly as batches touch them (see `partition_heavy_variables`).
+    and receives them for the W-1 other workers. So tables are partitioned along axis 0 from four workers on (see
+    `partition_heavy_variables`). Their owners share the rows, as evenly as batches touch them.
 
     Source: S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019.
 

@@ -19,11 +19,11 @@ from autodist.strategies.variables import GraphLike, SyncedVariable, synced_vari
 class PartitionedAR(AllReduceOptions, PartitionOptions, StrategyBuilder):
     """All-reduces shards: large variables are partitioned along axis 0, and each shard is a member of a group.
 
-    For models with variables much larger than a bucket: the shards are reduced and applied in sequence, so that the
-    first shards are applied while the last are still being sent.
+    For models with variables much larger than a bucket. The shards are reduced and applied in sequence: the first
+    shards are applied while the last are still being sent.
 
     Cost: as AllReduce: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and
-    receives as many; the number of messages grows with that of shards.
+    receives as many. The number of messages grows with that of shards.
 
     Source: Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration", SOSP 2019,
     for reducing large tensors in parts; the bytes as in AllReduce.

@@ -20,8 +20,8 @@ from autodist.strategies.variables import GraphLike, synced_variables
 class PartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
     """Parameter servers with shards: large variables are partitioned along axis 0, and owners are balanced by bytes.
 
-    For models with one variable, often an embedding, that is larger than a worker's fair share or its memory:
-    PSLoadBalancing would place it on one worker, and all others would wait for that worker's link.
+    For models with one variable, often an embedding, that is larger than a worker's fair share or its memory. If one
+    worker owned it, all others would wait for the link of this worker.
 
     Cost: with W equal workers and b bytes of dense gradients, each worker owns b/W, up to one shard. It sends about
     2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many. A row of a sparse variable

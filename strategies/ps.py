@@ -71,9 +71,9 @@ class PS(ServerOptions, StrategyBuilder):
     For models whose optimizer state should reside on one machine, one with much memory or the fastest link, and as
     a baseline for other parameter servers.
 
-    Cost: with W workers and b bytes of dense gradients, the owner sends (W-1)·b bytes a step and receives as many;
-    every other worker sends b and receives b. Of a sparse variable only the rows that a worker touches are sent; with
-    a proxy, all of its b bytes to each worker.
+    Cost: with W workers and b bytes of dense gradients, the owner sends (W-1)·b bytes a step and receives as many.
+    Every other worker sends b and receives b. Of a sparse variable only the rows that a worker touches are sent; with a
+    proxy, all of its b bytes to each worker.
 
     Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014.
 

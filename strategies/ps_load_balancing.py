@@ -28,8 +28,8 @@ class PSLoadBalancing(ServerOptions, PartitionOptions, StrategyBuilder):
     For models with large sparse variables, for machines with links of unequal speed, and for optimizers with much
     state, which is distributed over the workers. If there are nodes without replicas, only these own variables.
 
-    Each variable has one owner, except sparse ones and those larger than b/W, which are partitioned from four workers
-    on (see `partition_heavy_variables`); PartitionedPS partitions all that are large enough.
+    Each variable has one owner. From four workers on, sparse variables and those larger than b/W are partitioned (see
+    `partition_heavy_variables`). PartitionedPS partitions all that are large enough.
 
     Cost: with W equal workers and b bytes of dense gradients, each worker owns about b/W. It sends about
     2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many.

@@ -20,8 +20,7 @@ class RandomAxisPartitionAR(PartitionedAR):
     Sparse variables are partitioned along axis 0, since their gradients come in rows. The choice only depends on the
     seed and the variable's name, so that equal inputs yield equal strategies.
 
-    Cost: as AllReduce: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and
-    receives as many; the number of messages grows with that of shards.
+    Cost: that of PartitionedAR.
 
     Source: H. Zhang et al., "AutoSync: Learning to Synchronize for Data-Parallel Distributed Deep Learning",
     NeurIPS 2020; its space of strategies includes the axis as a dimension.

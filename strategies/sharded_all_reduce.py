@@ -33,14 +33,14 @@ an earlier axis are contiguous in memory, so splitting and joining need fewer, l
 class ShardedAllReduce(StrategyBuilder):
     """Reduce-scatters gradients to the owners of shards; each updates its shard, and the values are all-gathered.
 
-    For models whose optimizer keeps much state: each worker holds the slots of 1/W of the elements, as in ZeRO stage 1,
+    For models whose optimizer keeps much state. As in ZeRO stage 1, each worker holds the slots of 1/W of the elements
     and computes 1/W of the update. Every large variable is partitioned: sparse ones along axis 0, others along the
     first axis with nearly equal shards. There is one shard for each worker that has replicas, in worker order. With
     many workers there are as few as still share the bytes (`fair_shards`); these go to the least loaded workers. Small
     variables stay whole, with owners balanced by bytes. With one worker nothing is partitioned.
 
-    Cost: with W workers and b bytes of dense gradients, each worker sends b·(W-1)/W bytes of gradients and
-    b·(W-1)/W of values a step, 2·b·(W-1)/W in total like all-reduce, and receives as many. Slots: 1/W per worker.
+    Cost: with W workers and b bytes of dense gradients, each worker sends b·(W-1)/W bytes of gradients and b·(W-1)/W of
+    values a step. It receives as many. In total this is 2·b·(W-1)/W, like all-reduce. Slots: 1/W per worker.
 
     Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
 

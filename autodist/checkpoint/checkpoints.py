@@ -51,12 +51,12 @@ class Checkpoints:
     def save(self, step: int | None = None, *, background: bool = False) -> str | None:
         """Saves the values between two steps; every worker calls it, and only the chief writes.
 
-        In the background, the call returns when all values are in files that the system has not yet flushed to the
-        disk: they use no memory of this process, and training can continue. A write error is raised by the next save,
-        by `wait`, or at the end of the run, which waits for the save.
+        In the background, the call returns when all values are in files, before the system has flushed these to the
+        disk. Training can continue, and the values use no memory of this process. A write error is raised by the next
+        save, by `wait`, or at the end of the run, which waits for the save.
 
-        If only the chief calls it, the others do not wait for it: the writes of asynchronous steps meanwhile may be in
-        some values and not in others.
+        If only the chief calls it, the others do not wait for it. Asynchronous steps may then write during the save, so
+        that some values include their writes and others do not.
 
         Args:
             step: the number of steps done; returned by `restore`.

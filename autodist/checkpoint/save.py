@@ -51,8 +51,8 @@ class Saves:
     def save(self, content: Callable[[int], Content], is_in_background: bool = False, above: int = 0) -> str:
         """Writes a checkpoint of the current values; called on the chief, while no worker is in a step.
 
-        In the background, the call returns when all values are in files that the system has not yet flushed to the
-        disk: they use no memory of this process. Flushing, checksums and renaming remain for the background.
+        In the background, the call returns when all values are in files, before the system has flushed these to the
+        disk. The values use no memory of this process. Flushing, checksums and renaming remain for the background.
 
         Args:
             content: returns the content for the number of the checkpoint.

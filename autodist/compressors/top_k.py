@@ -25,7 +25,7 @@ DEFAULT_FRACTION = 0.01
 class TopK(Compressor):
     """Each worker sends its k largest elements and their positions to all: (W-1) · k · (element's bytes + 4) bytes.
 
-    The positions differ between workers, so the sum has up to W·k elements and is not compressed again; this pays off
+    The positions differ between workers, so the sum has up to W·k elements and is not compressed again. This pays off
     for few workers or a small fraction. A worker adds the elements that it did not send to its next gradient.
 
     Sources: S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Y. Lin et al.,

@@ -214,8 +214,8 @@ def _limit(default: float) -> Any:
 class Timeouts(Model):
     """Timeouts of a run, in seconds. An error about a missed timeout names the key to raise.
 
-    Seconds count for less while a process is suspended or this machine is overloaded: a timeout limits the work that a
-    process could have done in that time (`autodist.cluster.load_adjusted_clock`).
+    Seconds count for less while a process is suspended or this machine is overloaded
+    (`autodist.cluster.load_adjusted_clock`). So a timeout limits the work that a process could have done in that time.
 
     Attributes:
         connect_timeout: the time for reaching a machine over SSH. Until then, a machine that still boots or admits no

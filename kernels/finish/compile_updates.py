@@ -28,8 +28,8 @@ class CompileUpdates(Kernel[ReplicatedStep, ReplicatedStep]):
     variable has. Compiled, they read each operand once and write each variable once. Adam on 16 MB of weights takes
     4.4 ms instead of 8.5 ms, on two cores.
 
-    Updates that workers on several machines compute in parallel are left out: XLA's code depends on the processor (for
-    example on fused multiply-add), and workers with different processors would diverge in their last bits.
+    Updates that workers on several machines compute in parallel are left out. XLA's code depends on the processor (for
+    example on fused multiply-add), so workers with different processors would diverge in their last bits.
 
     Attributes:
         min_bytes: minimum size of a variable. Smaller ones stay in a processor's cache between ops, and XLA itself

@@ -1,7 +1,7 @@
 """The models that are timed, their optimizers and synthetic data, all float32.
 
 Data and weights come from NumPy generators with fixed seeds, so that every way of training starts from the same
-numbers, regardless of the number of processes and devices.
+numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Computes how a worker spends its time in a step: computing, sending, reading, or waiting for another worker.
 
 At each moment the first matching case counts: an operation computes in the worker's process; a tensor is in transfer to
-or from it; it waits for a batch; it waits for another worker, of several for the one that it waits for longest.
+or from it; it waits for a batch; it waits for another worker. Of several awaited workers, the one that it waits for
+longest counts.
 """
 
 from __future__ import annotations
