@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -14,6 +15,7 @@ from autodist.options.fields import check_options
 from autodist.strategies.all_reduce import SpecName
 from autodist.strategies.partition import Partition
 from autodist.strategies.ps import Owner, Staleness
+from autodist.synchronizers import AllReduce, ParameterServer
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class UseAllReduce:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    def applied(self, synchronizer: AllReduce) -> AllReduce:
+        """Returns a synchronizer with the options that are set."""
+        options = {"group": self.group, "spec": self.all_reduce_spec, "compressor": self.compressor}
+        return replace(synchronizer, **_set_options(options))
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,18 @@ class UseParameterServer:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    def applied(self, synchronizer: ParameterServer) -> ParameterServer:
+        """Returns a synchronizer with the options that are set, except for the owner."""
+        asynchronous = None if self.sync is None else not self.sync
+        options = {
+            "asynchronous": asynchronous, "staleness": self.staleness, "local_proxy": self.local_proxy_variable,
+        }  # fmt: skip
+        return replace(synchronizer, **_set_options(options))
+
+
+def _set_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {option: value for option, value in options.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from autodist.errors import StrategyError
 from autodist.graph.placement import Partitioning
@@ -52,8 +52,7 @@ class OverrideVariables(StrategyBuilder):
         variables = synced_variables(graph_item)
         chosen = _chosen(self.overrides, variables, graph_item)
         nodes = {node.variable: node for node in inner.nodes}
-        nodes |= all_reduced_nodes(chosen, nodes, variables)
-        nodes |= served_nodes(chosen, nodes, variables, resource_spec)
+        nodes |= replaced_nodes(chosen, nodes, variables, resource_spec)
         name = f"{inner.builder} with variables of their own"
         strategy = make_strategy(name, resource_spec, variables, nodes.values())
         if inner.HasField("pipeline"):
@@ -102,125 +101,106 @@ def _no_match(override: Override, names: Sequence[str], graph_item: GraphLike) -
     )
 
 
-Kind = TypeVar("Kind", AllReduce, ParameterServer)
-
 Nodes = Mapping[str, strategy_pb2.VariableNode]
 """By the variable's name."""
 
+Kind = TypeVar("Kind", AllReduce, ParameterServer)
 
-def all_reduced_nodes(
-    chosen: Mapping[str, Override], nodes: Nodes, variables: Sequence[SyncedVariable]
+
+@dataclass(frozen=True)
+class _Replacement:
+    """The synchronizers that an override selects for a variable.
+
+    Attributes:
+        variable: the variable.
+        partitioning: its partitioning; None if it is whole.
+        synchronizers: one for each shard; the owners of parameter servers are only valid if `is_decided`.
+        is_decided: True if the owners are final, or if there are none.
+    """
+
+    variable: SyncedVariable
+    partitioning: Partitioning | None
+    synchronizers: Sequence[AllReduce] | Sequence[ParameterServer]
+    is_decided: bool = True
+
+    def shards(self) -> Iterator[tuple[SyncedVariable, AllReduce | ParameterServer]]:
+        """Yields each shard as a variable, with its synchronizer."""
+        yield from zip(shards_of(self.variable, self.partitioning), self.synchronizers, strict=True)
+
+    def node(self, assigned: Mapping[PieceKey, int]) -> strategy_pb2.VariableNode:
+        """Returns the node, with assigned owners for undecided ones."""
+        name = self.variable.name
+        decided = [
+            replace(one, owner=assigned.get((name, index), one.owner)) if isinstance(one, ParameterServer) else one
+            for index, one in enumerate(self.synchronizers)
+        ]
+        return node_of(name, self.partitioning, decided)
+
+
+def replaced_nodes(
+    chosen: Mapping[str, Override], nodes: Nodes, variables: Sequence[SyncedVariable], resource_spec: ResourceSpec
 ) -> dict[str, strategy_pb2.VariableNode]:
-    """Returns the nodes of variables for which an override selects all-reduce.
+    """Returns the nodes of the variables that use an override.
+
+    Undecided owners are assigned last; the bytes of all decided ones count.
 
     Args:
         chosen: the override that each variable uses.
         nodes: the builder's.
         variables: all that have a gradient.
+        resource_spec: the machines.
 
     Raises:
-        StrategyError: a variable cannot be partitioned according to its override.
+        StrategyError: a variable cannot be partitioned according to its override, or an owner is no worker.
     """
     groups = [one.group for node in nodes.values() for one in synchronizers_of(node) if one.group is not None]
     default = AllReduce(group=max(groups, default=-1) + 1)
-    replaced = {}
-    for variable in variables:
-        override = chosen.get(variable.name)
-        if override is None or not isinstance(override.use, UseAllReduce):
-            continue
-        before = nodes[variable.name]
-        partitioning = _partitioning(override, variable, before)
-        earlier = [one for one in synchronizers_of(before) if isinstance(one, AllReduce)]
-        reduced = [_reduced(override.use, one) for one in _matched(partitioning, earlier or [default])]
-        replaced[variable.name] = node_of(variable.name, partitioning, reduced)
-    return replaced
-
-
-def _reduced(use: UseAllReduce, before: AllReduce) -> AllReduce:
-    options = {"group": use.group, "spec": use.all_reduce_spec, "compressor": use.compressor}
-    return replace(before, **_set_options(options))
-
-
-def _set_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that an override sets."""
-    return {option: value for option, value in options.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class _Served:
-    """A variable for which an override selects parameter servers.
-
-    Attributes:
-        variable: the variable.
-        partitioning: its partitioning; None if it is whole.
-        servers: one per shard; their owners are only valid if `is_decided`.
-        is_decided: True if the owners are final.
-    """
-
-    variable: SyncedVariable
-    partitioning: Partitioning | None
-    servers: tuple[ParameterServer, ...]
-    is_decided: bool
-
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes of each shard."""
-        return [shard.byte_size for shard in shards_of(self.variable, self.partitioning)]
-
-    def node(self, assigned: Mapping[PieceKey, int]) -> strategy_pb2.VariableNode:
-        """Returns the node, with assigned owners for undecided ones."""
-        name = self.variable.name
-        servers = [
-            replace(server, owner=assigned.get((name, index), server.owner))
-            for index, server in enumerate(self.servers)
-        ]
-        return node_of(name, self.partitioning, servers)
-
-
-def served_nodes(
-    chosen: Mapping[str, Override], nodes: Nodes, variables: Sequence[SyncedVariable], resource_spec: ResourceSpec
-) -> dict[str, strategy_pb2.VariableNode]:
-    """Returns the nodes of variables for which an override selects parameter servers; arguments as above.
-
-    Undecided owners are assigned last; the bytes of all decided ones count.
-    """
-    served = {}
-    for variable in variables:
-        override = chosen.get(variable.name)
-        if override is not None and isinstance(override.use, UseParameterServer):
-            served[variable.name] = _served(override, override.use, variable, nodes[variable.name], resource_spec)
+    replaced = {
+        variable.name: _replacement(chosen[variable.name], variable, nodes[variable.name], default, resource_spec)
+        for variable in variables
+        if variable.name in chosen
+    }
     loads = GreedyLoads(resource_spec)
     for variable in variables:
-        for owner, byte_size in _owned(variable, nodes[variable.name], served.get(variable.name)):
-            loads.add(owner, byte_size)
-    undecided = [one for one in served.values() if not one.is_decided]
-    owners = loads.place_pieces(
-        {(one.variable.name, index): size for one in undecided for index, size in enumerate(one.sizes)}
-    )
-    return {name: one.node(owners) for name, one in served.items()}
+        replacement = replaced.get(variable.name)
+        if replacement is None or replacement.is_decided:
+            shards = pieces(variable, nodes[variable.name]) if replacement is None else replacement.shards()
+            for shard, synchronizer in shards:
+                if synchronizer.owner is not None:
+                    loads.add(synchronizer.owner, shard.byte_size)
+    sizes = {
+        (name, index): shard.byte_size
+        for name, replacement in replaced.items() if not replacement.is_decided
+        for index, (shard, _) in enumerate(replacement.shards())
+    }  # fmt: skip
+    owners = loads.place_pieces(sizes)
+    return {name: one.node(owners) for name, one in replaced.items()}
 
 
-def _served(
+def _replacement(
     override: Override,
-    use: UseParameterServer,
     variable: SyncedVariable,
     before: strategy_pb2.VariableNode,
+    default: AllReduce,
     resource_spec: ResourceSpec,
-) -> _Served:
-    partitioning = _partitioning(override, variable, before)
+) -> _Replacement:
+    use, partitioning = override.use, _partitioning(override, variable, before)
+    count = 1 if partitioning is None else len(partitioning.sizes)
+    if isinstance(use, UseAllReduce):
+        reduced = [one for one in synchronizers_of(before) if isinstance(one, AllReduce)]
+        return _Replacement(variable, partitioning, [use.applied(one) for one in _matched(count, reduced, default)])
     earlier = [one for one in synchronizers_of(before) if isinstance(one, ParameterServer)]
-    servers = [_server(use, one) for one in _matched(partitioning, earlier or [ParameterServer()])]
-    owners = _owners(override, use, variable, len(servers), resource_spec)
+    servers = [use.applied(one) for one in _matched(count, earlier, ParameterServer())]
+    owners = _owners(override, use, variable, count, resource_spec)
     if owners:
         servers = [replace(server, owner=owner) for server, owner in zip(servers, owners, strict=True)]
-    keeps_owners = len(earlier) == len(servers) and partitioning == partitioning_of(before)
-    return _Served(variable, partitioning, tuple(servers), bool(owners) or keeps_owners)
+    keeps_owners = len(earlier) == count and partitioning == partitioning_of(before)
+    return _Replacement(variable, partitioning, servers, bool(owners) or keeps_owners)
 
 
-def _server(use: UseParameterServer, before: ParameterServer) -> ParameterServer:
-    asynchronous = None if use.sync is None else not use.sync
-    options = {"asynchronous": asynchronous, "staleness": use.staleness, "local_proxy": use.local_proxy_variable}
-    return replace(before, **_set_options(options))
+def _matched(count: int, earlier: Sequence[Kind], default: Kind) -> Sequence[Kind]:
+    """Returns the earlier synchronizer of each shard: its own if their numbers agree, else the first one."""
+    return earlier if len(earlier) == count else [earlier[0] if earlier else default] * count
 
 
 def _owners(
@@ -241,18 +221,6 @@ def _owners(
         raise StrategyError(error.problem, override.place) from None
 
 
-def _owned(
-    variable: SyncedVariable, node: strategy_pb2.VariableNode, served: _Served | None
-) -> Iterator[tuple[int, int]]:
-    """Yields owner and bytes of each shard of a variable, if the owner is known."""
-    if served is None:
-        for piece, one in pieces(variable, node):
-            if one.owner is not None:
-                yield one.owner, piece.byte_size
-    elif served.is_decided:
-        yield from zip((server.owner for server in served.servers), served.sizes, strict=True)
-
-
 def _partitioning(
     override: Override, variable: SyncedVariable, before: strategy_pb2.VariableNode
 ) -> Partitioning | None:
@@ -263,9 +231,3 @@ def _partitioning(
         return partition.partitioning(variable)
     except StrategyError as error:
         raise StrategyError(error.problem, override.place) from None
-
-
-def _matched(partitioning: Partitioning | None, earlier: Sequence[Kind]) -> Sequence[Kind]:
-    """Returns the earlier synchronizer of each shard: its own if their numbers agree, else the first one."""
-    count = 1 if partitioning is None else len(partitioning.sizes)
-    return earlier if len(earlier) == count else [earlier[0]] * count

@@ -51,11 +51,6 @@ _PLAIN_LINE = re.compile("|".join(_WITHOUT_FILE))
 _MESSAGES = {file: re.compile(message) for file, message in _BY_FILE.items()}
 
 
-def is_log_line(line: str) -> bool:
-    """Returns True if TensorFlow's own log wrote this line, or the line that announces the log."""
-    return _LINE.fullmatch(line) is not None or _PLAIN_LINE.fullmatch(line) is not None
-
-
 def is_routine_line(line: str) -> bool:
     """Returns True for a line without information, which TensorFlow logs in every run.
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autodist.logs.tensorflow_log import is_log_line
 from tests.cluster.hosts import HOST_KINDS, Hosts
 from tests.cluster.runs import MARK, workers_here
 from tests.equivalence.harness import ROOT, run_to_its_end
+from tests.log_lines import is_log_line
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 

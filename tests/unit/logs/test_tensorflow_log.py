@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autodist.logs.tensorflow_log import is_log_line, is_no_failure, is_routine_line
+from autodist.logs.tensorflow_log import is_no_failure, is_routine_line
+from tests.log_lines import is_log_line
 
 SAID_IN_EVERY_RUN = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
