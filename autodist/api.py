@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from autodist.batch.axis import require_mapping
+from autodist.capture.global_statistics_in_graphs import GraphBatchStatistics
 from autodist.capture.gradients import GradientNotes, recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
@@ -25,7 +26,6 @@ from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
 from autodist.capture.training_hooks import install_hooks, put_back
-from autodist.capture.whole_in_graphs import GraphBatchStatistics
 from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.fit_wrappers import AroundFit
 from autodist.checkpoint.keras_callback import CheckpointCallback
@@ -201,7 +201,7 @@ class AutoDist:
                 checking_distributions(),
                 self._keras.adopting(require_mapping(batch_axis, "inputs of fit")),
                 recording_all_reduces(in_functions=False) as self._sums,
-                recording_gradients(in_functions=False, whole=self._whole_in_graph(self._sums)) as self._notes,
+                recording_gradients(in_functions=False, decomposer=self._whole_in_graph(self._sums)) as self._notes,
             ):
                 yield self
         finally:

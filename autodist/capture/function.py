@@ -20,6 +20,7 @@ from autodist.capture.assemble import (
     warn_of_variables_without_gradient,
 )
 from autodist.capture.composites import pairing_entries, reducing_by_rows
+from autodist.capture.global_statistics import BatchStatistics, with_global_statistics
 from autodist.capture.gradients import GradientNotes, forget_custom_gradients, recording_gradients, tensors_of
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.inline import inlining_functions, naming_captures
@@ -31,7 +32,6 @@ from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.tables import Table, bind_table, find_table, require_made_before, require_unchanged
 from autodist.capture.training_hooks import distributing
 from autodist.capture.training_requirements import TRAINS, TrainingRequirements
-from autodist.capture.whole_statistics import BatchStatistics, with_whole_statistics
 from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor
@@ -92,7 +92,7 @@ def capture_function(
     """
     trace = functools.partial(_trace, function, arguments, jit_compile, autograph)
     capture = functools.partial(_capture, trace, tuple(batch_axes), demands, jit_compile)
-    made = with_whole_statistics(capture) if is_split else capture(None)
+    made = with_global_statistics(capture) if is_split else capture(None)
     warn_of_variables_without_gradient(made.captured.step, made.notes)
     return made.captured
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.framework import ops  # the registry of gradients
 
+from autodist.capture.graphs import records_here
 from autodist.capture.jacobians import BatchJacobian, Jacobian, keeps_records
 from autodist.capture.loss_decomposition import SEED_NAME, DecompositionPoint, decompose
 from autodist.capture.patches import (
@@ -62,20 +63,6 @@ def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[tf.Tensor, ...]:
     return (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else (gradient,)
 
 
-def records_here(in_functions: bool) -> bool:
-    """Returns True while a graph of the kind to record in is built.
-
-    Args:
-        in_functions: True for graphs of functions, False for plain graphs.
-    """
-    return not tf.executing_eagerly() and is_of_function(tf.compat.v1.get_default_graph()) == in_functions
-
-
-def is_of_function(graph: object) -> bool:
-    """Returns True for the graph of a function, and False for one that sessions run."""
-    return isinstance(graph, tf.__internal__.FuncGraph)
-
-
 class DecomposesLoss(Protocol):
     """Decomposes targets, and may first change the graph that computes them."""
 
@@ -96,13 +83,14 @@ class GradientNotes:
         calls: the calls.
         in_functions: True to record in graphs of functions, False in plain graphs.
         wants_records: True if a jacobian could be written out with a tape that keeps its records.
-        whole: replaces batch statistics of the targets of `tf.gradients` by those of the whole batch; None leaves them.
+        decomposer: decomposes the targets of `tf.gradients`, with batch statistics over the whole batch; None for
+            decomposition with those of each replica.
     """
 
     calls: list[RecordedGradientCall] = field(default_factory=list)
     in_functions: bool = True
     wants_records: bool = False
-    whole: DecomposesLoss | None = None
+    decomposer: DecomposesLoss | None = None
     _depth: threading.local = field(default_factory=threading.local)
 
     @contextmanager
@@ -146,10 +134,10 @@ class GradientNotes:
             ends = [s for s in (*tf.nest.flatten(sources), *tf.nest.flatten(stops)) if isinstance(s, tf.Tensor)]
             with recording or nullcontext():
                 tensors, flat_weights = _weigh(tensors, flat_weights)
-                if self.whole is None or recording is not None:  # a tape has already recorded the targets' inputs
+                if self.decomposer is None or recording is not None:  # a tape has already recorded the targets' inputs
                     apart, points = decompose(tensors, ends)
                 else:
-                    apart, points = self.whole.decompose(tensors, ends, seed, self.calls)
+                    apart, points = self.decomposer.decompose(tensors, ends, seed, self.calls)
             weighted = [
                 (tf.ones_like(t) if w is None else w) * tf.cast(seed, t.dtype)
                 for t, w in zip(apart, flat_weights, strict=True)
@@ -243,14 +231,15 @@ def _floats(targets: list[Any]) -> bool:
 
 
 @contextmanager
-def recording_gradients(in_functions: bool = True, whole: DecomposesLoss | None = None) -> Iterator[GradientNotes]:
+def recording_gradients(in_functions: bool = True, decomposer: DecomposesLoss | None = None) -> Iterator[GradientNotes]:
     """Records all gradients that are computed in graphs while the context is open.
 
     Args:
         in_functions: True to record in graphs of functions, False in plain graphs.
-        whole: replaces batch statistics of the targets of `tf.gradients` by those of the whole batch; None leaves them.
+        decomposer: decomposes the targets of `tf.gradients`, with batch statistics over the whole batch; None for
+            decomposition with those of each replica.
     """
-    notes = GradientNotes(in_functions=in_functions, whole=whole)
+    notes = GradientNotes(in_functions=in_functions, decomposer=decomposer)
 
     def unnoted(differentiating: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with notes._inside():

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autodist.capture.gradients import records_here
+from autodist.capture.graphs import records_here
 from autodist.capture.patches import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -34,11 +34,11 @@ class RecordedAllReduce:
 
     Attributes:
         graph: the graph of its placeholder.
-        whole: the all-reduce.
+        all_reduce: the all-reduce.
     """
 
     graph: tf.Graph
-    whole: InStepAllReduce
+    all_reduce: InStepAllReduce
 
 
 @dataclass
@@ -53,7 +53,7 @@ class AllReduceNotes:
     in_functions: bool
     sums: list[RecordedAllReduce] = field(default_factory=list)
 
-    def whole(self, value: tf.Tensor, is_mean: bool = False, is_asked: bool = True) -> tf.Tensor:
+    def all_reduced(self, value: tf.Tensor, is_mean: bool = False, is_asked: bool = True) -> tf.Tensor:
         """Returns a placeholder for the sum of a value over all replicas.
 
         Its gradient is the sum of the replicas' gradients.
@@ -110,7 +110,7 @@ def recording_all_reduces(in_functions: bool) -> Iterator[AllReduceNotes]:
         if not is_recorded(flat):
             return all_reduce(self, reduce_op, value, options)
         is_mean = getattr(reduce_op, "name", str(reduce_op)).upper() == "MEAN"
-        return tf.nest.pack_sequence_as(value, [notes.whole(v, is_mean) for v in flat])
+        return tf.nest.pack_sequence_as(value, [notes.all_reduced(v, is_mean) for v in flat])
 
     def gathered(all_gather: Any, self: Any, value: Any, axis: Any, options: Any = None) -> Any:
         flat = tf.nest.flatten(value)
@@ -139,7 +139,7 @@ def _sums_are_whole(notes: AllReduceNotes) -> Iterator[None]:
     """Records the sums of Keras's batch normalization as in-step all-reduces while the context is open."""
 
     def whole(plain: Any, *args: Any, **kwargs: Any) -> Any:
-        return notes.whole(plain(*args, **kwargs))
+        return notes.all_reduced(plain(*args, **kwargs))
 
     with patched({BATCH_NORM_SUM: whole}):
         yield

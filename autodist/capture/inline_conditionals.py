@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.gradients import is_of_function
+from autodist.capture.graphs import is_of_function
 from autodist.capture.patches import COND, patched
 from autodist.graph.ops import SUMS, Trait, having
 

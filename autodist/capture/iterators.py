@@ -9,7 +9,8 @@ from dataclasses import replace
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # names of an op's inputs
 
-from autodist.capture.tables import bodies_of, share
+from autodist.capture.graphs import bodies_of
+from autodist.capture.tables import share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.names import node_of

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
-from autodist.capture.gradients import is_of_function
+from autodist.capture.graphs import is_of_function
 from autodist.capture.suspects import SUSPECTS, Suspect, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
 from autodist.capture.training_lines import LocalStep, TrainingKind, line_of_script, step_here

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # base class of all sessions
 
-from autodist.capture.gradients import is_of_function
+from autodist.capture.graphs import is_of_function
 from autodist.capture.local_training import applied
 from autodist.capture.suspects import Suspect, plain_variable, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
@@ -25,7 +25,7 @@ as training. A script may once compute a gradient and then assign a variable wit
 _LOOKS = 50
 """Largest number of comparisons for one function, and for eager gradients; each takes up to a millisecond."""
 
-_WAYS = frozenset({TrainingKind.FUNCTION, TrainingKind.EAGER, TrainingKind.SESSION})
+_KINDS = frozenset({TrainingKind.FUNCTION, TrainingKind.EAGER, TrainingKind.SESSION})
 """The kinds of training that are detected, each reported once."""
 
 
@@ -218,13 +218,13 @@ class ScopeTraining:
         if self._windows >= _WINDOWS and self._eager is not None:
             self._find(TrainingKind.EAGER, self._eager)
 
-    def _find(self, way: TrainingKind, marked: _Marked) -> None:
-        self._report(way, marked.step, marked.names)
+    def _find(self, kind: TrainingKind, marked: _Marked) -> None:
+        self._report(kind, marked.step, marked.names)
 
-    def _report(self, way: TrainingKind, step: LocalStep, names: list[str]) -> None:
+    def _report(self, kind: TrainingKind, step: LocalStep, names: list[str]) -> None:
         self._window.clear()
-        self._reported.add(way)
-        if self._reported == _WAYS:
+        self._reported.add(kind)
+        if self._reported == _KINDS:
             self.stop()
         self._on_step(step, names)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import lookup_ops  # the base of all tables
 
+from autodist.capture.graphs import bodies_of
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.ops import Trait, having
@@ -152,11 +153,6 @@ def fills_tables_alone(step: CapturedStep) -> bool:
 
 def _writes(graph_def: GraphDef) -> Iterator[NodeDef]:
     return (node for nodes in bodies_of(graph_def) for node in nodes if node.op in _WRITES)
-
-
-def bodies_of(graph_def: GraphDef) -> list[Sequence[NodeDef]]:
-    """Returns the nodes of a graph, and those of each of its functions."""
-    return [graph_def.node, *(function.node_def for function in graph_def.library.function)]
 
 
 def share_tables(step: CapturedStep, session: str) -> CapturedStep:

@@ -64,10 +64,10 @@ def step_here(function: Any = None) -> LocalStep:
     files = {sys.modules[one.__module__].__file__ for one in _trainers()}
     if any(f.f_code.co_filename in files and f.f_code.co_name in ("fit", "train_on_batch") for f in frames):
         return LocalStep(TrainingKind.FIT, line_of_script())
-    way = TrainingKind.EAGER if tf.executing_eagerly() else TrainingKind.FUNCTION
+    kind = TrainingKind.EAGER if tf.executing_eagerly() else TrainingKind.FUNCTION
     code = getattr(getattr(function, "python_function", None), "__code__", None)
     library = "" if code is None else _package_of(code.co_filename)
-    return LocalStep(way, line_of_script(), library=library or _library(frames))
+    return LocalStep(kind, line_of_script(), library=library or _library(frames))
 
 
 def line_of_script() -> str:

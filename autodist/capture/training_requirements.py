@@ -6,8 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autodist.capture.gradients import RecordedGradientCall, is_of_function
+from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.graph_mode import CapturedGraph, handle_name
+from autodist.capture.graphs import is_of_function
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import find_stages

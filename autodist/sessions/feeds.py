@@ -12,9 +12,9 @@ from autodist.batch.axis import axis_within
 from autodist.batch.examples import count_examples, require_examples, rows_of, share_of
 from autodist.batch.gathered import GatheredFeeds, GatheredInput
 from autodist.capture.batch_requirements import BatchDivision, require_any_length
+from autodist.capture.global_statistics_in_graphs import warn_replica_statistics
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
-from autodist.capture.whole_in_graphs import warn_replica_statistics
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.names import node_of

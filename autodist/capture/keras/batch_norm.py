@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autodist.capture.gradients import is_of_function
+from autodist.capture.graphs import is_of_function
 from autodist.capture.patches import BATCH_NORM_CALL, MOMENTS, NORMALIZE, SECOND_BATCH_NORM_GRADIENT, patched
 from autodist.graph.editor import GraphEditor
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.capture.global_statistics_in_graphs import GraphBatchStatistics
 from autodist.capture.gradients import GradientNotes, recording_gradients
 from autodist.capture.in_step_all_reduces import AllReduceNotes, recording_all_reduces
 from autodist.capture.patches import replaced
-from autodist.capture.whole_in_graphs import GraphBatchStatistics
 from autodist.graph import batch_statistics
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import plan
@@ -54,7 +54,7 @@ def noting() -> Iterator[tuple[tf.Graph, GradientNotes, AllReduceNotes]]:
     with (
         tf.Graph().as_default() as graph,
         recording_all_reduces(in_functions=False) as sums,
-        recording_gradients(in_functions=False, whole=GraphBatchStatistics(sums)) as notes,
+        recording_gradients(in_functions=False, decomposer=GraphBatchStatistics(sums)) as notes,
     ):
         yield graph, notes, sums
 
@@ -138,7 +138,7 @@ def test_every_process_gives_the_exchanges_the_same_names() -> None:
     def names() -> list[str]:
         with noting() as (_, _, sums):
             build(covariances)
-        return [one.whole.node for one in sums.sums]
+        return [one.all_reduce.node for one in sums.sums]
 
     plain = batch_statistics._mixing
     with replaced(batch_statistics, "_mixing", lambda *args: sorted(plain(*args))):

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
-from autodist.capture.gradients import is_of_function
+from autodist.capture.graphs import is_of_function
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.inline_conditionals import BranchesInGraph
 from autodist.capture.patches import CREATE_OP, patched
@@ -126,9 +126,9 @@ def global_statistic(
         batch: a tensor with a row for each example, and the axis of the rows.
         named: returns the tensors of the weight of a mean by name.
     """
-    whole = functools.partial(notes.whole, is_asked=False)
+    all_reduced = functools.partial(notes.all_reduced, is_asked=False)
     if not isinstance(statistic, Mean):
-        return whole(value)
+        return all_reduced(value)
 
     def of(weight: Weight) -> tf.Tensor:
         match weight:
@@ -142,10 +142,10 @@ def global_statistic(
         )  # read at run time, also if the traced length is static
 
     weight = of(statistic.weight)
-    return whole(value * weight) / whole(weight)
+    return all_reduced(value * weight) / all_reduced(weight)
 
 
-def with_whole_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
+def with_global_statistics(capture: Callable[[BatchStatistics | None], C]) -> C:
     """Returns the step of `capture`, with the whole batch's sums and means if its losses need them.
 
     A loss needs them if its dependence on the batch is known only with them, or if the step writes values computed from

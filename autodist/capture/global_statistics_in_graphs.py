@@ -15,12 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.capture.assemble import CaptureNotes, assemble
+from autodist.capture.global_statistics import MOST_TRACES, SCOPE, global_statistic, is_layers, log_global_statistics
 from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.graph_mode import handle_name, replace_by_placeholder
 from autodist.capture.in_step_all_reduces import AllReduceNotes
 from autodist.capture.iterators import GETS
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
-from autodist.capture.whole_statistics import MOST_TRACES, SCOPE, global_statistic, is_layers, log_global_statistics
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
