@@ -18,7 +18,7 @@ from autodist.capture.gradients import recording_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.step import Step
 from autodist.kernels import Fetching
-from autodist.runs.run import Run
+from autodist.runs.run_steps import RunSteps
 from autodist.runs.step_plans import share_names
 from tests.equivalence.cases import PROGRAMS
 from tests.equivalence.train import SEED
@@ -91,7 +91,7 @@ def _noting(name: str, positions: Sequence[int]) -> Iterator[dict[str, StoredSte
     found: dict[str, StoredStep] = {}
     planned: dict[str, tf.compat.v1.GraphDef] = {}
     count = itertools.count()
-    plan, program = Run.plan, Run.program
+    plan, program = RunSteps.plan, RunSteps.program
 
     def note(step: StoredStep) -> str:
         position = next(count)
@@ -102,24 +102,24 @@ def _noting(name: str, positions: Sequence[int]) -> Iterator[dict[str, StoredSte
             raise _Enough
         return own
 
-    def noting_plan(self: Run, item: Step, names: Mapping[str, str], *given: Any, **told: Any) -> Any:
-        if item.gradients:
-            own = note(StoredStep(undecided(share_names(item, names))))
+    def noting_plan(self: RunSteps, step: Step, names: Mapping[str, str], *given: Any, **told: Any) -> Any:
+        if step.gradients:
+            own = note(StoredStep(undecided(share_names(step, names))))
             planned.clear()
-            planned[own] = item.graph_def
-        return plan(self, item, names, *given, **told)
+            planned[own] = step.graph_def
+        return plan(self, step, names, *given, **told)
 
-    def noting_program(self: Run, *given: Any, **told: Any) -> Any:
+    def noting_program(self: RunSteps, *given: Any, **told: Any) -> Any:
         bound = inspect.signature(program).bind(self, *given, **told)
         bound.apply_defaults()
         asked = bound.arguments
-        if all(asked["item"].graph_def is not graph_def for graph_def in planned.values()):
+        if all(asked["step"].graph_def is not graph_def for graph_def in planned.values()):
             pipeline = next(key for key, kernels in PIPELINES.items() if kernels is asked["kernels"])
-            item = undecided(share_names(asked["item"], asked["names"]))
+            item = undecided(share_names(asked["step"], asked["names"]))
             note(StoredStep(item, next(iter(planned), None), pipeline, asked["fetching"] is Fetching.BY_ALL))
         return program(self, *given, **told)
 
-    with mock.patch.object(Run, "plan", noting_plan), mock.patch.object(Run, "program", noting_program):
+    with mock.patch.object(RunSteps, "plan", noting_plan), mock.patch.object(RunSteps, "program", noting_program):
         yield found
 
 

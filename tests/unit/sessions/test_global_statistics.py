@@ -111,7 +111,7 @@ def test_one_replica_exchanges_nothing(caplog: pytest.LogCaptureFixture) -> None
 def test_what_a_tape_has_recorded_before_is_named_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
     train(autodist(), by_a_tape, ROWS)
     assert [
-        "each replica takes those of its own examples" in message and "test_whole_statistics.py" in message
+        "each replica takes those of its own examples" in message and "test_global_statistics.py" in message
         for message in warnings(caplog)
     ] == [True]
 
