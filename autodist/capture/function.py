@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,11 +13,11 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Op
 
 from autodist.capture.assemble import (
     CaptureNotes,
-    FoundVariable,
     assemble,
     describe_variables,
     warn_of_variables_without_gradient,
 )
+from autodist.capture.captured_resources import Table, bind_captures, require_unchanged
 from autodist.capture.composites import pairing_entries, reducing_by_rows
 from autodist.capture.global_statistics import BatchStatistics, with_global_statistics
 from autodist.capture.gradients import GradientNotes, forget_custom_gradients, recording_gradients, tensors_of
@@ -29,15 +28,12 @@ from autodist.capture.keras.batch_norm import FusedNorms, fusing_batch_norms
 from autodist.capture.keras.distribution import checking_distributions
 from autodist.capture.keras.overwrites import recording_overwrites
 from autodist.capture.other_strategies import refusing_strategies
-from autodist.capture.tables import Table, bind_table, find_table, require_made_before, require_unchanged
 from autodist.capture.training_hooks import distributing
 from autodist.capture.training_requirements import TRAINS, TrainingRequirements
-from autodist.errors import CaptureError
 from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import node_of, tensor
 from autodist.graph.ops import Trait, having
-from autodist.graph.origins import line_of
 from autodist.graph.step import CapturedStep
 
 
@@ -133,7 +129,7 @@ def _capture(
     forget_custom_gradients(definition)
     editor = GraphEditor(definition)
     norms.share_moments(editor, graph)
-    found, tables = _bind_captures(editor, graph)
+    found, tables = bind_captures(editor, graph)
     variables = describe_variables(found)
     handles = {id(one.source.handle): one.handle for one in found}
 
@@ -201,111 +197,6 @@ def _trace(
     if noted.wants_records:
         return _trace(function, arguments, jit_compile, autograph, statistics, keeps_records=True)
     return concrete, noted, sums
-
-
-def _bind_captures(
-    editor: GraphEditor, graph: tf.Graph
-) -> tuple[list[FoundVariable[tf.Variable]], dict[str, tuple[Table, str]]]:
-    """Binds the tensors that the step captures: handles of variables, values of tensors, and tables.
-
-    Returns:
-        The variables; and by node, the tables with the tensor of the graph that the node stands for.
-    """
-    known = {id(v.handle): v for v in graph.variables}
-    found: list[FoundVariable[tf.Variable]] = []
-    tables: dict[str, tuple[Table, str]] = {}
-    for outer, inner in graph.captures:
-        node = editor[inner.op.name]
-        if inner.dtype == tf.resource:
-            variable = known[id(outer)] if id(outer) in known else _search(outer)
-            if variable is not None:
-                _become_handle(node, variable)
-                found.append(FoundVariable(variable, node.name))
-                continue
-            table = find_table(outer)
-            if table is None:
-                require_made_before(inner)
-                raise CaptureError(_of_this_process(inner))
-            tables[table.name] = table, inner.name
-            bind_table(editor, node.name, table)
-        else:
-            _become_constant(node, outer)
-    return found, tables
-
-
-def _name_and_line(resource: tf.Tensor) -> str:
-    """Returns the name of a resource, and the line of the script that uses it."""
-    lines = (line_of(op) for op in resource.consumers())
-    line = next(filter(None, lines), None)
-    return resource.op.name if line is None else f"{resource.op.name}, in {line}"
-
-
-def _users(resource: tf.Tensor) -> set[str]:
-    """Returns the types of the ops that take a resource, in the graph and in its functions."""
-    library = {f.signature.name: f for f in resource.graph.as_graph_def().library.function}
-    front = [op.node_def for op in resource.consumers()]
-    users: set[str] = set()
-    while front:
-        node = front.pop()
-        users.add(node.op)
-        functions = [f.name for value in node.attr.values() for f in (value.func, *value.list.func)]
-        called = [library.pop(name, None) for name in functions]
-        front += [inner for function in called if function is not None for inner in function.node_def]
-    return users
-
-
-def _of_this_process(resource: tf.Tensor) -> str:
-    """Returns the error message for a resource that a step cannot use."""
-    users = _users(resource)
-    name = _name_and_line(resource)
-    if any("Summary" in user for user in users):
-        return (
-            f"the step writes a summary ({name}), but its writer lives in this process and the "
-            "step runs on all replicas. Return the value and write it after the step; with Keras, add it as a metric, "
-            "which the TensorBoard callback shows."
-        )
-    if any("Iterator" in user for user in users):
-        return (
-            f"the step takes its batches from an iterator ({name}), which lives in this process alone. "
-            "Pass the batches as arguments: `step(next(iterator))`, or `for batch in dataset: step(batch)`."
-        )
-    if any("Lookup" in user for user in users):
-        return (
-            f"the step uses a lookup table whose content cannot be read ({name}), such as a "
-            "DenseHashTable, and which lives in this process alone. Use a tf.lookup.StaticHashTable or a "
-            "tf.lookup.experimental.MutableHashTable, or apply it in the input pipeline (dataset.map)."
-        )
-    return (
-        f"the step uses a resource that is not a variable ({name}, for {', '.join(sorted(users))}), "
-        "which lives in this process alone. Move it into the input pipeline."
-    )
-
-
-def _search(handle: Any) -> tf.Variable | None:
-    """Finds a variable by its handle, if the step writes it without reading it."""
-    for candidate in gc.get_objects():
-        if isinstance(candidate, tf.Variable) and getattr(candidate, "handle", None) is handle:
-            return candidate
-    return None
-
-
-def _become_handle(node: tf.compat.v1.NodeDef, variable: tf.Variable) -> None:
-    node.op = "VarHandleOp"
-    node.attr.clear()
-    node.attr["dtype"].type = variable.dtype.base_dtype.as_datatype_enum
-    node.attr["shape"].shape.CopyFrom(variable.shape.as_proto())
-    node.attr["shared_name"].s = node.name.encode()
-
-
-def _become_constant(node: tf.compat.v1.NodeDef, value: tf.Tensor) -> None:
-    if isinstance(value, tf.Tensor) and not hasattr(value, "numpy"):
-        raise CaptureError(
-            f"the step uses {value.name}, a tensor of another graph. Pass it to the step as an argument."
-        )
-    node.op = "Const"
-    node.attr.clear()
-    node.attr["dtype"].type = value.dtype.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value.numpy(), dtype=value.dtype))
 
 
 def _inner_handle(graph: tf.Graph, source: Any, handles: dict[int, str]) -> str | None:

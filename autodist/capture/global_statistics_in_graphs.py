@@ -19,8 +19,8 @@ from autodist.capture.global_statistics import MOST_TRACES, SCOPE, global_statis
 from autodist.capture.gradients import RecordedGradientCall
 from autodist.capture.graph_mode import handle_name, replace_by_placeholder
 from autodist.capture.in_step_all_reduces import AllReduceNotes
-from autodist.capture.iterators import GETS
 from autodist.capture.loss_decomposition import SEED_NAME, VALUE_NAME, DecompositionPoint, decompose
+from autodist.capture.session_resources import GETS
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of

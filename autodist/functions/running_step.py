@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from autodist.capture.tables import Table
+from autodist.capture.captured_resources import Table
 from autodist.errors import UnevenBatchError
 from autodist.graph.find_stages import written_handles
 from autodist.graph.placement import Placement, SyncMode, shard_name

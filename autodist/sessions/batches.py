@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.iterators import elements_read, fed_to_iterators, require_alike, warn_iterators_start_over
+from autodist.capture.session_resources import elements_read, fed_to_iterators, require_alike, warn_iterators_start_over
 from autodist.errors import CaptureError
 from autodist.graph.ops import Trait, having
 from autodist.graph.step import CapturedStep

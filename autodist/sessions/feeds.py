@@ -14,7 +14,7 @@ from autodist.batch.gathered import GatheredFeeds, GatheredInput
 from autodist.capture.batch_requirements import BatchDivision, require_any_length
 from autodist.capture.global_statistics_in_graphs import warn_replica_statistics
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
+from autodist.capture.session_resources import GETS, MAKES, only_makes_iterators
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.names import node_of

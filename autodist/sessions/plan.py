@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.iterators import share_iterators
-from autodist.capture.tables import share_tables
+from autodist.capture.session_resources import share_resources
 from autodist.errors import CaptureError, CaptureMismatchError
 from autodist.graph.parts import Variable
 from autodist.graph.placement import Placement
@@ -100,5 +99,5 @@ class SessionPlan:
         Raises:
             FetchedElsewhereError: workers may fetch different outputs, and one is computed on other workers.
         """
-        shared = share_tables(share_iterators(step, self._prefix), self._prefix)
+        shared = share_resources(step, self._prefix)
         return self._run.steps.program(shared, self.strategy, self._names, fetching, kernels)[0]

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from autodist.batch.examples import warn_empty_micro_batches
 from autodist.capture.batch_requirements import require_any_length, require_no_rows_by_position
+from autodist.capture.captured_resources import require_unchanged
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.iterators import GETS, concerns_iterators_alone
-from autodist.capture.tables import fills_tables_alone, require_unchanged
+from autodist.capture.session_resources import GETS, only_uses_resources
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of, row_axes
@@ -113,8 +113,8 @@ class SessionPrograms:
         if updates:
             self._run.on_training()
         sets = only_sets(step)
-        is_local = concerns_iterators_alone(step) or fills_tables_alone(step)
-        kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if is_local else KERNELS
+        uses_resources = only_uses_resources(step)
+        kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if uses_resources else KERNELS
         if kernels is KERNELS and len(self._run.spec.replicas) > 1:
             require_unchanged(step.graph_def, "a run that takes a batch")
         is_read_only = not step.gradients and all(axis is None for axis in axes)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.iterators import elements_read, fed_to_iterators, require_alike
+from autodist.capture.session_resources import elements_read, fed_to_iterators, require_alike
 from autodist.errors import CaptureError
 
 v1 = tf.compat.v1

@@ -1,4 +1,4 @@
-"""Iterators in a TensorFlow 1 graph: shared by the runs of a session, and the elements that a run reads."""
+"""Iterators and lookup tables in the graph of a session: shared by its runs, and the elements that a run reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # names of an op's inputs
 
+from autodist.capture.captured_resources import find_table_write
 from autodist.capture.graphs import bodies_of
-from autodist.capture.tables import share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.names import node_of
@@ -75,28 +75,32 @@ def only_makes_iterators(step: CapturedStep) -> bool:
     return not step.gradients and bool(step.graph_index.of_op(MAKES))
 
 
-def concerns_iterators_alone(step: CapturedStep) -> bool:
-    """Returns True if a run initializes or names iterators and touches no variable."""
-    return not step.variables and bool(step.graph_index.having(Trait.ITERATOR))
+def only_uses_resources(step: CapturedStep) -> bool:
+    """Returns True if a run initializes or names iterators, or fills tables, and touches no variable."""
+    uses = bool(step.graph_index.having(Trait.ITERATOR)) or find_table_write(step.graph_def) is not None
+    return uses and not step.variables
 
 
-def share_iterators(step: CapturedStep, session: str) -> CapturedStep:
-    """Makes all runs of a session use the same iterators.
+def share_resources(step: CapturedStep, session: str) -> CapturedStep:
+    """Makes all runs of a session use the same iterators and tables, which other sessions do not share.
 
     A one-shot iterator, which each of its nodes would create again, becomes one that is created before the first run.
 
     Args:
+        step: a run of the session.
         session: a name that no other session has.
     """
-    kept = [node.name for node in step.graph_index.having(Trait.ITERATOR)]
+    kept = [node.name for node in step.graph_index.having(Trait.ITERATOR | Trait.TABLE)]
     if not kept:
         return step
     editor = GraphEditor(step.graph_def, step.graph_index)
     initializers = dict(step.initializers)
     for name in kept:
-        shared = share(editor[name], session)
-        if editor[name].op == _ONE_SHOT:
-            initializers[shared] = _make_before(editor, editor[name])
+        node = editor[name]
+        shared = f"{session}/{node.attr['shared_name'].s.decode() or node.name}"
+        node.attr["shared_name"].s = shared.encode()
+        if node.op == _ONE_SHOT:
+            initializers[shared] = _make_before(editor, node)
     return replace(step, graph_def=editor.to_graph_def(), initializers=initializers)
 
 
