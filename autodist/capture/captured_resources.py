@@ -23,8 +23,6 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
 from autodist.graph.step import CapturedStep
 
-KINDS = having(Trait.TABLE)
-"""Types of the ops of tables."""
 
 _WRITES = having(Trait.TABLE_WRITE)
 
