@@ -23,7 +23,6 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
 from autodist.graph.step import CapturedStep
 
-
 _WRITES = having(Trait.TABLE_WRITE)
 
 _READABLE = (lookup_ops.StaticHashTable, lookup_ops.MutableHashTable)
