@@ -61,7 +61,7 @@ def test_gradients_wait_for_no_read_from_another_worker(options):
     far = {name for name in loss if editor[name].device and task_of_device(editor[name].device) != 0}
     assert not {name for name in far if editor[name].op in ("ReadVariableOp", "ResourceGather")}
     assert any(name.endswith("/refresh") for name in step.targets)
-    assert set(step.copies) == set(OWNED)
+    assert set(step.cached_copies) == set(OWNED)
 
 
 def test_the_owner_of_synchronous_variables_reads_these_themselves():
