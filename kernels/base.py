@@ -103,7 +103,7 @@ class Context:
         """Global indices of the replicas that this worker's graph holds.
 
         A worker without replicas holds the first one: its graph has the same structure as on other workers until
-        `LeaveOutCompute` removes the compute part.
+        `RemoveCompute` removes the compute part.
         """
         return self.local_replicas or (0,)
 

@@ -19,36 +19,36 @@ from autodist.graph.verify import verify
 from autodist.kernels.base import AnyKernel, Context, Watcher, in_order, run_pipeline
 from autodist.kernels.communicate.asynchronous_servers import AsynchronousServers
 from autodist.kernels.communicate.parameter_servers import ParameterServers
-from autodist.kernels.communicate.read_proxies import ReadProxies
+from autodist.kernels.communicate.read_cached_copies import ReadCachedCopies
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
-from autodist.kernels.communicate.set_pace import SetPace
+from autodist.kernels.communicate.set_sync_mode import SetSyncMode
 from autodist.kernels.communicate.stale_servers import StaleServers
 from autodist.kernels.finish.call_units import CallUnits
 from autodist.kernels.finish.compile_step import CompileStep
 from autodist.kernels.finish.compile_updates import CompileUpdates
-from autodist.kernels.finish.leave_out_compute import LeaveOutCompute
 from autodist.kernels.finish.place_on_devices import PlaceOnDevices
 from autodist.kernels.finish.prune import Prune
+from autodist.kernels.finish.remove_compute import RemoveCompute
 from autodist.kernels.normalise.inline_branches import InlineBranches
+from autodist.kernels.normalise.reduce_before_postprocessing import ReduceBeforePostprocessing
 from autodist.kernels.normalise.settle_losses import SettleLosses
 from autodist.kernels.normalise.settle_sums import SettleSums
 from autodist.kernels.normalise.split_bundles import SplitBundles
-from autodist.kernels.normalise.whole_cotangents import WholeCotangents
 from autodist.kernels.pipelined.assign_stages import AssignStages
 from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.place.assign_owners import AssignOwners
 from autodist.kernels.place.partition import PartitionVariables
-from autodist.kernels.place.read_far_variables import ReadFarVariables
+from autodist.kernels.place.read_remote_variables import ReadRemoteVariables
 from autodist.kernels.place.set_by_chief import SetByChief
 from autodist.kernels.registry import with_registered
-from autodist.kernels.replicate.advance_alike import AdvanceAlike
+from autodist.kernels.replicate.advance_generators import AdvanceGenerators
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.rows.add_rows_in_order import AddRowsInOrder
 from autodist.kernels.rows.choose_row_joins import ChooseRowJoins
 from autodist.kernels.rows.merge_rows import MergeRows
+from autodist.kernels.rows.report_table_writes import ReportTableWrites
 from autodist.kernels.rows.rewrite_rows import RewriteRows
-from autodist.kernels.rows.tell_table_writes import TellTableWrites
 
 log = logging.getLogger("autodist")
 
@@ -60,28 +60,28 @@ KERNELS: tuple[AnyKernel, ...] = in_order(
     SplitBundles(),
     SettleLosses(),
     SettleSums(),
-    WholeCotangents(),
+    ReduceBeforePostprocessing(),
     RewriteRows(),
-    TellTableWrites(),
+    ReportTableWrites(),
     ChooseRowJoins(),
     AssignOwners(),
     PartitionVariables(),
     AddRowsInOrder(),
-    AdvanceAlike(),
+    AdvanceGenerators(),
     AssignStages(),
     Replicate(),
     PlaceStages(),
-    SetPace(),
-    ReadProxies(),
+    SetSyncMode(),
+    ReadCachedCopies(),
     MergeRows(),
     ReduceByShuffle(),
     ReduceByCollective(),
     AsynchronousServers(),
     StaleServers(),
     ParameterServers(),
-    LeaveOutCompute(),
+    RemoveCompute(),
     Prune(),
-    ReadFarVariables(),
+    ReadRemoteVariables(),
     PlaceOnDevices(),
     CompileStep(),
     CompileUpdates(),
@@ -138,7 +138,7 @@ SETTING_KERNELS: tuple[AnyKernel, ...] = in_order(
     PartitionVariables(),
     SetByChief(),
     Prune(),
-    ReadFarVariables(),
+    ReadRemoteVariables(),
     PlaceOnDevices(),
 )
 """Kernels for runs that only set variables."""

@@ -48,7 +48,7 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
 
     Args:
         after: the name of the kernel after which this one runs: a built-in one (`autodist.kernels.KERNELS`) or a
-            user-defined one that is already registered.
+            user-defined one that is already registered. Former names of built-in kernels still work.
 
     Raises:
         StrategyError: `after` names no kernel, the decorated object is not a kernel, its name is taken, or it takes
@@ -58,16 +58,17 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
     def register(kernel: KernelClass) -> KernelClass:
         name: Any = getattr(kernel, "name", None)
         names = _KERNELS.names()
-        if after not in names or (name in _registered and name in _chain(after)):
+        earlier = _FORMER_NAMES.get(after, after)
+        if earlier not in names or (name in _registered and name in _chain(earlier)):
             raise StrategyError(
                 f"The kernel {name} is to run after {after}, but no kernel of that name is registered before it."
                 f"{did_you_mean(after, names)} There are {listed(names)}."
             )
         decorated: object = kernel  # of any kind: the registry refuses what is not a kernel
         if isinstance(decorated, type) and issubclass(decorated, Kernel):
-            _require_phase(decorated, after)
+            _require_phase(decorated, earlier)
         _KERNELS.register(kernel, name)
-        _registered[kernel.name] = (after, kernel())
+        _registered[kernel.name] = (earlier, kernel())
         return kernel
 
     return register
@@ -104,6 +105,17 @@ def registered_kernels() -> tuple[str, ...]:
     """Returns the user-defined kernels with their options and positions, for comparison between workers."""
     return tuple(f"{name} after {after}: {kernel!r}" for name, (after, kernel) in _registered.items())
 
+
+_FORMER_NAMES = {
+    "advance-alike": "advance-generators",
+    "leave-out-compute": "remove-compute",
+    "read-far-variables": "read-remote-variables",
+    "read-proxies": "read-cached-copies",
+    "set-pace": "set-sync-mode",
+    "tell-table-writes": "report-table-writes",
+    "whole-cotangents": "reduce-before-postprocessing",
+}
+"""Names that a script may still use for the position of its kernel."""
 
 _registered: dict[str, tuple[str, AnyKernel]] = {}
 """Maps each name to the kernel and the name of the one that it runs after; in order of registration."""

@@ -65,7 +65,7 @@ class Step:
         initializers: nodes that this worker runs once, before the first step that has them. They set the initial value
             of state that kernels keep between steps, such as the residual of a compressor. The key is the same in all
             programs that share the state, so a second program does not reset it.
-        served: nodes of the background program that the owner of stale variables runs once for every step.
+        background_nodes: nodes of the background program that the owner of stale variables runs once for every step.
         flush_targets: targets that complete once all writes requested by this worker's steps have been applied; run
             between steps.
         jit_compile: True if the script requests XLA for the complete step. If it requests XLA for parts, the names of
@@ -88,7 +88,7 @@ class Step:
     noted: SpecOf = field(default=unknown_spec, compare=False, repr=False)
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
     initializers: Mapping[str, str] = field(default_factory=dict)
-    served: tuple[str, ...] = ()
+    background_nodes: tuple[str, ...] = ()
     flush_targets: tuple[str, ...] = ()
     jit_compile: bool = False
     is_global: bool = False

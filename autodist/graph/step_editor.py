@@ -35,7 +35,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
         self._step = step
         self._outputs = step.outputs
         self._targets, self._background, self._flush_targets = map(
-            dict.fromkeys, (step.targets, step.served, step.flush_targets)
+            dict.fromkeys, (step.targets, step.background_nodes, step.flush_targets)
         )
         self._initializers = dict(step.initializers)
         self._specs: dict[str, tf.TensorSpec] = {}
@@ -174,7 +174,7 @@ class StepEditor(GraphEditor, Generic[Phase_co]):
             self._step,
             outputs=self._outputs,
             targets=tuple(self._targets),
-            served=tuple(self._background),
+            background_nodes=tuple(self._background),
             flush_targets=tuple(self._flush_targets),
             initializers=self._initializers,
             noted=self._known(),

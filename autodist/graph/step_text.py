@@ -41,7 +41,7 @@ def text_of_step(step: Step, captured: Step) -> str:
             "inputs": [*_pairs(step.inputs), *(f"{name} has as many rows as {by}" for name, by in step.apart.items())],
             "variables": sorted(_variable(v, placed.owners.get(v.name)) for v in step.variables),
             "placements": [_placement(v.name, placed.placement(v.name)) for v in captured.variables],
-            "keepers": [
+            "variable placements": [
                 f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(variable_placements.items())
             ],
             **sections_of_graph(step.graph_def),
@@ -56,9 +56,9 @@ def text_of_notes(step: Step) -> str:
         "gradient calls": map(_call, step.gradient_calls),
     }
     if isinstance(step, CapturedStep):
-        notes |= {"whole sums": map(_all_reduce, step.whole_sums)}
+        notes |= {"in-step all-reduces": map(_all_reduce, step.whole_sums)}
     if isinstance(step, ReplicatedStep):
-        notes |= {"joins": map(_join, step.joins), "joined gradients": sorted(step.joined_gradients)}
+        notes |= {"pending reductions": map(_join, step.joins), "reduced gradients": sorted(step.joined_gradients)}
     return _text(notes)
 
 
@@ -88,8 +88,8 @@ def _runs(step: Step) -> Iterator[str]:
     """Yields the outputs in order, and the targets."""
     yield f"returns {', '.join(step.outputs)}" + (", which counts examples" if step.counts_examples else "")
     yield from (f"target {name}" for name in sorted(step.targets))
-    yield from (f"served {name}" for name in sorted(step.served))
-    yield from (f"landed {name}" for name in sorted(step.flush_targets))
+    yield from (f"background node {name}" for name in sorted(step.background_nodes))
+    yield from (f"flush target {name}" for name in sorted(step.flush_targets))
     yield from (f"initially {key}: {name}" for key, name in sorted(step.initializers.items()))
     if step.even_parts is not None:
         yield f"needs even parts: {step.even_parts}"
@@ -105,8 +105,8 @@ def _variable(variable: Variable, owner: int | None) -> str:
 
 
 def _placement(name: str, placement: Placement) -> str:
-    cut = placement.cut and f"Cut(axis={placement.cut.axis}, sizes={placement.cut.sizes})"
-    return f"{name}: cut {cut}, owners {placement.owners}, copies {placement.copies}"
+    cut = placement.cut and f"Partitioning(axis={placement.cut.axis}, sizes={placement.cut.sizes})"
+    return f"{name}: partition {cut}, owners {placement.owners}, copies {placement.copies}"
 
 
 _SHOWN_ELEMENTS = 8

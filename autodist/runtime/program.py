@@ -69,7 +69,7 @@ class Program:
         self._frees_memory = bool(step.gradients)
         self._even = step.even_parts
         self._is_global = step.is_global
-        self._update = _callable_of(graph_runner, prefix, step.served)
+        self._update = _callable_of(graph_runner, prefix, step.background_nodes)
         self.flush = _callable_of(graph_runner, prefix, step.flush_targets)
 
     def run(

@@ -40,8 +40,8 @@ class AsynchronousServers(Kernel[ReplicatedStep, ReplicatedStep]):
 
     name: ClassVar[str] = "asynchronous-servers"
     after: ClassVar[Mapping[str, str]] = {
-        "set-pace": "it places the owned variables",
-        "read-proxies": "it redirects the reads of the compute part",
+        "set-sync-mode": "it places the owned variables",
+        "read-cached-copies": "it redirects the reads of the compute part",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:

@@ -99,4 +99,4 @@ def _take_later(before: dict[int, int], found: Mapping[int, int], is_away: int) 
 
 def _key(step: ReplicatedStep, effects: Mapping[str, Effect], writes: list[str]) -> str:
     handles = sorted({step.by_handle[h].name for w in writes for h in effects[w].writes})
-    return f"token/{digest(';'.join(handles))}"
+    return f"completion_signal/{digest(';'.join(handles))}"

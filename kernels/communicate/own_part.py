@@ -106,10 +106,10 @@ class WorkerPart:
     def _exchange(self, results: Results, context: Context, together: Transfer, names: list[str]) -> None:
         source, reader = together.source, together.reader
         place = f"{together.level}/{together.round}"
-        key = f"boundary/{place}/{digest(';'.join(names))}"
+        key = f"update_input/{place}/{digest(';'.join(names))}"
         specs = [self.brought.get(name) or self.item.spec_of(name) for name in names]
         readers = [self._own_readers(results.editor, name) for name in names]
-        with subgraph(results.editor, f"boundary/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
+        with subgraph(results.editor, f"update_input/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
             exchange = Communicator(f, context, key, Group.of_workers([source, reader]))
             if self.me == source:
                 values = [

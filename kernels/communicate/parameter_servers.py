@@ -44,8 +44,8 @@ class ParameterServers(Kernel[ReplicatedStep, ReplicatedStep]):
 
     name: ClassVar[str] = "parameter-servers"
     after: ClassVar[Mapping[str, str]] = {
-        "set-pace": "it places the owned variables",
-        "read-proxies": "it redirects the reads of the compute part",
+        "set-sync-mode": "it places the owned variables",
+        "read-cached-copies": "it redirects the reads of the compute part",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
@@ -67,7 +67,7 @@ class _Servers:
         self.editor = self.results.editor
         self.effects = step.graph_index.effects
         self.joins = [j for j in step.joins if j.variable and step.by_name[j.variable].handle in self.owner]
-        assert step.order is not None, "set by SetPace"
+        assert step.order is not None, "set by SetSyncMode"
         self.order = step.order
         self.versions = Versions(step, self.owner, self.joins, context)
 

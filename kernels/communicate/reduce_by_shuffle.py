@@ -63,7 +63,7 @@ class ReduceByShuffle(Kernel[ReplicatedStep, ReplicatedStep]):
     name: ClassVar[str] = "reduce-by-shuffle"
     after: ClassVar[Mapping[str, str]] = {
         "merge-rows": "rows are merged before they are sent",
-        "set-pace": "it removes the reductions of state that stays local",
+        "set-sync-mode": "it removes the reductions of state that stays local",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:

@@ -22,7 +22,7 @@ from autodist.kernels.communicate.completion_signals import WriteGroup
 from autodist.kernels.communicate.own_part import Transfer, WorkerPart
 from autodist.placement.group import Group
 
-_PREFIX = "autodist/served/"
+_PREFIX = "autodist/background/"
 
 
 class BackgroundProgram:
@@ -82,7 +82,7 @@ class BackgroundProgram:
 
     def send_completion_signal(self, group: WriteGroup, capacity: int) -> None:
         """Sends a completion signal of a group of writes to every worker, this one included."""
-        with subgraph(self.editor, f"served_{group.key}") as f, self._local_cpu():
+        with subgraph(self.editor, f"background_{group.key}") as f, self._local_cpu():
             exchange = Communicator(f, self.context, group.key, self.context.group, capacity)
             done = [self._copies[w] for w in group.writes]
             for to in sorted(self.context.group.everyone):
@@ -139,7 +139,7 @@ class BackgroundProgram:
         """Sends tensors from the step to its update; returns the nodes that the step must run for it."""
         if not names:
             return []
-        key, me = f"brought/{digest(';'.join(names))}", self.context.worker
+        key, me = f"received/{digest(';'.join(names))}", self.context.worker
         specs = [self._spec(name) for name in names]
         with subgraph(self.editor, f"{key}/send") as f, self._local_cpu():
             values = [f.input(name, spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)]

@@ -41,8 +41,8 @@ class StaleServers(Kernel[ReplicatedStep, ReplicatedStep]):
 
     name: ClassVar[str] = "stale-servers"
     after: ClassVar[Mapping[str, str]] = {
-        "set-pace": "it places the owned variables",
-        "read-proxies": "it redirects the reads of the compute part",
+        "set-sync-mode": "it places the owned variables",
+        "read-cached-copies": "it redirects the reads of the compute part",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
@@ -148,7 +148,7 @@ class _Servers:
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     def _receive_completion_signals(self) -> None:
-        assert self.order is not None, "set by SetPace"
+        assert self.order is not None, "set by SetSyncMode"
         for group in group_writes(self.item, self.owner, rank_writes(self.order, self.owner)):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
             with subgraph(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):

@@ -76,7 +76,7 @@ class Versions:
         joins: Sequence[PendingReduction],
         context: Context,
     ) -> None:
-        assert step.order is not None, "set by SetPace"
+        assert step.order is not None, "set by SetSyncMode"
         self._item, self._owner, self._context = step, owner, context
         self._order, self._copies, self._once = step.order, step.copies, step.stages.once
         self._joins: dict[str, list[PendingReduction]] = {}

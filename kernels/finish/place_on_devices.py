@@ -24,7 +24,7 @@ class PlaceOnDevices(Kernel[Step, Step]):
 
     name: ClassVar[str] = "place-on-devices"
     after: ClassVar[Mapping[str, str]] = {
-        "read-far-variables": "it places nodes on other workers",
+        "read-remote-variables": "it places nodes on other workers",
     }
 
     def apply(self, step: Phase, context: Context) -> Phase:

@@ -19,13 +19,13 @@ class Prune(Kernel[Step, Step]):
 
     name: ClassVar[str] = "prune"
     after: ClassVar[Mapping[str, str]] = {
-        "leave-out-compute": "it makes the compute part unneeded",
+        "remove-compute": "it makes the compute part unneeded",
         "place-stages": "it drops the targets of other workers",
     }
 
     def apply(self, step: Phase, context: Context) -> Phase:
         returned = [*map(node_of, step.outputs), *step.targets]
-        background = [*step.initializers.values(), *step.served, *step.flush_targets]
+        background = [*step.initializers.values(), *step.background_nodes, *step.flush_targets]
         handles = [v.handle for v in step.variables if v.handle in step.graph_index.nodes]
         roots = [*returned, *background, *map(node_of, step.inputs), *handles]
         needed = reach(roots, step.graph_index.sources.__getitem__)

@@ -21,7 +21,7 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.normalise.both_branches import BothBranches, Taken, find_hindrance
 from autodist.kernels.plan import Plan
 from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
-from autodist.kernels.replicate.advance_alike import reads_to_offset
+from autodist.kernels.replicate.advance_generators import reads_to_offset
 from autodist.kernels.replicate.recompute_after_reduce import find_recomputed
 from autodist.layout import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
 

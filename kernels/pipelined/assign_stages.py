@@ -30,7 +30,7 @@ class AssignStages(Kernel[PlacedStep, PlacedStep]):
     name: ClassVar[str] = "assign-stages"
     after: ClassVar[Mapping[str, str]] = {
         "partition-variables": "it creates the shards",
-        "advance-alike": "it replaces draws",
+        "advance-generators": "it replaces draws",
     }
 
     def apply(self, step: PlacedStep, context: Context) -> PlacedStep:

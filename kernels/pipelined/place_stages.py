@@ -107,8 +107,8 @@ def _exchange_completion_signal(editor: StepEditor[Step], names: Sequence[str], 
     readers = [reader for reader in range(context.workers) if _accesses(context, reader, writer)]
     if context.worker not in (writer, *readers):
         return
-    with subgraph(editor, f"pipeline/token/{writer}") as f, tf.device(context.cpu(context.worker)):
-        exchange = Communicator(f, context, f"pipeline/token/{writer}", Group.of_workers([writer], readers))
+    with subgraph(editor, f"pipeline/completion_signal/{writer}") as f, tf.device(context.cpu(context.worker)):
+        exchange = Communicator(f, context, f"pipeline/completion_signal/{writer}", Group.of_workers([writer], readers))
         done = tf.constant(True)
         if writer == context.worker:
             exchange.broadcast("done", [done], after=names)

@@ -14,7 +14,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.subgraph import subgraph
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.read_proxies import PROXY
+from autodist.kernels.communicate.read_cached_copies import CACHED_COPY
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SetByChief(Kernel[PlacedStep, PlacedStep]):
             if owner in plan.stage_group:
                 _write_copies(editor, variable, names, plan.stage_group[owner], context)
             if plan.has_cached_copy(variable.name):
-                _write_copies(editor, variable, names, range(context.workers), context, PROXY)
+                _write_copies(editor, variable, names, range(context.workers), context, CACHED_COPY)
         # Written variables are placed here; variables that are only read are placed by a later kernel.
         read = {
             v.name: step.owners[v.name] for v in step.variables if v.name in step.owners and v.handle not in by_handle
@@ -84,7 +84,7 @@ def _write_copies(
     handle = variable.handle
     shared_name = editor[handle].attr["shared_name"].s.decode() + suffix
     made = []
-    with subgraph(editor, f"set_everywhere/{handle}") as f, tf.control_dependencies([f.after(after)]):
+    with subgraph(editor, f"set_on_all_workers/{handle}") as f, tf.control_dependencies([f.after(after)]):
         value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
         for worker in workers:
             with tf.device(context.home(worker, variable.dtype)):

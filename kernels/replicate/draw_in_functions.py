@@ -17,7 +17,7 @@ from autodist.graph.subgraph import subgraph
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.finish.called_function import CalledFunction, call_node, shared_function
 from autodist.kernels.finish.compilable import NOT_IN_XLA
-from autodist.kernels.replicate.advance_alike import STRIDE, AddedToDraws
+from autodist.kernels.replicate.advance_generators import STRIDE, AddedToDraws
 from autodist.kernels.replicate.draw_by_key import first_and_all, rows_of_whole
 from autodist.layout import DrawAt, Propagation, RowsOfDraw
 

@@ -23,7 +23,7 @@ from autodist.graph.subgraph import SpecOf
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.replica_dependent import find_replica_dependent, sources_of
-from autodist.kernels.replicate.advance_alike import STRIDE, AddedToDraws, offset_seeds, reads_to_offset
+from autodist.kernels.replicate.advance_generators import STRIDE, AddedToDraws, offset_seeds, reads_to_offset
 from autodist.kernels.replicate.draw_by_key import all_examples, draw_for_all, find_shared_seed_draws
 from autodist.kernels.replicate.draw_in_functions import draw_in_functions
 from autodist.kernels.replicate.joins import (
@@ -58,7 +58,7 @@ class Replicate(Kernel[PlacedStep, ReplicatedStep]):
     after: ClassVar[Mapping[str, str]] = {
         "partition-variables": "shards are reduced, not whole variables",
         "add-rows-in-order": "a parameter server runs the writes of rows in the order set there",
-        "advance-alike": "it decides which draws all replicas share",
+        "advance-generators": "it decides which draws all replicas share",
         "assign-stages": "the copies belong to the stage of the captured node",
     }
 

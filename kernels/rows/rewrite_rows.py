@@ -35,7 +35,7 @@ class RewriteRows(Kernel[CapturedStep, CapturedStep]):
     rules: tuple[Kernel[CapturedStep, CapturedStep], ...] = RULES
     name: ClassVar[str] = "rewrite-rows"
     after: ClassVar[Mapping[str, str]] = {
-        "whole-cotangents": "it decides which tensors are gradients, before the nodes that lead to them are traversed",
+        "reduce-before-postprocessing": "it decides which tensors are gradients, before paths to them are traversed",
     }
 
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:

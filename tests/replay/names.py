@@ -32,7 +32,7 @@ def differ_by_names_alone(one: str, other: str) -> bool:
 
 
 def under_names(text: str, renames: str) -> str:
-    """Returns a text with other words, and without digests of names.
+    """Returns a text with other words, and without digests of names in the names of queues.
 
     Args:
         text: of a case.
@@ -47,8 +47,8 @@ def under_names(text: str, renames: str) -> str:
 
 
 def without_digests(text: str) -> str:
-    """Returns a text in which every digest of names is #: it follows the names."""
-    return re.sub(r"(?<=/)[0-9a-f]{16}(?=[/':,_]|$)", "#", text, flags=re.MULTILINE)
+    """Returns a text in which every digest of names in the name of a queue is #: it follows the names."""
+    return re.sub(r"(?<=shared_name=')[^']*", lambda found: re.sub(r"\b[0-9a-f]{16}\b", "#", found[0]), text)
 
 
 def _nameless(text: str) -> Counter[str]:

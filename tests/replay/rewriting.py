@@ -15,7 +15,7 @@ from autodist.graph.step import CapturedStep, ReplicatedStep, Step
 from autodist.graph.step_text import text_of_step
 from autodist.graph.verify import verify
 from autodist.kernels import Context, Fetching, find_placements, run_pipeline
-from autodist.kernels.normalise.whole_cotangents import WholeCotangents
+from autodist.kernels.normalise.reduce_before_postprocessing import ReduceBeforePostprocessing
 from autodist.kernels.rows.rewrite_rows import RULES
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -134,7 +134,7 @@ class _Watch:
             self.changed_by.add(kernel)
         if self.verifies and changed:
             self._verify(kernel, step)
-        if kernel == WholeCotangents.name:
+        if kernel == ReduceBeforePostprocessing.name:
             self._try_rules(step)
         joins = step.joins if isinstance(step, ReplicatedStep) else ()
         if joins != self._last_joins:

@@ -197,7 +197,7 @@ class GradientJoins:
             )  # fmt: skip
         for position, name in enumerate(needed):
             readers = self._joiner.late_readers(name)
-            self._joiner.editor.rewire(name, self._whole(f"boundary/{position}", name, statistics), readers)
+            self._joiner.editor.rewire(name, self._whole(f"update_input/{position}", name, statistics), readers)
 
     def _whole(self, label: str, name: str, statistics: Statistics) -> str:
         """Returns the whole batch's value of a tensor that an update reads from the compute part."""

@@ -39,7 +39,7 @@ class InStepAllReduces:
 
     def _sums(self, request: InStepAllReduce, depth: int, is_of_all: bool) -> list[str]:
         """Returns the sum, as a tensor for each local replica."""
-        joiner, name, captured = self._joiner, f"whole_sum/{request.node}", self._operand(request)
+        joiner, name, captured = self._joiner, f"in_step_all_reduce/{request.node}", self._operand(request)
         if is_of_all:
             whole = joiner.join_value(name, PendingReductionKind.WHOLE, captured, Sum(), depth=depth)
         else:
@@ -50,7 +50,7 @@ class InStepAllReduces:
 
     def _of_rows(self, request: InStepAllReduce, depth: int, is_of_all: bool) -> list[str]:
         """Returns the gathered rows, or the gradient of them, as a tensor for each local replica."""
-        name, captured, first = f"whole_rows/{request.node}", self._operand(request), request.of or request.node
+        name, captured, first = f"in_step_all_gather/{request.node}", self._operand(request), request.of or request.node
         if first == request.node:
             self._rows[first] = GatheredRows(self._joiner, name, captured, request.axis, depth, is_of_all)
         if request.how is InStepAllReduceKind.OWN_ROWS:

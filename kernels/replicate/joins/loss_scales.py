@@ -87,7 +87,7 @@ class LossScales:
         joiner, dtype = self._joiner, self._dtype(call)
         if not joiner.group.spans_workers or self._is_local(call):
             return self._divided(call, weight, self._local_total(weight))
-        with subgraph(joiner.editor, f"whole_weight/{call}") as f:
+        with subgraph(joiner.editor, f"total_weight/{call}") as f:
             whole = joiner.parts.whole(f, weight, joiner.group.size, EXACT)
         if whole is not None:
             return self._divided(call, weight, f.name(whole))
@@ -115,7 +115,7 @@ class LossScales:
     def _all_reduced(self, weight: Weight) -> str:
         if weight not in self._wholes:
             joiner, local = self._joiner, self._local_total(weight)
-            name = f"loss_whole/{len(self._wholes)}"
+            name = f"loss_total/{len(self._wholes)}"
             with subgraph(joiner.editor, name) as f:
                 local_total = tf.identity(f.input(local, EXACT, []))
                 result = tf.identity(local_total)
@@ -135,7 +135,7 @@ class LossScales:
     def _divided(self, call: int, weight: Weight, whole: str) -> Seeds:
         joiner, dtype = self._joiner, self._dtype(call)
         weights, _ = joiner.weights_of(weight, EXACT)
-        with subgraph(joiner.editor, f"loss_share/{call}") as f:
+        with subgraph(joiner.editor, f"loss_scale/{call}") as f:
             shares = [self._share(f, w, whole, dtype) for w in weights]
             total = ordered_sum(shares)
         return Seeds(tuple(f.name(s) for s in shares), f.name(total), dtype, is_shared=True)

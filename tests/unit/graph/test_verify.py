@@ -47,7 +47,7 @@ def test_a_whole_step_passes():
     ("change", "told"),
     [
         ({"targets": ("e",)}, "the target e is not"),
-        ({"served": ("e",)}, "the background node e is not"),
+        ({"background_nodes": ("e",)}, "the background node e is not"),
         ({"flush_targets": ("e",)}, "the flush target e is not"),
         ({"initializers": {"k": "e"}}, "the initializer e is not"),
         ({"inputs": {"e:0": 0}}, "the input e:0 is not"),

@@ -228,7 +228,7 @@ class Session:
         for worker, step in enumerate(self.items):
             feeds.update(self._feeds(worker, step, batch))
             fetches.append([f"worker_{worker}/{name}" for name in returned_by(step)])
-            run = (*step.targets, *step.served)
+            run = (*step.targets, *step.background_nodes)
             targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
         options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
         if metadata is not None:
@@ -266,8 +266,8 @@ class Session:
         for worker, step in enumerate(self.items):
             present = {node.name for node in step.graph_def.node}
             for variable in step.variables:
-                if f"autodist/proxy/{variable.handle}" in present:
-                    yield f"worker_{worker}/autodist/proxy/{variable.handle}:0", variable.name
+                if f"autodist/cached_copy/{variable.handle}" in present:
+                    yield f"worker_{worker}/autodist/cached_copy/{variable.handle}:0", variable.name
 
     def _read_own(self, worker: int, name: str, handle: tf.Tensor) -> tf.Tensor | None:
         """The value of a variable, if this worker holds it."""

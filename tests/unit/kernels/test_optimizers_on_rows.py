@@ -8,7 +8,7 @@ from functools import cache
 import keras
 import pytest
 
-from autodist.kernels.rows.tell_table_writes import tell
+from autodist.kernels.rows.report_table_writes import tell
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import assert_same, one_device, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs

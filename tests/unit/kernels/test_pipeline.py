@@ -13,7 +13,7 @@ from autodist.kernels.finish.place_on_devices import PlaceOnDevices
 from autodist.kernels.finish.prune import Prune
 from autodist.kernels.pipeline import DUMP_VARIABLE
 from autodist.kernels.place.assign_owners import AssignOwners
-from autodist.kernels.place.read_far_variables import ReadFarVariables
+from autodist.kernels.place.read_remote_variables import ReadRemoteVariables
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.rows.merge_rows import MergeRows
 from tests.unit.kernels.in_one_process import capture_one_weight, plan
@@ -44,8 +44,8 @@ def test_the_dumped_text_has_what_kernels_tell_each_other(tmp_path, monkeypatch)
     assert texts.keys() == {"captured", *(kernel.name for kernel in KERNELS)}
     (gradient,) = step.gradients
     assert f"gradients\n  weight: {gradient.tensors[0]} of call 0\n" in texts["captured"]
-    assert "joins\n  weight/" not in texts["captured"]
-    assert "joins\n  weight/0: gradient, level 1" in texts["replicate"]
+    assert "pending reductions\n  weight/" not in texts["captured"]
+    assert "pending reductions\n  weight/0: gradient, level 1" in texts["replicate"]
     assert "\n  returns " in texts["place-on-devices"] and "/job:worker/replica:0/task:0" in texts["place-on-devices"]
 
 
@@ -69,10 +69,10 @@ def test_nothing_is_dumped_unasked(tmp_path, monkeypatch):
 
 
 def test_a_kernel_before_one_that_it_must_follow_is_refused():
-    reason = "place-on-devices must run after read-far-variables: it places nodes on other workers"
+    reason = "place-on-devices must run after read-remote-variables: it places nodes on other workers"
     with pytest.raises(ValueError, match=reason):
-        in_order(AssignOwners(), PlaceOnDevices(), ReadFarVariables())
-    assert in_order(AssignOwners(), ReadFarVariables(), PlaceOnDevices())
+        in_order(AssignOwners(), PlaceOnDevices(), ReadRemoteVariables())
+    assert in_order(AssignOwners(), ReadRemoteVariables(), PlaceOnDevices())
 
 
 def test_every_reason_for_an_order_names_a_kernel():

@@ -180,6 +180,14 @@ def test_a_kernel_that_returns_another_phase_is_refused():
         register_kernel(after="assign-owners")(Replicates)
 
 
+def test_a_position_may_be_given_by_a_former_name():
+    for former, name in registry._FORMER_NAMES.items():
+        assert former not in registry._KERNELS.names() and name in registry._KERNELS.names()
+    register_kernel(after="set-pace")(Silent)
+    names = [kernel.name for kernel in with_registered(KERNELS)]
+    assert names[names.index("silent") - 1] == "set-sync-mode"
+
+
 @pytest.mark.parametrize("after, meant", [("replicat", "Did you mean replicate?"), ("silent", ""), ("xyz", "")])
 def test_a_kernel_that_is_not_there_has_nothing_behind_it(after, meant):
     with pytest.raises(StrategyError, match=f"silent is to run after {after}, but no kernel .*{meant}.* There are "):

@@ -31,8 +31,8 @@ class InGroups(Kernel):
 
     def apply(self, step, context):
         (group,) = (group for group in self.groups if context.worker in group)
-        joins = tuple(replace(join, group=group) for join in step.replication.joins)
-        return replace(step, replication=replace(step.replication, joins=joins))
+        joins = tuple(replace(join, group=group) for join in step.joins)
+        return replace(step, joins=joins)
 
 
 def kernels_in(groups):

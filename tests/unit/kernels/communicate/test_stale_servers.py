@@ -76,8 +76,8 @@ def test_a_step_and_what_is_served_share_nothing_that_has_state():
     for item in rewritten(captured, plan(captured.item, 2, 1, {"table": 0, "kernel": 1, "gain": 1}, staleness=3)):
         editor = GraphEditor(item.graph_def)
         step = editor.ancestors([*map(node_of, item.outputs), *item.targets])
-        shared = {editor[name].op for name in step & editor.ancestors(item.served)}
-        assert item.served
+        shared = {editor[name].op for name in step & editor.ancestors(item.background_nodes)}
+        assert item.background_nodes
         assert shared <= {"Const", "VarHandleOp"}
 
 
@@ -89,7 +89,7 @@ def test_a_step_waits_for_no_update():
     def written(names):
         return {step.by_handle[h].name for name in names for h in effects.of(editor[name]).writes} & set(OWNED)
 
-    assert written(editor.ancestors(step.served)) == set(OWNED)
+    assert written(editor.ancestors(step.background_nodes)) == set(OWNED)
     assert not written(editor.ancestors([*map(node_of, step.outputs), *step.targets]))
 
 
@@ -135,7 +135,7 @@ def test_checks_of_gradients_are_made_where_these_are_whole():
     captured = capture(step, np.ones([2, 3]))
     for worker, item in enumerate(rewritten(captured, plan(captured.item, 2, 1, {"kernel": 1}, staleness=1))):
         editor = GraphEditor(item.graph_def)
-        in_step, served = editor.ancestors(item.targets), editor.ancestors(item.served)
+        in_step, served = editor.ancestors(item.targets), editor.ancestors(item.background_nodes)
         assert not any(editor[name].op == "CheckNumerics" for name in in_step)
         assert any(editor[name].op == "CheckNumerics" for name in served) == (worker == 1)
 

@@ -16,7 +16,7 @@ from autodist.graph.names import node_of
 from autodist.graph.parts import PendingReductionKind
 from autodist.graph.step import ALL_EXAMPLES
 from autodist.kernels import Context, Fetching, rewrite
-from autodist.kernels.normalise.whole_cotangents import WholeCotangents
+from autodist.kernels.normalise.reduce_before_postprocessing import ReduceBeforePostprocessing
 from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.replicate.replicate import Replicate
 from tests.unit.kernels import cotangent_steps as steps
@@ -75,7 +75,7 @@ def test_gradients_that_lead_on_to_others_are_joined_as_they_are():
         return loss
 
     item = capture(step, *batches()[0]).item
-    assert WholeCotangents().apply(item, Context(plan(item, 1, 2), 0)).gradients == item.gradients
+    assert ReduceBeforePostprocessing().apply(item, Context(plan(item, 1, 2), 0)).gradients == item.gradients
 
 
 @every_shape

@@ -43,10 +43,10 @@ class TableWrite:
 
 
 @dataclass(frozen=True)
-class TellTableWrites(Kernel[CapturedStep, CapturedStep]):
+class ReportTableWrites(Kernel[CapturedStep, CapturedStep]):
     """Logs once per sparse variable the parts of its update that cost the whole table; changes nothing."""
 
-    name: ClassVar[str] = "tell-table-writes"
+    name: ClassVar[str] = "report-table-writes"
     after: ClassVar[Mapping[str, str]] = {
         "rewrite-rows": "the tables that remain are needed in full",
     }

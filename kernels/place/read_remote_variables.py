@@ -19,7 +19,7 @@ W = TypeVar("W", bound=StepWithOwners)
 
 
 @dataclass(frozen=True)
-class ReadFarVariables(Kernel[StepWithOwners, StepWithOwners]):
+class ReadRemoteVariables(Kernel[StepWithOwners, StepWithOwners]):
     """Places handles, reads and writes of remote variables at their owners.
 
     Reads of one variable with the same control inputs are merged. A node that takes the handle itself (a loop, which
@@ -28,7 +28,7 @@ class ReadFarVariables(Kernel[StepWithOwners, StepWithOwners]):
     update). It gets the handle of a copy at the owner.
     """
 
-    name: ClassVar[str] = "read-far-variables"
+    name: ClassVar[str] = "read-remote-variables"
     after: ClassVar[Mapping[str, str]] = {
         "parameter-servers": "it moves updates to the owners",
     }

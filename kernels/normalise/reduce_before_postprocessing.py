@@ -30,7 +30,7 @@ _HOLD_OTHERS = having(Trait.LOOP | Trait.BRANCH | Trait.CALL)
 
 
 @dataclass(frozen=True)
-class WholeCotangents(Kernel[CapturedStep, CapturedStep]):
+class ReduceBeforePostprocessing(Kernel[CapturedStep, CapturedStep]):
     """Moves nonlinear functions between a weight's gradient and the tensor that the script uses into the update.
 
     On each replica, the gradient of a weight is a part of a sum. A nonlinear function of parts does not add up to the
@@ -43,7 +43,7 @@ class WholeCotangents(Kernel[CapturedStep, CapturedStep]):
     scaling depends on that.
     """
 
-    name: ClassVar[str] = "whole-cotangents"
+    name: ClassVar[str] = "reduce-before-postprocessing"
     after: ClassVar[Mapping[str, str]] = {
         "settle-losses": "it removes the nodes that capture inserted into losses, before arithmetic is analysed",
         "settle-sums": "it decides which all-reduces remain",

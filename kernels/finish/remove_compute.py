@@ -1,4 +1,4 @@
-"""LeaveOutCompute: removes the nodes that depend on a batch from the graph of a worker without replicas."""
+"""RemoveCompute: removes the nodes that depend on a batch from the graph of a worker without replicas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autodist.kernels.replica_dependent import sources_of_replicas
 
 
 @dataclass(frozen=True)
-class LeaveOutCompute(Kernel[ReplicatedStep, ReplicatedStep]):
+class RemoveCompute(Kernel[ReplicatedStep, ReplicatedStep]):
     """Removes all nodes that depend on a batch, a random draw or a gradient seed on a worker without replicas.
 
     At this point the sums of the other workers' parts have replaced its own part. Nodes that waited for a removed node
@@ -26,7 +26,7 @@ class LeaveOutCompute(Kernel[ReplicatedStep, ReplicatedStep]):
         x → f → update,  g (received) → update'       becomes       g (received) → update'
     """
 
-    name: ClassVar[str] = "leave-out-compute"
+    name: ClassVar[str] = "remove-compute"
     after: ClassVar[Mapping[str, str]] = {
         "parameter-servers": "until then the graphs of all workers are alike",
     }
@@ -40,7 +40,7 @@ class LeaveOutCompute(Kernel[ReplicatedStep, ReplicatedStep]):
         roots = [
             *map(node_of, step.outputs),
             *editor.targets,
-            *step.served,
+            *step.background_nodes,
             *step.flush_targets,
             *step.initializers.values(),
         ]

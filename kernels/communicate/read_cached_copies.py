@@ -1,4 +1,4 @@
-"""Proxies: each worker caches a copy of an owned variable for its replicas and refreshes it once per step."""
+"""Cached copies: each worker caches a copy of an owned variable for its replicas and refreshes it once per step."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.copies import add_copy
 
-PROXY = "/proxy"
-"""Suffix of a proxy's name in the session, after the name of its variable."""
+CACHED_COPY = "/cached_copy"
+"""Suffix of a cached copy's name in the session, after the name of its variable."""
 
 
 @dataclass(frozen=True)
-class ReadProxies(Kernel[ReplicatedStep, ReplicatedStep]):
+class ReadCachedCopies(Kernel[ReplicatedStep, ReplicatedStep]):
     """Makes replicas read a copy on their own worker, which is refreshed after the variable's update.
 
     The value is then sent while nothing waits for it, once per step, and whole: for a table, all rows. The owner of a
     synchronous variable reads the variable itself. If steps may run ahead of updates, the owner's replicas read the
-    proxy too, so that all replicas see the same. The update, and reads after the step's own update, keep reading the
-    variable.
+    cached copy too, so that all replicas see the same. The update, and reads after the step's own update, still read
+    the variable.
 
-        read(v) → f → g → update(v)     becomes     read(proxy) → f → g → update(v) → read(v) → assign(proxy)
+        read(v) → f → g → update(v)     becomes     read(copy) → f → g → update(v) → read(v) → assign(copy)
     """
 
-    name: ClassVar[str] = "read-proxies"
+    name: ClassVar[str] = "read-cached-copies"
     after: ClassVar[Mapping[str, str]] = {
-        "set-pace": "it places the owned variables",
+        "set-sync-mode": "it places the owned variables",
     }
 
     def apply(self, step: ReplicatedStep, context: Context) -> ReplicatedStep:
@@ -41,17 +41,17 @@ class ReadProxies(Kernel[ReplicatedStep, ReplicatedStep]):
         names = [name for name in step.variable_placements if plan.has_cached_copy(name)]
         if not names:
             return step
-        step = replace(step, cached_copies={**step.cached_copies, **dict.fromkeys(names, (PROXY,))})
+        step = replace(step, cached_copies={**step.cached_copies, **dict.fromkeys(names, (CACHED_COPY,))})
         if not context.computes:
             return step
-        work = _Proxies(step, context)
+        work = _CachedCopies(step, context)
         for name in names:
             if step.variable_placements[name].runs_ahead or step.variable_placements[name].owner != context.worker:
-                work.read_proxy(step.by_name[name])
+                work.read_cached_copy(step.by_name[name])
         return work.editor.to_step()
 
 
-class _Proxies:
+class _CachedCopies:
     """The edited step."""
 
     def __init__(self, step: ReplicatedStep, context: Context) -> None:
@@ -61,8 +61,8 @@ class _Proxies:
         local = [t for join in step.joins for t in join.local]
         self._compute = self.editor.ancestors([*local, *step.outputs], control=False) - step.stages.once
 
-    def read_proxy(self, variable: Variable) -> None:
-        """Makes the compute part read a variable's proxy, if this step updates the variable."""
+    def read_cached_copy(self, variable: Variable) -> None:
+        """Makes the compute part read a variable's cached copy, if this step updates the variable."""
         handle = variable.handle
         writes = [name for name, effect in self._effects.items() if handle in effect.writes]
         if not writes:
@@ -74,20 +74,20 @@ class _Proxies:
             and self._takes_handle(name, handle)
         ]  # fmt: skip
         device = self._context.home(self._context.worker, variable.dtype)
-        proxy = add_copy(self.editor, variable, f"autodist/proxy/{handle}", PROXY, device)
-        reading = [made for name in reads for made in self._read_instead(name, variable, proxy)]
-        self._refresh(variable, proxy, writes, reading)
+        cached_copy = add_copy(self.editor, variable, f"autodist/cached_copy/{handle}", CACHED_COPY, device)
+        reading = [made for name in reads for made in self._read_instead(name, variable, cached_copy)]
+        self._refresh(variable, cached_copy, writes, reading)
 
-    def _read_instead(self, name: str, variable: Variable, proxy: str) -> list[str]:
-        """Replaces a read by a read of the proxy for the compute part; returns the node that reads it."""
+    def _read_instead(self, name: str, variable: Variable, cached_copy: str) -> list[str]:
+        """Replaces a read by a read of the cached copy for the compute part; returns the node that reads it."""
         if self.editor[name].op != "ReadVariableOp":
-            self.editor.rewire(tensor(variable.handle), proxy, [name])
+            self.editor.rewire(tensor(variable.handle), cached_copy, [name])
             return [name]
         readers = [c for c in self.editor.consumers(name) if c in self._compute and name in self._data_inputs(c)]
         if not readers:
             return []
         waits = [i for i in self.editor[name].input if is_control(i)]
-        read = self.editor.add(_read_node(f"autodist/proxy/{name}", variable, [proxy, *waits]))
+        read = self.editor.add(_read_node(f"autodist/cached_copy/{name}", variable, [cached_copy, *waits]))
         self.editor.rewire(tensor(name), read, readers)
         self._drop_unread(name)
         return [read]
@@ -107,11 +107,13 @@ class _Proxies:
         self.editor.replace_control(name, [node_of(i) for i in self.editor[name].input if is_control(i)])
         self.editor.remove([name])
 
-    def _refresh(self, variable: Variable, proxy: str, writes: Sequence[str], reading: Sequence[str]) -> None:
+    def _refresh(self, variable: Variable, cached_copy: str, writes: Sequence[str], reading: Sequence[str]) -> None:
         waits = [f"^{w}" for w in writes]
-        fresh = self.editor.add(_read_node(f"{proxy}/fresh", variable, [variable.handle, *waits]))
+        fresh = self.editor.add(_read_node(f"{cached_copy}/fresh", variable, [variable.handle, *waits]))
         node = NodeDef(
-            name=f"{proxy}/refresh", op="AssignVariableOp", input=[proxy, fresh, *(f"^{r}" for r in reading)]
+            name=f"{cached_copy}/refresh",
+            op="AssignVariableOp",
+            input=[cached_copy, fresh, *(f"^{r}" for r in reading)],
         )
         node.attr["dtype"].type = variable.dtype.as_datatype_enum
         self.editor.run([self.editor.add(node)])

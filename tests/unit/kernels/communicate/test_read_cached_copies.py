@@ -67,7 +67,7 @@ def test_gradients_wait_for_no_read_from_another_worker(options):
 def test_the_owner_of_synchronous_variables_reads_these_themselves():
     captured = capture(make_step(Choices("mean", "sgd", False, False, False)), *make_batches(1, [2])[0])
     strategy = plan(captured.item, 2, 1, dict.fromkeys(OWNED, 1), local_proxy=True)
-    assert not any("proxy" in node.name for node in rewrite(captured.item, Context(strategy, 1)).graph_def.node)
+    assert not any("cached_copy" in node.name for node in rewrite(captured.item, Context(strategy, 1)).graph_def.node)
 
 
 @pytest.mark.parametrize("local_proxy", [False, True])
@@ -86,5 +86,5 @@ def test_what_a_session_sets_reaches_the_proxies(local_proxy):
         (task_of_device(node.device), node.attr["shared_name"].s) for node in step.graph_def.node
         if node.name in written
     }  # fmt: skip
-    proxies = {(worker, b"session/gain/proxy") for worker in range(3)} if local_proxy else set()
+    proxies = {(worker, b"session/gain/cached_copy") for worker in range(3)} if local_proxy else set()
     assert places == {(1, b"session/gain")} | proxies

@@ -24,21 +24,21 @@ _DRAWS = having(Trait.READ) | {"RngReadAndSkip"}
 
 
 @dataclass(frozen=True)
-class AdvanceAlike(Kernel[PlacedStep, PlacedStep]):
+class AdvanceGenerators(Kernel[PlacedStep, PlacedStep]):
     """Advances each `tf.random.Generator` by the same amount on every worker, whatever its part of the batch.
 
     Without this kernel, a generator advances by the count of numbers drawn, and the stored states of workers with parts
     of unequal size diverge. With it, a generator advances past the draws of all replicas.
     """
 
-    name: ClassVar[str] = "advance-alike"
+    name: ClassVar[str] = "advance-generators"
 
     def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
         draws = [node.name for node in step.graph_index.of_op("RngReadAndSkip")]
         if context.is_alone or not draws:
             return step
         editor = StepEditor(step)
-        with subgraph(editor, "advance_alike") as f:
+        with subgraph(editor, "advance_generators") as f:
             amount = tf.constant(STRIDE * context.group.size, tf.uint64)
         for name in draws:
             handle, algorithm, _, *control = editor[name].input
@@ -97,7 +97,7 @@ def offset_seeds(editor: GraphEditor, step: CapturedStep, reads: Iterable[tuple[
     nodes: dict[str, str] = {}
     for k, (consumer, read) in enumerate(reads):
         dtype = step.spec_of(read).dtype
-        with subgraph(editor, f"draw_apart/{k}") as f:
+        with subgraph(editor, f"offset_draw/{k}") as f:
             offset = tf.constant([STRIDE], tf.int64)
             state = f.input(read, dtype, [None])
             drawn = state + tf.pad(tf.cast(offset, dtype), [[0, tf.size(state) - 1]])

@@ -31,7 +31,7 @@ log = logging.getLogger("autodist")
 
 
 @dataclass(frozen=True)
-class SetPace(Kernel[ReplicatedStep, ReplicatedStep]):
+class SetSyncMode(Kernel[ReplicatedStep, ReplicatedStep]):
     """Sets the placement and mode of each owned variable; lets steps whose updates are all asynchronous run ahead.
 
     A step whose variables are all asynchronous or stale runs ahead freely. Variables that the compute part writes
@@ -39,7 +39,7 @@ class SetPace(Kernel[ReplicatedStep, ReplicatedStep]):
     workers in lock-step.
     """
 
-    name: ClassVar[str] = "set-pace"
+    name: ClassVar[str] = "set-sync-mode"
     after: ClassVar[Mapping[str, str]] = {
         "place-stages": "a pipeline has no pending reductions between workers",
     }
