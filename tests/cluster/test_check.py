@@ -61,6 +61,24 @@ def test_faults_of_some_machines_keep_no_other_from_being_measured(tmp_path: Pat
     assert min(link["there"], link["back"]) > 1e6
 
 
+def test_check_reaches_the_machines_by_the_ssh_program(tmp_path: Path) -> None:
+    mark, folder = secrets.token_hex(8), tmp_path / "hosts"
+    folder.mkdir()
+    with HOST_KINDS[0](folder, 1, {MARK: mark}) as hosts:
+        spec = hosts.spec() | {"transport": "openssh"}
+        (tmp_path / "cluster.yml").write_text(json.dumps(spec))
+        done = subprocess.run(
+            hosts.chief_command([sys.executable, "-m", "autodist", "check", "--json", "cluster.yml"]),
+            cwd=tmp_path, env=os.environ | {MARK: mark}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+        assert all_gone(mark)
+    machines = json.loads(done.stdout)["machines"]
+    assert [machine["is_reached"] for machine in machines] == [True, True]
+    assert [machine["faults"] for machine in machines] == [[], []]
+    assert "transport" not in done.stderr
+
+
 def test_ctrl_c_while_links_are_measured_leaves_nothing(tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     (tmp_path / "cluster.yml").write_text("nodes: [{address: localhost, cpus: [0, 1], workers: 2}]")

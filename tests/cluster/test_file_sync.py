@@ -19,23 +19,26 @@ from tests.cluster.runs import MARK, Run
 
 pytestmark = [pytest.mark.processes, pytest.mark.ssh]
 
+by_each_transport = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
 
-def test_a_folder_is_brought_over_sftp_and_a_run_brings_it_first(tmp_path: Path) -> None:
+
+@by_each_transport
+def test_a_folder_is_brought_over_sftp_and_a_run_brings_it_first(tmp_path: Path, transport: str) -> None:
     (tmp_path / "hosts").mkdir()
     environment = {MARK: secrets.token_hex(8)}
     with LoopbackHosts(tmp_path / "hosts", 1, environment, ["Subsystem sftp internal-sftp"]) as hosts:
         here, there = tmp_path / "here", tmp_path / "far" / "there"
         (here / "package").mkdir(parents=True)
         (here / "package" / "model.py").write_text("model")
-        (here / "large.bin").write_bytes(secrets.token_bytes(1 << 20))
-        spec = ResourceSpec.from_dict(hosts.spec())
+        (here / "large.bin").write_bytes(secrets.token_bytes(3 << 20))
+        spec = ResourceSpec.from_dict(hosts.spec() | {"transport": transport})
         settings = ssh_settings(spec, spec.nodes[1])
         assert settings is not None
 
         def brought(target: Path) -> SyncResult:
             return sync_folder(settings, find_files(str(here), ()), (str(here), str(target)), 10, lambda: False)
 
-        assert brought(there) == SyncResult(files=2, bytes=5 + (1 << 20))
+        assert brought(there) == SyncResult(files=2, bytes=5 + (3 << 20))
         assert (there / "large.bin").read_bytes() == (here / "large.bin").read_bytes()
         assert brought(there) == SyncResult(unchanged=2)
         (here / "large.bin").unlink()
@@ -47,7 +50,7 @@ def test_a_folder_is_brought_over_sftp_and_a_run_brings_it_first(tmp_path: Path)
             sync_folder(unknown, {}, (str(here), str(there)), 10, lambda: False)
 
         # The machines of the test share their files.
-        cluster = hosts.spec() | {"sync": {"folder": str(here)}}
+        cluster = hosts.spec() | {"sync": {"folder": str(here)}, "transport": transport}
         chief = "coordinator.finish()"
         with Run(tmp_path / "run", chief, "worker_client.wait_for_end()", cluster, mark=environment[MARK]) as run:
             assert run.wait(60) == 0, run.stderr
@@ -59,10 +62,11 @@ def test_a_folder_is_brought_over_sftp_and_a_run_brings_it_first(tmp_path: Path)
         assert f"sync: {tmp_path / 'absent'} does not exist" in run.stderr
 
 
-def test_a_server_without_sftp_is_told_with_the_mend(tmp_path: Path) -> None:
+@by_each_transport
+def test_a_server_without_sftp_is_told_with_the_mend(tmp_path: Path, transport: str) -> None:
     (tmp_path / "hosts").mkdir()
     with LoopbackHosts(tmp_path / "hosts", 1) as hosts:
-        spec = ResourceSpec.from_dict(hosts.spec())
+        spec = ResourceSpec.from_dict(hosts.spec() | {"transport": transport})
         settings = ssh_settings(spec, spec.nodes[1])
         assert settings is not None
         with pytest.raises(ClusterError, match="offers no SFTP, .* `Subsystem sftp internal-sftp`"):
