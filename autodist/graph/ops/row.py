@@ -39,6 +39,8 @@ class Trait(enum.Flag):
     LEVELS = enum.auto()
     """Its batch degree is that of its operands, all of equal degree: a sum of tensors, a choice between them."""
 
+    REDUCES = enum.auto()
+    """Reduces elements along some axes, so that results for parts of them determine the result."""
     EXTREME = enum.auto()
     """Largest or smallest element along some axes."""
 

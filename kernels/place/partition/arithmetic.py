@@ -1,141 +1,132 @@
-"""Arithmetic on pieces: elementwise ops, and reductions that are completed over the pieces."""
+"""Arithmetic on pieces: an op runs on the pieces of its inputs where its factor rule divides them."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.ops import Trait, having
+from autodist.graph.ops import FactorRule, ReducedBy, Trait, factor_rule, having
 from autodist.graph.placement import Partitioning
-from autodist.kernels.place.partition.layouts import Alike, Along, Layout, Places, Routed, RowIds
+from autodist.kernels.place.partition.layouts import Alike, Along, Routed
 from autodist.kernels.place.partition.work import Work
 from autodist.kernels.sums import ordered_sum
 
-FOLLOWED = having(Trait.ELEMENTWISE) | {"CheckNumerics"}
-"""Ops applied to pieces: each element of the output is a function of the inputs' elements at the same position."""
+DIVIDED = having(Trait.ELEMENTWISE | Trait.REDUCES) | {"CheckNumerics"}
+"""Ops that run on pieces. Partial results of reductions are combined, such as those of a norm over a variable."""
 
 
-def elementwise(work: Work, node: NodeDef) -> bool:
-    """Rewrites an elementwise op to run on the pieces of its inputs."""
-    inputs = work.data(node)
-    layouts = {layout for name in inputs if (layout := work.layout(name)) is not None}
-    if not layouts or any(isinstance(layout, RowIds | Places | Alike) for layout in layouts):
+def on_pieces(work: Work, node: NodeDef) -> bool:
+    """Rewrites an op to run on the pieces of its inputs.
+
+    Pieces that an op reduces, such as those of a sum over the cut axis, yield partial results, which are combined.
+    """
+    inputs, rule = work.data(node), factor_rule(work.view(node))
+    layouts = [work.layout(name) for name in inputs]
+    divided = {k: layout for k, layout in enumerate(layouts) if isinstance(layout, Along | Routed)}
+    known = all(layout is None or isinstance(layout, Along | Routed | Alike) for layout in layouts)
+    if rule is None or not divided or not known or len(set(map(_pieces_of, divided.values()))) > 1:
         return False
-    out = f"{node.name}:0"
-    layout = _common(work, inputs, out, layouts)
-    if layout is None:
+    factors = {rule.factor(k, _axis(layout)) for k, layout in divided.items()}
+    layout, factor = next(iter(divided.values())), factors.pop()
+    if factors or factor is None:
         return False
-    operands = [_operand(work, name, out, layout) for name in inputs]
+    result, out = rule.result_axis(factor), f"{node.name}:0"
+    if result is None and not _can_combine(work, out, rule, layout):
+        return False
+    if result is not None and not _fits(work.spec(out).shape, result, layout):
+        return False
+    operands = [_operand(work, name, rule.axis(k, factor), layout) for k, name in enumerate(inputs)]
     if any(names is None for names in operands):
         return False
     count = max(len(names or ()) for names in operands)
     by_shard = [[names[k] if len(names) > 1 else names[0] for names in operands if names] for k in range(count)]
     copies = work.clones(node, by_shard)
-    work.know(out, layout, copies)
     work.order_after(node.name, copies)
-    return True
-
-
-def _common(work: Work, inputs: Sequence[str], out: str, layouts: set[Layout]) -> Layout | None:
-    """Returns the layout of the output if those of the inputs agree after broadcasting."""
-    shape = work.spec(out).shape
-    if shape.rank is None:
-        return None
-    if all(isinstance(layout, Routed) for layout in layouts):
-        return next(iter(layouts)) if len(layouts) == 1 else None
-    cuts = set()
-    for name in inputs:
-        layout, rank = work.layout(name), work.rank(name)
-        if isinstance(layout, Along) and rank is not None:
-            cuts.add(Partitioning(shape.rank - rank + layout.cut.axis, layout.cut.sizes))
-        elif layout is not None:
-            return None
-    cut = cuts.pop()
-    total = sum(cut.sizes)
-    fits = shape[cut.axis] == total or (shape[cut.axis] is None and total > 1)  # a length of 1 may be broadcast
-    return Along(cut) if fits and not cuts else None
-
-
-def _operand(work: Work, name: str, out: str, layout: Layout) -> Sequence[str] | None:
-    """Returns each output piece's operand from an input: its pieces, or the whole if broadcast; None if unknown."""
-    shape, rank = work.spec(name).shape, work.rank(out)
-    if isinstance(layout, Routed):
-        if work.layout(name) == layout:
-            return work.pieces(name) if shape.rank == rank else None
-        is_broadcast = shape.rank is not None and rank is not None and (shape.rank < rank or shape[0] == 1)
-        return (name,) if is_broadcast else None
-    if shape.rank is None or rank is None or not isinstance(layout, Along):
-        return None
-    axis = layout.cut.axis - rank + shape.rank
-    if axis < 0 or shape[axis] == 1:
-        return (name,)
-    cut = Partitioning(axis, layout.cut.sizes)
-    return work.along(name, cut) if work.layout(name) == Along(cut) or shape[axis] == sum(cut.sizes) else None
-
-
-Combine = Callable[[Sequence[tf.Tensor]], tf.Tensor]
-
-COMPLETED: Mapping[str, Combine] = {
-    "Sum": ordered_sum,
-    "L2Loss": ordered_sum,
-    "Prod": lambda parts: tf.reduce_prod(tf.stack(parts), 0),
-    "Max": lambda parts: tf.reduce_max(tf.stack(parts), 0),
-    "Min": lambda parts: tf.reduce_min(tf.stack(parts), 0),
-    "Any": lambda parts: tf.reduce_any(tf.stack(parts), 0),
-    "All": lambda parts: tf.reduce_all(tf.stack(parts), 0),
-    "EuclideanNorm": lambda parts: tf.sqrt(ordered_sum([tf.square(part) for part in parts])),
-}
-"""Reductions whose result follows from the results on the pieces, such as a norm over a sharded variable."""
-
-REDUCTIONS = frozenset({*COMPLETED, "Mean"})
-
-
-def reduction(work: Work, node: NodeDef) -> bool:
-    """Rewrites a reduction: partial results over the cut axis are combined; over other axes, pieces remain."""
-    source = work.data(node)[0]
-    layout, rank = work.layout(source), work.rank(source)
-    if rank is None or not isinstance(layout, Along | Routed):
-        return False
-    axes = _axes(work, node, rank)
-    if axes is None:
-        return False
-    cut_axis = layout.cut.axis if isinstance(layout, Along) else 0
-    out = f"{node.name}:0"
-    if cut_axis in axes and node.op == "Mean" and not (isinstance(layout, Along) and work.spec(out).dtype.is_floating):
-        return False  # the number of rows of each piece is known only at run time; means of integers are rounded
-    copies = work.clones(node, [[piece, *work.data(node)[1:]] for piece in work.pieces(source)])
-    work.order_after(node.name, copies)
-    if cut_axis not in axes:
-        work.know(out, _reduced(layout, axes, keeps=node.attr["keep_dims"].b), copies)
+    if result is not None:
+        work.know(out, _at(layout, result), copies)
         return True
-    spec, combine = work.spec(out), _combination(node.op, layout)
+    spec, combine = work.spec(out), _combination(rule, layout)
     work.becomes(node.name, lambda f: combine([f.input(name, spec.dtype, spec.shape) for name in copies]))
     return True
 
 
-def _combination(op: str, layout: Along | Routed) -> Combine:
-    if op == "Mean" and isinstance(layout, Along):
-        return functools.partial(_mean, layout.cut.sizes)
-    return COMPLETED[op]
+def _axis(layout: Along | Routed) -> int:
+    """Returns the axis along which a tensor is in pieces."""
+    return layout.cut.axis if isinstance(layout, Along) else 0
 
 
-def _mean(sizes: Sequence[int], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the mean over all pieces, from the mean of each."""
-    return ordered_sum([part * (size / sum(sizes)) for part, size in zip(parts, sizes, strict=True)])
+def _at(layout: Along | Routed, axis: int) -> Along | Routed:
+    return Along(Partitioning(axis, layout.cut.sizes)) if isinstance(layout, Along) else layout
 
 
-def _axes(work: Work, node: NodeDef, rank: int) -> set[int] | None:
-    """Returns the axes that a reduction removes; None if unknown."""
-    if node.op == "L2Loss":
-        return set(range(rank))
-    value = work.constant(work.data(node)[1])
-    return None if value is None or rank == 0 else {int(axis) % rank for axis in value.reshape(-1)}
+def _pieces_of(layout: Along | Routed) -> object:
+    """Returns a key that is equal for tensors that are in pieces alike, up to the axis."""
+    return layout.cut.sizes if isinstance(layout, Along) else layout.key
 
 
-def _reduced(layout: Along | Routed, axes: set[int], *, keeps: bool) -> Layout:
-    if isinstance(layout, Routed) or keeps:
-        return layout
-    return Along(Partitioning(layout.cut.axis - sum(axis < layout.cut.axis for axis in axes), layout.cut.sizes))
+def _fits(shape: tf.TensorShape, axis: int, layout: Along | Routed) -> bool:
+    """Returns True if a result can be in pieces along an axis; a length of 1 may be broadcast."""
+    if isinstance(layout, Routed):
+        return axis == 0
+    total, length = sum(layout.cut.sizes), None if shape.rank is None else shape[axis]
+    return shape.rank is not None and (length == total or (length is None and total > 1))
+
+
+def _operand(work: Work, name: str, axis: int | None, layout: Along | Routed) -> Sequence[str] | None:
+    """Returns each output piece's operand from an input: its pieces, or the whole if broadcast; None if unknown.
+
+    Args:
+        work: the partitioning in progress.
+        name: the input.
+        axis: its axis that is divided, if any.
+        layout: the layout of the op's inputs in pieces, up to the axis.
+    """
+    own, shape = work.layout(name), work.spec(name).shape
+    if isinstance(own, Alike):
+        return work.pieces(name)
+    if axis is None or (own is None and shape.rank is not None and shape[axis] == 1):
+        return (name,)
+    if own == _at(layout, axis):
+        return work.pieces(name)
+    if isinstance(layout, Routed) or shape.rank is None or shape[axis] != sum(layout.cut.sizes):
+        return None
+    return work.along(name, Partitioning(axis, layout.cut.sizes))
+
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+
+Combine = Callable[[Sequence[tf.Tensor]], tf.Tensor]
+
+
+def _extreme(of_numbers: Callable[..., tf.Tensor], of_booleans: Callable[..., tf.Tensor]) -> Combine:
+    return lambda parts: (of_booleans if parts[0].dtype == tf.bool else of_numbers)(tf.stack(parts), 0)
+
+
+COMPLETED: Mapping[ReducedBy, Combine] = {
+    ReducedBy.SUM: ordered_sum,
+    ReducedBy.PRODUCT: lambda parts: tf.reduce_prod(tf.stack(parts), 0),
+    ReducedBy.MAX: _extreme(tf.reduce_max, tf.reduce_any),
+    ReducedBy.MIN: _extreme(tf.reduce_min, tf.reduce_all),
+    ReducedBy.NORM: lambda parts: tf.sqrt(ordered_sum([tf.square(part) for part in parts])),
+}
+"""The result of a reduction, from its results on the pieces."""
+
+
+def _can_combine(work: Work, out: str, rule: FactorRule, layout: Along | Routed) -> bool:
+    """Returns True if partial results determine the result of a reduction.
+
+    The number of rows of each routed piece is known only at run time, and means of integers are rounded.
+    """
+    if rule.reduced is ReducedBy.MEAN:
+        return isinstance(layout, Along) and work.spec(out).dtype.is_floating
+    return rule.reduced is not None
+
+
+def _combination(rule: FactorRule, layout: Along | Routed) -> Combine:
+    if rule.reduced is ReducedBy.MEAN and isinstance(layout, Along):
+        sizes = layout.cut.sizes
+        return lambda parts: ordered_sum([p * (size / sum(sizes)) for p, size in zip(parts, sizes, strict=True)])
+    assert rule.reduced is not None
+    return COMPLETED[rule.reduced]

@@ -22,7 +22,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.partition import rows
 from autodist.kernels.place.partition.access import access
-from autodist.kernels.place.partition.arithmetic import FOLLOWED, REDUCTIONS, elementwise, reduction
+from autodist.kernels.place.partition.arithmetic import DIVIDED, on_pieces
 from autodist.kernels.place.partition.layouts import Alike, Along, Routed, RowIds
 from autodist.kernels.place.partition.routes import route
 from autodist.kernels.place.partition.work import PartitionedVariable, Work
@@ -34,8 +34,7 @@ log = logging.getLogger("autodist")
 Rule = Callable[[Work, NodeDef], bool]
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(FOLLOWED, elementwise),
-    **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(DIVIDED, on_pieces),
     **dict.fromkeys(having(Trait.IDENTITY | Trait.CASTS), rows.passed_on),
     **dict.fromkeys(having(Trait.UNIQUE), rows.unique),
     "UnsortedSegmentSum": rows.segment_sum,

@@ -8,7 +8,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.names import node_of, output_index
 from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import Trait, having
-from autodist.graph.placement import Partitioning
+from autodist.kernels.place.partition.arithmetic import on_pieces
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout, Places, Routed, RowIds
 from autodist.kernels.place.partition.work import Work
 
@@ -48,7 +48,7 @@ def segment_sum(work: Work, node: NodeDef) -> bool:
     layout, by = work.layout(rows), work.layout(ids)
     if isinstance(layout, Along):
         rank = work.rank(ids)
-        return rank is not None and _on_parts_of_rows(work, node, layout.cut, rank, 1)
+        return rank is not None and layout.cut.axis >= rank and on_pieces(work, node)
     if not isinstance(layout, Routed):
         return False
     length = work.constant(segments)
@@ -101,24 +101,11 @@ def gather(work: Work, node: NodeDef) -> bool:
     if work.constant(axis) != 0 or is_in_batches(node) or not isinstance(layout, Along):
         return False
     if layout.cut.axis > 0:
-        rank = work.rank(ids)
-        return rank is not None and _on_parts_of_rows(work, node, layout.cut, 1, rank)
+        return on_pieces(work, node)
     if not isinstance(by, RowIds) or by.cut != layout.cut:
         return False
     pairs = zip(work.pieces(params), work.pieces(ids), strict=True)
     copies = work.clones(node, [[piece, own, axis] for piece, own in pairs])
     work.know(f"{node.name}:0", Routed(by.key), copies)
-    work.order_after(node.name, copies)
-    return True
-
-
-def _on_parts_of_rows(work: Work, node: NodeDef, cut: Partitioning, before: int, after: int) -> bool:
-    """Rewrites an op that replaces the first `before` axes by `after` axes according to ids, and keeps the others."""
-    if cut.axis < before:
-        return False
-    rows, ids, *more = work.data(node)
-    pairs = zip(work.pieces(rows), work.alike(ids, len(cut.sizes)), strict=True)
-    copies = work.clones(node, [[piece, own, *more] for piece, own in pairs])
-    work.know(f"{node.name}:0", Along(Partitioning(cut.axis - before + after, cut.sizes)), copies)
     work.order_after(node.name, copies)
     return True

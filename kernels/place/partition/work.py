@@ -13,6 +13,7 @@ from tensorflow.python.framework import op_def_registry
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import Effect
 from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.ops import OpView
 from autodist.graph.parts import Variable
 from autodist.graph.placement import Partitioning, shard_name
 from autodist.graph.step import PlacedStep
@@ -63,6 +64,17 @@ class _Pieces:
 class _Replacement:
     names: tuple[str, ...]
     by_shard: bool
+
+
+class _NodeView(OpView):
+    def __init__(self, work: Work, node: NodeDef) -> None:
+        self.node, self.inputs, self._work = node, work.data(node), work
+
+    def shape(self, index: int) -> tf.TensorShape:
+        return self._work.spec(self.inputs[index]).shape
+
+    def constant(self, index: int) -> np.ndarray | None:
+        return self._work.constant(self.inputs[index])
 
 
 class Work:
@@ -116,6 +128,10 @@ class Work:
     def constant(self, name: str) -> np.ndarray | None:
         """Returns the value of a tensor that depends only on constants, or None."""
         return self._constants.value(name)
+
+    def view(self, node: NodeDef) -> OpView:
+        """Returns a node with the static knowledge of its operands."""
+        return _NodeView(self, node)
 
     def variable(self, name: str) -> PartitionedVariable | None:
         """Returns the partitioned variable whose handle a tensor is, or None."""

@@ -642,6 +642,8 @@ SINGLE = {
 
 ATTRIBUTES: dict[str, dict[str, object]] = {
     "Cast": {"DstT": tf.int32},
+    "CheckNumerics": {"message": "a"},
+    "CheckNumericsV2": {"message": "a"},
     "Bucketize": {"boundaries": [0.2, 0.6]},
     "StaticRegexFullMatch": {"pattern": "a"},
     "StaticRegexReplace": {"pattern": "a", "rewrite": "b"},
