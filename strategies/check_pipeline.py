@@ -36,27 +36,29 @@ def stage_groups_of(strategy: strategy_pb2.Strategy) -> dict[int, list[int]]:
     return {workers[0]: workers[1:] for workers in stages}
 
 
-def _check_seats(strategy: strategy_pb2.Strategy) -> None:
+def _check_stage_workers(strategy: strategy_pb2.Strategy) -> None:
     """Checks that each worker computes one stage of one pipeline, if there are pipeline stages.
 
     Raises:
         StrategyError: it does not.
     """
-    seats = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]
-    workers, pipelines = [worker for one in seats for worker in one], {len(one) for one in seats}
+    by_stage = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]
+    workers, pipelines = [worker for one in by_stage for worker in one], {len(one) for one in by_stage}
     count = strategy.graph_config.workers or 1
-    if seats and (len(pipelines) > 1 or sorted(workers) != list(range(count))):
+    if by_stage and (len(pipelines) > 1 or sorted(workers) != list(range(count))):
         raise StrategyError(
-            f"the pipeline's stages are computed by the workers {seats}, but there are {count}: each must compute one "
-            "stage of one pipeline, and all stages need equally many workers. Correct the builder."
+            f"the pipeline's stages are computed by the workers {by_stage}, but there are {count}: each must compute "
+            "one stage of one pipeline, and all stages need equally many workers. Correct the builder."
         )
     replicas = len(strategy.graph_config.replicas)
-    if seats and replicas % pipelines.pop():
+    if by_stage and replicas % pipelines.pop():
         raise StrategyError(
-            f"{replicas} micro-batches cannot be split evenly over {len(seats[0])} pipelines. Correct the builder."
+            f"{replicas} micro-batches cannot be split evenly over {len(by_stage[0])} pipelines. Correct the builder."
         )
     schedule = SCHEDULES[strategy.pipeline.schedule]
-    if strategy.pipeline.recompute and not (seats and keeps_several(len(seats), replicas // len(seats[0]), schedule)):
+    if strategy.pipeline.recompute and not (
+        by_stage and keeps_several(len(by_stage), replicas // len(by_stage[0]), schedule)
+    ):
         raise StrategyError(
             f"the pipeline is to recompute, but by {schedule} no stage has two micro-batches in flight, so that "
             "recomputation would save no memory. Correct the builder."
@@ -69,7 +71,7 @@ def check_pipeline(strategy: strategy_pb2.Strategy, variables: Mapping[str, Sync
     Raises:
         StrategyError: names the variable, the reason and the fix.
     """
-    _check_seats(strategy)
+    _check_stage_workers(strategy)
     for node in strategy.nodes if strategy.pipeline.stages else ():
         fault = _fault(strategy, node, variables[node.variable].stage)
         if fault is not None:

@@ -94,7 +94,7 @@ def read_into_session(
     Args:
         graph_runner: runs the reads.
         pieces: locates the values.
-        desk: returns the device of a worker that reads files.
+        file_device: returns the device of a worker that reads files.
         prefix: the prefix of the checkpoint, the same for every worker.
         values: the key of each variable in the checkpoint, and the variable.
     """

@@ -84,7 +84,7 @@ class PartWriter:
     Args:
         graph_runner: runs the writes.
         pieces: locates the values.
-        desk: returns the device of a worker that writes its files.
+        file_device: returns the device of a worker that writes its files.
     """
 
     def __init__(self, graph_runner: GraphRunner, pieces: VariableSlices, file_device: Callable[[int], str]) -> None:

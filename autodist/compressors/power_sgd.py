@@ -76,7 +76,7 @@ class PowerSGD(Compressor):
 
     def add_up(self, reduction: Reduction) -> list[tf.Tensor]:
         gradients = reduction.gradients
-        owners = deal_out([sum(_sides(gradient)) for gradient in gradients], reduction.owners, reduction.number)
+        owners = assign_owners([sum(_sides(gradient)) for gradient in gradients], reduction.owners, reduction.number)
         if reduction.computes:
             left, right = self._factors(reduction, owners)
         else:
@@ -129,7 +129,7 @@ def first_right(gradient: Gradient, rank: int, number: int) -> tf.Tensor:
     return tf.random.stateless_normal([_sides(gradient)[1], rank], seed, dtype=_carrier(gradient))
 
 
-def deal_out(sizes: Sequence[int], workers: Sequence[int], first: int) -> list[int]:
+def assign_owners(sizes: Sequence[int], workers: Sequence[int], first: int) -> list[int]:
     """Assigns an owner to each item so that the sizes are balanced.
 
     Args:
@@ -171,11 +171,11 @@ def _sum_by_owner(
     """Returns `then` of the sum of each part over the workers, computed by the part's owner and sent to all."""
     places = {owner: [k for k, one in enumerate(owners) if one == owner] for owner in sorted(set(owners))}
 
-    def made_of(summed: tf.Tensor) -> tf.Tensor:
+    def result_of(summed: tf.Tensor) -> tf.Tensor:
         return _flat([then(one) for one in _split(summed, [parts[k] for k in places[reduction.worker]])])
 
     vectors = {owner: _flat([parts[k] for k in positions]) for owner, positions in places.items()}
-    summed = reduction.add_by_owners(vectors, then=made_of, name=f"{what}_")
+    summed = reduction.add_by_owners(vectors, then=result_of, name=f"{what}_")
     by_place = {
         k: value
         for owner, positions in places.items()

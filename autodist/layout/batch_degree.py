@@ -21,7 +21,7 @@ class BatchDegree:
     """Computes the batch degree of the tensors of one captured step.
 
     Args:
-        item: the step.
+        step: the step.
         flows: the dependence of its tensors on the batch.
     """
 

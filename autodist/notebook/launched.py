@@ -103,7 +103,7 @@ def _call(order: bytes) -> Any:
 
     with quiet_tensorflow():  # unpickling may be the first use of TensorFlow in this process
         call: LaunchedCall = unpack(order, takes_settings=True)
-    if call.overrides.asks:
+    if call.overrides.is_set:
         os.environ |= call.overrides.environment()
         take_over()
     spec = None if call.spec is None else ResourceSpec.from_payload(call.spec)

@@ -28,7 +28,7 @@ def sets(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def find_unpicklable(
-    function: Callable[..., Any], args: tuple[Any, ...], goes: Callable[[Any], bool]
+    function: Callable[..., Any], args: tuple[Any, ...], can_pickle: Callable[[Any], bool]
 ) -> tuple[str, Any]:
     """Returns the first value used by a function that cannot be pickled, as deep as names go, with the path to it.
 
@@ -39,21 +39,21 @@ def find_unpicklable(
     Args:
         function: see `uses`.
         args: see `uses`.
-        goes: returns True if a value, with all its content, can be pickled.
+        can_pickle: returns True if a value, with all its content, can be pickled.
     """
-    return _stays("", function, uses(function, args), goes, {id(function)})
+    return _find_stuck("", function, uses(function, args), can_pickle, {id(function)})
 
 
-def _stays(
-    way: str, value: Any, parts: Mapping[str, Any], goes: Callable[[Any], bool], seen: set[int]
+def _find_stuck(
+    path: str, value: Any, parts: Mapping[str, Any], can_pickle: Callable[[Any], bool], seen: set[int]
 ) -> tuple[str, Any]:
     for name, part in parts.items():
-        if id(part) not in seen and not goes(part):
+        if id(part) not in seen and not can_pickle(part):
             seen.add(id(part))
             # An arrow precedes a variable that a function uses; a part of a value follows the value's name.
-            further = f"{way}{name}" if name.startswith(("[", ".")) else f"{way} → {name}" if way else name
-            return _stays(further, part, dict(_parts(part)), goes, seen)
-    return way, value
+            further = f"{path}{name}" if name.startswith(("[", ".")) else f"{path} → {name}" if path else name
+            return _find_stuck(further, part, dict(_parts(part)), can_pickle, seen)
+    return path, value
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -64,7 +64,7 @@ class CliOverrides:
         )
 
     @property
-    def asks(self) -> bool:
+    def is_set(self) -> bool:
         """True if the command sets machines or a strategy."""
         return replace(self, traceback=False) != CliOverrides()
 

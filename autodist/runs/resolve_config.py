@@ -41,7 +41,7 @@ def resolve(
     """
     dry_run = active_dry_run()
     overrides = CliOverrides.of_this_process() if dry_run is None else dry_run.overrides
-    if overrides.asks and not is_first and dry_run is None:
+    if overrides.is_set and not is_first and dry_run is None:
         raise MisusedError(
             "the script makes two AutoDist objects, but a command sets the machines of one. Keep one AutoDist, and "
             "open its scope() again."

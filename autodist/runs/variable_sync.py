@@ -70,7 +70,7 @@ class VariableSync:
         Args:
             variables: variables of the step.
             flush: waits until all writes requested by earlier steps have been applied.
-            keeps_pace: True if no worker can finish the step before all others have begun it.
+            is_in_lockstep: True if no worker can finish the step before all others have begun it.
         """
         self._tracker.compare_aliased()
         ahead = [t for t in variables if t.is_ahead]

@@ -89,7 +89,7 @@ class WriteConsensus:
         """Waits, before a step that cannot begin at once, until the workers agree on the next action.
 
         Args:
-            keeps_pace: True if no worker can finish a step before all others have begun it.
+            is_in_lockstep: True if no worker can finish a step before all others have begun it.
 
         Returns:
             The action, and on workers other than the chief, the names of the variables that received the chief's

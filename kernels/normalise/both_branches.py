@@ -120,9 +120,9 @@ class BothBranches:
         """Returns the nodes that an `If` waits for on behalf of one variable; plain reads of others order nothing."""
         return [name for i in node.input if is_control(i) and not self._is_plain_read(name := node_of(i), handle)]
 
-    def _is_plain_read(self, name: str, besides: str) -> bool:
+    def _is_plain_read(self, name: str, handle: str) -> bool:
         node = self._editor[name]
-        return node.op == "ReadVariableOp" and len(node.input) == 1 and node_of(node.input[0]) != besides
+        return node.op == "ReadVariableOp" and len(node.input) == 1 and node_of(node.input[0]) != handle
 
     def _outputs_read(self, name: str) -> set[int]:
         readers = [self._editor[consumer] for consumer in self._editor.consumers(name)]

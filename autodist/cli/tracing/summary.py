@@ -31,9 +31,9 @@ def summary_lines(times: Sequence[TimeSpent]) -> Iterator[str]:
     names = worker_names([spent.trace for spent in times])
     for spent in times:
         own = names[spent.trace.worker]
-        for (whom, meanwhile), waited in sorted(spent.waiting.items(), key=lambda entry: -entry[1]):
+        for (awaited, meanwhile), waited in sorted(spent.waiting.items(), key=lambda entry: -entry[1]):
             if waited >= _LEAST_SHOWN * spent.took:
-                yield f"{own} waits {_part(waited, spent.took)} for {_name(whom, names)}, which {meanwhile.value}"
+                yield f"{own} waits {_part(waited, spent.took)} for {_name(awaited, names)}, which {meanwhile.value}"
         if spent.sent:
             sent = ", ".join(f"{readable_bytes(n)} to {_name(to, names)}" for to, n in sorted(spent.sent.items()))
             yield f"{own} sends {sent}"
@@ -67,8 +67,8 @@ def _verdict(times: Sequence[TimeSpent], names: Mapping[int, str]) -> Iterator[s
     """Yields the activity that takes most of the time, and the worker that delays the others."""
     waited: dict[int, float] = {}
     for spent in times:
-        for (whom, _), time in spent.waiting.items():
-            waited[whom] = waited.get(whom, 0.0) + time
+        for (awaited, _), time in spent.waiting.items():
+            waited[awaited] = waited.get(awaited, 0.0) + time
     parts = {
         "computing": sum(spent.computing for spent in times),
         "sending and receiving": sum(spent.sending for spent in times),
@@ -78,8 +78,8 @@ def _verdict(times: Sequence[TimeSpent], names: Mapping[int, str]) -> Iterator[s
     most = max(parts, key=lambda kind: parts[kind])
     yield f"most of all workers' time is {most}: {_part(parts[most], sum(spent.took for spent in times))}"
     if most == "waiting for each other":
-        whom = max(waited, key=lambda worker: waited[worker])
-        yield f"delayed most by {_name(whom, names)}, for which the others wait {_time(waited[whom])} together"
+        awaited = max(waited, key=lambda worker: waited[worker])
+        yield f"delayed most by {_name(awaited, names)}, for which the others wait {_time(waited[awaited])} together"
 
 
 def _name(worker: int, names: Mapping[int, str]) -> str:

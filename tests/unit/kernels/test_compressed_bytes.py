@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
-from autodist.compressors.power_sgd import deal_out
+from autodist.compressors.power_sgd import assign_owners
 from tests.unit.kernels.compressed_models import given_gradient
 from tests.unit.kernels.in_one_process import capture, plan, rewritten
 from tests.unit.kernels.wire import sent_bytes
@@ -59,7 +59,7 @@ def test_top_k_sends_values_and_places_to_all(workers):
 
 def test_matrices_are_dealt_out_by_size():
     sizes = [5, 5, 1, 9, 1]
-    owners = deal_out(sizes, (0, 2), first=1)
+    owners = assign_owners(sizes, (0, 2), first=1)
     assert owners[3] == 2  # the largest first, to the first worker
     assert sorted(sum(s for s, o in zip(sizes, owners, strict=True) if o == w) for w in (0, 2)) == [10, 11]
-    assert deal_out([1, 1, 1], (0, 1, 2), first=7) == [1, 2, 0]
+    assert assign_owners([1, 1, 1], (0, 1, 2), first=7) == [1, 2, 0]

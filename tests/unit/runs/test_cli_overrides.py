@@ -25,8 +25,8 @@ def test_nothing_asked_leaves_what_the_script_says(monkeypatch: pytest.MonkeyPat
 
 
 def test_how_errors_are_shown_asks_for_no_machines() -> None:
-    assert not CliOverrides(traceback=True).asks
-    assert CliOverrides(workers=2, traceback=True).asks
+    assert not CliOverrides(traceback=True).is_set
+    assert CliOverrides(workers=2, traceback=True).is_set
 
 
 def test_a_process_finds_what_was_asked_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
