@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists sentences of docstrings and documentation pages that start with a relative clause ("What a step writes is …").
+"""Lists sentences of docstrings, pages and YAML comments that start with a relative clause ("What a step writes is …").
 
     python scripts/check_prose.py            # the whole repository
     python scripts/check_prose.py docs       # files and folders by name
@@ -48,9 +48,19 @@ def paragraphs(path: Path) -> Iterator[tuple[int, str]]:
         yield prose.count("\n", 0, found.start()) + 1, re.sub(r"^\s*(?:[-*]|\d+\.) +", "", found.group())
 
 
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the line and the text of each block of comments of a YAML file."""
+    text = path.read_text(encoding="utf-8")
+    for found in re.finditer(r"(?:^ *#.*\n)+", text, re.MULTILINE):
+        yield text.count("\n", 0, found.start()) + 1, re.sub(r"^ *# *", "", found.group(), flags=re.MULTILINE)
+
+
+READERS = {".py": docstrings, ".md": paragraphs, ".yml": comments}
+
+
 def faults(path: Path) -> Iterator[str]:
     """Yields a line for each sentence that starts with a relative clause."""
-    for line, text in docstrings(path) if path.suffix == ".py" else paragraphs(path):
+    for line, text in READERS[path.suffix](path):
         for sentence in _SENTENCE.split(" ".join(text.split())):
             if _START.match(sentence) and "?" not in sentence:
                 yield f"{path.relative_to(ROOT)}:{line}: {sentence[:100]}"
@@ -59,9 +69,7 @@ def faults(path: Path) -> Iterator[str]:
 def main() -> int:
     named = [Path(name).resolve() for name in sys.argv[1:]] or [ROOT / name for name in FOLDERS]
     files = [path for name in named for path in ([name] if name.is_file() else sorted(name.rglob("*")))]
-    found = [
-        fault for path in files if path.suffix in (".py", ".md") and "_pb2" not in path.name for fault in faults(path)
-    ]
+    found = [fault for path in files if path.suffix in READERS and "_pb2" not in path.name for fault in faults(path)]
     print(*found, sep="\n") if found else None
     print(f"{len(found)} sentences start with a relative clause", file=sys.stderr)
     return 1 if found else 0

@@ -52,3 +52,14 @@ def test_docstrings_are_looked_at(listed, text, found):
 )
 def test_pages_are_looked_at(listed, text, found):
     assert listed("page.md", text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("# A builder.\na:\n  # The number. How many\n  # there are.\n  b: 1\n", ["How many there are."]),
+        ("What: 1  # a key\n", []),
+    ],
+)
+def test_comments_of_yaml_are_looked_at(listed, text, found):
+    assert listed("preset.yml", text) == found
