@@ -108,7 +108,7 @@ class Context:
         return self.local_replicas or (0,)
 
     @property
-    def is_alone(self) -> bool:
+    def single_replica(self) -> bool:
         """True if there is a single replica and no other worker, so that nothing is reduced."""
         return len(self.replicas) == 1 and self.workers == 1
 

@@ -162,7 +162,9 @@ def assemble(
         variables=tuple(replace(v, is_overwritten=v.handle in notes.overwritten) for v in variables),
         gradients=tuple(gradients),
         gradient_calls=tuple(made),
-        whole_sums=tuple(s.all_reduce for s in notes.sums if s.graph is notes.graph and s.all_reduce.node in present),
+        in_step_all_reduces=tuple(
+            s.all_reduce for s in notes.sums if s.graph is notes.graph and s.all_reduce.node in present
+        ),
         inputs=dict(inputs),
         outputs=tuple(outputs),
         targets=tuple(targets),

@@ -17,7 +17,7 @@ def flows_of(step: CapturedStep) -> Propagation:
         axes,
         lambda name: step.spec_of(name).shape,
         nodes=step.graph_index.nodes,
-        whole_sums={s.node: s for s in step.whole_sums},
+        in_step_all_reduces={s.node: s for s in step.in_step_all_reduces},
         apart=step.apart,
         declared={variable.handle: Replicated(is_generator=True) for variable in step.variables if variable.is_seed},
     )

@@ -57,7 +57,7 @@ def find_depths(step: CapturedStep) -> Mapping[str, int]:
     The node's own exchange counts. Exchanges of equal depth do not wait for each other. A seed and the value of a loss
     term over the whole batch count as exchanges of all values that the loss is computed from.
     """
-    sums = {s.node for s in step.whole_sums}
+    sums = {s.node for s in step.in_step_all_reduces}
     known: dict[str, int] = {}
     for call in step.gradient_calls:
         depths = _walk(step, sums, known)

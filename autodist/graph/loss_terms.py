@@ -120,7 +120,7 @@ class _Search:
 
     def _is_divided_by_none(self, weight: Weight) -> bool:
         """Returns True if a fully masked share yields 0 / 0, although other replicas' examples contribute gradients."""
-        return bool(self.item.whole_sums) and not isinstance(weight, Examples | Elements)
+        return bool(self.item.in_step_all_reduces) and not isinstance(weight, Examples | Elements)
 
     def _is_trained(self, weight: Weight) -> bool:
         """Returns True if gradients reach a variable through the weight of a mean.

@@ -59,7 +59,7 @@ class Renaming:
         gradients = (
             replace(g, variable=self.variable(g.variable), tensors=self._tensors(g.tensors)) for g in step.gradients
         )
-        sums = (replace(s, node=self.node(s.node), of=s.of and self.node(s.of)) for s in step.whole_sums)
+        sums = (replace(s, node=self.node(s.node), of=s.of and self.node(s.of)) for s in step.in_step_all_reduces)
         variables = (replace(v, name=self.variable(v.name), handle=self.node(v.handle)) for v in step.variables)
         return replace(
             step,
@@ -67,7 +67,7 @@ class Renaming:
             variables=tuple(variables),
             gradients=tuple(gradients),
             gradient_calls=calls,
-            whole_sums=tuple(sums),
+            in_step_all_reduces=tuple(sums),
             inputs={self.tensor(name): axis for name, axis in step.inputs.items()},
             apart={self.tensor(name): self.tensor(by) for name, by in step.apart.items()},
             outputs=self._tensors(step.outputs),

@@ -120,7 +120,7 @@ def calls_through_all_reduce(step: CapturedStep, but: Collection[int]) -> set[in
         step: the step.
         but: positions of calls to ignore.
     """
-    gradients = [tensor(s.node) for s in step.whole_sums if s.of is not None]
+    gradients = [tensor(s.node) for s in step.in_step_all_reduces if s.of is not None]
     candidates = [k for k in range(len(step.gradient_calls)) if k not in but] if gradients else []
     seen = {k: find_linearity(step.graph_index, [step.gradient_calls[k].seed]) for k in candidates}
     return {k for k, linearity in seen.items() if any(linearity.of(name) is Grade.LINEAR for name in gradients)}

@@ -152,7 +152,7 @@ class CapturedStep(Step):
     """A step as captured: the computation that one device would run.
 
     Attributes:
-        whole_sums: the all-reduces that run while the step computes, in the order of their creation.
+        in_step_all_reduces: those that run while the step computes, in the order of their creation.
         placements: the placements of the variables that earlier steps have placed, by name.
         flows: dependence of the captured tensors on the batch, set if a kernel has changed the graph in ways that
             propagation does not follow.
@@ -161,7 +161,7 @@ class CapturedStep(Step):
         rows: examples for each replica if the graph was built for that number only; None: any number.
     """
 
-    whole_sums: tuple[InStepAllReduce, ...] = ()
+    in_step_all_reduces: tuple[InStepAllReduce, ...] = ()
     placements: Mapping[str, Placement] = field(default_factory=dict)
     flows: Propagation | None = None
     is_whole: bool = False
@@ -169,7 +169,7 @@ class CapturedStep(Step):
 
     @cached_property
     def named(self) -> frozenset[str]:
-        return super().named.union(s.node for s in self.whole_sums)
+        return super().named.union(s.node for s in self.in_step_all_reduces)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def text_of_notes(step: Step) -> str:
         "gradient calls": map(_call, step.gradient_calls),
     }
     if isinstance(step, CapturedStep):
-        notes |= {"in-step all-reduces": map(_all_reduce, step.whole_sums)}
+        notes |= {"in-step all-reduces": map(_all_reduce, step.in_step_all_reduces)}
     if isinstance(step, ReplicatedStep):
         notes |= {"pending reductions": map(_join, step.joins), "reduced gradients": sorted(step.joined_gradients)}
     return _text(notes)

@@ -129,7 +129,7 @@ def propagate(
     *,
     declared: Mapping[str, Kind] | None = None,
     nodes: Mapping[str, tf.compat.v1.NodeDef] | None = None,
-    whole_sums: Mapping[str, InStepAllReduce] | None = None,
+    in_step_all_reduces: Mapping[str, InStepAllReduce] | None = None,
     apart: Mapping[str, str] | None = None,
 ) -> GraphPropagation:
     """Prepares the layout analysis of a graph whose nodes run on every replica, each on its shard of the batch.
@@ -146,8 +146,8 @@ def propagate(
         shapes: the static shape of each tensor, by name ("x:0").
         declared: kinds that take precedence over computed ones.
         nodes: the graph's nodes by name, if available.
-        whole_sums: in-step all-reduces, by their nodes. The one input of each is summed or gathered over all replicas
-            before the step continues. A replicated value stays as it is, and so do its gradients.
+        in_step_all_reduces: by their nodes. The one input of each is summed or gathered over all replicas before the
+            step continues. A replicated value stays as it is, and so do its gradients.
         apart: for tensors in `batch_axes` whose rows do not belong to the examples of the others: the tensor whose rows
             count them.
 
@@ -162,7 +162,9 @@ def propagate(
     for name, kind in (declared or {}).items():
         seeds[tensor_name(name)] = _declared_fact(tensor_name(name), kind)
     nodes = nodes or _by_name(graph_def)
-    return GraphPropagation(Frame(nodes, Library(graph_def.library), shape_of, seeds, whole_sums=whole_sums or {}))
+    return GraphPropagation(
+        Frame(nodes, Library(graph_def.library), shape_of, seeds, in_step_all_reduces=in_step_all_reduces or {})
+    )
 
 
 def _declared_fact(tensor: str, kind: Kind) -> Fact:
@@ -192,10 +194,10 @@ class Frame:
         shape_of: ShapeOf,
         seeds: Mapping[str, Fact],
         tag: str = "",
-        whole_sums: Mapping[str, InStepAllReduce] | None = None,
+        in_step_all_reduces: Mapping[str, InStepAllReduce] | None = None,
     ) -> None:
         self._nodes = nodes
-        self._whole_sums = whole_sums or {}
+        self._all_reduces = in_step_all_reduces or {}
         self._library = library
         self._shape_of, self._seeds = shape_of, dict(seeds)
         self._seeded = {name.partition(":")[0] for name in seeds}
@@ -307,8 +309,8 @@ class Frame:
         if node.op == "NextIteration":
             return self._loop_facts.setdefault(node.name, Unvisited())
         facts = [self._output(*_split(source)) for source in sources]
-        if node.name in self._whole_sums:
-            return self._all_reduced(self._whole_sums[node.name], facts[0])
+        if node.name in self._all_reduces:
+            return self._all_reduced(self._all_reduces[node.name], facts[0])
         rule = TABLE.get(node.op)
         in_loop = loop_value(OpContext(node, sources, facts, self), is_stateless(node.op))
         if in_loop is not None:

@@ -40,7 +40,7 @@ class InlineBranches(Kernel[CapturedStep, CapturedStep]):
     name: ClassVar[str] = "inline-branches"
 
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
-        if context.is_alone:
+        if context.single_replica:
             return step
         return inline_state(inline_shared_updates(step, context.plan))
 

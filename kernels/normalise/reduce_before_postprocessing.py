@@ -50,7 +50,7 @@ class ReduceBeforePostprocessing(Kernel[CapturedStep, CapturedStep]):
     }
 
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
-        if context.is_alone or not step.gradients:
+        if context.single_replica or not step.gradients:
             return step
         step = replace(step, gradients=tuple(_before_cast(step, gradient) for gradient in step.gradients))
         # Up to the nodes that run once, and no less: the gradient of one weight may lead to that of another, as the

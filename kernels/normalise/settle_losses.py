@@ -33,7 +33,7 @@ class SettleLosses(Kernel[CapturedStep, CapturedStep]):
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
         if not any(call.terms for call in step.gradient_calls):
             return step
-        flows = None if context.is_alone else step.flows or flows_of(step)
+        flows = None if context.single_replica else step.flows or flows_of(step)
         editor = StepEditor(step)
         calls = []
         for call in step.gradient_calls:

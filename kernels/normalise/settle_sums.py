@@ -31,28 +31,30 @@ class SettleSums(Kernel[CapturedStep, CapturedStep]):
     }
 
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
-        if not context.is_alone:
+        if not context.single_replica:
             _require_top_level(step)
-        if not step.whole_sums:
+        if not step.in_step_all_reduces:
             return step
         kept = (
             ()
-            if context.is_alone
+            if context.single_replica
             else tuple(s for s in _differing(step) if s.is_asked or not _runs_ahead(step, context))
         )
         editor = StepEditor(step)
-        out = [s.node for s in step.whole_sums if s not in kept]
+        out = [s.node for s in step.in_step_all_reduces if s not in kept]
         for node in out:
             editor.rewire(tensor(node), editor[node].input[0])
             editor.replace_control(node, [])
-        remove_unused(editor, editor.named(whole_sums=kept), out)
-        return editor.to_step(whole_sums=kept)
+        remove_unused(editor, editor.named(in_step_all_reduces=kept), out)
+        return editor.to_step(in_step_all_reduces=kept)
 
 
 def _differing(step: CapturedStep) -> tuple[InStepAllReduce, ...]:
     flows, once = flows_of(step), find_stages(step).once
-    kept = {s.node for s in step.whole_sums if s.of is None and s.node not in once and _differs(step, flows, s)}
-    return tuple(s for s in step.whole_sums if (s.of or s.node) in kept and s.node not in once)
+    kept = {
+        s.node for s in step.in_step_all_reduces if s.of is None and s.node not in once and _differs(step, flows, s)
+    }
+    return tuple(s for s in step.in_step_all_reduces if (s.of or s.node) in kept and s.node not in once)
 
 
 def _runs_ahead(step: CapturedStep, context: Context) -> bool:
@@ -122,7 +124,7 @@ def _require_top_level(step: CapturedStep) -> None:
     Raises:
         RewriteError: one is in the body of a loop or of a conditional.
     """
-    registered = {s.node for s in step.whole_sums}
+    registered = {s.node for s in step.in_step_all_reduces}
     inner = (node.name for function in step.graph_def.library.function for node in function.node_def)
     outer = (node.name for node in step.graph_index.of_op("PlaceholderWithDefault") if node.name not in registered)
     hidden = next(_named_as_sums((*outer, *inner)), None)

@@ -50,10 +50,10 @@ def _require_independent_micro_batches(step: PlacedStep) -> None:
     Raises:
         StrategyError: the step computes with a sum over all micro-batches.
     """
-    if step.whole_sums:
+    if step.in_step_all_reduces:
         raise OptionError(
             "builder",
-            f"the step reduces or gathers over all examples while it computes ({step.whole_sums[0].node}), as "
+            f"the step reduces or gathers over all examples while it computes ({step.in_step_all_reduces[0].node}), as "
             "synchronized batch normalisation, all_gather and losses of deviations from a batch mean do, but a "
             "pipeline processes micro-batches one after another. Set synchronized=False, gather nothing and use "
             "keras.layers.BatchNormalization, or use a strategy without pipeline stages.",

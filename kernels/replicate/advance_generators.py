@@ -35,7 +35,7 @@ class AdvanceGenerators(Kernel[PlacedStep, PlacedStep]):
 
     def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
         draws = [node.name for node in step.graph_index.of_op("RngReadAndSkip")]
-        if context.is_alone or not draws:
+        if context.single_replica or not draws:
             return step
         editor = StepEditor(step)
         with subgraph(editor, "advance_generators") as f:

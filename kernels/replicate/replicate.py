@@ -65,7 +65,7 @@ class Replicate(Kernel[PlacedStep, ReplicatedStep]):
     def apply(self, step: PlacedStep, context: Context) -> ReplicatedStep:
         if context.goes_through_stages(step):
             context = context.of_replicas
-        if context.is_alone:
+        if context.single_replica:
             return ReplicatedStep.of(step)
         return _Replication(step, context).run()
 

@@ -38,7 +38,7 @@ class AddRowsInOrder(Kernel[PlacedStep, PlacedStep]):
     def apply(self, step: PlacedStep, context: Context) -> PlacedStep:
         nodes = step.graph_index.nodes
         scatters = [node.name for node in step.graph_index.of_op(*_IN_ORDER) if not _is_unique(nodes, node)]
-        if context.is_alone or not scatters:
+        if context.single_replica or not scatters:
             return step
         editor = StepEditor(step)
         for name in scatters:

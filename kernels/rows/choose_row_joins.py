@@ -43,7 +43,7 @@ class ChooseRowJoins(Kernel[CapturedStep, CapturedStep]):
     }
 
     def apply(self, step: CapturedStep, context: Context) -> CapturedStep:
-        if context.is_alone or not any(g.is_sparse for g in step.gradients):
+        if context.single_replica or not any(g.is_sparse for g in step.gradients):
             return step
         editor, flows = StepEditor(step), step.flows or flows_of(step)
         in_rows = frozenset(variable for variable, cut in context.plan.cuts.items() if cut.axis == 0)

@@ -138,6 +138,6 @@ _PARTS: Mapping[str, Callable[..., Any]] = {
     "variables": _variable,
     "gradients": _gradient,
     "gradient_calls": _call,
-    "whole_sums": InStepAllReduce,
+    "in_step_all_reduces": InStepAllReduce,
 }
 """Fields of a Step that hold parts of a kind, and the constructor of such a part."""

@@ -28,9 +28,11 @@ class InStepAllReduces:
     def join(self) -> None:
         """Replaces the placeholder of each in-step all-reduce by the sum, or the rows, of all replicas."""
         joiner, step = self._joiner, self._joiner.item
-        depths = find_depths(step) if step.whole_sums else {}
-        trains = reach(joiner.stages.writes, step.graph_index.sources.__getitem__) if step.whole_sums else set()
-        for request in step.whole_sums:
+        depths = find_depths(step) if step.in_step_all_reduces else {}
+        trains = (
+            reach(joiner.stages.writes, step.graph_index.sources.__getitem__) if step.in_step_all_reduces else set()
+        )
+        for request in step.in_step_all_reduces:
             # In a session, workers may fetch different outputs; a sum for outputs alone is then local to a worker.
             is_of_all = joiner.context.joins_outputs or request.node in trains
             make = self._sums if request.how is InStepAllReduceKind.SUM else self._of_rows

@@ -195,7 +195,7 @@ class LossScales:
 
     def _is_all_reduced(self, seen: Linearity) -> bool:
         """Returns True if workers all-reduce cotangents within the step, which then need the same scale."""
-        return any(seen.depends(tensor(s.node)) for s in self._joiner.item.whole_sums)
+        return any(seen.depends(tensor(s.node)) for s in self._joiner.item.in_step_all_reduces)
 
     def _linearity(self, call: GradientCall) -> Linearity:
         """Returns the tensors that are proportional to the seed of a call, up to run-once nodes."""

@@ -171,7 +171,12 @@ class OutputJoins:
 
     def _joined_as(self, label: str, name: str, kind: Kind) -> str:
         joiner = self._joiner
-        if joiner.item.whole_sums and joiner.group.receivers and self._is_of_all(name) and kind == Replicated():
+        if (
+            joiner.item.in_step_all_reduces
+            and joiner.group.receivers
+            and self._is_of_all(name)
+            and kind == Replicated()
+        ):
             kind = Reduced("it is alike on all that compute", ReducedBy.MAX)  # sends it to workers without replicas
         if isinstance(kind, Joined) and (self._joiner.context.computes or self._is_of_all(name)):
             return self._joined(label, name, kind, self._is_of_all(name))

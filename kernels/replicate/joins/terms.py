@@ -86,7 +86,7 @@ class TermSeeds:
         kind = loss_kind(self._joiner.item, self._joiner.flows, term.tensor)
         if isinstance(kind, PerExample):
             return Sum(kind.mixed_at)
-        if isinstance(kind, Replicated) and self._joiner.item.whole_sums:
+        if isinstance(kind, Replicated) and self._joiner.item.in_step_all_reduces:
             return Mean(Examples())  # drops the gradient of the all-reduce on a replica without examples
         if not isinstance(kind, Unknown):
             return kind

@@ -126,4 +126,4 @@ def test_a_condition_that_sets_nothing_from_the_batch_stays_one() -> None:
 
     captured = capture(step_of(counting), *BATCHES[0], is_split=True)
     assert captured.step.graph_index.of_op("If")
-    assert not captured.step.whole_sums
+    assert not captured.step.in_step_all_reduces

@@ -27,23 +27,23 @@ def captured(layer: keras.layers.Layer) -> CapturedFunction:
 
 
 def test_sums_of_gradients_are_none() -> None:
-    assert not captured(keras.layers.BatchNormalization()).item.whole_sums
+    assert not captured(keras.layers.BatchNormalization()).item.in_step_all_reduces
 
 
 def test_a_layer_asks_for_sums_and_their_gradients() -> None:
     step = captured(keras.layers.BatchNormalization(synchronized=True)).item
-    nodes = [s.node for s in step.whole_sums if s.of is None]
+    nodes = [s.node for s in step.in_step_all_reduces if s.of is None]
     assert len(nodes) == 3
-    assert {s.of for s in step.whole_sums if s.of is not None} == set(nodes[:2])
-    assert not any(s.is_mean for s in step.whole_sums)
+    assert {s.of for s in step.in_step_all_reduces if s.of is not None} == set(nodes[:2])
+    assert not any(s.is_mean for s in step.in_step_all_reduces)
 
 
 def test_gradients_are_exchanged_after_the_loss() -> None:
     step = captured(keras.layers.BatchNormalization(synchronized=True)).item
     depths = find_depths(step)
-    assert {depths[s.node] for s in step.whole_sums if s.of is None} == {1}
+    assert {depths[s.node] for s in step.in_step_all_reduces if s.of is None} == {1}
     assert depths[step.gradient_calls[0].seed] == 2
-    assert {depths[s.node] for s in step.whole_sums if s.of is not None} == {3}
+    assert {depths[s.node] for s in step.in_step_all_reduces if s.of is not None} == {3}
 
 
 def test_means_and_nests() -> None:
@@ -58,7 +58,7 @@ def test_means_and_nests() -> None:
         return loss
 
     item = capture_function(step, (tf.TensorSpec([None, 3]),), [0]).item
-    first, *rest = item.whole_sums
+    first, *rest = item.in_step_all_reduces
     assert first == InStepAllReduce(first.node, None, is_mean=True)
     assert all(s.is_mean for s in rest)
 
@@ -74,7 +74,7 @@ def test_gathered_rows_and_their_gradients() -> None:
         return loss
 
     item = capture_function(step, (tf.TensorSpec([None, 3]),), [0]).item
-    first, second = item.whole_sums
+    first, second = item.in_step_all_reduces
     assert first == InStepAllReduce(first.node, how=InStepAllReduceKind.ROWS, axis=1)
     assert second == InStepAllReduce(second.node, first.node, how=InStepAllReduceKind.OWN_ROWS, axis=1)
     assert find_depths(item)[second.node] == 3

@@ -118,7 +118,7 @@ def test_they_are_those_of_the_whole_batch(
     rng = np.random.default_rng(0)
     data = [(rng.normal(3.0, 2.0, size=(n, 3)),) for n in (8, 7, 3)]
     captured = capture(step, *data[0], is_split=True)
-    assert captured.item.whole_sums
+    assert captured.item.in_step_all_reduces
     assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
     logged = [message for message in caplog.messages if "sums or means of the batch with single examples" in message]
     assert len(logged) == 1 and not any("treated as a mean" in message for message in caplog.messages)
@@ -217,7 +217,7 @@ def test_plain_batch_normalisation_sees_its_replicas_examples_as_before() -> Non
 
     step = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
     of_layers = {name for name in step.graph_index.nodes if "batch_normalization" in name and "whole" in name}
-    assert step.whole_sums and not of_layers
+    assert step.in_step_all_reduces and not of_layers
 
 
 def test_a_trace_that_names_other_nodes_is_not_taken() -> None:
@@ -229,7 +229,7 @@ def test_a_trace_that_names_other_nodes_is_not_taken() -> None:
             return normalised_advantages(made, x)
 
     step = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
-    assert not step.whole_sums and any(name.startswith("trace_1/") for name in step.graph_index.nodes)
+    assert not step.in_step_all_reduces and any(name.startswith("trace_1/") for name in step.graph_index.nodes)
 
 
 @pytest.mark.parametrize("pace", [{"asynchronous": True}, {"staleness": 1}], ids=str)
