@@ -11,25 +11,63 @@ import tensorflow as tf
 from keras import layers
 
 from autodist.errors import RewriteError
-from autodist.graph.step import EXAMPLES
+from autodist.graph.step import EXAMPLES, PlacedStep
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.replicate import Replicate
-from tests.unit.graph.graph_text import assert_imports
 from tests.unit.kernels.in_one_process import capture, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.replicate.steps import SHAPES, batches, check, every_shape, hardest_shape, labelled, variable
+from tests.unit.kernels.rewrites import assert_rewrites, cases
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 
-def test_one_replica_in_all_is_the_captured_step():
+CASES = {
+    "the nodes that the batch reaches are copied, and the others run once": """
+        v = VarHandleOp(shape=[4, 2])
+        x = Placeholder(shape=[None, 4])
+        w = ReadVariableOp(v)
+        e = Exp(w)
+      - y = MatMul(x, e)
+      - run y
+      + y = MatMul(autodist/split_batch/Slice, e)
+      + autodist/replica_1/y = MatMul(autodist/split_batch/Slice_1, e)
+      + autodist/examples = Placeholder(dtype=int64, shape=[])
+      + run y, autodist/replica_1/y
+    """,
+    "every replica computes an output, and the step returns the combination": """
+        v = VarHandleOp(shape=[4, 2])
+        x = Placeholder(shape=[None, 4])
+        axes = [0, 1]
+        w = ReadVariableOp(v)
+      - y = MatMul(x, w)
+      + y = MatMul(autodist/split_batch/Slice, w)
+        loss = Sum(y, axes)
+      - return loss:0
+      + autodist/replica_1/y = MatMul(autodist/split_batch/Slice_1, w)
+      + autodist/replica_1/loss = Sum(autodist/replica_1/y, axes)
+      + autodist/examples = Placeholder(dtype=int64, shape=[])
+      + return autodist/output/0/Identity:0
+    """,
+}
+
+
+@cases(CASES)
+def test_rewrites(text):
+    assert_rewrites(
+        Replicate(), text, replicas=2, hides=("autodist/split_batch/", "autodist/output/"), inputs={"x:0": 0}
+    )
+
+
+def test_the_step_of_a_single_replica_has_the_captured_graph():
     captured = capture(gan(), *batches(4)[0])
-    assert Replicate().apply(captured.item, Context(plan(captured.item), 0)) is captured.item
+    made = Replicate().apply(PlacedStep.of(captured.item), Context(plan(captured.item), 0))
+    assert made.graph_def is captured.item.graph_def and made.joins == ()
 
 
 def test_a_copy_is_known_by_its_replica_its_captured_name_and_its_line() -> None:
     captured = capture(gan(), *batches(4)[0])
-    made = Replicate().apply(captured.item, Context(plan(captured.item, 1, 2), 0))
+    made = Replicate().apply(PlacedStep.of(captured.item), Context(plan(captured.item, 1, 2), 0))
     theirs = {name: made.replica_of(name) for name in made.graph_index.nodes if made.replica_of(name)[0] == 1}
     assert theirs and all(made.replica_of(own) == (0, own) for _, own in theirs.values())
     lines = {name: captured.item.origin_of(own) for name, (_, own) in theirs.items()}
@@ -41,22 +79,6 @@ def test_the_captured_item_is_left_alone():
     before = captured.item.graph_def.SerializeToString(deterministic=True)
     rewritten(captured, plan(captured.item, 2, 2))
     assert captured.item.graph_def.SerializeToString(deterministic=True) == before
-
-
-def test_what_no_batch_reaches_is_computed_once():
-    weight = variable("w", 4, 2)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(x @ tf.exp(weight)))
-        weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        return loss
-
-    captured = capture(step, *batches(4)[0])
-    (item,) = rewritten(captured, plan(captured.item, 1, 3))
-    found = [n.op for n in item.graph_def.node]
-    assert (found.count("Exp"), found.count("Square"), found.count("ReadVariableOp")) == (1, 3, 1)
-    assert_imports(item.graph_def)
 
 
 def gan():
