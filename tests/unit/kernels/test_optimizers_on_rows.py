@@ -8,10 +8,11 @@ from functools import cache
 import keras
 import pytest
 
+from autodist.graph.placement import Partitioning
 from autodist.kernels.rows.report_table_writes import tell
-from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import assert_same, one_device, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs
+from tests.unit.kernels.place.partition.shards import sharded_plan
 from tests.unit.kernels.table_steps import ROWS, nodes_with_rows, repeated_ids, table_step
 
 optimizers = keras.optimizers
@@ -46,22 +47,10 @@ COSTS_TABLE = {
 EVERY = {**COSTS_ROWS, **{name: make for name, (make, _) in COSTS_TABLE.items()}}
 
 
-def cut_over_servers(step):
-    """The table in two uneven shards, each at a worker of its own."""
-    strategy = plan(step, 2, 1)
-    (node,) = strategy.nodes
-    node.ClearField("all_reduce")
-    node.partition.axis = 0
-    node.partition.sizes.extend([2, ROWS - 2])
-    for owner in (0, 1):
-        node.shards.add(parameter_server=strategy_pb2.ParameterServer(owner=owner))
-    return strategy
-
-
 LAYOUTS = {
     "2 replicas": lambda step: plan(step, 1, 2),
     "2 workers, server": lambda step: plan(step, 2, 1, {"table": 1}),
-    "2 workers, cut over both": cut_over_servers,
+    "2 workers, cut over both": lambda step: sharded_plan(step, {"table": Partitioning(0, (2, ROWS - 2))}),
     "2 workers of 2": lambda step: plan(step, 2, 2),
 }
 

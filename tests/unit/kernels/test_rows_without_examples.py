@@ -9,10 +9,11 @@ import pytest
 import tensorflow as tf
 
 from autodist.batch.examples import rows_of, with_a_row
-from autodist.proto import strategy_pb2
+from autodist.graph.placement import Partitioning
 from tests.unit.kernels import in_one_process
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 from tests.unit.kernels.pairs import pairs
+from tests.unit.kernels.place.partition.shards import sharded_plan
 
 ROWS = 7
 
@@ -86,23 +87,12 @@ def count_each_touch(table, gradient):
 UPDATES = [shrink_each_touched_row, count_each_touch]
 
 
-def in_two_shards(step):
-    strategy = plan(step, 2, 2)
-    (node,) = strategy.nodes
-    node.ClearField("all_reduce")
-    node.partition.axis = 0
-    node.partition.sizes.extend([2, ROWS - 2])
-    for owner in (0, 1):
-        node.shards.add(parameter_server=strategy_pb2.ParameterServer(owner=owner))
-    return strategy
-
-
 LAYOUTS = {
     "3 replicas": lambda step: plan(step, 1, 3),
     "3 workers": lambda step: plan(step, 3, 1),
     "3 workers, server": lambda step: plan(step, 3, 1, {"table": 1}),
     "2 workers of 2, server": lambda step: plan(step, 2, 2, {"table": 0}),
-    "2 workers of 2, in shards": in_two_shards,
+    "2 workers of 2, in shards": lambda step: sharded_plan(step, {"table": Partitioning(0, (2, ROWS - 2))}, 2, 2),
     "2 workers of 2": lambda step: plan(step, 2, 2),
 }
 

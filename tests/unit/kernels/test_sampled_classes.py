@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.proto import strategy_pb2
+from autodist.graph.placement import Partitioning
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs
+from tests.unit.kernels.place.partition.shards import sharded_plan
 
 CLASSES, WIDTH, SAMPLED = 20, 4, 6
 
@@ -116,12 +117,6 @@ def test_batches_that_do_not_divide_train_with_samples_that_replicas_draw(caplog
 
 def test_a_matrix_in_shards_is_refused_where_its_rows_are_squared():
     captured, _ = skip_gram(OPTIMIZERS["adam"](), tf.nn.nce_loss, given)
-    strategy = plan(captured.item, 2, 1)
-    node = next(node for node in strategy.nodes if node.variable == "matrix")
-    node.ClearField("all_reduce")
-    node.partition.axis = 0
-    node.partition.sizes.extend([2, CLASSES - 2])
-    for owner in (0, 1):
-        node.shards.add(parameter_server=strategy_pb2.ParameterServer(owner=owner))
+    strategy = sharded_plan(captured.item, {"matrix": Partitioning(0, (2, CLASSES - 2))})
     with pytest.raises(RewriteError, match="matrix is looked up in several ways.*leave it in one piece"):
         rewritten(captured, strategy)

@@ -38,7 +38,7 @@ def captured(model):
 
 def costs(model, stages, micro_batches, pipelines=1, is_fed=True):
     step, shapes = captured(model)
-    strategy = pipelined(step, stage_of(step, stages), stages, micro_batches, pipelines=pipelines)
+    strategy = pipelined(step.item, stage_of(step, stages), stages, micro_batches, pipelines=pipelines)
     return costs_of(step.item, Context(strategy, 0), shapes if is_fed else {}), strategy
 
 
@@ -104,7 +104,7 @@ def test_where_no_batch_is_known_a_micro_batch_has_one_example():
 
 def test_a_step_that_was_rewritten_is_not_rewritten_again():
     step, shapes = captured("mlp")
-    strategy = pipelined(step, stage_of(step, 2), 2, 3)
+    strategy = pipelined(step.item, stage_of(step, 2), 2, 3)
     seen = Rewriting()
     rewrite(step.item, Context(strategy, 0), also=seen)
     assert seen.replicated is not None
@@ -116,7 +116,7 @@ def test_a_step_that_was_rewritten_is_not_rewritten_again():
 def test_a_step_that_no_kernel_takes_is_told_without_its_costs():
     step, shapes = captured("mlp")
     goes_back = {name: 1 - int(name.startswith("part_3")) for name in stage_of(step, 2)}
-    strategy = pipelined(step, goes_back, 2, 3)
+    strategy = pipelined(step.item, goes_back, 2, 3)
     assert costs_of(step.item, Context(strategy, 0), shapes) is None
     figures = figures_of(strategy, step.item, ["a", "b"], None, None)
     text = shown(figures)
@@ -152,7 +152,7 @@ def test_what_is_known_in_part_is_told_as_the_least():
 def test_the_run_tells_the_stages_below_the_variables(caplog):
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]})
     step, shapes = captured("mlp")
-    strategy = pipelined(step, stage_of(step, 2), 2, 3)
+    strategy = pipelined(step.item, stage_of(step, 2), 2, 3)
     with caplog.at_level(logging.INFO, logger="autodist"):
         log_strategy(strategy, step.item, None, spec, None, shapes)
     told = caplog.text
@@ -177,12 +177,12 @@ def of_two_layers(inner):
 def test_the_whole_of_a_graph_of_which_nobody_knows_what_will_run_is_told_without_its_costs():
     step, shapes = captured("mlp")
     whole = replace(step.item, targets=(), outputs=())
-    assert costs_of(whole, Context(pipelined(step, stage_of(step, 2), 2, 3), 0), shapes) is None
+    assert costs_of(whole, Context(pipelined(step.item, stage_of(step, 2), 2, 3), 0), shapes) is None
 
 
 def costs_of_step(step, shape, rows=None):
     captured = capture_function(step, (tf.TensorSpec(shape, tf.float64),), [0])
-    strategy = pipelined(captured, stage_of(captured, 2), 2, 2)
+    strategy = pipelined(captured.item, stage_of(captured, 2), 2, 2)
     shapes = {} if rows is None else dict.fromkeys(captured.item.inputs, (rows, *shape[1:]))
     return costs_of(captured.item, Context(strategy, 0), shapes)
 

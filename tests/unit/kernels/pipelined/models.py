@@ -230,19 +230,6 @@ def stage_of(captured: CapturedFunction, stages: int) -> dict[str, int]:
 
 
 def pipelined(
-    captured: CapturedFunction,
-    stage_of: Mapping[str, int],
-    stages: int,
-    micro_batches: int,
-    schedule: str = "GPipe",
-    pipelines: int = 1,
-    recompute: bool = False,
-) -> strategy_pb2.Strategy:
-    """A strategy for a captured step; see `pipelined_item`."""
-    return pipelined_item(captured.item, stage_of, stages, micro_batches, schedule, pipelines, recompute)
-
-
-def pipelined_item(
     step: Step,
     stage_of: Mapping[str, int],
     stages: int,
@@ -276,6 +263,6 @@ def trained(
 ) -> tuple[Trained, Trained, CapturedFunction]:
     """As pipelines, and as as many replicas on one worker."""
     captured = capture(step, *given[0], is_global=True)
-    strategy = pipelined(captured, stage_of(captured, stages), stages, micro_batches, schedule, pipelines)
+    strategy = pipelined(captured.item, stage_of(captured, stages), stages, micro_batches, schedule, pipelines)
     alone = plan(captured.item, 1, micro_batches * pipelines)
     return train(captured, strategy, given), train(captured, alone, given), captured

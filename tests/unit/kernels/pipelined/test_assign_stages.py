@@ -15,7 +15,7 @@ from autodist.capture.stage_marks import StageMark
 from autodist.errors import StrategyError
 from autodist.kernels import Context, Fetching, rewrite
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, train
-from tests.unit.kernels.pipelined.models import pipelined, pipelined_item
+from tests.unit.kernels.pipelined.models import pipelined
 from tests.unit.kernels.whole_sum_steps import gathered
 
 
@@ -25,7 +25,7 @@ def variables(count):
 
 def rewrite_for_both(step, stage_of):
     captured = capture(step, np.ones((2, 3)))
-    strategy = pipelined(captured, stage_of, 2, 2)
+    strategy = pipelined(captured.item, stage_of, 2, 2)
     return [rewrite(captured.item, Context(strategy, worker)) for worker in range(2)]
 
 
@@ -47,7 +47,8 @@ def test_a_weight_that_is_normalised_before_its_use_holds_back_no_micro_batch():
     captured = capture(step, np.ones((5, 3)))
     batches = [[np.random.default_rng(k).normal(size=(5, 3))] for k in range(3)]
     assert_same(
-        train(captured, pipelined(captured, {"v0": 0, "v1": 1}, 2, 2), batches), one_device(captured, step, batches)
+        train(captured, pipelined(captured.item, {"v0": 0, "v1": 1}, 2, 2), batches),
+        one_device(captured, step, batches),
     )
 
 
@@ -127,7 +128,7 @@ def test_what_is_made_in_a_stage_is_computed_there_with_the_same_bits():
         step = trained(functools.partial(loss_of, marking=marking), [a, b])
         given = [[np.random.default_rng(0).normal(size=(5, 3))]]
         captured = capture(step, *given[0])
-        session = Session(captured, pipelined(captured, {"v0": 0, "v1": 1}, 2, 2))
+        session = Session(captured, pipelined(captured.item, {"v0": 0, "v1": 1}, 2, 2))
         ends[marking] = session.train(given)
         where = [
             {op: len(item.graph_index.of_op(op)) for op in ("Tanh", "Relu", "Floor", "Exp")} for item in session.items
@@ -178,7 +179,7 @@ def rewrite_graph_of(inner):
         loss = tf.reduce_mean(tf.tanh(inner(x, kernels[0]) @ kernels[1]))
         v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
     captured = CapturedGraph.of(graph, notes.calls)
-    strategy = pipelined_item(captured.whole(), {"v0": 0, "v1": 1}, 2, 2)
+    strategy = pipelined(captured.whole(), {"v0": 0, "v1": 1}, 2, 2)
     context = Context(strategy, 0, Fetching.BY_ALL)
     rewrite(captured.step([], ["train"], {"x:0": 0}), context)
 

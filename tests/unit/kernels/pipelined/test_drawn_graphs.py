@@ -98,7 +98,7 @@ class Laid:
     def strategy(self, captured: CapturedFunction) -> strategy_pb2.Strategy:
         stage_of = {v.name: self.stage_of[int(v.name.removeprefix("v"))] for v in captured.item.variables}
         said = (self.stages, self.micro_batches, self.schedule, self.pipelines, self.recompute)
-        return pipelined(captured, stage_of, *said)
+        return pipelined(captured.item, stage_of, *said)
 
     def fits(self, model: Drawn) -> bool:
         """Returns True if no data flow backwards, and no layers share a weight."""

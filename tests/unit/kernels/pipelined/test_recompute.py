@@ -43,7 +43,7 @@ def plans(captured, stages, micro_batches, schedule, pipelines=1):
     """Returns the plans without and with recomputation."""
     lies = models.stage_of(captured, stages)
     return [
-        models.pipelined(captured, lies, stages, micro_batches, schedule, pipelines, recompute)
+        models.pipelined(captured.item, lies, stages, micro_batches, schedule, pipelines, recompute)
         for recompute in (False, True)
     ]
 
@@ -162,7 +162,7 @@ def told_by_session(recompute):
         session_of_averages()
         initializer = v1.global_variables_initializer()
     said = {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 3
-    cluster = Cluster(graph, notes.calls, lambda step: models.pipelined_item(step, *said, recompute=recompute))
+    cluster = Cluster(graph, notes.calls, lambda step: models.pipelined(step, *said, recompute=recompute))
     with cluster.session:
         cluster.run(targets=[initializer.name])
         batch = np.random.default_rng(0).normal(size=(7, 3))

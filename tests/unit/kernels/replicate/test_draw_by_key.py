@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.proto import strategy_pb2
+from autodist.graph.placement import Partitioning
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.place.partition.shards import sharded_plan
 
 F64 = tf.float64
 
@@ -154,18 +155,10 @@ def test_they_have_them_where_xla_compiles_the_rest(noisy):
     assert_same(train(captured, plan(captured.item, 1, 2), fed), one_device(captured, step, fed))
 
 
-SHARDS = [{"all_reduce": strategy_pb2.AllReduce()}, {"parameter_server": strategy_pb2.ParameterServer(owner=1)}]
-
-
-@pytest.mark.parametrize("kept", SHARDS, ids=["all-reduce", "server"])
-def test_they_have_them_where_variables_are_cut(kept):
+@pytest.mark.parametrize("by_server", [False, True])
+def test_they_have_them_where_variables_are_cut(by_server):
     captured, step = model(several_for_each_in_a_loop, is_global=True)
-    strategy = plan(captured.item, 2, 2)
-    cut = strategy_pb2.VariableNode(variable="weight")
-    cut.partition.sizes.extend([1, 2])
-    for _ in range(2):
-        cut.shards.add(**kept)
-    strategy.nodes[0].CopyFrom(cut)
+    strategy = sharded_plan(captured.item, {"weight": Partitioning(0, (1, 2))}, 2, 2, by_server)
     fed = batches(6, 5, 2)
     assert_same(train(captured, strategy, fed), one_device(captured, step, fed))
 
