@@ -28,7 +28,7 @@ from autodist.cli.options import (
 from autodist.cli.plan import make_plans_quietly, show
 from autodist.cli.script import Target
 from autodist.cluster.environments.follower import FollowerOrder, follow
-from autodist.cluster.environments.launcher_env import CHIEF, INDEX, WORKERS, Given, host_and_port_of
+from autodist.cluster.environments.launcher_env import CHIEF, INDEX, WORKERS, GivenCluster, host_and_port_of
 from autodist.cluster.environments.launchers import find, require
 from autodist.cluster.script import Script as ScriptToRun
 from autodist.logs.tables import text_table
@@ -97,7 +97,9 @@ def run(
     os.execve(sys.executable, [sys.executable, *_launched(target)], os.environ | variables)
 
 
-def find_given(spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None) -> Given | None:
+def find_given(
+    spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None
+) -> GivenCluster | None:
     """Returns the role of this process in a `nodes: given` cluster; None if it has none or its options name machines.
 
     Raises:

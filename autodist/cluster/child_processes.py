@@ -18,7 +18,7 @@ _LOCAL_LIMIT = 10.0
 _LEADER = 'read -r it; rm -rf -- "$0"; kill -KILL 0'
 
 # Unix allows no longer paths of sockets; `ssh` first creates one in the folder with 17 more characters.
-_LONGEST_FOLDER = 108 - 1 - 17 - 16
+_MAX_FOLDER = 108 - 1 - 17 - 16
 
 
 class ChildProcesses:
@@ -33,7 +33,7 @@ class ChildProcesses:
     folder: str
 
     def __enter__(self) -> ChildProcesses:
-        near = len(os.fsencode(tempfile.gettempdir())) + len("/autodist-ssh-12345678") <= _LONGEST_FOLDER
+        near = len(os.fsencode(tempfile.gettempdir())) + len("/autodist-ssh-12345678") <= _MAX_FOLDER
         self.folder = tempfile.mkdtemp(prefix="autodist-ssh-", dir=None if near else "/tmp")
         self._programs: list[subprocess.Popen[bytes]] = []
         try:

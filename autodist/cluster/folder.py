@@ -16,7 +16,7 @@ RECORD = ".autodist-sync.json"
 PART = ".autodist-part-"
 """Part of the name of a file that is still being copied."""
 
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 """Limit on the number of files; more than any source code has."""
 
 _NEVER = (".git", ".hg", ".svn", "__pycache__", "*.pyc", RECORD, f"*{PART}*")
@@ -50,7 +50,7 @@ def find_files(folder: str, exclude: Sequence[str]) -> dict[str, LocalFile]:
         exclude: patterns, as in `Sync`.
 
     Raises:
-        ClusterError: the folder does not exist, or holds more than `MOST_FILES` files.
+        ClusterError: the folder does not exist, or holds more than `MAX_FILES` files.
     """
     if not os.path.isdir(folder):
         raise ClusterError(f"sync: {folder} does not exist, or is not a folder; correct `folder`.")
@@ -60,9 +60,9 @@ def find_files(folder: str, exclude: Sequence[str]) -> dict[str, LocalFile]:
         if stat.S_ISREG(about.st_mode):
             full_path = os.path.join(folder, path)
             files[path] = LocalFile(full_path, about.st_size, int(about.st_mtime), stat.S_IMODE(about.st_mode) & 0o777)
-        if len(files) > MOST_FILES:
+        if len(files) > MAX_FILES:
             raise ClusterError(
-                f"sync: {folder} holds more than {MOST_FILES} files; list paths that no run needs (data, results) "
+                f"sync: {folder} holds more than {MAX_FILES} files; list paths that no run needs (data, results) "
                 "under `exclude`, or choose a smaller `folder`."
             )
     return files

@@ -21,7 +21,7 @@ class HeartbeatTimeout:
 
     Args:
         limit: seconds without a message after which the other end counts as gone.
-        patience: seconds to add to the limit until the first message.
+        grace: seconds to add to the limit until the first message.
         clock: returns the current time in seconds.
 
     Attributes:
@@ -29,7 +29,7 @@ class HeartbeatTimeout:
         poll_interval: seconds between two calls of `has_expired`.
     """
 
-    def __init__(self, limit: float, patience: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: float, grace: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self.poll_interval = heartbeat_interval(limit) / 2
         # If calls are further apart than this, the process did not run in between.
@@ -37,7 +37,7 @@ class HeartbeatTimeout:
         self._clock = clock
         self._last_call = clock()
         self._awake = 0.0
-        self._last_message = patience
+        self._last_message = grace
 
     def restart(self) -> None:
         """Restarts the timeout: a message arrived, or this end does not read at the moment. Thread-safe."""

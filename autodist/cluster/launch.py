@@ -21,13 +21,13 @@ from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, 
 from autodist.cluster.worker_client import CONTROL_VARIABLE
 
 # A longer line is forwarded in pieces of this many bytes.
-_LONGEST_LINE = 1 << 16
+_MAX_LINE = 1 << 16
 
 # Seconds for sending the last lines and the exit status, which a cut link may block.
 _REPORT_LIMIT = 1.0
 
 # Number of waits for more of the last lines, as long as each wait yields some.
-_MOST_ROUNDS = 20
+_MAX_ROUNDS = 20
 
 
 class LaunchedScript:
@@ -111,7 +111,7 @@ class LaunchedScript:
 
     def _pump(self, stream: str) -> None:
         source: BinaryIO = getattr(self._guard, stream)
-        while line := source.readline(_LONGEST_LINE):
+        while line := source.readline(_MAX_LINE):
             self._send(Line(stream, line.decode(errors="replace").rstrip("\r\n")))
             self._forwarded += 1
 
@@ -154,7 +154,7 @@ class LaunchedScript:
 
     def _wait_for_last_lines(self, pump: threading.Thread) -> None:
         """Returns when the script's output has been forwarded; a process that escaped may keep it open forever."""
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             before, stopwatch = self._forwarded, Stopwatch()
             while self._forwarded == before and stopwatch.read() < _REPORT_LIMIT / 2:
                 pump.join(_REPORT_LIMIT / 4)

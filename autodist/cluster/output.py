@@ -16,7 +16,7 @@ from rich.file_proxy import FileProxy
 
 _log = logging.getLogger("autodist.cluster")
 
-MOST_WAITING = 100_000
+MAX_WAITING = 100_000
 """Limit on the lines queued for a blocked output, such as a halted terminal; further lines are dropped."""
 
 
@@ -51,7 +51,7 @@ class Output:
         """
         with self._changed:
             self.lines += 1
-            if len(self._waiting) >= MOST_WAITING:
+            if len(self._waiting) >= MAX_WAITING:
                 self._dropped += 1
                 return
             self._waiting.append((stream, f"[{name}] {text}\n"))

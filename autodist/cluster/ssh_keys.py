@@ -13,7 +13,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-_LONGEST_KEY = 1 << 16
+_MAX_KEY = 1 << 16
 _PUBLIC = (
     b"ssh-",
     b"ecdsa-",
@@ -108,11 +108,11 @@ def read_key(file: str) -> bytes:
         raise UnusableKeyError(file, "is a directory; give the private key in it")
     try:
         with path.open("rb") as opened:
-            content = opened.read(_LONGEST_KEY + 1)
+            content = opened.read(_MAX_KEY + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UnusableKeyError(file, f"cannot be read ({reason}); give a private key that you may read") from error
-    if not content.strip() or len(content) > _LONGEST_KEY:
+    if not content.strip() or len(content) > _MAX_KEY:
         raise UnusableKeyError(file, f"is {'too long for a key' if content.strip() else 'empty'}; give a private key")
     return content
 

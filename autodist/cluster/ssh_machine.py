@@ -25,7 +25,7 @@ ONE_TRY = 15.0
 
 _CHUNK = 1 << 16
 
-_LONGEST_PAUSE = 2.0
+_MAX_PAUSE = 2.0
 
 _chance = random.Random()
 """A separate generator: the script may have seeded `random` equally on all workers."""
@@ -166,7 +166,7 @@ class SSHMachine(ABC, Generic[_Login]):
                 return self._start_on(login, command, is_subsystem)
             except SessionRefusedError:
                 pass
-        self._logins.append(retry_login(self._log_in, self._settings.patience, self._wait_while_needed))
+        self._logins.append(retry_login(self._log_in, self._settings.retry_limit, self._wait_while_needed))
         try:
             return self._start_on(self._logins[-1], command, is_subsystem)
         except SessionRefusedError as error:
@@ -199,12 +199,12 @@ def _quote_one(argument: str) -> str:
     return shlex.quote(argument)
 
 
-def retry_login(log_in: Callable[[], _Login], patience: float, wait_while_needed: Callable[[float], bool]) -> _Login:
+def retry_login(log_in: Callable[[], _Login], retry_limit: float, wait_while_needed: Callable[[float], bool]) -> _Login:
     """Logs in, and retries after transient errors.
 
     Args:
         log_in: function that logs in or raises a ClusterError; the cause of the error shows if it may be transient.
-        patience: seconds after which it is not retried.
+        retry_limit: seconds after which it is not retried.
         wait_while_needed: waits so many seconds; returns False if the login is no longer needed.
 
     Raises:
@@ -218,9 +218,9 @@ def retry_login(log_in: Callable[[], _Login], patience: float, wait_while_needed
             if not _is_transient(error):
                 raise
             # The random factor spreads the logins to several machines through one jump host.
-            pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * _chance.uniform(0.5, 1)
+            pause = min(_MAX_PAUSE, 0.1 * 2**attempt) * _chance.uniform(0.5, 1)
             elapsed = time.monotonic() - began
-            if elapsed + pause > patience or not wait_while_needed(pause):
+            if elapsed + pause > retry_limit or not wait_while_needed(pause):
                 raise type(error)(f"{error}{_attempts_text(error, attempt, elapsed)}") from error
     raise AssertionError("counting does not end")
 

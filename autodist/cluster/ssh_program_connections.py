@@ -14,7 +14,7 @@ from autodist.cluster.ssh_machine import SessionRefusedError, SSHCommand
 from autodist.cluster.ssh_program_output import DONE, JOINED, OF_NO_CONNECTION, text_of_output
 
 _CHUNK = 1 << 16
-_MOST_LINES = 2000
+_MAX_LINES = 2000
 
 # Seconds between two checks that a login in progress is still needed.
 _POLL_INTERVAL = 0.25
@@ -34,7 +34,7 @@ class Connection:
 
     def __init__(self, socket: str | None, program: subprocess.Popen[bytes] | None) -> None:
         self.socket, self._program = socket, program
-        self._lines: collections.deque[str] = collections.deque(maxlen=_MOST_LINES)
+        self._lines: collections.deque[str] = collections.deque(maxlen=_MAX_LINES)
         self._changed = threading.Condition()
         self._is_at_end = False
         self._reading: threading.Thread | None = None

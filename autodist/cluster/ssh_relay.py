@@ -25,7 +25,7 @@ def relay(order: SSHOrder, relays: Relays, output: BinaryIO) -> None:
         target=_end_with_the_chief, name="autodist-relay-chief", args=(relays, have_started), daemon=True
     ).start()
     # The first message of an agent is late, since it has to load Python first, maybe from a network drive.
-    limit, patience = order.silence_timeout, max(0.0, order.reach_timeout - order.silence_timeout)
+    limit, grace = order.silence_timeout, max(0.0, order.reach_timeout - order.silence_timeout)
     settings = order.settings
     with reach(settings, limit, lambda seconds: not relays.wait_for_chief_end(seconds)) as machine:
         lost = None
@@ -36,7 +36,7 @@ def relay(order: SSHOrder, relays: Relays, output: BinaryIO) -> None:
                 except ClusterError as error:
                     lost = Lost(str(error), isinstance(error, UnreachableError))
                 else:
-                    relays.start(index, settings.host, remote, HeartbeatTimeout(limit, patience))
+                    relays.start(index, settings.host, remote, HeartbeatTimeout(limit, grace))
                     continue
             relays.fail(index, lost)
         have_started.set()

@@ -30,7 +30,7 @@ class SSHSettings:
         environment: environment variables of the commands; they may be secret.
         others: settings of other machines by their addresses, for jump hosts.
         connect_timeout: seconds for each step of connecting: reaching the port, the server's banner, logging in.
-        patience: seconds during which a machine that does not answer (it may be booting) is retried.
+        retry_limit: seconds during which a machine that does not answer (it may be booting) is retried.
         transport: implementation of SSH: "paramiko" or "openssh", the `ssh` program.
     """
 
@@ -44,12 +44,12 @@ class SSHSettings:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     connect_timeout: float = 15.0
-    patience: float = 0.0
+    retry_limit: float = 0.0
     transport: str = "paramiko"
 
     @staticmethod
-    def of_group(
-        host: str, group: SSHGroup, connect_timeout: float, patience: float = 0.0, transport: str = "paramiko"
+    def from_group(
+        host: str, group: SSHGroup, connect_timeout: float, retry_limit: float = 0.0, transport: str = "paramiko"
     ) -> SSHSettings:
         """Returns the settings of one host from its SSH group in the YAML; `transport` is the cluster's default."""
         return SSHSettings(
@@ -62,14 +62,14 @@ class SSHSettings:
             python_venv=group.python_venv,
             environment=group.shared_envs,
             connect_timeout=connect_timeout,
-            patience=patience,
+            retry_limit=retry_limit,
             transport=group.transport or transport,
         )
 
     def through(self, others: Iterable[SSHSettings]) -> SSHSettings:
         """Returns these settings with those of possible jump hosts, without their environments."""
         bare = (replace(other, python_venv=None, environment={}, others={}) for other in others)
-        return replace(self, others={other.host: other.as_json() for other in bare if other.host != self.host})
+        return replace(self, others={other.host: other.to_json() for other in bare if other.host != self.host})
 
     def command(self, module: str, *arguments: str) -> list[str]:
         """Returns the unquoted arguments of the command `python -P -m module arguments`.
@@ -95,7 +95,7 @@ class SSHSettings:
         """Path of Python on the machine; a leading `~` is the home directory there."""
         return sys.executable if self.python_venv is None else posixpath.join(self.python_venv, "bin", "python")
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the keyword arguments of `SSHSettings`."""
         return asdict(self)
 

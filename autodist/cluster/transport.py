@@ -191,7 +191,7 @@ def start_relay(
 
 
 def transport_to(
-    spec: ResourceSpec, node: Node, environment: Mapping[str, str] | None = None, patience: float | None = None
+    spec: ResourceSpec, node: Node, environment: Mapping[str, str] | None = None, retry_limit: float | None = None
 ) -> Transport:
     """Returns the transport to a node: local, or over SSH with the settings of its group.
 
@@ -199,22 +199,24 @@ def transport_to(
         spec: the machines.
         node: one of them.
         environment: environment variables of local processes; None for those of this process.
-        patience: seconds during which a machine that does not answer is retried; None for the spec's value.
+        retry_limit: seconds during which a machine that does not answer is retried; None for the spec's value.
     """
-    settings = ssh_settings(spec, node, patience)
+    settings = ssh_settings(spec, node, retry_limit)
     if settings is None:
         return LocalTransport(environment)
     return SSHTransport(settings, spec.silence_timeout, spec.reach_timeout, environment)
 
 
-def ssh_settings(spec: ResourceSpec, node: Node, patience: float | None = None) -> SSHSettings | None:
-    """Returns the SSH settings of a node, with `patience` as in `transport_to`; None if SSH is not used."""
+def ssh_settings(spec: ResourceSpec, node: Node, retry_limit: float | None = None) -> SSHSettings | None:
+    """Returns the SSH settings of a node, with `retry_limit` as in `transport_to`; None if SSH is not used."""
     group = spec.ssh_group(node)
     if group is None:
         return None
     # A node may be the jump host of another node.
     reached = {other.address: spec.ssh[other.ssh_config] for other in spec.nodes if other.ssh_config}
-    others = (SSHSettings.of_group(address, other, spec.connect_timeout) for address, other in reached.items())
-    patience = spec.connect_timeout if patience is None else patience
-    settings = SSHSettings.of_group(node.address, group, spec.connect_timeout, patience, spec.transport or "paramiko")
+    others = (SSHSettings.from_group(address, other, spec.connect_timeout) for address, other in reached.items())
+    retry_limit = spec.connect_timeout if retry_limit is None else retry_limit
+    settings = SSHSettings.from_group(
+        node.address, group, spec.connect_timeout, retry_limit, spec.transport or "paramiko"
+    )
     return settings.through(others)

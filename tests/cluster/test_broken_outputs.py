@@ -80,7 +80,7 @@ def _nobody_reads() -> int:
     ("output", "problem", "is_forked"),
     [("head", "Broken pipe", False), ("/dev/full", "No space left on device", True)],
 )
-def test_training_ends_well_and_python_tells_what_was_lost(
+def test_training_ends_well_and_python_reports_what_was_lost(
     tmp_path: Path, output: str, problem: str, is_forked: bool
 ) -> None:
     with BrokenOutput(tmp_path, TRAINS, output, is_forked=is_forked) as run:

@@ -44,9 +44,9 @@ def test_faults_of_some_machines_keep_no_other_from_being_measured(tmp_path: Pat
         )  # fmt: skip
         assert all_gone(mark)
     assert done.returncode == 1, done.stderr
-    told = json.loads(done.stdout)
-    chief, refused, unknown, fine = told["machines"]
-    assert [machine["is_reached"] for machine in told["machines"]] == [True, False, False, True]
+    reported = json.loads(done.stdout)
+    chief, refused, unknown, fine = reported["machines"]
+    assert [machine["is_reached"] for machine in reported["machines"]] == [True, False, False, True]
     assert "it accepts none of the keys offered" in refused["faults"][0]
     assert "its host key is not known" in unknown["faults"][0]
     for machine in (chief, fine):
@@ -54,7 +54,7 @@ def test_faults_of_some_machines_keep_no_other_from_being_measured(tmp_path: Pat
         assert machine["script"] == "same"
         assert machine["tensorflow"] == chief["tensorflow"]
         assert abs(machine["clock_ahead"]) <= machine["clock_uncertainty"] + 1e-3  # they share one clock
-    (link,) = told["links"]
+    (link,) = reported["links"]
     assert (link["one"], link["other"]) == (chief["address"], fine["address"])
     assert link["problem"] == ""
     assert 0 < link["round_trip"] < 1

@@ -33,8 +33,8 @@ def test_scripts_run_beside_the_chiefs_before_the_first_step(tmp_path: Path) -> 
         run.assert_gone()
     assert list(run.kept(0)["losses"]) == list(run.kept(1)["losses"])
     words = ("started localhost:1", "traced step", "all 2 workers have joined", "first step finished")
-    told = [line for line in run.stderr.splitlines() if " s: " in line and any(word in line for word in words)]
-    assert [next(word for word in words if word in line) for line in told] == list(words), run.stderr
+    reported = [line for line in run.stderr.splitlines() if " s: " in line and any(word in line for word in words)]
+    assert [next(word for word in words if word in line) for line in reported] == list(words), run.stderr
 
 
 RAISES = """
@@ -46,7 +46,7 @@ with ad.scope():
 """
 
 
-def test_an_error_that_all_come_to_is_told_by_the_chief_alone(tmp_path: Path) -> None:
+def test_an_error_that_all_come_to_is_reported_by_the_chief_alone(tmp_path: Path) -> None:
     with Training(tmp_path, RAISES, TWO | {"cause_timeout": 60}) as run:
         assert run.wait(120) == 1, run.stderr
         run.assert_gone()

@@ -233,7 +233,7 @@ def test_a_link_that_is_cut_ends_the_run_on_both_sides(hosts: Hosts, tmp_path: P
     assert "nothing was heard from process 1 on" in failure
 
 
-def test_one_that_never_comes_is_named_and_the_others_are_told(hosts: Hosts, tmp_path: Path) -> None:
+def test_one_that_never_comes_is_named_and_the_others_are_reported(hosts: Hosts, tmp_path: Path) -> None:
     environments = [by_hand(hosts, index) for index in range(2)]
     with GivenRun(hosts, tmp_path, environments, spec=GIVEN | {"join_timeout": 3}) as run:
         assert run.wait(40) == 1

@@ -33,7 +33,7 @@ with tf.Graph().as_default(), ad.scope():
 """
 
 
-def test_who_fetches_it_alone_is_told_and_the_run_ends(tmp_path: Path) -> None:
+def test_who_fetches_it_alone_is_reported_and_the_run_ends(tmp_path: Path) -> None:
     nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
     spec = {"nodes": nodes, "strategy": {"builder": "PSLoadBalancing"}}
     with Training(tmp_path, NORM, spec) as run:

@@ -23,7 +23,7 @@ by_each_transport = pytest.mark.parametrize("transport", ["paramiko", "openssh"]
 
 
 @by_each_transport
-def test_a_folder_is_brought_over_sftp_and_a_run_brings_it_first(tmp_path: Path, transport: str) -> None:
+def test_a_folder_is_synced_over_sftp_and_a_run_syncs_it_first(tmp_path: Path, transport: str) -> None:
     (tmp_path / "hosts").mkdir()
     environment = {MARK: secrets.token_hex(8)}
     with LoopbackHosts(tmp_path / "hosts", 1, environment, ["Subsystem sftp internal-sftp"]) as hosts:
@@ -45,7 +45,7 @@ def test_a_folder_is_brought_over_sftp_and_a_run_brings_it_first(tmp_path: Path,
         assert brought(there) == SyncResult(unchanged=1, removed=1)
         with pytest.raises(ClusterError, match=r"/proc/nowhere"):
             brought(Path("/proc/nowhere"))
-        unknown = dataclasses.replace(settings, port=1, patience=0)
+        unknown = dataclasses.replace(settings, port=1, retry_limit=0)
         with pytest.raises(ClusterError, match="connection refused"):
             sync_folder(unknown, {}, (str(here), str(there)), 10, lambda: False)
 
@@ -63,7 +63,7 @@ def test_a_folder_is_brought_over_sftp_and_a_run_brings_it_first(tmp_path: Path,
 
 
 @by_each_transport
-def test_a_server_without_sftp_is_told_with_the_mend(tmp_path: Path, transport: str) -> None:
+def test_a_server_without_sftp_is_reported_with_the_fix(tmp_path: Path, transport: str) -> None:
     (tmp_path / "hosts").mkdir()
     with LoopbackHosts(tmp_path / "hosts", 1) as hosts:
         spec = ResourceSpec.from_dict(hosts.spec() | {"transport": transport})

@@ -115,9 +115,9 @@ def test_it_imports_what_it_would_have_imported_and_sets_up_the_same(tmp_path: P
         assert process is not None
         status = process.wait()
         out.seek(0)
-        told = out.read()
-    assert status == 0, told
-    facts = json.loads(told)
+        reported = out.read()
+    assert status == 0, reported
+    facts = json.loads(reported)
     assert facts == json.loads(started.stdout)
     assert "autodist.resources" in set(facts["modules"][1]) - set(facts["modules"][0])
     assert "directory='/tmp'" in facts["start"] and "count=3" in facts["before"]
@@ -158,10 +158,10 @@ def test_it_ends_as_if_it_had_been_started(tmp_path: Path, code: str) -> None:
                 )
             status = process.wait()
             err.seek(0), out.seek(0)
-            told = [
+            reported = [
                 line for line in err.read().decode().splitlines() if line != '  File "<string>", line 1, in <module>'
             ]
-            ended.append((status, out.read(), told))
+            ended.append((status, out.read(), reported))
         assert (tmp_path / "pids").read_text().split()[-1] == str(process.pid)
     assert ended[0] == ended[1]
 
@@ -196,7 +196,7 @@ def test_a_host_s_python_is_given_all_that_was_handed_to_it_and_ends_as_it_was_e
             done = subprocess.run(
                 command, cwd=tmp_path, env=environment, input=b"given", capture_output=True, timeout=60, check=False
             )
-            told = done.stdout.decode(errors="surrogateescape")
-            assert told == f"True {[word, 'a b']} {tmp_path} x\udcff given\n", done
+            reported = done.stdout.decode(errors="surrogateescape")
+            assert reported == f"True {[word, 'a b']} {tmp_path} x\udcff given\n", done
             assert (done.returncode, done.stderr) == (status, b"beside\n")
     assert all_gone(mark)

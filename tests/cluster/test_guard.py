@@ -48,8 +48,8 @@ def guarded(reports: int, *script: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize("is_suspended", ["the guard", "the script"])
 def test_what_did_not_run_has_its_time_to_end_afterwards(is_suspended: str, tmp_path: Path) -> None:
-    told, reports = os.pipe()
-    with open(told, "rb") as numbers, guarded(reports, SCRIPT, str(tmp_path)) as guard:
+    reported, reports = os.pipe()
+    with open(reported, "rb") as numbers, guarded(reports, SCRIPT, str(tmp_path)) as guard:
         os.close(reports)
         script = int(numbers.readline())
         assert within(30, (tmp_path / "ready").exists)
@@ -71,12 +71,12 @@ def test_what_did_not_run_has_its_time_to_end_afterwards(is_suspended: str, tmp_
 
 
 def test_a_script_has_its_status_though_whoever_asked_for_it_ignores_the_ends_of_children() -> None:
-    told, reports = os.pipe()
+    reported, reports = os.pipe()
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         guard = guarded(reports, "import os; os._exit(3)")
     finally:
         signal.signal(signal.SIGCHLD, before)
     os.close(reports)
-    with open(told, "rb") as numbers, guard:
+    with open(reported, "rb") as numbers, guard:
         assert [int(line) for line in numbers][1:] == [3]

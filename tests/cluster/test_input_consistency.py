@@ -43,7 +43,7 @@ with tf.Graph().as_default(), ad.scope():
 
 
 @pytest.mark.parametrize(
-    "script, told",
+    "script, reported",
     [
         (FIT, "the workers feed different data, but all must feed the same global batch: x of localhost:1"),
         (STEP, "localhost:0 and localhost:1 feed the same examples"),
@@ -51,8 +51,8 @@ with tf.Graph().as_default(), ad.scope():
     ],
     ids=["fit", "step", "session"],
 )
-def test_the_chief_tells_who_feeds_other_data_than_is_meant(tmp_path: Path, script: str, told: str):
+def test_the_chief_reports_who_feeds_other_data_than_is_meant(tmp_path: Path, script: str, reported: str):
     with Training(tmp_path, script, SPEC) as run:
         assert run.wait(120) == 0, run.stderr
-        assert run.stderr.count(told) == 1, run.stderr
+        assert run.stderr.count(reported) == 1, run.stderr
         run.assert_gone()

@@ -128,7 +128,7 @@ with ad.scope():
 
 
 @pytest.mark.parametrize(
-    ("target", "number", "status", "told"),
+    ("target", "number", "status", "reported"),
     [
         ("gathers", signal.SIGINT, -signal.SIGINT, "stopping all workers: the chief was interrupted"),
         ("feeds nothing", signal.SIGTERM, 1, "localhost:1 was ended by SIGTERM; the other workers were stopped."),
@@ -136,7 +136,7 @@ with ad.scope():
     ids=["Ctrl-C at the chief", "SIGTERM to the other worker"],
 )
 def test_while_the_chief_of_a_pipeline_gathers(
-    tmp_path: Path, target: str, number: signal.Signals, status: int, told: str
+    tmp_path: Path, target: str, number: signal.Signals, status: int, reported: str
 ) -> None:
     spec = TWO | {"strategy": {"builder": "Pipeline", "micro_batches": 2}}
     with Training(tmp_path, GATHERS, spec) as run:
@@ -144,7 +144,7 @@ def test_while_the_chief_of_a_pipeline_gathers(
         os.kill(pids[target], number)
         assert run.wait(10) == status, run.stderr
         run.assert_gone(10)
-    assert told in run.stderr
+    assert reported in run.stderr
 
 
 # The other worker has been started, and comes no further; the chief waits for it at its first step.
@@ -197,5 +197,5 @@ def interrupt(run: Training, times: int) -> None:
     run.assert_gone(10)  # including the relay of standard error during TensorFlow's start
     assert "KeyboardInterrupt" in run.stderr, run.stderr
     # TensorFlow tests attributes by access; an exception handled there at Ctrl-C is printed before it.
-    told = run.stderr.rpartition("During handling of the above exception, another exception occurred:")[2]
-    assert "KeyboardInterrupt" in told and "Error" not in told, run.stderr
+    reported = run.stderr.rpartition("During handling of the above exception, another exception occurred:")[2]
+    assert "KeyboardInterrupt" in reported and "Error" not in reported, run.stderr

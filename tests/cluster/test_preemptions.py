@@ -69,12 +69,12 @@ def test_it_is_saved_and_the_run_ends_by_the_signal(of: str, tmp_path: Path) -> 
         assert run.wait(START) == -signal.SIGTERM, run.stderr
         run.assert_gone()
         assert run.has_note("left0") and run.has_note("left1")
-        told = run.stderr
+        reported = run.stderr
     steps, values = saved_in(tmp_path / "saved")
     np.testing.assert_array_equal(values, np.full(3, -0.5 * steps))
     came = "came" if of == "the chief" else "came to localhost:1"
-    assert f"stopping all workers: SIGTERM {came}; {steps} steps were made" in told, told
-    assert "Traceback" not in told
+    assert f"stopping all workers: SIGTERM {came}; {steps} steps were made" in reported, reported
+    assert "Traceback" not in reported
 
 
 def test_a_scheduler_sends_it_to_all_processes_and_the_run_is_saved_before_it_ends(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_a_scheduler_sends_it_to_all_processes_and_the_run_is_saved_before_it_en
         assert run.wait(START) == -signal.SIGTERM, run.stderr
         assert one.wait(START) == 128 + signal.SIGTERM
         run.assert_gone()
-        told = run.stderr
+        reported = run.stderr
     steps, values = saved_in(tmp_path / "saved")
     np.testing.assert_array_equal(values, np.full(3, -0.5 * steps))
-    assert f"stopping all workers: SIGTERM came; {steps} steps were made" in told, told
+    assert f"stopping all workers: SIGTERM came; {steps} steps were made" in reported, reported
     said = (tmp_path / "other").read_text()
     assert "this process was sent SIGTERM; the chief saves the trained values" in said, said
 
@@ -148,7 +148,7 @@ def test_where_a_worker_s_machine_goes_away_the_others_go_on_without_it_and_no_s
         terminate([run.wait_for_note("made1", START)])
         assert run.wait(3 * START) == 0, run.stderr
         run.assert_gone()
-        kept, told = run.kept(0), run.stderr
+        kept, reported = run.kept(0), run.stderr
     assert kept["replicas"] == 1
     np.testing.assert_allclose(kept["values"], kept["expected"], rtol=1e-12)
     steps = int(kept["begun"])
@@ -158,4 +158,4 @@ def test_where_a_worker_s_machine_goes_away_the_others_go_on_without_it_and_no_s
         f"{steps + 1} 127.0.0.2 was sent SIGTERM, which announces that its machine goes away. 127.0.0.2 is left out "
         "(`min_nodes` is 1)."
     )
-    assert expected in told, told
+    assert expected in reported, reported

@@ -51,7 +51,7 @@ def test_after_a_refusal_that_all_workers_meet_the_run_goes_on(tmp_path: Path, b
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-def test_a_refusal_that_one_worker_meets_ends_all_at_once_with_its_cause(tmp_path: Path, worker: int) -> None:
+def test_a_refusal_that_one_worker_joins_ends_all_at_once_with_its_cause(tmp_path: Path, worker: int) -> None:
     spec = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
     with Training(tmp_path, SCRIPT.format(refuses=f"me == {worker}"), spec) as run:
         assert run.wait(START) != 0

@@ -180,8 +180,10 @@ def test_a_fit_that_loses_a_worker_comes_to_the_values_of_one_that_does_not_with
             assert run.wait(3 * START) == 0, run.stderr
             run.assert_gone()
             kept.append(run.kept(0))
-            told = run.stderr
-    assert "from the checkpoint of step 6 (restart 1 of 3, in 1 s), since in step 8 localhost:1 was ended by" in told
+            reported = run.stderr
+    assert (
+        "from the checkpoint of step 6 (restart 1 of 3, in 1 s), since in step 8 localhost:1 was ended by" in reported
+    )
     assert kept[0].keys() == kept[1].keys()
     for name, values in kept[0].items():
         np.testing.assert_array_equal(kept[1][name], values, err_msg=name)

@@ -86,7 +86,7 @@ def test_an_exit_status_that_a_worker_chooses_is_a_failure(tmp_path: Path) -> No
     assert "localhost:1 ended with exit status 3" in run.stderr
 
 
-def test_all_threads_that_wait_in_steps_are_told_of_a_worker_that_died_and_so_does_the_status(tmp_path: Path) -> None:
+def test_all_threads_that_wait_in_steps_are_reported_a_worker_that_died_and_so_does_the_status(tmp_path: Path) -> None:
     script = """
 import threading
 

@@ -205,14 +205,14 @@ class Late:
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "reported"),
     [
         ("json.kept = Late()\nsys.exit(3)", ["ValueError: of the script's own"]),
         ("try:\n    sys.exit(4)\nexcept SystemExit as exit:\n    json.kept = exit\nsys.exit(3)", []),
     ],
 )
-def test_finalizers_that_run_when_globals_are_gone_add_no_error(lines: str, told: list[str]) -> None:
+def test_finalizers_that_run_when_globals_are_gone_add_no_error(lines: str, reported: list[str]) -> None:
     command = [sys.executable, "-c", LATE + lines]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
-    assert (done.stderr.splitlines()[-1:], done.returncode) == (told, 3)
+    assert (done.stderr.splitlines()[-1:], done.returncode) == (reported, 3)
     assert "NoneType" not in done.stderr

@@ -58,13 +58,13 @@ def test_a_function_an_eager_optimizer_and_a_session_that_train_beside_a_step_ar
     with Training(tmp_path, SCRIPT, SPEC) as run:
         assert run.wait(120) == 0, run.stderr
         run.assert_gone()
-    told = [line for line in run.stderr.splitlines() if "in addition to the steps that are distributed" in line]
-    assert len(told) == 3, run.stderr
-    assert not any("localhost:1" in line for line in told)
-    functions = [line for line in told if "a training step that is no @ad.function (train.py:" in line]
+    reported = [line for line in run.stderr.splitlines() if "in addition to the steps that are distributed" in line]
+    assert len(reported) == 3, run.stderr
+    assert not any("localhost:1" in line for line in reported)
+    functions = [line for line in reported if "a training step that is no @ad.function (train.py:" in line]
     (session,) = (
-        line for line in told if "a session that ad.create_distributed_session() did not make (train.py:" in line
+        line for line in reported if "a session that ad.create_distributed_session() did not make (train.py:" in line
     )
     assert ["trains second on each worker separately, on the data" in line for line in functions] == [True, True]
     assert "trains in_graph on each worker separately, on the data that it passes there" in session
-    assert len({line.partition("(")[2].partition(")")[0] for line in told}) == 3
+    assert len({line.partition("(")[2].partition(")")[0] for line in reported}) == 3

@@ -53,15 +53,15 @@ def test_a_model_of_the_scope_that_is_compiled_and_fitted_after_it_trains_on_bot
     assert "No training step was distributed" not in run.stderr
 
 
-def test_a_script_without_a_scope_is_told_at_its_end_and_ends_well(tmp_path: Path) -> None:
+def test_a_script_without_a_scope_is_reported_at_its_end_and_ends_well(tmp_path: Path) -> None:
     with Training(tmp_path, MODEL + "train(build())\nprint('done', flush=True)", TWO) as run:
         assert run.wait(60) == 0, run.stderr
         run.assert_gone()
     assert "done" in run.stdout.splitlines()  # possibly of the other worker, too
-    told = [line for line in run.stderr.splitlines() if "No training step was distributed" in line]
-    assert len(told) == 1
-    assert "2 replicas on 2 workers" in told[0]
-    assert "Build the model in `with ad.scope():`" in told[0]
+    reported = [line for line in run.stderr.splitlines() if "No training step was distributed" in line]
+    assert len(reported) == 1
+    assert "2 replicas on 2 workers" in reported[0]
+    assert "Build the model in `with ad.scope():`" in reported[0]
 
 
 PLAIN_SESSION = """

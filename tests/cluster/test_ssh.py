@@ -197,7 +197,7 @@ def test_run_that_was_suspended_as_a_whole_goes_on(hosts: Hosts, tmp_path: Path)
 
 
 @of_one_kind
-def test_worker_that_hears_nothing_for_a_while_is_named_with_that_reason(hosts: Hosts, tmp_path: Path) -> None:
+def test_worker_that_receives_nothing_for_a_while_is_named_with_that_reason(hosts: Hosts, tmp_path: Path) -> None:
     with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, SLEEP) as run:
         scripts = [run.wait_for_note("asleep1"), run.wait_for_note("asleep2")]
         run.wait_for_note("training")

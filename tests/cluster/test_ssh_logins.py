@@ -105,7 +105,7 @@ def test_a_login_is_tried_again_while_the_server_admits_no_more(tmp_path: Path, 
         assert accepted(hosts) == 1
 
 
-def test_a_server_that_hangs_up_for_ever_is_told_of_with_the_mend(tmp_path: Path) -> None:
+def test_a_server_that_hangs_up_for_ever_is_reported_with_the_fix(tmp_path: Path) -> None:
     with one_host(tmp_path, "MaxStartups 1", kind=LoopbackHosts) as hosts:
         stranger = socket.create_connection((hosts.hosts[0].address, hosts.hosts[0].port))
         assert stranger.recv(4) == b"SSH-"

@@ -104,7 +104,7 @@ def test_bad_lines_of_known_hosts_are_skipped_and_its_patterns_count(
     assert client.log_in(SSHSettings(first.address, port=first.port)) == ANSWER
 
 
-def test_changed_and_revoked_keys_are_told(hosts: LoopbackHosts, home: Path, client: Client) -> None:
+def test_changed_and_revoked_keys_are_reported(hosts: LoopbackHosts, home: Path, client: Client) -> None:
     first = hosts.hosts[0]
     client.configure("")
     other = paramiko.ECDSAKey.generate()
@@ -149,8 +149,8 @@ def test_a_jump_host_that_is_a_node_is_checked_as_its_group_says(
         client.log_in(target)
     jump = SSHSettings(first.address, port=first.port, known_hosts=str(known), environment={"SECRET": "x"})
     through = target.through([jump, target])
-    assert list(through.others) == [first.address] and "SECRET" not in str(through.as_json())
-    assert client.log_in(SSHSettings(**through.as_json())) == ANSWER
+    assert list(through.others) == [first.address] and "SECRET" not in str(through.to_json())
+    assert client.log_in(SSHSettings(**through.to_json())) == ANSWER
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_jump_host_that_is_a_node_is_checked_as_its_group_says(
         ("Host a\n  ProxyJump b\nHost b\n  ProxyJump lab\nHost lab\n  ProxyJump a\n", "lab .*leads through itself"),
     ],
 )
-def test_what_is_wrong_in_the_configuration_is_told(home: Path, config: str, said: str) -> None:
+def test_what_is_wrong_in_the_configuration_is_reported(home: Path, config: str, said: str) -> None:
     (home / "config").write_text(config)
     with pytest.raises(ClusterError, match=said):
         connect(SSHSettings("lab"))
@@ -180,7 +180,9 @@ def test_what_is_wrong_in_the_configuration_is_told(home: Path, config: str, sai
         ("Host lab\n  ProxyJump a\nHost a\n  ProxyJump lab\n", r"\(lab through a through lab\)"),
     ],
 )
-def test_it_is_told_without_openssh_too(home: Path, config: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_reported_without_openssh_too(
+    home: Path, config: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ssh_config, "has_openssh", lambda: False)
     (home / "config").write_text(config)
     with pytest.raises(ClusterError, match=said):
@@ -232,12 +234,12 @@ def test_settings_of_other_groups_come_from_the_yaml(hosts: LoopbackHosts) -> No
     nodes = [{"address": "a", "chief": True}, {"address": "b", "ssh_config": "g"}, {"address": "c", "ssh_config": "h"}]
     groups = {"g": {"known_hosts": "/kh"}, "h": {"username": "ann", "shared_envs": {"A": "b"}}}
     spec = ResourceSpec.from_dict({"nodes": nodes, "ssh": groups})
-    made = SSHSettings.of_group("b", spec.ssh["g"], 15.0).through(
-        SSHSettings.of_group(node.address, spec.ssh[node.ssh_config], 15.0)
+    made = SSHSettings.from_group("b", spec.ssh["g"], 15.0).through(
+        SSHSettings.from_group(node.address, spec.ssh[node.ssh_config], 15.0)
         for node in spec.nodes[1:]
         if node.ssh_config
     )
-    assert made.others == {"c": SSHSettings("c", username="ann").as_json()}
+    assert made.others == {"c": SSHSettings("c", username="ann").to_json()}
 
 
 def key_files(home: Path, *arguments: str) -> str:
@@ -263,7 +265,7 @@ def test_keys_of_all_formats_log_in(hosts: LoopbackHosts, home: Path, kind: str)
         allowed.write_text(before)
 
 
-def test_a_locked_key_is_told_unless_an_agent_holds_it(
+def test_a_locked_key_is_reported_unless_an_agent_holds_it(
     hosts: LoopbackHosts, home: Path, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = hosts.hosts[0]
@@ -294,7 +296,7 @@ def test_a_locked_key_is_told_unless_an_agent_holds_it(
 
 
 @pytest.mark.parametrize("name", ["public", "putty", "folder", "empty", "text", "long", "dsa"])
-def test_what_is_no_private_key_is_told(home: Path, name: str) -> None:
+def test_what_is_no_private_key_is_reported(home: Path, name: str) -> None:
     made = {
         "public": (home / "id_ed25519.pub").read_bytes(),
         "putty": b"PuTTY-User-Key-File-3: ssh-ed25519\n",
@@ -346,7 +348,7 @@ UNREACHABLE = {
 
 @by_each_transport
 @pytest.mark.parametrize("case", UNREACHABLE)
-def test_what_keeps_a_machine_from_being_reached_is_told(
+def test_what_keeps_a_machine_from_being_reached_is_reported(
     hosts: LoopbackHosts, home: Path, client: Client, case: str
 ) -> None:
     first = hosts.hosts[0]

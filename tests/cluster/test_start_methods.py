@@ -83,27 +83,27 @@ def told_by(command: list[str], here: Path, typed: str = "") -> str:
         timeout=LIMIT,
         check=False,
     )
-    told = [
+    reported = [
         line[line.index(word) :] for line in done.stdout.splitlines() for word in ("RUN ", "REFUSED ") if word in line
     ]
-    assert len(told) == 1, f"{done.stdout}\n{done.stderr}"
-    return told[0]
+    assert len(reported) == 1, f"{done.stdout}\n{done.stderr}"
+    return reported[0]
 
 
 @pytest.mark.parametrize("way", REPEATED)
 def test_what_is_found_runs_the_same(way: str, here: Path) -> None:
     command, expected = REPEATED[way]
-    told = told_by(command, here)
-    assert told.startswith("RUN ")
-    found = json.loads(told.removeprefix("RUN "))
+    reported = told_by(command, here)
+    assert reported.startswith("RUN ")
+    found = json.loads(reported.removeprefix("RUN "))
     assert found["started with"] == [word.replace("{here}", str(here)) for word in expected]
-    assert told_by(found["started with"], here) == told
+    assert told_by(found["started with"], here) == reported
 
 
 @pytest.mark.parametrize("way", REFUSED)
-def test_what_cannot_be_repeated_is_refused_with_the_mend(way: str, here: Path) -> None:
+def test_what_cannot_be_repeated_is_refused_with_the_fix(way: str, here: Path) -> None:
     command, typed, said = REFUSED[way]
-    told = told_by(command, here, typed)
-    assert told.startswith("REFUSED ")
-    assert said in told
-    assert "`autodist.launch(function, workers=2)`" in told
+    reported = told_by(command, here, typed)
+    assert reported.startswith("REFUSED ")
+    assert said in reported
+    assert "`autodist.launch(function, workers=2)`" in reported

@@ -268,16 +268,16 @@ for number in range(4):
 
 
 @pytest.mark.parametrize(
-    ("failing", "told"),
+    ("failing", "reported"),
     [
         (0, "the chief failed in a step (autodist.errors.UnevenBatchError: the inputs of step have different"),
         (1, "localhost:1 failed in a step (autodist.errors.UnevenBatchError: the inputs of step have different"),
     ],
 )
-def test_a_script_that_survives_the_failure_of_a_step_ends_the_run(tmp_path: Path, failing: int, told: str) -> None:
+def test_a_script_that_survives_the_failure_of_a_step_ends_the_run(tmp_path: Path, failing: int, reported: str) -> None:
     with Training(tmp_path, f"failing = {failing}\n" + SURVIVES, local({"builder": "AllReduce"})) as run:
         assert run.wait(START) != 0
         run.assert_gone()
-    assert told in run.stderr
+    assert reported in run.stderr
     assert f"{failing} 1 UnevenBatchError" in run.stdout
     assert f"{failing} 2 ClusterError this worker failed in an earlier step (UnevenBatchError" in run.stdout

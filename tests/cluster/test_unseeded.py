@@ -95,9 +95,9 @@ def test_a_worker_that_evaluates_initial_values_of_its_own_names_them_once(
     chief, other = run.kept(0), run.kept(1)
     assert np.array_equal(chief["before"], other["before"]) is not is_told
     assert chief["after"] == other["after"]
-    told = [line for line in run.stderr.splitlines() if "its own initial values" in line]
-    assert len(told) == is_told, run.stderr
-    for line in told:
+    reported = [line for line in run.stderr.splitlines() if "its own initial values" in line]
+    assert len(reported) == is_told, run.stderr
+    for line in reported:
         assert "[localhost:1]" in line
         assert "evaluate of sequential computes" in line
         assert "sequential/dense/kernel, sequential/dense_1/kernel: they were drawn before AutoDist(...)" in line

@@ -55,6 +55,6 @@ def test_all_workers_go_on_from_the_chiefs_values(
         for worker in range(2):
             np.testing.assert_allclose(run.kept(worker)["kernel"], np.full(3, kernel), atol=1e-12)
             np.testing.assert_allclose(run.kept(worker)["losses"], losses, atol=1e-12)
-        told = "has written kernel on this worker and not on the chief"
-        assert (run.stderr + run.stdout).count(told) == (1 if writes == OTHER else 0), run.stderr
+        reported = "has written kernel on this worker and not on the chief"
+        assert (run.stderr + run.stdout).count(reported) == (1 if writes == OTHER else 0), run.stderr
         run.assert_gone()

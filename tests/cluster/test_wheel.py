@@ -123,11 +123,11 @@ def test_the_wheel_has_the_protos_compiled_by_the_compiler_of_the_lowest_protobu
 
 def test_an_index_takes_its_metadata(wheel: pathlib.Path) -> None:
     (about,) = wheel.glob("*.dist-info/METADATA")
-    told = Metadata.from_email(about.read_bytes(), validate=True)
-    assert (told.name, told.description_content_type) == ("autodist", "text/markdown")
-    assert "# AutoDist" in (told.description or "")
-    assert told.license_expression == PROJECT["project"]["license"]
-    assert set(told.provides_extra or ()) >= {"gpu"}
+    reported = Metadata.from_email(about.read_bytes(), validate=True)
+    assert (reported.name, reported.description_content_type) == ("autodist", "text/markdown")
+    assert "# AutoDist" in (reported.description or "")
+    assert reported.license_expression == PROJECT["project"]["license"]
+    assert set(reported.provides_extra or ()) >= {"gpu"}
 
 
 def test_its_command_trains_an_example_as_on_one_device(

@@ -34,7 +34,7 @@ PACKAGES = ("keras",)
 CONNECT_LIMIT = 5.0
 """Seconds for connecting from one machine to another."""
 
-_PATIENCE = 5.0
+_RETRY_LIMIT = 5.0
 """Seconds to wait for a machine that does not answer; the user can simply repeat the check."""
 
 _INSPECT_LIMIT, _CLOCK_LIMIT = 120.0, 10.0
@@ -109,7 +109,7 @@ class _MachineCheck:
 
     def open(self, closing: contextlib.ExitStack) -> None:
         limit = str(int(self._spec.reach_timeout + 2 * _INSPECT_LIMIT))
-        transport = transport_to(self._spec, self._node, patience=_PATIENCE)
+        transport = transport_to(self._spec, self._node, retry_limit=_RETRY_LIMIT)
         options = [] if self._spec.ssh_group(self._node) is None else ["--silence", str(self._spec.silence_timeout)]
         (channel,) = transport.open(1, "autodist.cli.checking.probe", limit, *options)
         self._connection = closing.enter_context(ProbeConnection(channel))

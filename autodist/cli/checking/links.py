@@ -26,7 +26,7 @@ ENVIRONMENT: Mapping[str, str] = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 _END_LIMIT, _SLACK = 3.0, 60.0
 
-_LONGEST_ERROR = 2000
+_MAX_ERROR = 2000
 
 
 class MeasureOrder(pydantic.BaseModel):
@@ -151,7 +151,7 @@ def _run(order: MeasureOrder, limit: float) -> tuple[list[MeasuredLink], str | N
         finally:
             timer.cancel()
         errors.seek(0)
-        complaints = errors.read().decode(errors="replace").strip()[-_LONGEST_ERROR:]
+        complaints = errors.read().decode(errors="replace").strip()[-_MAX_ERROR:]
     if is_late.is_set():
         return links, f"the measurement did not end within {limit:g} s"
     return links, None if status == 0 else complaints or f"the measurement ended with status {status}"

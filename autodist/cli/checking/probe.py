@@ -45,7 +45,7 @@ from autodist.cluster.agent import Agent, find_facts, take_streams
 from autodist.cluster.ports import ReservedPort
 from autodist.cluster.protocol import Inspect, Message, ProtocolError, decode
 
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 """Number of connections tried at the same time."""
 
 
@@ -106,7 +106,7 @@ class Probe(Agent):
 
 def _unreachable(addresses: Sequence[str], limit: float) -> dict[str, str]:
     """Returns the addresses that this machine cannot connect to, with the reasons."""
-    with concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+    with concurrent.futures.ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
         reasons = pool.map(lambda address: _why_not(address, limit), addresses)
         return {address: problem for address, problem in zip(addresses, reasons, strict=True) if problem is not None}
 

@@ -232,10 +232,10 @@ def _ports_unreached(checked: CheckedMachine, machines: Mapping[str, CheckedMach
         by_machine.setdefault(machines[address].name, {}).setdefault(problem, []).append(address)
     for name, problems in by_machine.items():
         for problem, addresses in problems.items():
-            yield f"it cannot connect to {', '.join(addresses)}: {problem}; {_port_mend(checked, name, problem)}"
+            yield f"it cannot connect to {', '.join(addresses)}: {problem}; {_port_fix(checked, name, problem)}"
 
 
-def _port_mend(checked: CheckedMachine, other: str, problem: str) -> str:
+def _port_fix(checked: CheckedMachine, other: str, problem: str) -> str:
     if other == checked.name:
         return f"set the node's address to the one that the machine has on the network, instead of {other}"
     if "resolved" in problem:

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from autodist.cluster.agent import Agent
 from autodist.cluster.environments.handshake import (
-    LONGEST_LINE,
+    MAX_LINE,
     Challenge,
     Hello,
     Refused,
@@ -35,7 +35,7 @@ from autodist.cluster.environments.handshake import (
     nonce,
     prove,
 )
-from autodist.cluster.environments.launcher_env import Given
+from autodist.cluster.environments.launcher_env import GivenCluster
 from autodist.cluster.environments.local_facts import count_gpus_apart, hello_of
 from autodist.cluster.environments.secret import SecretSource
 from autodist.cluster.load_adjusted_clock import Stopwatch
@@ -66,7 +66,7 @@ class FollowerOrder:
         join_timeout: seconds within which it must join the run.
     """
 
-    given: Given
+    given: GivenCluster
     script: Script
     join_timeout: float
 
@@ -182,7 +182,7 @@ def join(order: FollowerOrder, environment: MutableMapping[str, str]) -> tuple[s
         ResourceSpecError: there is no secret.
     """
     given = order.given
-    source = SecretSource.of(given, environment)
+    source = SecretSource.find(given, environment)
     hello = hello_of(given, environment, count_gpus_apart)
     stopwatch, refused, problem = Stopwatch(_MESSAGE_LIMIT), 0, "nothing listens there"
     secret: bytes | None = None
@@ -219,16 +219,16 @@ def _read_if_there(source: SecretSource) -> bytes | None:
         return None
 
 
-def _join_once(given: Given, hello: Hello, source: SecretSource) -> tuple[socket.socket, Welcome]:
+def _join_once(given: GivenCluster, hello: Hello, source: SecretSource) -> tuple[socket.socket, Welcome]:
     connection = socket.create_connection((given.chief, given.port), timeout=_MESSAGE_LIMIT)
     try:
         lines = connection.makefile("rb", buffering=0)
         hello = replace(hello, nonce=nonce())
         connection.sendall(encode(hello))
-        challenge = _expect(lines.readline(LONGEST_LINE), Challenge)
+        challenge = _expect(lines.readline(MAX_LINE), Challenge)
         secret = source.read()  # not earlier: the chief writes the file before it listens
         connection.sendall(encode(prove(secret, hello, challenge)))
-        answer = _expect(lines.readline(LONGEST_LINE), Welcome)
+        answer = _expect(lines.readline(MAX_LINE), Welcome)
         if not is_welcome(secret, hello, challenge, answer):
             raise RefusedError(
                 "the process that listens there does not know the secret: it is not this run's chief", True

@@ -22,7 +22,7 @@ from autodist.cluster.protocol import Message, encode
 from autodist.errors import ClusterError
 from autodist.versions import VERSION
 
-LONGEST_LINE = 1 << 14
+MAX_LINE = 1 << 14
 """Limit in bytes on a line from a process that has not authenticated."""
 
 

@@ -24,12 +24,12 @@ OF_ONE_PROCESS = frozenset({CHIEF, INDEX, WORKERS, SECRET, SECRET_FILE, ADDRESS,
 DEFAULT_PORT = 15000
 """Default port of the rendezvous server."""
 
-HIGHEST_PORT = 65535
-MOST_WORKERS = 100_000
+MAX_PORT = 65535
+MAX_WORKERS = 100_000
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenCluster:
     """The cluster of a process, read from its environment.
 
     Attributes:
@@ -68,7 +68,7 @@ class LauncherEnv(ABC):
         """Returns True if this launcher has started a process with this environment."""
 
     @abstractmethod
-    def read(self, environment: Environment) -> Given:
+    def read(self, environment: Environment) -> GivenCluster:
         """Reads the cluster from the environment.
 
         Raises:
@@ -108,8 +108,8 @@ def index_and_count(environment: Environment, index: str, count: str) -> tuple[i
     Raises:
         ResourceSpecError: a variable is missing or malformed, or they contradict each other.
     """
-    number = number_of(environment, count, "the number of processes", 1, MOST_WORKERS)
-    rank = number_of(environment, index, "the number of this process, counted from 0", 0, MOST_WORKERS)
+    number = number_of(environment, count, "the number of processes", 1, MAX_WORKERS)
+    rank = number_of(environment, index, "the number of this process, counted from 0", 0, MAX_WORKERS)
     if rank >= number:
         raise ResourceSpecError(f"{index} is {rank}, and {count} is {number}; allowed: 0 to {number - 1}.")
     return rank, number
@@ -140,8 +140,8 @@ def host_and_port_of(text: str, name: str, port: int | None) -> tuple[str, int]:
     if (
         not host
         or any(sign in host for sign in " /@\t\n")
-        or not (number.isascii() and number.isdecimal() and len(number) < 6 and 1 <= int(number) <= HIGHEST_PORT)
+        or not (number.isascii() and number.isdecimal() and len(number) < 6 and 1 <= int(number) <= MAX_PORT)
     ):
         what = "HOST:PORT" if port is None else "HOST or HOST:PORT"
-        raise ResourceSpecError(f"{name} is {text[:60]!r}; allowed: {what}, with a port from 1 to {HIGHEST_PORT}.")
+        raise ResourceSpecError(f"{name} is {text[:60]!r}; allowed: {what}, with a port from 1 to {MAX_PORT}.")
     return host, int(number)

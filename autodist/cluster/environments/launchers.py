@@ -14,10 +14,10 @@ from autodist.cluster.environments.launcher_env import (
     CHIEF,
     DEFAULT_PORT,
     INDEX,
-    MOST_WORKERS,
+    MAX_WORKERS,
     WORKERS,
     Environment,
-    Given,
+    GivenCluster,
     LauncherEnv,
     chief_in,
     host_and_port_of,
@@ -38,15 +38,15 @@ class Manual(LauncherEnv):
     def is_present(self, environment: Environment) -> bool:
         return INDEX in environment
 
-    def read(self, environment: Environment) -> Given:
-        index = number_of(environment, INDEX, "the number of this process, counted from 0", 0, MOST_WORKERS)
+    def read(self, environment: Environment) -> GivenCluster:
+        index = number_of(environment, INDEX, "the number of this process, counted from 0", 0, MAX_WORKERS)
         count = None
         if index == 0 or WORKERS in environment:
             index, count = index_and_count(environment, INDEX, WORKERS)
         text_of(environment, CHIEF, "HOST:PORT, where the process with index 0 runs")
         chief = chief_in(environment)
         assert chief is not None, "the variable is set"
-        return Given(self.name, index, count, *chief)
+        return GivenCluster(self.name, index, count, *chief)
 
 
 _PMI_RANK, _PMI_SIZE, _PMI_LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
@@ -67,9 +67,9 @@ class PMI(LauncherEnv):
         pairs = ((_PMI_RANK, slurm.RANK), (_PMI_SIZE, slurm.TASKS))
         return any(environment.get(pmi) != environment.get(other) for pmi, other in pairs)
 
-    def read(self, environment: Environment) -> Given:
+    def read(self, environment: Environment) -> GivenCluster:
         index, count = index_and_count(environment, _PMI_RANK, _PMI_SIZE)
-        return Given(self.name, index, count, *_chief_of_ranks(environment, self.name, _PMI_LOCAL_SIZE, count))
+        return GivenCluster(self.name, index, count, *_chief_of_ranks(environment, self.name, _PMI_LOCAL_SIZE, count))
 
 
 class OpenMPI(LauncherEnv):
@@ -80,9 +80,9 @@ class OpenMPI(LauncherEnv):
     def is_present(self, environment: Environment) -> bool:
         return _OMPI_RANK in environment and _OMPI_SIZE in environment
 
-    def read(self, environment: Environment) -> Given:
+    def read(self, environment: Environment) -> GivenCluster:
         index, count = index_and_count(environment, _OMPI_RANK, _OMPI_SIZE)
-        return Given(self.name, index, count, *_chief_of_ranks(environment, self.name, _OMPI_LOCAL_SIZE, count))
+        return GivenCluster(self.name, index, count, *_chief_of_ranks(environment, self.name, _OMPI_LOCAL_SIZE, count))
 
 
 def _chief_of_ranks(environment: Environment, launcher: str, local: str, count: int) -> tuple[str, int]:
@@ -124,9 +124,9 @@ class Kubernetes(LauncherEnv):
         # Without WORKERS, the pods of a Job do not belong together.
         return POD_INDEX in environment and WORKERS in environment
 
-    def read(self, environment: Environment) -> Given:
+    def read(self, environment: Environment) -> GivenCluster:
         index, count = index_and_count(environment, POD_INDEX, WORKERS)
-        return Given(self.name, index, count, *(chief_in(environment) or (self._chief(index),)))
+        return GivenCluster(self.name, index, count, *(chief_in(environment) or (self._chief(index),)))
 
     def _chief(self, index: int) -> str:
         pod, dot, service = self._own_name().partition(".")
@@ -174,7 +174,7 @@ class TFConfig(LauncherEnv):
     def is_present(self, environment: Environment) -> bool:
         return bool(environment.get(TF_CONFIG))
 
-    def read(self, environment: Environment) -> Given:
+    def read(self, environment: Environment) -> GivenCluster:
         config = _parse(text_of(environment, TF_CONFIG, "the cluster and this task, as JSON"))
         cluster, task = config.cluster, config.task
         _require_workers(cluster, task)
@@ -194,7 +194,7 @@ class TFConfig(LauncherEnv):
         hosts = [host_and_port_of(address, f"an address in {TF_CONFIG}", None) for address in addresses]
         if len(set(hosts)) < len(hosts):
             raise ResourceSpecError(f"{TF_CONFIG} names one address twice; allowed: each task's own.")
-        return Given(self.name, index, len(addresses), *hosts[0], addresses=tuple(addresses))
+        return GivenCluster(self.name, index, len(addresses), *hosts[0], addresses=tuple(addresses))
 
 
 def _parse(text: str) -> _Config:
@@ -228,7 +228,7 @@ LAUNCHERS: tuple[LauncherEnv, ...] = (Manual(), TFConfig(), OpenMPI(), PMI(), sl
 """In order of precedence: explicit settings, the launcher of this process, the launchers that may have started it."""
 
 
-def find(environment: Environment) -> Given | None:
+def find(environment: Environment) -> GivenCluster | None:
     """Reads the cluster from the environment; returns None if there is no launcher environment.
 
     Raises:
@@ -244,7 +244,7 @@ def find(environment: Environment) -> Given | None:
     return given
 
 
-def require(environment: Environment) -> Given:
+def require(environment: Environment) -> GivenCluster:
     """Same as `find`, for a run that requires a launcher environment.
 
     Raises:

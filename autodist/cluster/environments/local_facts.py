@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable
 
 from autodist.cluster.environments.handshake import Hello
-from autodist.cluster.environments.launcher_env import ADDRESS, Environment, Given
+from autodist.cluster.environments.launcher_env import ADDRESS, Environment, GivenCluster
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LIMIT = 120.0  # seconds, for TensorFlow to be imported from a network drive
 _COUNT = "import tensorflow; print('gpus', len(tensorflow.config.list_physical_devices('GPU')))"
 
 
-def hello_of(given: Given, environment: Environment, count_gpus: Callable[[], int]) -> Hello:
+def hello_of(given: GivenCluster, environment: Environment, count_gpus: Callable[[], int]) -> Hello:
     """Returns the `Hello` of this process.
 
     Args:

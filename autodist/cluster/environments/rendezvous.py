@@ -12,7 +12,7 @@ import threading
 from collections.abc import MutableMapping, Sequence
 
 from autodist.cluster.environments.handshake import Hello
-from autodist.cluster.environments.launcher_env import Given
+from autodist.cluster.environments.launcher_env import GivenCluster
 from autodist.cluster.environments.machines import Machines, machines_of
 from autodist.cluster.environments.rendezvous_events import (
     Failed,
@@ -38,7 +38,7 @@ _LOG_INTERVAL = 30.0
 # Seconds for the rendezvous server to forward the last messages.
 _CLOSE_LIMIT = 8.0
 
-_MOST_NAMES = 8
+_MAX_NAMES = 8
 
 
 class Rendezvous:
@@ -53,10 +53,10 @@ class Rendezvous:
         ResourceSpecError: there is no secret.
     """
 
-    def __init__(self, given: Given, limits: Timeouts, environment: MutableMapping[str, str]) -> None:
+    def __init__(self, given: GivenCluster, limits: Timeouts, environment: MutableMapping[str, str]) -> None:
         assert given.index == 0 and given.count is not None, "this process is the chief"
         self._given, self._limits, self._count = given, limits, given.count
-        self._source = SecretSource.of(given, environment) if given.count > 1 else None
+        self._source = SecretSource.find(given, environment) if given.count > 1 else None
         self._channels: tuple[Channel, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -202,8 +202,8 @@ class Rendezvous:
 
 
 def _names(indices: Sequence[int]) -> str:
-    shown = ", ".join(map(str, indices[:_MOST_NAMES]))
-    more = f" and {len(indices) - _MOST_NAMES} more" if len(indices) > _MOST_NAMES else ""
+    shown = ", ".join(map(str, indices[:_MAX_NAMES]))
+    more = f" and {len(indices) - _MAX_NAMES} more" if len(indices) > _MAX_NAMES else ""
     return f"process{'es' if len(indices) > 1 else ''} {shown}{more}"
 
 

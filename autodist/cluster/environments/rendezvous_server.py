@@ -13,7 +13,7 @@ import threading
 from typing import BinaryIO
 
 from autodist.cluster.environments.handshake import (
-    LONGEST_LINE,
+    MAX_LINE,
     Challenge,
     Hello,
     Proof,
@@ -33,7 +33,7 @@ from autodist.cluster.environments.rendezvous_events import (
     RendezvousOrder,
     Warned,
 )
-from autodist.cluster.environments.roster import MOST_TRIES, Arrival, Roster
+from autodist.cluster.environments.roster import MAX_TRIES, Arrival, Roster
 from autodist.cluster.heartbeat_timeout import HeartbeatTimeout
 from autodist.cluster.ports import holder_of, listen, reason_of
 from autodist.cluster.protocol import Message, encode
@@ -45,7 +45,7 @@ _CHUNK = 1 << 16
 _MESSAGE_LIMIT = 10.0
 
 # Limit on simultaneous connections that have not authenticated; further ones are closed.
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 
 # Seconds between two attempts to listen on a port that is in use.
 _PORT_INTERVAL = 0.5
@@ -104,7 +104,7 @@ class RendezvousServer:
         self._handshakes: dict[threading.Thread, socket.socket] = {}  # connections that have not authenticated yet
         self._is_over = False
         self._listener: socket.socket | None = None
-        self._at_once = threading.Semaphore(_MOST_AT_ONCE)
+        self._at_once = threading.Semaphore(_MAX_AT_ONCE)
 
     def run(self) -> None:
         """Returns when all processes that have joined, or the chief, have ended."""
@@ -251,7 +251,7 @@ class RendezvousServer:
         if is_closed and missing:
             self._report(
                 Failed(
-                    f"a process with another secret connected {MOST_TRIES} times, and no more connections are "
+                    f"a process with another secret connected {MAX_TRIES} times, and no more connections are "
                     "accepted; check that all have the same secret, and who can reach the port"
                 )
             )
@@ -269,9 +269,9 @@ def _read(connection: socket.socket) -> object:
     """Reads a message from a connection that has not authenticated."""
     line = b""
     while not line.endswith(b"\n"):
-        received = connection.recv(LONGEST_LINE)
+        received = connection.recv(MAX_LINE)
         line += received
         # In the handshake, no message follows another one before its answer.
-        if not received or len(line) > LONGEST_LINE or b"\n" in line[:-1]:
+        if not received or len(line) > MAX_LINE or b"\n" in line[:-1]:
             raise OSError("no message")
     return decode(line)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from autodist.cluster.environments.handshake import Hello, RefusedError
 from autodist.versions import VERSION
 
-MOST_TRIES = 10
+MAX_TRIES = 10
 """Number of wrong secrets after which no more connections are accepted."""
 
 
@@ -51,8 +51,8 @@ class Roster:
 
     @property
     def is_closed(self) -> bool:
-        """True after `MOST_TRIES` wrong secrets, when no more connections are accepted."""
-        return self._tries >= MOST_TRIES
+        """True after `MAX_TRIES` wrong secrets, when no more connections are accepted."""
+        return self._tries >= MAX_TRIES
 
     def refuse_secret(self) -> RefusedError:
         """Counts a process with another secret; returns the error to send to it."""

@@ -15,10 +15,10 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autodist.cluster.environments.launcher_env import SECRET, SECRET_FILE, Given
+from autodist.cluster.environments.launcher_env import SECRET, SECRET_FILE, GivenCluster
 from autodist.errors import ResourceSpecError
 
-SHORTEST = 16
+MIN_LENGTH = 16
 """Minimum length of a secret in characters."""
 
 _FOLDER = Path(".autodist")
@@ -39,7 +39,7 @@ class SecretSource:
     is_drawn: bool = False
 
     @staticmethod
-    def of(given: Given, environment: MutableMapping[str, str]) -> SecretSource:
+    def find(given: GivenCluster, environment: MutableMapping[str, str]) -> SecretSource:
         """Returns the source of the secret for this process, and removes AUTODIST_SECRET from the environment.
 
         The script's child processes must not inherit the secret.
@@ -57,7 +57,7 @@ class SecretSource:
             return SecretSource(file=_home() / _FOLDER / job, is_drawn=True)
         raise ResourceSpecError(
             f"the environment variable {SECRET} is missing: the processes of the cluster authenticate by it. Set it to "
-            f"the same text of at least {SHORTEST} characters for all (`openssl rand -hex 32` generates one), or "
+            f"the same text of at least {MIN_LENGTH} characters for all (`openssl rand -hex 32` generates one), or "
             f"{SECRET_FILE} to a file that contains it."
         )
 
@@ -128,9 +128,9 @@ def _home() -> Path:
 
 
 def _long_enough(text: str, where: str) -> str:
-    if len(text) < SHORTEST:
+    if len(text) < MIN_LENGTH:
         raise ResourceSpecError(
-            f"the secret in {where} has {len(text)} characters; allowed: at least {SHORTEST}, as from `openssl rand "
+            f"the secret in {where} has {len(text)} characters; allowed: at least {MIN_LENGTH}, as from `openssl rand "
             "-hex 32`."
         )
     return text

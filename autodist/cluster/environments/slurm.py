@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from autodist.cluster.environments.launcher_env import (
     Environment,
-    Given,
+    GivenCluster,
     LauncherEnv,
     chief_in,
     index_and_count,
@@ -36,14 +36,14 @@ class Slurm(LauncherEnv):
     def is_present(self, environment: Environment) -> bool:
         return RANK in environment and TASKS in environment
 
-    def read(self, environment: Environment) -> Given:
+    def read(self, environment: Environment) -> GivenCluster:
         index, count = index_and_count(environment, RANK, TASKS)
         job = number_of(environment, "SLURM_JOB_ID", "the job's number", 0, 10**9 - 1)
         step = environment.get("SLURM_STEP_ID", "0")
         port = _PORTS[job % len(_PORTS)]
         host, port = chief_in(environment, port) or (first_host(environment), port)
         cores = number_of(environment, CORES, "the cores of a task", 1, 10**6) if CORES in environment else None
-        return Given(self.name, index, count, host, port, job=f"slurm-{job}-{step}", cores=cores)
+        return GivenCluster(self.name, index, count, host, port, job=f"slurm-{job}-{step}", cores=cores)
 
 
 def allocated_nodes(environment: Environment) -> int:

@@ -10,7 +10,7 @@ from autodist.cluster.protocol import Inspect, Lost, decode, encode
 from autodist.versions import VERSION
 
 
-def test_a_message_of_another_version_is_told_with_this_one() -> None:
+def test_a_message_of_another_version_is_reported_with_this_one() -> None:
     outgoing = io.BytesIO()
     Agent(io.BytesIO(b'{"kind":"Teleport","where":"b"}\n'), outgoing, stop_timeout=1.0).serve()
     (said,) = map(decode, outgoing.getvalue().splitlines())
@@ -19,7 +19,7 @@ def test_a_message_of_another_version_is_told_with_this_one() -> None:
     assert said.problem.endswith("install the chief's version there")
 
 
-def test_a_message_of_which_the_login_has_read_a_part_is_told_so() -> None:
+def test_a_message_of_which_the_login_has_read_a_part_is_reported_so() -> None:
     outgoing = io.BytesIO()
     Agent(io.BytesIO(b'":"Heartbeat"}\n'), outgoing, stop_timeout=1.0).serve()
     (said,) = map(decode, outgoing.getvalue().splitlines())
@@ -27,14 +27,14 @@ def test_a_message_of_which_the_login_has_read_a_part_is_told_so() -> None:
     assert "the login there runs" in said.problem and "reads standard input" in said.problem
 
 
-def test_an_agent_tells_its_version() -> None:
+def test_an_agent_reports_its_version() -> None:
     facts, held = find_facts(Inspect(None, "/", None))
     assert facts.autodist == VERSION
     assert held is not None
     held.release()
 
 
-def test_an_agent_tells_versions_of_packages_and_the_content_of_the_script(tmp_path: Path) -> None:
+def test_an_agent_reports_versions_of_packages_and_the_content_of_the_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_bytes(b"print()\n")
     facts, held = find_facts(Inspect(str(script), str(tmp_path), None, ("keras", "no-such-package")))

@@ -88,6 +88,6 @@ def test_why_an_agent_ended(said: str, words: str) -> None:
     assert words in why_agent_ended(said)
 
 
-def test_what_stopped_the_rest_is_told_in_sentences() -> None:
+def test_what_stopped_the_rest_is_reported_in_sentences() -> None:
     assert "a ended; the other workers were stopped." in str(WorkerFailedError("a", "ended"))
     assert "see to it. The other workers were stopped." in str(WorkerFailedError("a", "waits: see to it."))

@@ -93,7 +93,7 @@ def pair(tmp_path: Path) -> Pair:
     return made
 
 
-def test_all_is_brought_once_and_then_what_has_changed(pair: Pair) -> None:
+def test_all_is_synced_once_and_then_what_has_changed(pair: Pair) -> None:
     os.chmod(pair.here / "train.py", 0o755)
     os.utime(pair.here / "train.py", (1_000_000, 1_000_000))
     assert pair.sync_folder() == SyncResult(files=2, bytes=10)
@@ -158,7 +158,7 @@ def test_what_was_brought_before_a_failure_is_known_the_next_time(pair: Pair) ->
     assert pair.sync_folder().removed == 1
 
 
-def test_no_space_and_no_right_are_told_by_name(pair: Pair) -> None:
+def test_no_space_and_no_right_are_reported_by_name(pair: Pair) -> None:
     def fail(path: str) -> None:
         raise OSError("Failure")
 
@@ -180,7 +180,7 @@ def test_no_space_and_no_right_are_told_by_name(pair: Pair) -> None:
         pair.sync_folder()
 
 
-def test_a_folder_in_the_place_of_a_file_is_told_and_left(pair: Pair) -> None:
+def test_a_folder_in_the_place_of_a_file_is_reported_and_left(pair: Pair) -> None:
     (pair.there / "train.py").mkdir(parents=True)
     with pytest.raises(ClusterError, match=r"train.py is a folder there, and a file here; move it away"):
         pair.sync_folder()
@@ -206,7 +206,7 @@ SPEC = ResourceSpec.from_dict(
 )
 
 
-def test_each_machine_is_told_of_and_all_faults_come_in_one_table(
+def test_each_machine_is_reported_and_all_faults_come_in_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def sync_folder(settings: SSHSettings, *about: object) -> SyncResult:
@@ -219,8 +219,8 @@ def test_each_machine_is_told_of_and_all_faults_come_in_one_table(
     spec = SPEC.model_copy(update={"sync": Sync(folder=str(tmp_path))})
     failing = ""
     sync_to_all(spec, lambda: False)
-    told = f"copied 3 of 120 files (45 bytes) to {tmp_path}, removed 1 that no longer exist here"
-    assert caplog.messages == [f"198.51.100.1: {told}", f"198.51.100.2: {told}"]
+    reported = f"copied 3 of 120 files (45 bytes) to {tmp_path}, removed 1 that no longer exist here"
+    assert caplog.messages == [f"198.51.100.1: {reported}", f"198.51.100.2: {reported}"]
     failing = "198.51.100.1"
     with pytest.raises(ClusterError) as caught:
         sync_to_all(spec, lambda: False)
@@ -248,14 +248,14 @@ def test_machines_that_do_not_answer_are_away_where_nothing_else_is_wrong(
     assert type(other.value) is ClusterError
 
 
-def test_without_sync_nothing_is_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sync_nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autodist.cluster.file_sync.sync_folder", lambda *about: pytest.fail("nothing was asked for"))
     sync_to_all(SPEC, lambda: False)
 
 
-def test_where_a_scheduler_has_started_the_processes_it_is_said_that_nothing_is_brought(
+def test_where_a_scheduler_has_started_the_processes_it_is_said_that_nothing_is_synced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sync_to_all(SPEC.model_copy(update={"sync": Sync(folder=str(tmp_path)), "is_given": True}), lambda: False)
-    (told,) = caplog.messages
-    assert told.startswith("sync is skipped: a scheduler has started the processes")
+    (reported,) = caplog.messages
+    assert reported.startswith("sync is skipped: a scheduler has started the processes")

@@ -18,7 +18,7 @@ def make(root: Path, *paths: str) -> None:
         (root / path).write_text(path)
 
 
-def test_code_is_brought_and_what_tools_keep_for_themselves_is_not(tmp_path: Path) -> None:
+def test_code_is_synced_and_what_tools_keep_for_themselves_is_not(tmp_path: Path) -> None:
     make(tmp_path, "train.py", "package/model.py", "package/__pycache__/model.pyc", ".git/HEAD", "env/pyvenv.cfg")
     make(tmp_path, "env/lib/x.py", ".env", f".train.py{folder.PART}0a", folder.RECORD)
     assert sorted(find_files(str(tmp_path), ())) == [".env", "package/model.py", "train.py"]
@@ -29,7 +29,7 @@ def test_patterns_leave_out_names_anywhere_and_paths_below_the_folder(tmp_path: 
     assert sorted(find_files(str(tmp_path), ("data/", "*.ckpt", "./logs/old"))) == ["a.py", "logs/new/z"]
 
 
-def test_links_to_files_are_brought_as_files_and_those_to_folders_are_not(tmp_path: Path) -> None:
+def test_links_to_files_are_synced_as_files_and_those_to_folders_are_not(tmp_path: Path) -> None:
     make(tmp_path, "here/a.py", "else/b.py")
     (tmp_path / "here" / "b.py").symlink_to(tmp_path / "else" / "b.py")
     (tmp_path / "here" / "all").symlink_to(tmp_path / "else")
@@ -46,6 +46,6 @@ def test_a_folder_that_is_not_there_or_holds_more_than_code_is_refused(
     with pytest.raises(ClusterError, match="does not exist, or is not a folder; correct `folder`"):
         find_files(str(tmp_path / "absent"), ())
     make(tmp_path, *map(str, range(4)))
-    monkeypatch.setattr(folder, "MOST_FILES", 3)
+    monkeypatch.setattr(folder, "MAX_FILES", 3)
     with pytest.raises(ClusterError, match="holds more than 3 files; list paths that no run needs .* under `exclude`"):
         find_files(str(tmp_path), ())

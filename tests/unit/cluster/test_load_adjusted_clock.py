@@ -50,7 +50,7 @@ def test_the_share_of_a_processor(running: int, share: float, monkeypatch: pytes
     assert processor_share() == share
 
 
-def test_the_share_of_a_processor_where_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_a_processor_where_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(self: Path) -> str:
         raise FileNotFoundError(self)
 

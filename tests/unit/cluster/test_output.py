@@ -90,7 +90,7 @@ def test_what_came_when_too_many_lines_waited_is_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reading, writing = os.pipe()
-    monkeypatch.setattr("autodist.cluster.output.MOST_WAITING", 100)
+    monkeypatch.setattr("autodist.cluster.output.MAX_WAITING", 100)
     output, text = Output(), "x" * 1000
     with os.fdopen(writing, "w") as stream, os.fdopen(reading, "rb") as received:
         monkeypatch.setattr(sys, "stdout", stream)

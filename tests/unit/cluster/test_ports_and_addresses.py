@@ -110,7 +110,7 @@ def test_a_process_that_was_forked_keeps_nothing_of_a_descriptor_that_is_no_serv
     os.close(writing)
 
 
-def test_names_are_tried_for_a_while_and_those_that_nobody_knows_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_tried_for_a_while_and_those_that_nobody_knows_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not "no server listens", minutes later, which a firewall would be looked at for."""
     asked: list[str] = []
     resolve = socket.getaddrinfo

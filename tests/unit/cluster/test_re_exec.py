@@ -30,10 +30,10 @@ sys.exit(3)
 
 
 def test_the_script_runs_again_with_all_that_it_had_after_its_exit_handlers(tmp_path: Path) -> None:
-    script, told = tmp_path / "script.py", tmp_path / "told"
+    script, reported = tmp_path / "script.py", tmp_path / "told"
     script.write_text(SCRIPT)
-    told.write_text("first\nsecond\n")
-    with open(told) as stdin:
+    reported.write_text("first\nsecond\n")
+    with open(reported) as stdin:
         command = [sys.executable, "script.py", "an argument"]
         process = subprocess.Popen(
             command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,

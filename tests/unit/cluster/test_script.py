@@ -143,7 +143,7 @@ def test_what_a_profiler_calls_the_script_counts_though_the_script_changes_it(st
         (["/venv/bin/ipython"], "ipython runs here, and no script"),
     ],
 )
-def test_what_no_other_worker_could_run_is_refused_with_the_mend(started: Started, line: list[str], said: str) -> None:
+def test_what_no_other_worker_could_run_is_refused_with_the_fix(started: Started, line: list[str], said: str) -> None:
     with pytest.raises(ClusterError, match=said) as caught:
         started(line)
     assert "`autodist.launch(function, workers=2)`" in str(caught.value)
@@ -173,7 +173,7 @@ def test_kernel_that_is_started_by_another_name_is_known(started: Started, monke
         started(["launcher.py", "-f", "kernel.json"])
 
 
-def test_directory_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_directory_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -68,7 +68,7 @@ def test_match_final_sees_the_name_that_was_made(folder: Path) -> None:
 
 
 @needs_openssh
-def test_a_command_that_is_waited_for_is_told_and_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_waited_for_is_reported_and_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ssh_config.has_openssh()  # checked now, since it has the same limit
     monkeypatch.setattr(ssh_config, "ANSWER_LIMIT", 1.0)
     (folder / "config").write_text(f'Match exec "echo $$ > {folder}/process; exec sleep 60"\n  Port 2200\n')

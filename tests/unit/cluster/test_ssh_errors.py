@@ -66,7 +66,7 @@ OF_SILENCE = {
 
 
 @pytest.mark.parametrize(("error", "words"), CASES, ids=lambda value: type(value).__name__)
-def test_every_exception_names_host_cause_and_mend(
+def test_every_exception_names_host_cause_and_fix(
     error: Exception, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(self: paramiko.SSHClient, *arguments: Any, **options: Any) -> None:

@@ -35,9 +35,9 @@ class Machine:
         self.now += seconds
         return True
 
-    def log_in(self, patience: float) -> object:
-        machine = ParamikoMachine(SSHSettings("10.0.0.2", patience=patience), self.wait_while_needed)
-        return ssh_machine.retry_login(machine._log_in, patience, self.wait_while_needed)
+    def log_in(self, retry_limit: float) -> object:
+        machine = ParamikoMachine(SSHSettings("10.0.0.2", retry_limit=retry_limit), self.wait_while_needed)
+        return ssh_machine.retry_login(machine._log_in, retry_limit, self.wait_while_needed)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,16 @@ def test_a_machine_that_boots_is_tried_again_until_it_is_there(
         None,
     ],
 )
-def test_what_no_waiting_mends_is_told_at_once(monkeypatch: pytest.MonkeyPatch, cause: BaseException | None) -> None:
+def test_what_no_waiting_helps_is_reported_at_once(
+    monkeypatch: pytest.MonkeyPatch, cause: BaseException | None
+) -> None:
     machine = Machine(monkeypatch, cause, failures=1)  # type: ignore[arg-type]
     with pytest.raises(ClusterError) as caught:
         machine.log_in(60)
     assert (machine.tries, str(caught.value)) == (1, "10.0.0.2 port 22: it failed.")
 
 
-def test_a_machine_that_never_comes_is_told_of_after_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_never_comes_is_reported_after_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, REFUSED, failures=10**6)
     with pytest.raises(ClusterError) as caught:
         machine.log_in(60)

@@ -114,7 +114,7 @@ def test_leaving_a_machine_lets_what_reads_its_programs_come_to_their_end() -> N
         assert logins._logins[0].has_ended()
 
 
-def test_a_way_in_a_circle_and_a_key_that_is_not_there_are_told(folder: Path) -> None:
+def test_a_way_in_a_circle_and_a_key_that_is_not_there_are_reported(folder: Path) -> None:
     (folder / "config").write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump lab\nHost lab\n  ProxyJump a\n")
     with pytest.raises(ClusterError, match="lab .*leads through itself"):
         find_route(SSHSettings("lab"))
@@ -123,7 +123,7 @@ def test_a_way_in_a_circle_and_a_key_that_is_not_there_are_told(folder: Path) ->
 
 
 @pytest.mark.parametrize(("found", "said"), [(None, "is not installed here"), ("/bin/dbclient", "is not OpenSSH's")])
-def test_without_the_program_the_mend_is_told(monkeypatch: pytest.MonkeyPatch, found: str | None, said: str) -> None:
+def test_without_the_program_the_fix_is_reported(monkeypatch: pytest.MonkeyPatch, found: str | None, said: str) -> None:
     monkeypatch.setattr(ssh_program, "has_openssh", lambda: False)
     monkeypatch.setattr(ssh_program.shutil, "which", lambda name: found)
     with pytest.raises(ClusterError, match=rf"^lab: .*{said}; install OpenSSH's client .*or remove `transport`"):

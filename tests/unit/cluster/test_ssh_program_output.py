@@ -72,7 +72,7 @@ CASES: list[tuple[str, list[str], bool]] = [
 
 
 @pytest.mark.parametrize(("said", "words", "passes"), CASES, ids=[words[0][:30] for _, words, _ in CASES])
-def test_what_the_program_says_is_told_as_by_the_other_way(said: str, words: list[str], passes: bool) -> None:
+def test_what_the_program_says_is_reported_as_by_the_other_way(said: str, words: list[str], passes: bool) -> None:
     for ends in ("\n", "\r\n"):  # as it ends its own lines
         cause = find_cause("\n".join(said.replace("\n", ends).splitlines()) + "\n")
         assert cause is not None
@@ -84,7 +84,7 @@ def test_what_the_program_says_is_told_as_by_the_other_way(said: str, words: lis
     assert _is_transient(error) == passes
 
 
-def test_what_is_not_known_is_told_whole_without_the_programs_steps() -> None:
+def test_what_is_not_known_is_reported_whole_without_the_programs_steps() -> None:
     said = "OpenSSH_9.2p1\ndebug1: Connecting to 10.9.9.9\nsomething new\nof two lines\n"
     assert find_cause(said) is None
     text = explain(unknown_cause(said, 255), PLACE)

@@ -37,7 +37,7 @@ def test_a_relay_whose_chief_goes_away_ends_though_a_login_waits_for_its_answer(
 
 
 @pytest.mark.parametrize("kind", [UnreachableError, ClusterError])
-def test_all_of_a_machine_that_was_not_reached_are_told_why_and_whether_it_answers(
+def test_all_of_a_machine_that_was_not_reached_are_reported_why_and_whether_it_answers(
     kind: type[ClusterError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Machine:
@@ -53,11 +53,11 @@ def test_all_of_a_machine_that_was_not_reached_are_told_why_and_whether_it_answe
         ssh_relay, "_end_with_the_chief", lambda relays, have_started: None
     )  # it would end this process
     pipes = [[os.pipe() for _ in range(3)] for _ in range(2)]
-    ends = [ChiefStreams.open(told[0], said[1], errors[1]) for told, said, errors in pipes]
+    ends = [ChiefStreams.open(reported[0], said[1], errors[1]) for reported, said, errors in pipes]
     ssh_relay.relay(SSHOrder(SSHSettings("b"), ("module",), 60.0, 60.0), Relays(ends), io.BytesIO())
-    for one, ((_, told), (said, _), (errors, _)) in zip(ends, pipes, strict=True):
+    for one, ((_, reported), (said, _), (errors, _)) in zip(ends, pipes, strict=True):
         with os.fdopen(said, "rb") as lines:
             assert decode(lines.readline()) == Lost("it did not work", kind is UnreachableError)
         one.incoming.close()
-        os.close(told)
+        os.close(reported)
         os.close(errors)

@@ -35,10 +35,10 @@ def test_home_directory_is_left_to_the_other_machine() -> None:
 
 def test_group_becomes_settings_and_survives_the_way_to_the_relay() -> None:
     group = SSHGroup(username="ann", key_file="/k", python_venv="~/venv", shared_envs={"A": "b c"}, known_hosts="/h")
-    made = SSHSettings.of_group("10.0.0.2", group, 7.5)
+    made = SSHSettings.from_group("10.0.0.2", group, 7.5)
     assert made.connect_timeout == 7.5
     assert made.port is None, "a port that the YAML leaves out may come from ~/.ssh/config"
-    assert SSHSettings(**json.loads(json.dumps(made.as_json()))) == made
+    assert SSHSettings(**json.loads(json.dumps(made.to_json()))) == made
     assert made.command("m", "x")[-6:] == ["env", "~/venv/bin/python", "-P", "-m", "m", "x"]
 
 
@@ -59,12 +59,12 @@ def test_environment_goes_before_all_else_on_standard_input_and_not_among_argume
 
 
 def test_environment_is_in_no_text_of_the_settings() -> None:
-    made = SSHSettings.of_group("10.0.0.2", SSHGroup(shared_envs={"A": "secret"}), 15.0)
+    made = SSHSettings.from_group("10.0.0.2", SSHGroup(shared_envs={"A": "secret"}), 15.0)
     assert "secret" not in repr(made)
     assert "secret" not in repr(SSHGroup(shared_envs={"A": "secret"}))
 
 
 def test_port_of_the_yaml_wins_and_interpreter_is_the_chiefs() -> None:
-    made = SSHSettings.of_group("10.0.0.2", SSHGroup(port=2222), 15.0)
+    made = SSHSettings.from_group("10.0.0.2", SSHGroup(port=2222), 15.0)
     assert made.port == 2222
     assert made.interpreter == sys.executable

@@ -146,7 +146,7 @@ def test_a_worker_that_never_answers_is_given_up_when_it_has_not_for_so_long(mon
     assert next(read) == 70  # the first question was at 0, the last answer was awaited until 65
 
 
-def test_a_machine_of_which_nothing_is_heard_is_named_and_not_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_of_which_nothing_is_received_is_named_and_not_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [Progress(Doing.STEPPING, 80.0, 1.0), *[None] * 100]
     coordinator, read = Coordinator(*answers, heard=frozenset()), iter(range(0, 1000, 5))
     monkeypatch.setattr("autodist.cluster.stalls.Stopwatch.read", lambda self: float(next(read)))

@@ -65,7 +65,7 @@ def chief() -> Iterator[Chief]:
     one.end()
 
 
-def test_what_the_chief_says_is_heard_in_order_and_waited_for(chief: Chief) -> None:
+def test_what_the_chief_says_is_received_in_order_and_waited_for(chief: Chief) -> None:
     heard: list[str] = []
     thread = threading.Thread(target=lambda: heard.extend(chief.worker_client.receive_text() for _ in range(2)))
     thread.start()
@@ -75,30 +75,30 @@ def test_what_the_chief_says_is_heard_in_order_and_waited_for(chief: Chief) -> N
     assert heard == ["first", "second"]
 
 
-def _raise(worker_client: WorkerClient, told: list[str]) -> threading.Thread:
-    sys.excepthook = lambda kind, error, trace: told.append(str(error))
+def _raise(worker_client: WorkerClient, reported: list[str]) -> threading.Thread:
+    sys.excepthook = lambda kind, error, trace: reported.append(str(error))
     worker_client.let_chief_fail_first(60.0)
     thread = threading.Thread(target=sys.excepthook, args=(ValueError, ValueError("boom"), None))
     thread.start()
     return thread
 
 
-def test_an_error_before_the_first_step_is_told_once_the_chief_has_come_there(chief: Chief) -> None:
-    told: list[str] = []
-    thread = _raise(chief.worker_client, told)
+def test_an_error_before_the_first_step_is_reported_once_the_chief_has_come_there(chief: Chief) -> None:
+    reported: list[str] = []
+    thread = _raise(chief.worker_client, reported)
     thread.join(0.2)
-    assert told == []
+    assert reported == []
     chief.say(ChiefWaits())
     thread.join(30)
-    assert told == ["boom"]
+    assert reported == ["boom"]
 
 
-def test_an_error_is_told_at_once_where_the_chief_waits_in_its_first_step(chief: Chief) -> None:
+def test_an_error_is_reported_at_once_where_the_chief_waits_in_its_first_step(chief: Chief) -> None:
     chief.say(ChiefWaits())
     chief.worker_client.wait_for_chief()
-    told: list[str] = []
-    _raise(chief.worker_client, told).join(30)
-    assert told == ["boom"]
+    reported: list[str] = []
+    _raise(chief.worker_client, reported).join(30)
+    assert reported == ["boom"]
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def saving_chief(monkeypatch: pytest.MonkeyPatch) -> Chief:
     return Chief(on_preempt=True)
 
 
-def test_the_first_sigterm_is_told_to_a_chief_that_saves_then(saving_chief: Chief) -> None:
+def test_the_first_sigterm_is_reported_to_a_chief_that_saves_then(saving_chief: Chief) -> None:
     heeds = watch_script_end().heeds_termination
     assert [heeds(), heeds()] == [True, False]
     assert [saving_chief.receive_text(), saving_chief.receive_text()] == [Joined(), Leaving()]

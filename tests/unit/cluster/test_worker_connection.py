@@ -57,12 +57,12 @@ def test_what_tensorflow_logs_is_shown_and_not_among_the_last_lines() -> None:
     assert link.last_lines == ("ValueError: no",)
 
 
-def test_that_a_worker_leaves_is_told_once() -> None:
+def test_that_a_worker_leaves_is_reported_once() -> None:
     channel: Any = SimpleNamespace(
         stdin=io.BytesIO(), stdout=[encode(one) for one in (Leaving(), Leaving(), Exited(0))], stderr=[]
     )
-    told: list[str] = []
+    reported: list[str] = []
     ended = threading.Event()
-    link = WorkerConnection("worker", channel, threading.Condition(), Shown(), lambda _: ended.set(), told.append)  # type: ignore[arg-type]
+    link = WorkerConnection("worker", channel, threading.Condition(), Shown(), lambda _: ended.set(), reported.append)  # type: ignore[arg-type]
     assert ended.wait(10)
-    assert link.is_leaving and told == ["worker"]
+    assert link.is_leaving and reported == ["worker"]

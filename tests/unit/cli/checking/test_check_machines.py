@@ -21,7 +21,7 @@ def look(monkeypatch: pytest.MonkeyPatch, **machines: FakeTransport) -> dict[str
     nodes = [{"address": name, "chief": name == next(iter(machines))} for name in machines]
     spec = ResourceSpec.from_dict({"nodes": nodes, "reach_timeout": 2, "connect_timeout": 1})
 
-    def transport_to(spec: ResourceSpec, node: Node, patience: float) -> FakeTransport:
+    def transport_to(spec: ResourceSpec, node: Node, retry_limit: float) -> FakeTransport:
         return machines[node.address]
 
     monkeypatch.setattr(check_machines, "transport_to", transport_to)
@@ -40,7 +40,7 @@ def test_a_machine_that_cannot_be_reached_keeps_no_other_from_being_told(monkeyp
     assert gone.channel.is_closed
 
 
-def test_a_greeting_is_passed_over_and_told_where_nothing_else_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_greeting_is_passed_over_and_reported_where_nothing_else_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     greeted = FakeTransport(greeting=b"Welcome!\n\n")
     silent = FakeTransport(lambda probe, line: None, greeting=b"This account is not available.\n")
     without = FakeTransport(lambda probe, line: None, complaint=b"python: No module named autodist\n")
@@ -50,14 +50,14 @@ def test_a_greeting_is_passed_over_and_told_where_nothing_else_comes(monkeypatch
     assert "autodist is not installed for the Python there" in str(found["without"].problem)
 
 
-def test_a_machine_that_says_nothing_is_told_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_says_nothing_is_reported_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     found = look(monkeypatch, chief=FakeTransport(), mute=FakeTransport(lambda probe, line: b""))
     assert str(found["mute"].problem).startswith("no answer within 3 s")
     assert "`reach_timeout`" in str(found["mute"].problem)
     assert found["chief"].problem is None
 
 
-def test_a_clock_that_is_ahead_is_told_with_its_uncertainty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_ahead_is_reported_with_its_uncertainty(monkeypatch: pytest.MonkeyPatch) -> None:
     def ahead(probe: Probe, line: bytes) -> bytes:
         line = probing(probe, line)
         return encode(TimeAnswer(time.time() + 5)) if isinstance(decode(line), TimeAnswer) else line
@@ -68,7 +68,7 @@ def test_a_clock_that_is_ahead_is_told_with_its_uncertainty(monkeypatch: pytest.
     assert clock.uncertainty < 1
 
 
-def test_ports_that_are_taken_and_names_that_nobody_knows_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_that_are_taken_and_names_that_nobody_knows_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()

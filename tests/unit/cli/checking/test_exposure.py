@@ -46,11 +46,11 @@ def test_a_worker_alone_opens_nothing() -> None:
     assert exposure_of(found(0, ResourceSpec.local()), []) is None
 
 
-def test_of_a_machine_that_was_not_reached_nothing_is_told() -> None:
+def test_of_a_machine_that_was_not_reached_nothing_is_reported() -> None:
     assert exposure_of(lost(1, "refused"), [found(0)]) is None
 
 
-def test_an_address_of_the_internet_is_told() -> None:
+def test_an_address_of_the_internet_is_reported() -> None:
     public = replace(HARDWARE, interfaces=(Interface(name="eth1", address="8.8.8.8/24"),))
     exposure = exposure_of(found(0, hardware=public), [found(1)])
     assert exposure is not None

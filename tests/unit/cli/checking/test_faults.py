@@ -39,12 +39,12 @@ def test_what_a_run_would_refuse_is_a_fault(differs: dict[str, Any], words: list
     assert all(word in fault for word in words)
 
 
-def test_every_fault_of_a_machine_is_told() -> None:
+def test_every_fault_of_a_machine_is_reported() -> None:
     bad = found(1, tensorflow=None, packages={}, problems=("no script",), unreachable={"10.0.0.1:15000": "no answer"})
     assert len(faults(bad)) == 4
 
 
-def test_ports_that_cannot_be_reached_are_told_by_machine_with_who_has_to_admit_whom() -> None:
+def test_ports_that_cannot_be_reached_are_reported_by_machine_with_who_has_to_admit_whom() -> None:
     others = found(0), found(2)
     closed = found(1, unreachable={"10.0.0.1:15000": "no answer within 5 s", "10.0.0.3:15000": "no answer within 5 s"})
     first, second = faults_of(closed, [others[0], closed, others[1]], None)
@@ -53,13 +53,13 @@ def test_ports_that_cannot_be_reached_are_told_by_machine_with_who_has_to_admit_
     assert "10.0.0.3:15000" in second
 
 
-def test_a_machine_that_does_not_have_its_own_address_is_told_so() -> None:
+def test_a_machine_that_does_not_have_its_own_address_is_reported_so() -> None:
     own = found(1, unreachable={"10.0.0.2:15000": "Connection refused"})
     (fault,) = faults_of(own, [found(), own], None)
     assert "set the node's address to the one that the machine has on the network, instead of 10.0.0.2" in fault
 
 
-def test_a_loopback_address_beside_others_is_told_once_at_its_node() -> None:
+def test_a_loopback_address_beside_others_is_reported_once_at_its_node() -> None:
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "chief": True}, {"address": "10.0.0.2"}]})
     local, other = found(0, spec), found(1, spec, unreachable={"127.0.0.1:15000": "Connection refused"})
     (fault,) = faults_of(local, [local, other], None)

@@ -56,16 +56,16 @@ def test_nothing_is_started_where_there_is_no_pair(monkeypatch: pytest.MonkeyPat
     assert _orders(monkeypatch, [0]) == []
 
 
-def test_what_was_left_out_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_left_out_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     measured_as(monkeypatch, 1)
-    (told,) = measure(THREE, [found(0), found(1), found(2)], 60).left_out
-    assert told == (
+    (reported,) = measure(THREE, [found(0), found(1), found(2)], 60).left_out
+    assert reported == (
         "2 of 3 pairs were not measured (10.0.0.1 and 10.0.0.3, 10.0.0.2 and 10.0.0.3): 60 s were over; `--seconds` "
         "sets the limit"
     )
     measured_as(monkeypatch, 2, "10.0.0.3 was ended by SIGKILL")
-    (told,) = measure(THREE, [found(0), found(1), found(2)], 60).left_out
-    assert told.endswith("(10.0.0.2 and 10.0.0.3): 10.0.0.3 was ended by SIGKILL")
+    (reported,) = measure(THREE, [found(0), found(1), found(2)], 60).left_out
+    assert reported.endswith("(10.0.0.2 and 10.0.0.3): 10.0.0.3 was ended by SIGKILL")
 
 
 def test_the_chiefs_pairs_come_first_however_many_there_are() -> None:

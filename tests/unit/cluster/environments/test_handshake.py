@@ -8,7 +8,7 @@ import pytest
 
 from autodist.cluster.environments import handshake
 from autodist.cluster.environments.handshake import Challenge, Hello, Proof, RefusedError, decode, nonce
-from autodist.cluster.environments.roster import MOST_TRIES, Arrival, Roster
+from autodist.cluster.environments.roster import MAX_TRIES, Arrival, Roster
 from autodist.cluster.protocol import encode
 
 SECRET = b"a secret of the run"
@@ -83,7 +83,7 @@ def test_who_cannot_take_part_is_refused(said: dict[str, object], problem: str) 
 
 def test_after_so_many_wrong_secrets_nobody_is_listened_to() -> None:
     roll = Roster(2)
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         assert not roll.is_closed
         assert roll.refuse_secret().is_secret
     assert roll.is_closed

@@ -49,8 +49,8 @@ def test_slurm_has_the_first_host_a_port_of_its_job_and_cores() -> None:
     read = Slurm().read(SLURM)
     assert (read.index, read.count, read.chief, read.port) == (1, 4, "node007", 10017)
     assert (read.job, read.cores) == ("slurm-17-0", 6)
-    told = Slurm().read(SLURM | {"AUTODIST_CHIEF": "10.0.0.1:9000"})
-    assert (told.chief, told.port) == ("10.0.0.1", 9000)
+    reported = Slurm().read(SLURM | {"AUTODIST_CHIEF": "10.0.0.1:9000"})
+    assert (reported.chief, reported.port) == ("10.0.0.1", 9000)
 
 
 def test_a_batch_script_is_no_step_of_slurm() -> None:
@@ -94,7 +94,9 @@ def test_the_chief_of_a_job_of_kubernetes_is_the_pod_with_index_0() -> None:
 
 
 @pytest.mark.parametrize("form, environment", [(OpenMPI(), MPI), (PMI(), PMI_RANKS)], ids=["Open MPI", "PMI"])
-def test_ranks_are_told_of_the_chief_unless_all_are_on_one_machine(form: LauncherEnv, environment: Environment) -> None:
+def test_ranks_are_reported_the_chief_unless_all_are_on_one_machine(
+    form: LauncherEnv, environment: Environment
+) -> None:
     read = form.read({**environment, "AUTODIST_CHIEF": "node1"})
     assert (read.index, read.count, read.chief, read.port) == (2, 4, "node1", 15000)
     local = next(name for name in environment if "LOCAL" in name)
@@ -159,7 +161,7 @@ def test_a_host_alone_has_the_default_port(text: str, host: str) -> None:
         (SLURM | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "SLURM"),  # srun --mpi=pmi2
     ],
 )
-def test_where_several_forms_are_there_the_one_that_counts_is_told(
+def test_where_several_forms_are_there_the_one_that_counts_is_reported(
     environment: dict[str, str], winner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "autodist"):
@@ -169,7 +171,7 @@ def test_where_several_forms_are_there_the_one_that_counts_is_told(
     assert (f": {winner} takes precedence" in caplog.text) == ("PMI_RANK" not in environment or winner == "PMI")
 
 
-def test_nothing_is_found_in_a_plain_environment_and_the_mend_is_told() -> None:
+def test_nothing_is_found_in_a_plain_environment_and_the_fix_is_reported() -> None:
     plain = {"HOME": "/root", "JOB_COMPLETION_INDEX": "1"}
     assert find(plain) is None
     with pytest.raises(ResourceSpecError, match="AUTODIST_WORKERS is missing; set it to the Job's `completions`"):

@@ -94,9 +94,9 @@ def test_addresses_that_the_environment_names_are_kept_with_their_ports() -> Non
 
 
 def test_the_spec_of_a_given_cluster_reaches_the_workers_whole() -> None:
-    told = ResourceSpec.from_dict({"nodes": "given", "strategy": "PS", "join_timeout": 7})
+    reported = ResourceSpec.from_dict({"nodes": "given", "strategy": "PS", "join_timeout": 7})
     machines = machines_of(hello(0, gpus=["a"]), [came(1, "10.0.0.1", gpus=["b"])])
-    spec = told.with_nodes(machines.nodes, machines.allotments)
+    spec = reported.with_nodes(machines.nodes, machines.allotments)
     assert ResourceSpec.from_payload(spec.for_workers().to_payload()) == spec
     assert spec.allotments == (Allotment(("gpu:0",), 2), Allotment(("gpu:0",), 2))
     assert (spec.join_timeout, spec.strategy and spec.strategy.builder) == (7, "PS")

@@ -16,7 +16,7 @@ import pytest
 from autodist.cluster.environments import follower as following
 from autodist.cluster.environments.follower import Follower
 from autodist.cluster.environments.handshake import Welcome
-from autodist.cluster.environments.launcher_env import Given
+from autodist.cluster.environments.launcher_env import GivenCluster
 from autodist.cluster.environments.rendezvous_events import (
     Failed,
     Listening,
@@ -26,7 +26,7 @@ from autodist.cluster.environments.rendezvous_events import (
     Warned,
 )
 from autodist.cluster.environments.rendezvous_server import RendezvousServer
-from autodist.cluster.environments.roster import MOST_TRIES
+from autodist.cluster.environments.roster import MAX_TRIES
 from autodist.cluster.protocol import Line, Lost, Message, decode, encode
 from autodist.cluster.script import Script
 from autodist.cluster.stream_relay import ChiefStreams, Relays
@@ -46,16 +46,16 @@ class Chief:
         self.to = [os.fdopen(way[0][1], "wb") for way in ways]
         self.of = [os.fdopen(way[1][0], "rb") for way in ways]
         self.errors = [os.fdopen(way[2][0], "rb") for way in ways]
-        told, tell = os.pipe()
-        self.news: BinaryIO = os.fdopen(told, "rb")
-        self._tell: BinaryIO = os.fdopen(tell, "wb")
+        reported, report = os.pipe()
+        self.news: BinaryIO = os.fdopen(reported, "rb")
+        self._tell: BinaryIO = os.fdopen(report, "wb")
         order = RendezvousOrder("127.0.0.1", port, count, SECRET, stays_open, 25.0, 3.0)
         self._server = RendezvousServer(order, Relays(self._theirs), self._tell)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
-        assert not runs_ahead or isinstance(self.hears(), Listening)
+        assert not runs_ahead or isinstance(self.receives(), Listening)
 
-    def hears(self) -> Message:
+    def receives(self) -> Message:
         return decode(self.news.readline())
 
     def close(self) -> None:
@@ -82,14 +82,14 @@ def chief(port: int) -> Iterator[Chief]:
 
 
 def join(port: int, index: int, secret: str = SECRET, limit: float = 10, **about: Any) -> tuple[socket.socket, Welcome]:
-    given = Given("by hand", index, about.pop("count", 3), "127.0.0.1", port, **about)
+    given = GivenCluster("by hand", index, about.pop("count", 3), "127.0.0.1", port, **about)
     return following.join(following.FollowerOrder(given, SCRIPT, limit), {"AUTODIST_SECRET": secret})
 
 
 def test_who_knows_the_secret_is_let_in_and_heard(chief: Chief, port: int) -> None:
     connection, welcome = join(port, 2)
     with connection:
-        news = chief.hears()
+        news = chief.receives()
         assert isinstance(news, ProcessJoined)
         assert (news.arrival.hello.index, news.arrival.from_host) == (2, "127.0.0.1")
         assert (welcome.silence_timeout, welcome.stop_timeout) == (25.0, 3.0)
@@ -101,22 +101,22 @@ def test_who_knows_the_secret_is_let_in_and_heard(chief: Chief, port: int) -> No
             assert decode(lines.readline()) == Lost("the chief says")
 
 
-def test_a_wrong_secret_is_refused_and_told_on_both_sides(chief: Chief, port: int) -> None:
+def test_a_wrong_secret_is_refused_and_reported_on_both_sides(chief: Chief, port: int) -> None:
     with pytest.raises(ClusterError, match="refuses process 1: its secret differs from the chief's; give all"):
         join(port, 1, "another secret of a run")
-    news = chief.hears()
+    news = chief.receives()
     assert isinstance(news, Warned)
     assert news.text.startswith("a process at 127.0.0.1 was refused: its secret differs")
 
 
 def test_after_so_many_wrong_secrets_the_door_is_closed(chief: Chief, port: int) -> None:
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         with pytest.raises(ClusterError, match="its secret differs"):
             join(port, 1, "another secret of a run")
-        assert isinstance(chief.hears(), Warned)
-    news = chief.hears()
+        assert isinstance(chief.receives(), Warned)
+    news = chief.receives()
     assert isinstance(news, Failed)
-    assert f"a process with another secret connected {MOST_TRIES} times" in news.problem
+    assert f"a process with another secret connected {MAX_TRIES} times" in news.problem
     with pytest.raises(ClusterError, match="found no chief at 127.0.0.1"):
         join(port, 1, limit=0.2)
 
@@ -124,10 +124,10 @@ def test_after_so_many_wrong_secrets_the_door_is_closed(chief: Chief, port: int)
 def test_a_second_process_with_the_same_index_is_refused_and_the_first_stays(chief: Chief, port: int) -> None:
     first, _ = join(port, 1)
     with first:
-        chief.hears()
+        chief.receives()
         with pytest.raises(ClusterError, match="its index, 1, is that of a process that joined before"):
             join(port, 1)
-        assert isinstance(chief.hears(), Warned)
+        assert isinstance(chief.receives(), Warned)
         first.sendall(encode(Line("stdout", "still here")))
         assert decode(chief.of[0].readline()) == Line("stdout", "still here")
 
@@ -139,9 +139,9 @@ def test_who_counts_otherwise_than_the_chief_is_refused(chief: Chief, port: int)
 
 def test_who_leaves_before_all_have_come_is_named(chief: Chief, port: int) -> None:
     connection, _ = join(port, 1)
-    chief.hears()
+    chief.receives()
     connection.close()
-    news = chief.hears()
+    news = chief.receives()
     assert isinstance(news, Failed)
     assert "process 1 on" in news.problem
     assert "left before all had joined" in news.problem
@@ -161,7 +161,7 @@ def test_the_port_is_free_for_the_server_once_all_have_come(port: int) -> None:
     with closing(Chief(2, port, stays_open=False)) as chief:
         connection, _ = join(port, 1, count=2)
         with connection:
-            assert isinstance(chief.hears(), ProcessJoined)
+            assert isinstance(chief.receives(), ProcessJoined)
             with pytest.raises(ClusterError, match="found no chief at 127.0.0.1"):
                 join(port, 1, limit=0.2, count=2)
             with socket.socket() as server:
@@ -174,7 +174,7 @@ def test_who_comes_late_is_refused_where_the_port_is_nobody_elses(port: int) -> 
     with closing(Chief(2, port)) as chief:
         connection, _ = join(port, 1, count=2)
         with connection:
-            chief.hears()
+            chief.receives()
             with pytest.raises(ClusterError, match="is that of a process that joined before"):
                 join(port, 1, count=2)
 
@@ -182,20 +182,20 @@ def test_who_comes_late_is_refused_where_the_port_is_nobody_elses(port: int) -> 
 def test_a_port_that_is_in_use_is_named_with_its_process_and_waited_for(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         chief = Chief(2, port, runs_ahead=False)
-        told = chief.hears()
-        assert isinstance(told, PortInUse)
-        assert f"cannot listen on port {port} of this machine: Address already in use, by process " in told.problem
-        assert str(os.getpid()) in told.problem
+        reported = chief.receives()
+        assert isinstance(reported, PortInUse)
+        assert f"cannot listen on port {port} of this machine: Address already in use, by process " in reported.problem
+        assert str(os.getpid()) in reported.problem
     with closing(chief):
-        assert isinstance(chief.hears(), Listening)
+        assert isinstance(chief.receives(), Listening)
         connection, _ = join(port, 1, count=2)
         with connection:
-            assert isinstance(chief.hears(), ProcessJoined)
+            assert isinstance(chief.receives(), ProcessJoined)
 
 
 def test_a_port_that_stays_in_use_is_waited_for_as_long_as_the_chief_waits(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)), closing(Chief(2, port, runs_ahead=False)) as chief:
-        assert isinstance(chief.hears(), PortInUse)
+        assert isinstance(chief.receives(), PortInUse)
 
 
 def test_a_port_that_may_not_be_used_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +204,9 @@ def test_a_port_that_may_not_be_used_is_refused(port: int, monkeypatch: pytest.M
 
     monkeypatch.setattr("autodist.cluster.environments.rendezvous_server.listen", refuse)
     with closing(Chief(2, port, runs_ahead=False)) as chief:
-        told = chief.hears()
-    assert isinstance(told, Failed)
-    assert told.problem.endswith("Permission denied; free the port, or set another one in AUTODIST_CHIEF")
+        reported = chief.receives()
+    assert isinstance(reported, Failed)
+    assert reported.problem.endswith("Permission denied; free the port, or set another one in AUTODIST_CHIEF")
 
 
 def test_without_a_chief_it_is_said_where_it_was_looked_for(port: int) -> None:
@@ -232,16 +232,16 @@ def test_a_chief_that_does_not_know_the_secret_is_none(port: int) -> None:
         thread.join(10)
 
 
-def test_a_secret_that_the_chief_has_not_left_is_told(
+def test_a_secret_that_the_chief_has_not_left_is_reported(
     chief: Chief, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    order = following.FollowerOrder(Given("SLURM", 1, 3, "127.0.0.1", port, job="slurm-1-0"), SCRIPT, 0.3)
+    order = following.FollowerOrder(GivenCluster("SLURM", 1, 3, "127.0.0.1", port, job="slurm-1-0"), SCRIPT, 0.3)
     with pytest.raises(ClusterError, match=r"the chief's file .*slurm-1-0 with the secret does not exist"):
         following.join(order, {})
 
 
-def test_a_follower_that_was_told_why_nothing_starts_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_follower_that_was_informed_why_nothing_starts_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         follower = Follower(theirs, SCRIPT, Welcome("", 25.0, 3.0))
@@ -251,21 +251,21 @@ def test_a_follower_that_was_told_why_nothing_starts_says_so(capsys: pytest.Capt
     assert "autodist: the run did not start: process 2 of 3 did not come\n" in capsys.readouterr().err
 
 
-def test_a_process_that_becomes_a_follower_is_told_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_becomes_a_follower_is_reported_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[dict[str, str]] = []
     monkeypatch.setattr(following.os, "execve", lambda path, command, environment: found.append(environment))
     order = following.FollowerOrder(
-        Given("SLURM", 1, 3, "127.0.0.1", 15000, job="slurm-1-0"), Script.of_this_process(), 0.3
+        GivenCluster("SLURM", 1, 3, "127.0.0.1", 15000, job="slurm-1-0"), Script.of_this_process(), 0.3
     )
     following.follow(order)
     monkeypatch.setenv(following.VARIABLE, found[0][following.VARIABLE])
-    told: list[following.FollowerOrder] = []
+    reported: list[following.FollowerOrder] = []
 
     def join(order: following.FollowerOrder, environment: object) -> None:
-        told.append(order)
+        reported.append(order)
         raise ClusterError("there is no chief")
 
     monkeypatch.setattr(following, "join", join)
     monkeypatch.setattr(following, "_SIGNALS", ())  # this process keeps its handlers
     assert following.main() == 1
-    assert told == [order]
+    assert reported == [order]

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from autodist.cluster.environments.launcher_env import Given
+from autodist.cluster.environments.launcher_env import GivenCluster
 from autodist.cluster.environments.secret import SecretSource
 from autodist.errors import ResourceSpecError
 
-STEP = Given("SLURM", 0, 2, "node1", job="slurm-17-0")
-HAND = Given("by hand", 0, 2, "10.0.0.1")
+STEP = GivenCluster("SLURM", 0, 2, "node1", job="slurm-17-0")
+HAND = GivenCluster("by hand", 0, 2, "10.0.0.1")
 
 
 def test_the_variable_is_taken_out_of_the_environment() -> None:
     environment = {"AUTODIST_SECRET": "x" * 16}
-    source = SecretSource.of(HAND, environment)
+    source = SecretSource.find(HAND, environment)
     assert source.make() == source.read() == b"x" * 16
     assert environment == {}
 
@@ -25,17 +25,17 @@ def test_the_variable_is_taken_out_of_the_environment() -> None:
 def test_a_file_is_read_without_the_end_of_its_line(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("y" * 20 + "\n")
-    assert SecretSource.of(HAND, {"AUTODIST_SECRET_FILE": str(file)}).make() == b"y" * 20
+    assert SecretSource.find(HAND, {"AUTODIST_SECRET_FILE": str(file)}).make() == b"y" * 20
     with pytest.raises(ResourceSpecError, match="AUTODIST_SECRET_FILE is .*/none, which does not exist"):
-        SecretSource.of(HAND, {"AUTODIST_SECRET_FILE": str(tmp_path / "none")}).read()
+        SecretSource.find(HAND, {"AUTODIST_SECRET_FILE": str(tmp_path / "none")}).read()
 
 
-@pytest.mark.parametrize("given", [STEP, Given("Open MPI", 0, 2, "127.0.0.1")], ids=["SLURM", "one machine"])
+@pytest.mark.parametrize("given", [STEP, GivenCluster("Open MPI", 0, 2, "127.0.0.1")], ids=["SLURM", "one machine"])
 def test_the_chief_leaves_one_in_the_home_directory_for_its_user_alone(
-    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: GivenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    chief, other = SecretSource.of(given, {}), SecretSource.of(given, {})
+    chief, other = SecretSource.find(given, {}), SecretSource.find(given, {})
     with pytest.raises(FileNotFoundError):
         other.read()
     secret = chief.make()
@@ -50,7 +50,7 @@ def test_the_chief_leaves_one_in_the_home_directory_for_its_user_alone(
 
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    source = SecretSource.of(STEP, {})
+    source = SecretSource.find(STEP, {})
     source.make()
     assert source.file is not None
     os.chmod(source.file, 0o640)
@@ -58,11 +58,11 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, monkeypatch: pyt
         source.read()
 
 
-def test_without_a_secret_and_with_a_short_one_the_mend_is_told() -> None:
+def test_without_a_secret_and_with_a_short_one_the_fix_is_reported() -> None:
     with pytest.raises(ResourceSpecError, match="AUTODIST_SECRET is missing: .*`openssl rand -hex 32` generates one"):
-        SecretSource.of(HAND, {})
+        SecretSource.find(HAND, {})
     with pytest.raises(ResourceSpecError, match="the secret in AUTODIST_SECRET has 3 characters; allowed: at least 16"):
-        SecretSource.of(HAND, {"AUTODIST_SECRET": "abc"})
+        SecretSource.find(HAND, {"AUTODIST_SECRET": "abc"})
 
 
 def test_without_a_home_directory_the_variable_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,4 +71,4 @@ def test_without_a_home_directory_the_variable_is_asked_for(monkeypatch: pytest.
 
     monkeypatch.setattr(Path, "home", absent)
     with pytest.raises(ResourceSpecError, match="no home directory .*; set AUTODIST_SECRET instead"):
-        SecretSource.of(STEP, {})
+        SecretSource.find(STEP, {})

@@ -42,7 +42,7 @@ def test_a_second_autodist_of_the_script_has_the_same_machines(monkeypatch: pyte
     assert join_rendezvous(GIVEN, None, lambda: 0) == join_rendezvous(GIVEN, None, lambda: 0)
 
 
-def test_a_process_that_the_chief_has_started_does_not_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_the_chief_has_started_does_not_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, **ALONE, **{RENDEZVOUS_DONE: "yes"})
     with pytest.raises(ClusterError, match='under `if __name__ == "__main__":`'):
         join_rendezvous(GIVEN, None, lambda: 0)
