@@ -64,7 +64,7 @@ def balanced_server_nodes(
 
     Args:
         variables: the variables to place on parameter servers.
-        partitionings: by the variables' names; None or a missing name: the variable stays whole.
+        partitionings: the partitionings by the variables' names; None or a missing name: the variable stays whole.
         resource_spec: the machines.
         options: the options of the servers.
     """

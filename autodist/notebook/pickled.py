@@ -41,7 +41,7 @@ class Pickled:
 
     Attributes:
         content: the pickled value.
-        sources: by name of a file or cell, the source text of the value's functions.
+        sources: the source text of the value's functions, by name of a file or cell.
         path: folders from which the packing process imports modules.
         settings: the settings of each Keras that the packing process has imported.
     """
@@ -179,7 +179,7 @@ class KerasSettings:
         floatx: the default float dtype, by name.
         epsilon: the small number that Keras uses to avoid division by 0.
         image_data_format: position of the channel axis of images.
-        dtype_policy: as Keras serializes it; None: not set, so `floatx` applies.
+        dtype_policy: the policy as serialized by Keras; None: not set, so `floatx` applies.
         library: the module of that Keras, `keras` or `tf_keras`.
     """
 

@@ -145,7 +145,7 @@ class Rounding:
     """The rounding floors of one script.
 
     Attributes:
-        floors: by kind and name, the largest relative difference in any step of any permuted run.
+        floors: the largest relative difference in any step of any permuted run, by kind and name.
         numbers: names of scalar outputs, which no order of the examples may change.
         alone: the floors of values that are pure rounding error. The bias of a transformer's keys is one: its gradient
             is zero except for rounding, and Adam divides it by its own magnitude.

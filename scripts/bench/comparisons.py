@@ -58,11 +58,11 @@ class Result:
     """A line of the table.
 
     Attributes:
-        group: of comparisons.
+        group: the group of comparisons.
         what: description of the measurement.
-        ours: as measured, with its unit.
-        peer: as measured, with its unit.
-        ratio: of the two.
+        ours: AutoDist's figure, with its unit.
+        peer: the peer's figure, with its unit.
+        ratio: the ratio of the two figures.
         floor: largest allowed ratio.
         note: further remarks.
         limit: the least possible time, as text; "" if unknown.

@@ -22,7 +22,7 @@ class Started:
     """One script, from its start to the end of its first step.
 
     Attributes:
-        seconds: by the clock.
+        seconds: the elapsed seconds.
         processor: seconds of all processes of the run, to its end, which comes right after the step.
     """
 

@@ -38,8 +38,8 @@ class Way:
             transfer: processes that only send.
         model: name of the model.
         workers: processes that compute.
-        replicas: of each worker.
-        builder: of AutoDist's strategy.
+        replicas: the number of replicas of each worker.
+        builder: the builder of AutoDist's strategy.
         sent_bytes: bytes that the processes of a transfer send in a step.
         of_cores: the process uses one of this many parts of the cores; 1: all of them.
     """
@@ -99,7 +99,7 @@ class Job:
     """A running training; made by `running`.
 
     Attributes:
-        way: of training.
+        way: the way of training.
         seconds: times of the steps so far, a list for each turn.
         sent_bytes: bytes per step over this machine's loopback device, for each turn: the traffic between the
             processes, if nothing else on the machine sends.
@@ -243,8 +243,8 @@ def output_of(what: str, module: str, *arguments: str, limit: float, threads: in
 
     Args:
         what: description for the error.
-        module: to run.
-        arguments: of it.
+        module: the module to run.
+        arguments: the arguments of the module.
         limit: seconds for it.
         threads: within an operation; None: as many as a user's process has.
 

@@ -55,9 +55,9 @@ class Assumed:
     """Assumed times and rates.
 
     Attributes:
-        gigabits: of a machine's link, per second, in each direction.
+        gigabits: the gigabits per second of a machine's link, in each direction.
         message: seconds of a thread for a gRPC message, whatever its size.
-        threads: that send and receive messages concurrently.
+        threads: the number of threads that send and receive messages concurrently.
         peer: seconds for each worker on which a step runs nodes.
         latency: seconds from one machine to another.
     """

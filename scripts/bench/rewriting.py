@@ -25,7 +25,7 @@ class Timed:
     """The rewriting of one model's step.
 
     Attributes:
-        nodes: of the captured graph.
+        nodes: the number of nodes of the captured graph.
         seconds: median time for each cluster.
     """
 

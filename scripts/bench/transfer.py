@@ -21,9 +21,9 @@ def transfer(workers: int, index: int, sent_bytes: int, config: tf.compat.v1.Con
 
     Args:
         workers: number of processes; their addresses are in `TF_CONFIG`.
-        index: of this one.
+        index: the index of this process.
         sent_bytes: bytes that all of them together send in a step.
-        config: of the session.
+        config: the config of the session.
     """
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     server = tf.distribute.Server(cluster, "worker", index, config=config)

@@ -26,7 +26,7 @@ class Options:
     """Options of a run of test files.
 
     Attributes:
-        replicas: of the one worker.
+        replicas: the number of replicas of the only worker.
         names: selection of tests, as for pytest's `-k`; "": all.
         limit: seconds that a test may take.
         logs: folder for pytest's output; None: it is dropped.
@@ -56,7 +56,7 @@ def run_and_judge(root: pathlib.Path, files: Sequence[str], options: Options, pr
     Args:
         root: the folder keras/src.
         files: paths in it.
-        options: of the run.
+        options: the options of the run.
         promises: tests that are known to be refused, or to differ from one device.
     """
     with tempfile.TemporaryDirectory(prefix="keras-tests-") as made:

@@ -138,7 +138,7 @@ def judge(scoped: Outcome, alone: Outcome | None, difference: Difference | None,
     Args:
         scoped: its outcome in the scope.
         alone: its outcome without AutoDist; None: it was not run so.
-        difference: of its numbers from those without AutoDist; None: not compared.
+        difference: the difference of its numbers from those without AutoDist; None: not compared.
         promises: the listed tests.
     """
     if scoped.test in promises.refused:

@@ -19,7 +19,7 @@ class Line:
     """One line.
 
     Attributes:
-        name: at its right end.
+        name: the text at its right end.
         points: x and y, both above 0, by x.
     """
 

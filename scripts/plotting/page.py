@@ -20,8 +20,8 @@ class Page:
     """An SVG file under construction; positions are in its own pixels.
 
     Args:
-        width: of the page.
-        height: of the page.
+        width: the width of the page.
+        height: the height of the page.
         title: description of the picture, also for screen readers.
     """
 
