@@ -163,7 +163,7 @@ class PipelineMesh:
 
 
 def count_stages(given: int | None, mesh: PipelineMesh | None, workers: Sequence[Worker]) -> int:
-    """Returns the number of stages of a pipeline on these workers, each of which computes one.
+    """Returns the number of stages of a pipeline on these workers; each worker computes one stage.
 
     Args:
         given: the number of stages according to the option `stages`; None: unset.

@@ -167,7 +167,7 @@ def _global_generators(make: frozenset[str] = frozenset()) -> dict[str, tf.Varia
 
 
 def draws_now() -> dict[str, Any]:
-    """Returns the state of a script of which only the generators are known."""
+    """Returns the state of a script without known positions in data sets: only the random generators."""
     return {DRAWS: Draws.now().to_json()}
 
 

@@ -42,8 +42,8 @@ class PositionedSource(Protocol):
 class Loop:
     """Records at each step the random state and the data positions of the script, and restores them in a resumed run.
 
-    A step runs after its batch was read and its noise was drawn. So the state saved before a step is that of the
-    request for the step's first batch. Without data sets of AutoDist, it is that at the end of the previous step.
+    A step runs after its batch was read and its noise was drawn. So the state saved before a step is the state at the
+    request for the step's first batch. Without data sets of AutoDist, it is the state at the end of the previous step.
 
     Args:
         saved: returns the loop's state in the checkpoint to resume from; {} if there is none.
