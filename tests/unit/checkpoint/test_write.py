@@ -53,7 +53,7 @@ def read(prefix: str) -> dict[str, np.ndarray]:
 def test_variables_wherever_they_lie_are_read_whole_by_tensorflow(graph_runner, tmp_path):
     pieces, variables = push(graph_runner)
     writer = PartWriter(graph_runner, pieces, lambda worker: "")
-    kept = {name: tracked.kept for name, tracked in variables.items()}
+    kept = {name: tracked.stored for name, tracked in variables.items()}
     for step in (1, 2):  # the second time with the nodes of the first
         folder = tmp_path / str(step)
         folder.mkdir()
@@ -75,7 +75,7 @@ def test_shards_are_written_by_their_owners_and_in_files_of_their_own(graph_runn
     pieces, variables = push(graph_runner)
     wrote = []
     writer = PartWriter(graph_runner, pieces, lambda worker: wrote.append(worker) or "")
-    parts = writer.write({"w": variables["rows_at_owners"].kept}, str(tmp_path))
+    parts = writer.write({"w": variables["rows_at_owners"].stored}, str(tmp_path))
     assert wrote == [1, 0, 1]  # whether worker 1 sees the folder, then a file of each
     sizes = sorted(os.path.getsize(f"{part}.data-00000-of-00001") for part in parts)
     assert sizes == [6 * 8, 18 * 8]
@@ -89,13 +89,13 @@ def test_the_chief_writes_for_those_that_do_not_see_its_folder(graph_runner, tmp
     writer = PartWriter(graph_runner, pieces, lambda worker: wrote.append(worker) or "")
     with graph_runner.graph.as_default():
         writer._probes[1] = tf.io.read_file(str(tmp_path / "elsewhere"))  # as a machine without the folder answers
-    merge(writer.write({"w": variables["rows_at_owners"].kept}, str(tmp_path)), str(tmp_path / "merged"))
+    merge(writer.write({"w": variables["rows_at_owners"].stored}, str(tmp_path)), str(tmp_path / "merged"))
     assert wrote == [0]
     np.testing.assert_array_equal(read(str(tmp_path / "merged"))["w"], VALUE * 3)
 
 
 def test_a_place_is_spelt_as_tensorflow_does(graph_runner):
-    kept = TrackedVariable(tf.Variable(VALUE), "v", PLACEMENTS["columns"]).kept
+    kept = TrackedVariable(tf.Variable(VALUE), "v", PLACEMENTS["columns"]).stored
     assert [place_of(kept, shard) for shard in kept.shards] == ["4 6 0,4:0,2", "4 6 0,4:2,1", "4 6 0,4:3,3"]
 
 
@@ -121,7 +121,7 @@ def test_rows_that_are_written_are_saved_without_a_copy_while_all_wait(graph_run
     again.
     """
     pieces, variables = push(graph_runner)
-    (_, _, handle), *_ = pieces.holders(variables["whole"].kept)
+    (_, _, handle), *_ = pieces.holders(variables["whole"].stored)
     with graph_runner.graph.as_default():
         add = tf.raw_ops.ResourceScatterAdd(resource=handle, indices=[1], updates=np.ones((1, 6)))
     writer = PartWriter(graph_runner, pieces, lambda worker: "")
@@ -129,7 +129,7 @@ def test_rows_that_are_written_are_saved_without_a_copy_while_all_wait(graph_run
     for is_still in (True, False, True):
         graph_runner.session.run(add)
         expected[1] += 1
-        (part,) = writer.write({"v": variables["whole"].kept}, str(tmp_path), is_still=is_still)
+        (part,) = writer.write({"v": variables["whole"].stored}, str(tmp_path), is_still=is_still)
         np.testing.assert_array_equal(read(part)["v"], expected)
         nodes = [op for made in writer._rounds.values() for op in made[0][0][1].control_inputs]
         reads = [
@@ -143,7 +143,7 @@ def test_two_files_are_written_at_a_time_unless_that_takes_memory(graph_runner, 
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", 1)
     pieces, variables = push(graph_runner)
     writer = PartWriter(graph_runner, pieces, lambda worker: "")
-    kept = {f"v{k}": variables["whole"].kept for k in range(3)}
+    kept = {f"v{k}": variables["whole"].stored for k in range(3)}
     followed = []
     for is_still, together in ((True, [2, 1]), (False, [1, 1, 1])):
         parts = writer.write(kept, str(tmp_path), followed.append, is_still)
