@@ -10,7 +10,7 @@ from autodist.graph.ops import ReducedBy, Trait, having
 from autodist.layout.by_factors import by_factors, nonlinear
 from autodist.layout.combine import has_rows, joined_rows, operands_of
 from autodist.layout.coordinates import with_numbers
-from autodist.layout.degree import add_forms, factors_of, is_neutral, weakest
+from autodist.layout.degree import add_forms, common_scale, factors_of, is_neutral, weakest
 from autodist.layout.distinct import row_by_row
 from autodist.layout.factors import NONE, times
 from autodist.layout.facts import REPLICATED, Base, Dims, Extremum, Fact, Form, Statistic, UnknownFact
@@ -117,17 +117,16 @@ def _shape_difference(ctx: OpContext) -> Dims | None:
 def add_operands(ctx: OpContext, indices: Sequence[int]) -> Fact:
     """Returns the layout of the sum of some inputs, or of a choice between them; zeros fit any layout."""
     operands = operands_of(ctx, indices)
-    counted = [o for o, index in zip(operands, indices, strict=True) if not is_neutral(ctx, o, index)]
     if has_rows(operands):
         form = joined_rows(ctx, operands, indices)
-        scales = {factors_of(operand) for operand in counted if isinstance(operand, Form)}
-        if isinstance(form, UnknownFact) or len(scales) <= 1:
-            return form if isinstance(form, UnknownFact) else replace(form, factors=next(iter(scales), NONE))
-        return ctx.unknown("it adds rows of examples to sums or means over the batch, or to rows of another scale")
+        if isinstance(form, UnknownFact):
+            return form
+        scale = common_scale(ctx, dict(zip(indices, operands, strict=True)))
+        return scale if isinstance(scale, UnknownFact) else replace(form, factors=scale)
     unknown = weakest(operands)
     if unknown is not None:
         return unknown
-    return add_forms(ctx, counted)
+    return add_forms(ctx, [o for o, k in zip(operands, indices, strict=True) if not is_neutral(ctx, o, k)])
 
 
 def with_values(function: Callable[[int, int], int | None], rule: Rule = by_factors) -> Rule:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from autodist.graph.ops import FactorRule, ReducedBy, factor_rule, linear_operands
 from autodist.layout.combine import Divided, Operand, divided, has_rows
-from autodist.layout.degree import add_forms, factors_of, is_intensive, is_neutral, weakest
+from autodist.layout.degree import add_forms, common_scale, factors_of, is_intensive, is_neutral, weakest
 from autodist.layout.factors import NONE, Factors, describe, power, times
 from autodist.layout.facts import (
     REPLICATED,
@@ -53,7 +53,7 @@ def _apply(ctx: OpContext, linear: _Linear) -> Fact | list[Fact]:
     if not has_rows(list(data.values())):
         unlike = None if rule is None else _unlike_parameter(ctx, rule)
         return unlike or _without_rows(ctx, data, linear)
-    joined = divided(ctx, data)
+    joined = divided(ctx, rule, data)
     if isinstance(joined, UnknownFact):
         return joined
     scale = _scale(ctx, data, linear)
@@ -97,11 +97,7 @@ def _scale(ctx: OpContext, operands: Mapping[int, Operand], linear: _Linear) -> 
         for k in positions:
             product = times(product, factors_of(operands[k]))
         return product
-    counted = [o for k, o in operands.items() if k in positions and isinstance(o, Form) and not is_neutral(ctx, o, k)]
-    scales = {factors_of(form) for form in counted}
-    if len(scales) > 1:
-        return ctx.unknown("it adds rows of examples to sums or means over the batch, or to rows of another scale")
-    return next(iter(scales), NONE)
+    return common_scale(ctx, {k: operands[k] for k in positions})
 
 
 def _result(ctx: OpContext, joined: Divided, scale: Factors, index: int) -> Fact:

@@ -10,7 +10,7 @@ from autodist.graph.ops import Trait, having
 from autodist.layout.arithmetic import add_operands
 from autodist.layout.by_factors import nonlinear
 from autodist.layout.combine import has_rows, joined_rows, operands_of, same_rows
-from autodist.layout.degree import factors_of, is_neutral
+from autodist.layout.degree import common_scale
 from autodist.layout.factors import NONE, additive_over
 from autodist.layout.facts import (
     REPLICATED,
@@ -90,14 +90,8 @@ def _rows_condition(ctx: OpContext) -> Fact:
     joined = joined_rows(ctx, operands, (0, 1, 2))
     if isinstance(joined, UnknownFact):
         return joined
-    scales = {
-        factors_of(operand)
-        for operand, index in zip(operands[1:], (1, 2), strict=True)
-        if not is_neutral(ctx, operand, index)
-    }
-    if len(scales) > 1:
-        return ctx.unknown("it selects between rows of different scales")
-    return replace(joined, factors=next(iter(scales), NONE))
+    scale = common_scale(ctx, {1: operands[1], 2: operands[2]})
+    return scale if isinstance(scale, UnknownFact) else replace(joined, factors=scale)
 
 
 def _select_rows(ctx: OpContext) -> Fact:

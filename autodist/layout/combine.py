@@ -43,14 +43,14 @@ class Divided:
         return None if axis is None else replace(self.rows, axis=axis)
 
 
-def divided(ctx: OpContext, operands: Mapping[int, Operand]) -> Divided | UnknownFact:
+def divided(ctx: OpContext, rule: FactorRule | None, operands: Mapping[int, Operand]) -> Divided | UnknownFact:
     """Returns the division of operands, at least one of them with rows, by the factor rule of their op.
 
     Args:
         ctx: the op.
+        rule: its factor rule.
         operands: by their positions.
     """
-    rule = factor_rule(ctx)
     if rule is None:
         return ctx.unknown("the axes on which it works, or the ranks of its inputs, are not known; set their shapes")
     with_rows = {k: o.rows for k, o in operands.items() if isinstance(o, Form) and o.rows is not None}
@@ -91,7 +91,7 @@ def with_result_axis(ctx: OpContext, form: Form, operand: int = 0) -> Form | Unk
 
 def joined_rows(ctx: OpContext, operands: Sequence[Operand], indices: Sequence[int]) -> Form | UnknownFact:
     """Returns the rows of an elementwise op's result; factors are omitted: the caller knows their effect."""
-    joined = divided(ctx, dict(zip(indices, operands, strict=True)))
+    joined = divided(ctx, factor_rule(ctx), dict(zip(indices, operands, strict=True)))
     return joined if isinstance(joined, UnknownFact) else Form(joined.result() or joined.rows, mixed_at=joined.mixed_at)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autodist.layout.combine import Operand
@@ -18,6 +18,16 @@ def factors_of(operand: Operand) -> Factors:
 
 def is_neutral(ctx: OpContext, operand: Operand, index: int) -> bool:
     return isinstance(operand, Form) and not operand.factors and ctx.is_zero(index)
+
+
+def common_scale(ctx: OpContext, operands: Mapping[int, Operand]) -> Factors | UnknownFact:
+    """Returns the factors of operands that are added to rows, or chosen from with them; zeros fit any scale."""
+    scales = {factors_of(operand) for operand in operands.values() if isinstance(operand, Form)}
+    if len(scales) > 1:
+        scales = {factors_of(o) for k, o in operands.items() if isinstance(o, Form) and not is_neutral(ctx, o, k)}
+    if len(scales) > 1:
+        return ctx.unknown("it adds rows of examples to sums or means over the batch, or to rows of another scale")
+    return next(iter(scales), NONE)
 
 
 def add_forms(ctx: OpContext, operands: Sequence[Operand], output: int = 0) -> Form | Statistic | UnknownFact:

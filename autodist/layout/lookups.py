@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.graph.ops import Trait, having
+from autodist.graph.ops import Trait, factor_rule, having
 from autodist.layout.combine import Divided, divided, same_rows, with_result_axis
 from autodist.layout.distinct import looked_up
 from autodist.layout.entries import kept, values_at
@@ -172,7 +172,7 @@ def _masked(ctx: OpContext, positions: Positions, axis: int) -> Fact:
 def _gather_in_batches(ctx: OpContext, params: Form, indices: Form) -> Fact:
     if params.is_replicated and indices.is_replicated:
         return REPLICATED
-    joined = divided(ctx, {0: params, 1: indices}) if params.rows and indices.rows else None
+    joined = divided(ctx, factor_rule(ctx), {0: params, 1: indices}) if params.rows and indices.rows else None
     if isinstance(joined, Divided):
         return Form(joined.result() or joined.rows, params.factors, joined.mixed_at)
     return ctx.unknown("its values and its indices do not have the examples along the same axis")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,13 +15,14 @@ from autodist.graph.ops.factor_rule import MOST_AXES, Axes, FactorFunction, Fact
 
 def elementwise(op: OpView) -> FactorRule | None:
     """Operands are broadcast, with axes aligned from the right."""
-    ranks = [op.rank(index) for index in range(len(op.inputs))]
-    if len(ranks) == 1 and ranks[0] is None:
-        ranks = [MOST_AXES]
-    if None in ranks:
-        return None
-    axes = [tuple(range(-rank, 0)) for rank in ranks if rank is not None]
-    return FactorRule(tuple(axes), (max(axes, key=len, default=()),))
+    ranks = tuple(op.rank(index) for index in range(len(op.inputs)))
+    return _broadcast((MOST_AXES,) if ranks == (None,) else ranks)
+
+
+@functools.cache
+def _broadcast(ranks: tuple[int | None, ...]) -> FactorRule | None:
+    axes = tuple(tuple(range(-rank, 0)) for rank in ranks if rank is not None)
+    return None if None in ranks else FactorRule(axes, (max(axes, key=len, default=()),))
 
 
 def bitcast(op: OpView) -> FactorRule | None:

@@ -687,7 +687,7 @@ def elementwise(draw: Draw, op: str) -> Call:
 
 
 @pytest.mark.parametrize("op", sorted(CASES.keys() - NOT_RUN.keys()))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.data())
 def test_parts_of_an_op_combine_to_the_whole(op, data):
     draw = Draw(data)
@@ -695,7 +695,7 @@ def test_parts_of_an_op_combine_to_the_whole(op, data):
 
 
 @pytest.mark.parametrize("op", ELEMENTWISE)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.data())
 def test_parts_of_an_elementwise_op_combine_to_the_whole(op, data):
     draw = Draw(data)

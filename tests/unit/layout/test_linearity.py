@@ -62,7 +62,7 @@ def test_is_proportional(function):
         (lambda s: tf.numpy_function(lambda x: x, [s], tf.float32), "PyFunc"),
     ],
 )
-def test_bends(function, op):
+def test_is_nonlinear(function, op):
     grade, ops = graded(function)
     assert grade is Grade.NONLINEAR
     assert op in ops or (op == "While" and "StatelessWhile" in ops)
@@ -89,6 +89,7 @@ PAIRS = {
     "Relu6Grad": (ROWS, ROWS), "LeakyReluGrad": (ROWS, ROWS), "ReciprocalGrad": (1 + ROWS, ROWS),
     "Neg": (ROWS,), "Cross": (np.eye(3, dtype="float32"), ROWS @ ROWS.T), "BiasAddGrad": (ROWS,),
     "MatrixSolve": (np.eye(3, dtype="float32") * 2, ROWS), "MatrixTriangularSolve": (np.eye(3, dtype="float32"), ROWS),
+    "TridiagonalMatMul": (ROWS[:1], ROWS[:1], ROWS[1:2], ROWS.T),
     "Diag": (ROWS[0],), "MatrixBandPart": (ROWS, np.int64(0), np.int64(1)), "Cumsum": (ROWS, np.int32(0)),
 }  # fmt: skip
 
