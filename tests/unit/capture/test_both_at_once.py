@@ -111,7 +111,7 @@ def printing(state: State, raw: tf.Tensor) -> tf.Tensor:
 @pytest.mark.parametrize(
     "is_split, told", [(False, "read again for what is differentiated.*tf.where"), (True, "Print")]
 )
-def test_where_both_branches_are_not_traced_the_step_is_refused(is_split: bool, told: str) -> None:
+def test_a_step_is_refused_if_only_one_branch_is_traced(is_split: bool, told: str) -> None:
     step = step_of(printing if is_split else set_by_cond)
     captured = capture(step, *BATCHES[0], is_split=is_split)
     assert captured.step.graph_index.of_op("If")

@@ -183,7 +183,7 @@ def test_names_that_come_twice_are_told_apart():
     assert [v.name for v in captured(step).item.variables] == ["twin", "twin_1"]
 
 
-def test_what_is_declared_of_variables_is_known():
+def test_declarations_of_variables_are_captured():
     state = tf.Variable(0.0, name="state", trainable=False, aggregation=tf.VariableAggregation.SUM)
     generator = keras.random.SeedGenerator(1)
 

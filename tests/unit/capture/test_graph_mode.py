@@ -53,7 +53,7 @@ def test_any_tensor_may_be_fed(built):
     assert [node.op for node in step.graph_def.node] == ["Placeholder"]
 
 
-def test_what_is_added_later_may_report_and_may_not_train(built):
+def test_nodes_added_later_may_report_but_not_train(built):
     graph, notes = built
     captured = CapturedGraph.of(graph, notes.calls)
     with graph.as_default():

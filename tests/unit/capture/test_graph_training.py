@@ -134,7 +134,7 @@ def subtracted(weight, fed):
 
 @pytest.mark.parametrize("write, updates", [(assigned, set()), (applied, {"fed:0"}), (subtracted, {"fed:0"})])
 @pytest.mark.parametrize("shape", [[2, 1], [None, 1], None])
-def test_what_is_fed_in_place_of_gradients_is_told_from_values_and_batches(write, updates, shape):
+def test_fed_gradients_are_distinguished_from_values_and_batches(write, updates, shape):
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float64, [None, 2], "x")
         weight = v1.get_variable("weight", [2, 1], tf.float64, use_resource=True)

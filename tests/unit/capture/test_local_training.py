@@ -159,11 +159,11 @@ def input_trained() -> None:
 
 
 @pytest.mark.parametrize("script", [saliency, norms_of_gradients, evaluation, input_trained])
-def test_what_trains_no_variable_is_none(script: Callable[[], None]) -> None:
+def test_a_step_that_trains_no_variable_is_no_training(script: Callable[[], None]) -> None:
     assert look(script) is None
 
 
-def test_what_is_captured_to_be_distributed_is_none(seen: list[LocalStep]) -> None:
+def test_a_captured_step_is_no_local_training(seen: list[LocalStep]) -> None:
     net, optimizer = model(), keras.optimizers.SGD()
     optimizer.build(net.trainable_variables)
 
@@ -223,7 +223,7 @@ def test_every_way_of_running_a_graph_is_seen(seen: list[LocalStep], run: str) -
     assert [s.kind for s in seen] == [TrainingKind.SESSION]
 
 
-def test_what_the_listener_raises_is_raised_each_time() -> None:
+def test_an_error_of_the_listener_is_raised_each_time() -> None:
     def refuse(step: LocalStep) -> None:
         raise LookupError("not here")
 

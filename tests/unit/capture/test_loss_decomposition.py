@@ -78,7 +78,7 @@ def test_several_targets_have_a_seam_each(noted):
 
 
 @in_both
-def test_what_the_script_weighs_a_target_with_is_part_of_it(noted):
+def test_the_weight_of_a_target_is_part_of_it(noted):
     call, gradient = noted(lambda v: (2 * v, {"grad_ys": [tf.square(v)] if noted is in_graph else tf.square(v)}))
     assert gradient == [2.0, 8.0]
     assert call.targets[0].shape.rank == 0

@@ -24,7 +24,7 @@ def names(tensors):
     return [t.name for t in tensors]
 
 
-def test_what_a_run_reads_is_found_through_data_control_and_the_operation_itself():
+def test_resources_of_a_run_are_found_by_data_inputs_control_inputs_and_the_operation():
     x, y = v1.data.make_one_shot_iterator(pairs()).get_next()
     other = v1.data.make_one_shot_iterator(pairs()).get_next()
     with tf.control_dependencies([other[1].op]):
@@ -35,7 +35,7 @@ def test_what_a_run_reads_is_found_through_data_control_and_the_operation_itself
     assert elements_read([tf.constant(1)], ()) == []
 
 
-def test_what_is_fed_is_not_read():
+def test_a_fed_resource_is_not_read():
     x, y = v1.data.make_one_shot_iterator(pairs()).get_next()
     between = x * 2
     assert elements_read([x + 1], {x.name}) == []

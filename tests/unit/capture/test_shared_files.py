@@ -58,7 +58,7 @@ def test_models_are_asked_for_unless_this_worker_saves_alone(asked, tmp_path):
     assert not shared_files._state.is_alone
 
 
-def test_what_the_chief_may_write_for_another_worker_is_noted_and_left_to_it_before_they_have_met(asked, tmp_path):
+def test_writes_that_the_chief_may_do_are_noted_and_left_to_it_before_workers_have_met(asked, tmp_path):
     model, left, met = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), [], []
     with saving_with_chief(lambda: bool(met), left.append):
         model.save(tmp_path / "mine.keras")
@@ -80,7 +80,7 @@ def test_what_the_chief_may_write_for_another_worker_is_noted_and_left_to_it_bef
         (lambda model, path: model.export(path, verbose=False), "{}"),
     ],
 )
-def test_what_writes_a_model_is_asked_for_once(asked, tmp_path, save, name):
+def test_the_write_of_a_model_is_requested_once(asked, tmp_path, save, name):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     for whose in ("mine", "other"):
         save(model, str(tmp_path / name.format(whose)))
@@ -104,7 +104,7 @@ def test_a_saver_writes_once_and_every_worker_knows_what_there_is(asked, tmp_pat
     assert sorted(path.stem for path in tmp_path.glob("*.index")) == ["mine-2"]
 
 
-def test_whatever_name_it_was_imported_by_one_writes(asked, tmp_path):
+def test_writes_by_every_imported_name_are_requested(asked, tmp_path):
     AGAIN.save(tf.Module(), str(tmp_path / "other"))
     tf.compat.v2.saved_model.save(tf.Module(), str(tmp_path / "other2"))
     assert len(asked) == 2 and not list(tmp_path.iterdir())
@@ -131,7 +131,7 @@ def test_the_last_who_shares_is_asked_whatever_its_name(asked, tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
-def test_what_writes_a_model_of_keras_2_is_asked_for_once(asked, tmp_path, save, name):
+def test_the_write_of_a_model_of_keras_2_is_requested_once(asked, tmp_path, save, name):
     tf_keras = pytest.importorskip("tf_keras")
     model = tf_keras.Sequential([tf_keras.Input((2,)), tf_keras.layers.Dense(1)])
     for whose in ("mine", "other"):
@@ -141,7 +141,7 @@ def test_what_writes_a_model_of_keras_2_is_asked_for_once(asked, tmp_path, save,
     assert (tmp_path / name.format("mine")).exists() and not (tmp_path / name.format("other")).exists()
 
 
-def test_what_is_imported_later_is_taken_in_and_nothing_twice(asked, monkeypatch):
+def test_functions_replaced_later_are_wrapped_and_none_twice(asked, monkeypatch):
     write = vars(tf.train.Checkpoint)["_write"]._autodist_writes_by
     before = [vars(owner)[name] for owner, name, _ in writers()]
     share_files(write)

@@ -36,7 +36,7 @@ def trained_by(model):
 
 
 @pytest.mark.parametrize("stage", [-1, 1.0, "1", True, None])
-def test_what_is_no_number_of_a_stage_is_refused(stage):
+def test_an_invalid_stage_number_is_refused(stage):
     with pytest.raises(ValueError, match="number of a pipeline stage"):
         StageMark(stage)
 
@@ -133,7 +133,7 @@ def test_an_open_stage_counts_before_that_of_a_layer():
     assert 0 not in marks(item, "MatMul")
 
 
-def test_what_is_not_in_a_stage_has_no_mark():
+def test_nodes_outside_a_stage_have_no_mark():
     with StageMark(1):
         pass
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])

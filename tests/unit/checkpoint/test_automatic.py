@@ -139,7 +139,7 @@ def test_a_loop_of_several_steps_is_saved_where_it_begins_again(tmp_path):
     assert found[2] == 3.0 and expected[2] == 5.0
 
 
-def test_what_the_script_writes_between_steps_is_saved(tmp_path):
+def test_values_written_between_steps_are_saved(tmp_path):
     ad = autodist(tmp_path, every_steps=1)
     model, step = distributed(ad)
     step(*batch(0))

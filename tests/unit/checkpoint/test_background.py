@@ -94,7 +94,7 @@ def failing(monkeypatch) -> None:
     monkeypatch.setattr("autodist.checkpoint.folder.os.fsync", full)
 
 
-def test_what_failed_the_next_save_raises_once(tmp_path, monkeypatch):
+def test_a_failure_is_raised_once_by_the_next_save(tmp_path, monkeypatch):
     ad = autodist()
     checkpoint = ad.checkpoint(tmp_path, model=Model())
     path = checkpoint.save(step=1)
@@ -107,7 +107,7 @@ def test_what_failed_the_next_save_raises_once(tmp_path, monkeypatch):
     assert checkpoint.save(step=4) != path
 
 
-def test_what_failed_at_last_the_end_of_the_run_raises(tmp_path, monkeypatch):
+def test_a_failure_of_the_last_save_is_raised_at_the_end_of_the_run(tmp_path, monkeypatch):
     ad = autodist()
     ad.checkpoint(tmp_path, model=Model()).save(step=1, background=True)
     Background.of(tmp_path).wait()
@@ -127,7 +127,7 @@ def test_the_end_of_a_run_waits(tmp_path, held):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_what_is_saved_by_a_script_that_ends_is_there(tmp_path):
+def test_a_checkpoint_of_an_ending_script_is_complete(tmp_path):
     """By its last line, and by exit handlers, when Python starts no threads any more."""
     script = f"""
 import atexit

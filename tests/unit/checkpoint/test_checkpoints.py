@@ -167,7 +167,7 @@ def test_between_two_steps_no_value_in_shards_is_put_together(tmp_path):
     assert [float(step(x)), float(step(x))] == expected
 
 
-def test_what_tensorflow_has_saved_is_restored(tmp_path):
+def test_checkpoints_of_tensorflow_are_restored(tmp_path):
     saved = Model()
     saved.step(tf.constant(X), tf.constant(IDS))
     expected = saved.values()
@@ -353,7 +353,7 @@ def test_an_empty_folder_restores_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [{"keep": 0, "model": Model()}, {}])
-def test_what_cannot_be_meant_is_refused(tmp_path, asked):
+def test_meaningless_arguments_are_refused(tmp_path, asked):
     with pytest.raises(ValueError):
         autodist().checkpoint(tmp_path, **asked)
 

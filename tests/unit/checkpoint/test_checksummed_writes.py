@@ -26,7 +26,7 @@ def test_a_file_that_gets_another_name_has_its_checksum(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if "worker" in thread.name.lower() and thread.is_alive()]
 
 
-def test_what_cannot_be_brought_to_the_disk_is_raised_to_who_publishes(tmp_path: Path, monkeypatch) -> None:
+def test_an_error_of_writing_to_disk_is_raised_by_publishing(tmp_path: Path, monkeypatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

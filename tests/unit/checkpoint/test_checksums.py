@@ -49,14 +49,14 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
         checksums([str(tmp_path / "a"), str(tmp_path / "b")])
 
 
-def test_what_was_sealed_is_json_and_comes_back():
+def test_text_with_a_checksum_is_json_and_is_read_back():
     text = sealed(CONTENT)
     assert json.loads(text)["step"] == 3
     assert unsealed(text) == json.loads(json.dumps(CONTENT))
     assert unsealed(json.dumps(json.loads(text))) == unsealed(text)  # rewritten, in one line
 
 
-def test_whatever_byte_is_another_it_is_refused_or_means_the_same():
+def test_a_changed_byte_is_refused_or_changes_nothing():
     """Some changed bytes, for example another kind of space, have the same meaning."""
     text, refused = sealed(CONTENT), 0
     for k in range(len(text)):
@@ -71,7 +71,7 @@ def test_whatever_byte_is_another_it_is_refused_or_means_the_same():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"crc32": ""}', sealed({"a": 1}).replace('"crc32"', '"crc33"')])
-def test_what_was_not_sealed_is_refused(text):
+def test_text_without_a_checksum_is_refused(text):
     with pytest.raises(ValueError, match=r".+"):
         unsealed(text)
 

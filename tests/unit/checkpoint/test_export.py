@@ -59,7 +59,7 @@ class Served(tf.Module):
         return x @ self.weight
 
 
-def test_what_is_exported_is_served_without_autodist(tmp_path: Path):
+def test_an_exported_model_is_served_without_autodist(tmp_path: Path):
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]})
     ad = AutoDist(resource_spec=spec, strategy=PartitionedPS(max_shards=3, min_partition_bytes=1))
     module = Served()

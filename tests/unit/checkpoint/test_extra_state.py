@@ -69,7 +69,7 @@ def stepping(tmp_path: Path, draw: bool) -> tuple:
 
 
 @pytest.mark.parametrize("draw", [False, True])
-def test_what_draws_from_tensorflow_s_own_state_is_told(tmp_path, caplog, draw):
+def test_draws_from_tensorflow_s_global_state_are_reported(tmp_path, caplog, draw):
     checkpoint, step = stepping(tmp_path, draw)
     step(X.astype(np.float64))
     checkpoint.save()
@@ -81,7 +81,7 @@ def test_what_draws_from_tensorflow_s_own_state_is_told(tmp_path, caplog, draw):
         assert ("continue as they are" in caplog.text) == draw
 
 
-def test_what_compressors_kept_on_other_workers_is_told(tmp_path, caplog):
+def test_residuals_of_compressors_on_other_workers_are_reported(tmp_path, caplog):
     """The files are those of two workers, one with a residual; here one worker resumes."""
     checkpoint, step = stepping(tmp_path, draw=False)
     step(X.astype(np.float64))

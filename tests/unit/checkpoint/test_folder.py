@@ -119,7 +119,7 @@ def test_the_side_file_has_what_it_was_given_and_a_checksum_of_each_file(tmp_pat
     assert about["files"][".data-00000-of-00001"]["bytes"] == 400
 
 
-def test_what_other_files_are_there_stays(tmp_path):
+def test_other_files_in_the_folder_stay(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     save(Folder(tmp_path), 1)
     save(Folder(tmp_path), 2, keep=1)
@@ -127,7 +127,7 @@ def test_what_other_files_are_there_stays(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket"])
-def test_what_is_no_file_system_is_refused(path):
+def test_a_path_without_a_file_system_is_refused(path):
     with pytest.raises(CheckpointError, match="not on a file system"):
         Folder(path)
 

@@ -177,7 +177,7 @@ def test_shuffled_batches_come_in_the_order_that_they_had_to_variables_in_shards
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "said"), [(Augmented, {"shuffle": True}), (augmented, {"steps_per_epoch": 3})])
-def test_what_data_in_python_draw_is_drawn_once_more(tmp_path, data, said):
+def test_random_draws_of_python_data_are_repeated(tmp_path, data, said):
     assert_goes_on(tmp_path, AllReduce, (2, 2), data=data, **said)
 
 
@@ -225,7 +225,7 @@ def test_the_yaml_saves_two_fits_and_what_is_drawn_between_them_with_no_line_of_
             np.testing.assert_array_equal(one, other)
 
 
-def test_what_was_saved_is_a_checkpoint_as_any_other(tmp_path):
+def test_the_callback_saves_ordinary_checkpoints(tmp_path):
     ad = autodist()
     model = build(ad)
     fit(ad, model, tmp_path, ours(), epochs=1)
@@ -260,7 +260,7 @@ def test_a_checkpoint_of_the_scripts_own_is_refused(tmp_path):
     "asked",
     [{}, {"every_steps": 0}, {"every_minutes": -1}, {"every_minutes": float("nan")}, {"every_steps": 1, "keep": 0}],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path, asked):
+def test_meaningless_arguments_are_refused(tmp_path, asked):
     with pytest.raises(ValueError):
         autodist().checkpoint_callback(tmp_path, **asked)
 

@@ -55,7 +55,7 @@ def note(folder: Path, **changed: object) -> None:
     (folder / NAME).write_text(json.dumps(dataclasses.asdict(owner)))
 
 
-def test_who_has_the_folder_is_named(tmp_path, holder):
+def test_the_holder_of_the_lock_is_named(tmp_path, holder):
     with pytest.raises(CheckpointError) as raised:
         FolderLock.take(tmp_path)
     owner = Owner.from_json((tmp_path / NAME).read_bytes())
@@ -63,7 +63,7 @@ def test_who_has_the_folder_is_named(tmp_path, holder):
     assert str(raised.value).startswith(f"{tmp_path} is in use by process {holder.pid} on {owner.host} since 20")
 
 
-def test_what_a_killed_process_held_is_free(tmp_path, holder):
+def test_the_lock_of_a_killed_process_is_free(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait(60)
     assert Owner.from_json((tmp_path / NAME).read_bytes()).has_ended
@@ -106,7 +106,7 @@ def test_a_forked_process_does_not_keep_it(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_where_there_are_no_locks_what_the_file_says_counts(tmp_path, monkeypatch):
+def test_the_content_of_the_file_counts_on_file_systems_without_locks(tmp_path, monkeypatch):
     def unknown(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 

@@ -64,7 +64,7 @@ def test_one_strategy_goes_on_with_what_another_has_saved_and_a_saver_with_both(
     assert_close(second.run(X[4:]), expected)
 
 
-def test_what_a_saver_and_what_objects_have_saved_is_restored(tmp_path):
+def test_checkpoints_of_savers_and_of_objects_are_restored(tmp_path):
     plain = Script()
     values = plain.run(X[:3])
     with plain.graph.as_default():
@@ -80,7 +80,7 @@ def test_what_a_saver_and_what_objects_have_saved_is_restored(tmp_path):
         assert_close(script.run([]), values)
 
 
-def test_what_no_run_has_set_is_saved_with_its_initial_value(tmp_path):
+def test_variables_that_no_run_has_set_are_saved_with_their_initial_values(tmp_path):
     script = Script(AllReduce())
     path = script.ad.checkpoint(tmp_path, session=script.session).save()
     np.testing.assert_array_equal(tf.train.load_checkpoint(path).get_tensor("weight"), np.ones((5, 3)))

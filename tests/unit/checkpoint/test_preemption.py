@@ -142,7 +142,7 @@ def test_the_run_is_saved_where_it_came_to_another_worker(
         assert run.end.reason == "SIGTERM came to 10.0.0.2; 2 steps were made"
 
 
-def test_where_it_comes_to_all_the_chief_s_is_no_second_one_and_ends_the_run(ended_by: list[Any]) -> None:
+def test_a_signal_to_all_workers_counts_once_and_ends_the_run(ended_by: list[Any]) -> None:
     run, of_steps = Run(max_restarts=1), schedule()
     preempted = Preemption(run)  # type: ignore[arg-type]
     preempted.begin()
@@ -156,7 +156,7 @@ def test_where_it_comes_to_all_the_chief_s_is_no_second_one_and_ends_the_run(end
     assert (ended_by, run.end.reason) == ([signal.SIGTERM], "SIGTERM came; 1 steps were made")
 
 
-def test_where_the_signal_cannot_come_here_it_is_refused() -> None:
+def test_preemption_is_refused_if_the_signal_cannot_arrive() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     with pytest.raises(ResourceSpecError, match="the script has a handler of its own; remove that handler"):
         Preemption(Run()).begin()  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_where_the_signal_cannot_come_here_it_is_refused() -> None:
     assert "only in the main thread" in errors[0]
 
 
-def test_what_the_yaml_may_say() -> None:
+def test_the_yaml_may_request_preemption() -> None:
     nodes: dict[str, Any] = {"nodes": [{"address": "localhost"}]}
     spec = ResourceSpec.from_dict(nodes | {"checkpoint": {"folder": "/c", "on_preempt": True}})
     assert spec.checkpoint is not None and spec.checkpoint.on_preempt

@@ -50,7 +50,7 @@ def test_all_that_differs_is_named(now, saved, keys, told):
     assert (raised.value.missing, raised.value.left_over, raised.value.others) == told
 
 
-def test_what_a_checkpoint_has_is_told_without_what_is_our_own(tmp_path):
+def test_the_listed_content_of_a_checkpoint_excludes_internal_values(tmp_path):
     path = str(tmp_path / "saved")
     values = {"a": np.zeros((2, 3), np.float32), "_AUTODIST/generators/keras": np.zeros(2, np.uint32)}
     tf.raw_ops.SaveV2(

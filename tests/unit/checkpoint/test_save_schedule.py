@@ -55,7 +55,7 @@ def test_steps_are_counted_without_a_word_for_each():
     assert two.count <= 20  # one a second, and some until it is known how long a step takes
 
 
-def test_who_goes_on_counts_from_where_it_was():
+def test_a_resumed_run_counts_from_the_restored_step():
     assert Two(every_steps=100, every_minutes=None, step=250).run(range(251, 500), seconds=0.01) == [300, 400]
 
 
@@ -75,7 +75,7 @@ def test_minutes_are_the_chiefs(seconds):
     assert all(0 <= one <= max(2 * 1.0, seconds) + seconds for one in late), late
 
 
-def test_what_is_asked_for_is_saved_at_the_next_look():
+def test_a_requested_checkpoint_is_saved_at_the_next_check():
     two = Two(every_steps=None, every_minutes=60)
     assert two.run(range(1, 1000), seconds=0.01) == []
     two.chief.request()
@@ -83,7 +83,7 @@ def test_what_is_asked_for_is_saved_at_the_next_look():
     assert step <= 1000 + 2 * 100
 
 
-def test_what_was_asked_for_goes_on_once_it_was_saved_and_not_again():
+def test_a_requested_checkpoint_is_saved_once():
     two, did = Two(every_steps=10, every_minutes=None), []
     two.chief.request(lambda: did.append(two.chief.saved_step))
     (first, *rest) = two.run(range(1, 40), seconds=0.01)

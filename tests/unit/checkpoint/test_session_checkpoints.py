@@ -55,7 +55,7 @@ def test_a_session_goes_on_where_the_last_one_was_saved(tmp_path, builder):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_what_one_strategy_has_saved_another_goes_on_with(tmp_path):
+def test_a_checkpoint_of_one_strategy_is_resumed_by_another(tmp_path):
     expected = script(autodist(tmp_path / "whole"), 4)
     script(autodist(tmp_path / "parts", PartitionedPS(max_shards=3, **SHARDS)), 2)
     found = script(autodist(tmp_path / "parts", replicas=3), 4)

@@ -48,7 +48,7 @@ def written(graph_runner: GraphRunner, folder: str, placement: Placement) -> str
 
 @pytest.mark.parametrize("group", [1, 1 << 20])
 @pytest.mark.parametrize("before", PLACEMENTS)
-def test_what_was_saved_in_some_shards_is_read_in_others(graph_runner, tmp_path, monkeypatch, before, group):
+def test_values_saved_in_some_shards_are_read_in_others(graph_runner, tmp_path, monkeypatch, before, group):
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", group)
     monkeypatch.setattr(slices, "LARGE", group)
     prefix = written(graph_runner, str(tmp_path), PLACEMENTS[before])

@@ -88,7 +88,7 @@ def test_outputs_that_take_nothing_are_told_where_somebody_listens(
     assert (done.returncode, done.stdout, done.stderr) == (status, "", told)
 
 
-def test_who_reads_no_further_hears_no_more(tmp_path: Path) -> None:
+def test_output_ends_if_its_reader_has_ended(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     line = [sys.executable, "-m", "autodist", "run", "--help"]

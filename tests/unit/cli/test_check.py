@@ -85,7 +85,7 @@ def test_json_has_it_all(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (None, [], ["does not exist"]),
     ],
 )
-def test_what_cannot_be_used_is_told_with_status_2(
+def test_unusable_input_is_reported_with_status_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, words: list[str], told: list[str]
 ) -> None:
     monkeypatch.setattr(check_machines, "check_all_machines", lambda *about: pytest.fail("nothing is to be started"))

@@ -93,7 +93,7 @@ def test_a_step_is_planned_for_workers_that_are_not_started_and_is_not_made(tmp_
     assert 3 * forward <= (servers.workers[0].flops or 0) <= 5 * forward
 
 
-def test_what_the_script_prints_goes_to_standard_error_and_tells_of_the_machines_that_are_planned_for(
+def test_output_of_the_script_goes_to_standard_error_and_has_the_planned_machines(
     tmp_path: Path,
 ) -> None:
     result = plan("--json", "--workers", "2", "--replicas", "2", write(tmp_path, STEP), "--epochs", "2")
@@ -301,7 +301,7 @@ def test_a_script_that_comes_to_no_step_is_refused(tmp_path: Path, text: str, to
     assert "Traceback" not in result.stderr
 
 
-def test_what_cannot_be_planned_is_refused_before_the_script_runs(tmp_path: Path) -> None:
+def test_an_impossible_plan_is_refused_before_the_script_runs(tmp_path: Path) -> None:
     script = write(tmp_path, "raise SystemExit('it ran')")
     missing = str(tmp_path / "missing.py")
     cluster = write(tmp_path, "nodes: [{address: localhost}]", "cluster.yml")

@@ -192,7 +192,7 @@ strategy: PS
     assert "PS (the script's): 3 replicas on 3 workers" in result.stdout
 
 
-def test_what_cannot_be_run_is_refused_with_status_2(tmp_path: Path) -> None:
+def test_a_script_that_cannot_run_is_refused_with_status_2(tmp_path: Path) -> None:
     script = write(tmp_path, "raise SystemExit('it ran')")
     wrong = write(tmp_path, "nodes: [{address: localhost, gpu: [0]}]", "cluster.yml")
     for words, told in [

@@ -71,7 +71,7 @@ def test_the_file_goes_where_it_is_told_and_what_was_merged_is_merged_again(fold
 
 
 @pytest.mark.parametrize("words", [["absent"], ["{folder}/empty"], ["{folder}", "-o", "{folder}/no/where.json"], []])
-def test_what_cannot_be_used_is_told_with_status_2(folder: Path, words: list[str]) -> None:
+def test_unusable_input_is_reported_with_status_2(folder: Path, words: list[str]) -> None:
     (folder / "empty").mkdir()
     done = RUNNER.invoke(app, ["trace", *(word.format(folder=folder) for word in words)])
     assert done.exit_code == 2

@@ -226,7 +226,7 @@ def test_the_first_step_that_is_past_the_limit_is_found_and_the_largest_differen
     assert compare(one, two, 0.05).first == found.differences[1]
 
 
-def test_what_is_not_finite_on_one_side_alone_is_past_any_limit(tmp_path: Path) -> None:
+def test_a_value_that_is_not_finite_on_one_side_exceeds_any_limit(tmp_path: Path) -> None:
     one = record(tmp_path / "one", {"variable a": [1, np.nan], "variable b": np.nan})
     two = record(tmp_path / "two", {"variable a": [1, 2], "variable b": np.nan})
     found = compare(one, two, 1e300)
@@ -249,7 +249,7 @@ def test_the_floor_is_the_largest_difference_of_any_variable_in_any_step(tmp_pat
 THREE = {"variable a": 1, "variable b": 1, "variable k": 1e-18, "slot k": 1e-18, "output loss": 1}
 
 
-def test_what_permuting_changes_is_rounding_alone_and_no_part_of_the_floor(tmp_path: Path) -> None:
+def test_differences_by_permutation_are_rounding_and_do_not_raise_the_floor(tmp_path: Path) -> None:
     one = record(tmp_path / "one", THREE)
     two = record(tmp_path / "two", THREE | {"variable a": 1 + 1e-12, "variable k": 2e-18, "slot k": 3e-18})
     found = Rounding.of(one, [two], within=1e-10)
@@ -264,7 +264,7 @@ def test_what_permuting_changes_is_rounding_alone_and_no_part_of_the_floor(tmp_p
     assert first is not None and first.name == "variable k"
 
 
-def test_what_is_not_finite_is_never_rounding_alone(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_never_rounding(tmp_path: Path) -> None:
     one = record(tmp_path / "one", THREE | {"variable k": 0})
     found = Rounding.of(one, [record(tmp_path / "two", THREE | {"variable k": 1e-18})], within=1e-10)
     many = record(tmp_path / "many", THREE | {"variable k": np.nan})
@@ -286,7 +286,7 @@ def test_a_step_to_which_the_order_matters_has_no_rounding_alone(
         Rounding.of(one, [two], within=1e-10)
 
 
-def test_what_explains_a_difference_under_a_pipeline_speaks_of_micro_batches(tmp_path: Path) -> None:
+def test_the_explanation_of_a_difference_under_a_pipeline_names_micro_batches(tmp_path: Path) -> None:
     one, two = (record(tmp_path / name, {"variable a": value}) for name, value in (("one", 1), ("two", 2)))
     notes = {"draws": ["RandomUniform"], "normalises": ["FusedBatchNormV3"]}
     found = VerifyResult(
@@ -305,7 +305,7 @@ def test_a_script_that_comes_to_no_step_is_refused(tmp_path: Path) -> None:
     assert "train.py ended before a training step of an AutoDist" in result.stderr
 
 
-def test_what_cannot_be_verified_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_verified_is_refused_before_it_runs(tmp_path: Path) -> None:
     script = write(tmp_path, "raise SystemExit('it ran')")
     for words, told in [
         ([str(tmp_path / "missing.py")], "does not exist"),

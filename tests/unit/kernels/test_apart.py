@@ -105,7 +105,7 @@ def test_owners_get_them_too() -> None:
     assert_same(train(found, plan(found.item, 2, owners={"w": 0, "v": 1}), data), one_device(found, step, data))
 
 
-def test_where_it_is_not_known_how_a_loss_depends_on_them_both_have_to_be_even() -> None:
+def test_both_inputs_have_to_be_even_if_the_dependence_of_a_loss_on_them_is_unknown() -> None:
     w, _ = variables()
 
     def step(x: tf.Tensor, z: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

@@ -120,7 +120,7 @@ def test_workers_without_replicas_learn_the_same_sums(compressor):
 
 
 @pytest.mark.parametrize("compressor", [FED, RANK_2], ids=["float16", "power_sgd"])
-def test_what_is_not_finite_reaches_all_workers(compressor):
+def test_values_that_are_not_finite_reach_all_workers(compressor):
     batches = gradients((16, 12), (5,))
     batches[0][-1, 3, 3] = np.inf  # the last worker's alone
     assert not np.isfinite(trained(compressor, batches, [0, 0, 0, 1, 1])).all()

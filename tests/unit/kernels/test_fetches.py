@@ -81,7 +81,7 @@ def test_a_variable_is_fetched_beside_training_as_it_was_before(owners):
 
 @pytest.mark.feature("session", "fetches: norms of gradients")
 @pytest.mark.parametrize("owners", OWNERS)
-def test_what_several_owners_have_is_fetched_where_all_workers_fetch_it(owners):
+def test_values_of_several_owners_are_fetched_if_all_workers_fetch_them(owners):
     fetched = ["norm/global_norm:0"]
     with built(owners) as (cluster, alone):
         for batch in batches(3):
@@ -102,7 +102,7 @@ def test_a_loss_and_a_gradient_are_of_the_whole_batch_where_all_workers_fetch_th
                     np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
-def test_what_another_worker_has_is_refused_where_workers_may_fetch_different_things():
+def test_the_value_of_another_worker_is_refused_if_workers_may_fetch_different_values():
     with built("two owners") as (cluster, _), pytest.raises(FetchedElsewhereError, match="Fetch it on every worker"):
         cluster.run(["norm/global_norm:0"], ["train"], **batches(1)[0])
 

@@ -62,14 +62,14 @@ def test_they_are_not_summed(look, shape):
     assert_same(train(captured, plan(captured.item, *shape), batches()), one_device(captured, step, batches()))
 
 
-def test_what_is_not_known_of_the_whole_batch_is_refused():
+def test_values_unknown_for_the_whole_batch_are_refused():
     captured = capture(step_of(lambda x: tf.sort(tf.reshape(x, [-1]))[2]), batches()[0][0])
     with pytest.raises(RewriteError, match="seen is overwritten with what each replica computes"):
         rewritten(captured, plan(captured.item, 1, 2))
 
 
 @pytest.mark.feature("function", "precision: float8 quantization")
-def test_what_float8_keeps_is_that_of_the_whole_batch():
+def test_the_state_of_float8_layers_is_that_of_the_whole_batch():
     net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     net.layers[0].quantize("float8")
     optimizer = keras.optimizers.SGD(0.1)

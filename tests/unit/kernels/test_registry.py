@@ -99,7 +99,7 @@ def test_it_stands_behind_the_kernel_that_is_named_and_those_registered_before_i
     assert [name for name in found if name in names_of(KERNELS)] == names_of(KERNELS)
 
 
-def test_what_only_sets_variables_or_concerns_iterators_is_no_step():
+def test_runs_that_only_set_variables_or_concern_iterators_have_no_user_kernels():
     register_kernel(after="prune")(Silent)
     assert with_registered(SETTING_KERNELS) == SETTING_KERNELS and with_registered(LOCAL_KERNELS) == LOCAL_KERNELS
 
@@ -119,7 +119,7 @@ def test_an_error_in_it_says_its_name_and_the_worker():
     assert error.value.__notes__ == ["in the kernel fails, for worker 1"]
 
 
-def test_what_it_returns_has_to_be_a_step():
+def test_a_kernel_has_to_return_a_step():
     @register_kernel(after="replicate")
     @dataclass(frozen=True)
     class Forgets(Silent):
@@ -250,7 +250,7 @@ class Needs(Silent):
         (Silent(), "is not a kernel but a Silent"),
     ],
 )
-def test_what_is_no_kernel_is_refused_with_the_reason(found, fault):
+def test_an_object_that_is_no_kernel_is_refused_with_the_reason(found, fault):
     with pytest.raises(StrategyError, match=fault):
         register_kernel(after="replicate")(found)
     assert registered_kernels() == ()

@@ -45,7 +45,7 @@ def _require_recorded(name, text):
     assert not found, f"`scripts/replay.py {name}` shows what has changed, `--record` takes it:\n{found}"
 
 
-def test_what_is_recorded_is_of_a_case_or_of_a_stored_step():
+def test_every_record_belongs_to_a_case_or_a_stored_step():
     assert recorded_names() == sorted([*CASES, *(PREFIX + step for step in stored_names())])
 
 
@@ -67,7 +67,7 @@ def test_every_kernel_and_every_rule_for_rows_changes_a_step(replayed):
     assert set().union(*(one.changed_by for one in replayed)) == changing | {rule.name for rule in RULES}
 
 
-def test_what_was_captured_stays_as_it_is(replayed):
+def test_captured_steps_do_not_change(replayed):
     used = {case.step for case in CASES.values()}
     assert [name for name in used if load(name).item.graph_def != StoredStep.load(name).item.graph_def] == []
 

@@ -45,7 +45,7 @@ def test_bytes_are_in_proportion_to_the_ids(owners, optimizer):
 
 
 @pytest.mark.parametrize("owners", PLANS.values(), ids=PLANS)
-def test_how_many_examples_each_fed_costs_no_message_of_its_own(owners):
+def test_the_number_of_fed_examples_needs_no_message_of_its_own(owners):
     """All workers know the length of a global batch; the lengths of separate feeds are reduced with the loss."""
     known = sent(different_ids(8), owners)
     counted = sent(different_ids(8), owners, is_global=False)

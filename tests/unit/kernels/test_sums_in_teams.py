@@ -95,7 +95,7 @@ def test_beside_a_parameter_server_a_step_trains_as_on_one_device(step, captured
     assert_same(Session(captured, strategy).train(data), one_device(captured, step, data), rtol=1e-9)
 
 
-def test_what_is_sent_to_all_is_what_it_is_without_teams(captured):
+def test_values_sent_to_all_workers_are_those_without_subgroups(captured):
     def trained(teams):
         strategy = planned(captured.item, TEAMS["4"])
         strategy.graph_config.teams[:] = teams

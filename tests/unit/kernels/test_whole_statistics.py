@@ -176,7 +176,7 @@ WRITTEN = {
 
 @pytest.mark.feature("function", "step: reads what it has written of means and sums of the batch")
 @pytest.mark.parametrize("written, shape", pairs(WRITTEN, [(1, 3), (2, 2)]))
-def test_what_a_step_writes_and_reads_again_is_of_the_whole_batch(
+def test_a_value_that_a_step_writes_and_reads_again_is_of_the_whole_batch(
     written: str, shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     step = keeping(WRITTEN[written])
@@ -203,7 +203,7 @@ def root(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 @pytest.mark.parametrize("loss", [compared, root, lambda made, x: tf.reduce_sum(made)])
-def test_what_is_known_and_what_they_do_not_make_known_stays_as_it_was(loss: Loss) -> None:
+def test_known_values_and_those_that_stay_unknown_do_not_change(loss: Loss) -> None:
     step = stepping(loss)
     assert capture(step, np.ones((4, 3)), is_split=True).item == capture(step, np.ones((4, 3))).item
 
@@ -233,7 +233,7 @@ def test_a_trace_that_names_other_nodes_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("pace", [{"asynchronous": True}, {"staleness": 1}], ids=str)
-def test_where_no_step_waits_for_another_replicas_go_by_their_own(pace: dict[str, object]) -> None:
+def test_replicas_use_their_own_statistics_if_no_step_waits_for_another(pace: dict[str, object]) -> None:
     step = stepping(normalised_advantages)
     data = [(np.random.default_rng(0).normal(size=(8, 3)),)]
     captured = capture(step, *data[0], is_split=True)

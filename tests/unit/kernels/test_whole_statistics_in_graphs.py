@@ -125,7 +125,7 @@ def test_of_a_loss_that_needs_none_the_graph_stays_as_it_was() -> None:
     assert not sums.sums and not any(op.name.startswith("autodist_whole") for op in graph.get_operations())
 
 
-def test_where_something_else_is_in_the_way_too_the_graph_stays_as_it_was() -> None:
+def test_the_graph_stays_if_another_obstacle_remains() -> None:
     with noting() as (graph, _, sums):
         build(lambda made, x: tf.reduce_mean(tf.sort(tf.abs(made - tf.reduce_mean(made)), axis=0)[0]))
         read = graph.get_operation_by_name("sub").inputs[1]

@@ -81,7 +81,7 @@ def test_metrics_keep_what_one_device_keeps(cluster, float64):
         (lambda x: tf.boolean_mask(x, x[:, 0] > x[-1, 0]), "not known|see one another"),
     ],
 )
-def test_what_would_be_guessed_is_refused(of, why):
+def test_a_step_that_would_need_a_guess_is_refused(of, why):
     given = batches((4,))
     captured = capture(of, *given[0], is_global=True, is_whole=True)
     with pytest.raises(RewriteError, match=why):

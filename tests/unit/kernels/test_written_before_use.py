@@ -193,7 +193,7 @@ def test_steps_that_wait_for_nobody_are_refused(options: dict[str, object]) -> N
         rewritten(captured, strategy)
 
 
-def test_what_only_the_update_reads_stays_the_owners() -> None:
+def test_a_variable_that_only_the_update_reads_stays_at_its_owner() -> None:
     """A decay of weights that is written before the update: no other worker needs the value again."""
     w = variable("w", 3, 2)
 

@@ -72,7 +72,7 @@ def test_there_are_no_places_without_a_file() -> None:
 
 
 @pytest.mark.parametrize("written", ["AllReduce", {}, {"compressor": "FLOAT16"}, {"variables": {"a": {"x": 1}}}])
-def test_what_names_a_builder_alone_or_none_is_written_as_it_was_read(written: str | dict[str, object]) -> None:
+def test_a_section_with_a_builder_alone_or_none_is_written_as_read(written: str | dict[str, object]) -> None:
     spec = ResourceSpec.from_dict({"nodes": [{"address": "a"}], "strategy": written})
     assert spec.strategy is not None
     assert spec.strategy.builder == ("AllReduce" if written == "AllReduce" else None)

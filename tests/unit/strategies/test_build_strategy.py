@@ -32,7 +32,7 @@ def asked(act, language_model, cluster):
     return caught.value
 
 
-def test_what_a_builder_builds_is_handed_on(language_model, cluster):
+def test_the_built_strategy_is_returned(language_model, cluster):
     assert call_builder(Builder(PS().build), language_model, cluster()) == PS().build(language_model, cluster())
 
 
@@ -54,7 +54,7 @@ def test_errors_of_our_own_stay_what_they_are(language_model, cluster):
 @pytest.mark.parametrize(
     "returned, kind", [(None, "None"), ({}, "a dict"), (b"", "a bytes"), (tf.constant(1), "a EagerTensor")]
 )
-def test_what_is_no_strategy_is_refused(returned, kind, language_model, cluster):
+def test_an_object_that_is_no_strategy_is_refused(returned, kind, language_model, cluster):
     error = asked(lambda item, spec: returned, language_model, cluster)
     assert str(error).startswith(f"The builder Builder returned {kind} from build (")
     assert "make_strategy" in str(error)
@@ -113,7 +113,7 @@ def section(tmp_path, monkeypatch):
         ("class\n", 3, r"strategy.builder: The builder's module .* cannot be imported: SyntaxError: .*line 1\)"),
     ],
 )
-def test_what_a_module_does_wrong_is_told_with_its_place_in_the_file(section, language_model, module, line, said):
+def test_a_faulty_module_is_reported_with_its_place_in_the_file(section, language_model, module, line, said):
     spec = section(module)
     with pytest.raises(StrategyError, match=said) as caught:
         builder_from_section(spec.strategy).build(language_model, spec)
@@ -131,7 +131,7 @@ def test_what_a_module_does_wrong_is_told_with_its_place_in_the_file(section, la
         (dataclasses, "strategy is <module 'dataclasses'"),
     ],
 )
-def test_what_is_no_builder_is_refused_where_it_is_given(given, said):
+def test_an_object_that_is_no_builder_is_refused_at_once(given, said):
     with pytest.raises(StrategyError, match=said):
         AutoDist(strategy=given)
 
@@ -153,7 +153,7 @@ def test_the_older_name_of_the_strategy_is_known_and_both_are_refused():
         ),
     ],
 )
-def test_what_is_no_spec_is_refused_where_it_is_given(given, said):
+def test_an_object_that_is_no_spec_is_refused_at_once(given, said):
     with pytest.raises(ResourceSpecError, match=said):
         AutoDist(**given)
 

@@ -50,7 +50,7 @@ def check(planned, cluster):
         [all_reduce_node("a", 0, "RING"), all_reduce_node("b")],
     ],
 )
-def test_what_can_be_carried_out_passes(check, nodes):
+def test_valid_strategies_pass(check, nodes):
     check(*nodes)
 
 
@@ -265,7 +265,7 @@ def test_a_sparse_variable_may_be_cut_along_any_axis(step, cluster):
         ((3, 0), "its shape is 3 × 0, so it has no element"),
     ],
 )
-def test_what_has_nothing_to_cut_cannot_be_partitioned(step, cluster, shape, said):
+def test_a_variable_without_elements_or_axes_cannot_be_partitioned(step, cluster, shape, said):
     planned, machines = step({"v": shape}), cluster()
     node = partitioned_node("v", Partitioning(0, (1, 2)), served(0, 1))
     with pytest.raises(StrategyError, match=f"v cannot be partitioned: {said}; leave its partition out"):

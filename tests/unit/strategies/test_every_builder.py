@@ -60,7 +60,7 @@ def test_every_builder_is_here():
 @pytest.mark.parametrize("builder", BUILDERS, ids=str)
 @settings(max_examples=40)
 @given(shapes=SHAPES, sparse=st.sets(st.integers(0, 5)), bandwidths=MACHINES, servers=st.integers(0, 2))
-def test_what_is_built_passes_and_is_the_same_again(step, cluster, builder, shapes, sparse, bandwidths, servers):
+def test_built_strategies_pass_and_are_deterministic(step, cluster, builder, shapes, sparse, bandwidths, servers):
     names = {f"v{index}": shape for index, shape in enumerate(shapes)}
     planned = step(names, sparse=[f"v{index}" for index in sparse if index < len(shapes) and shapes[index]])
     machines = cluster(len(bandwidths), bandwidths=bandwidths, servers=min(servers, len(bandwidths) - 1))

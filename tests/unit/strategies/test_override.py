@@ -85,7 +85,7 @@ def test_a_parameter_server_without_owner_goes_where_the_load_is_least(step, clu
     assert nodes["dense/bias"].parameter_server.owner == 1
 
 
-def test_what_an_override_leaves_open_stays_the_builders_choice(step, cluster):
+def test_options_without_an_override_are_chosen_by_the_builder(step, cluster):
     own = build(step, cluster(), PSLoadBalancing())
     assert build(step, cluster(), PSLoadBalancing(), Override(".*", UseParameterServer())) == own
     ring = AllReduce(chunk_size=2, all_reduce_spec="RING")
@@ -204,7 +204,7 @@ def test_a_spec_of_auto_can_be_asked_for(step, cluster):
     assert {node.all_reduce.spec for node in nodes.values()} == {strategy_pb2.AllReduce.AUTO}
 
 
-def test_where_nodes_run_no_replica_what_is_undecided_goes_there(step, cluster):
+def test_variables_without_an_owner_go_to_nodes_without_replicas(step, cluster):
     nodes = build(step, cluster(3, servers=1), AllReduce(), Override("dense/.*", UseParameterServer()))
     assert {nodes[name].parameter_server.owner for name in ("dense/kernel", "dense/bias")} == {2}
 

@@ -53,7 +53,7 @@ def test_no_worker_owns_more_than_its_share_and_one_piece(step, cluster, lengths
     assert max(loads.values()) <= sum(sizes) / workers + max(sizes)
 
 
-def test_where_nodes_run_no_replica_they_own_everything(step, cluster):
+def test_nodes_without_replicas_own_all_variables(step, cluster):
     nodes = build(step({"table": (8, 2), "bias": (2,), "scalar": ()}), cluster(4, servers=2))
     assert owners(nodes["table"]) == [2, 3]
     assert set(owners(nodes["bias"])) == {2, 3}

@@ -55,7 +55,7 @@ def test_on_few_workers_nothing_is_cut_unless_it_is_asked_for(builder, planned, 
     assert not any(shards(builder(max_shards=1).build(planned, cluster(workers=16))).values())
 
 
-def test_what_is_too_small_stays_whole(planned, cluster):
+def test_small_variables_are_not_partitioned(planned, cluster):
     assert shards(Parallax(min_partition_bytes=1 << 20).build(planned, cluster(workers=4)))["small"] == 0
     assert shards(Parallax(min_partition_bytes=0).build(planned, cluster(workers=4)))["tiny"] == 4
 

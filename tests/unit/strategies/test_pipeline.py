@@ -131,7 +131,7 @@ def test_more_stages_than_variables_are_refused(cluster, step):
         ("{synchronizer: PS, partition: {axis: 0, shards: 2}}", "is partitioned"),
     ],
 )
-def test_what_does_not_go_beside_a_pipeline_is_refused_with_its_place(step, tmp_path, use, told):
+def test_options_that_a_pipeline_excludes_are_refused_with_their_place(step, tmp_path, use, told):
     path = tmp_path / "cluster.yml"
     path.write_text(
         "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
@@ -273,7 +273,7 @@ def test_patterns_say_where_the_script_does_not(step, cluster):
         (None, dict.fromkeys(SHAPES, 1), r"stage 0 has no variable: none is made in ad.stage\(0\)"),
     ],
 )
-def test_what_the_script_says_has_to_fit(step, cluster, stages, marks, told):
+def test_the_stages_of_the_script_have_to_fit(step, cluster, stages, marks, told):
     with pytest.raises(StrategyError, match=told):
         Pipeline(stages=stages).build(step(SHAPES, stages=marks), cluster(2))
 

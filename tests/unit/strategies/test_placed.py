@@ -22,7 +22,7 @@ def build(tmp_path, language_model):
     return build_section
 
 
-def test_what_can_be_done_is_the_builders_own(build, language_model):
+def test_placements_that_fit_are_those_of_the_builder(build, language_model):
     machines = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]})
     assert build("strategy: {builder: AllReduce}\n") == AllReduce().build(language_model, machines)
 

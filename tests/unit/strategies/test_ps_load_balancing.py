@@ -65,7 +65,7 @@ def test_a_faster_link_owns_more(step, cluster):
     assert Counter(owners(strategy).values()) == {0: 1, 1: 10}
 
 
-def test_where_nodes_run_no_replica_they_own_everything(step, cluster):
+def test_nodes_without_replicas_own_all_variables(step, cluster):
     planned = step({f"v{index}": (100,) for index in range(6)})
     strategy = PSLoadBalancing(staleness=2).build(planned, cluster(workers=4, servers=2))
     assert Counter(owners(strategy).values()) == {2: 3, 3: 3}

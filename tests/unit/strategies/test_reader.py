@@ -115,7 +115,7 @@ def test_variables_alone_are_exceptions_from_the_default_builder(read):
         (Parallax(), Parallax()),
     ],
 )
-def test_what_a_script_gives_comes_before_the_yaml(given, builder):
+def test_the_argument_of_a_script_overrides_the_yaml(given, builder):
     section = StrategySection.from_script({"builder": "PS", "owner": 1})
     assert chosen_builder(given, section) == builder
 
@@ -330,6 +330,6 @@ def test_a_users_builder_is_refused_without_what_it_needs(refusal):
 
 
 @pytest.mark.usefixtures("user_module")
-def test_what_a_users_builder_refuses_itself_gets_the_sections_place(refusal):
+def test_an_error_of_a_users_builder_has_the_place_of_the_section(refusal):
     text = refusal("strategy:\n  builder: builders_of_mine.Plain\n  rate: -1\n")
     assert text == "2: strategy: builders_of_mine.Plain: rate is -1.0, which is below 0."

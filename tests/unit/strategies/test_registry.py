@@ -47,7 +47,7 @@ def test_a_misspelt_name_is_refused_with_the_nearest(given, meant):
 
 
 @pytest.mark.parametrize("name", [".MyBuilder", "package.", "a b.C", "a..B"])
-def test_what_cannot_be_module_and_class_is_refused(name):
+def test_a_name_that_is_no_module_and_class_is_refused(name):
     with pytest.raises(StrategyError, match="no builder named"):
         find_builder(name, PLACE)
 
@@ -104,7 +104,7 @@ def test_an_attribute_that_does_not_exist_is_refused_with_the_nearest(user_modul
         find_builder("second_of_mine.MyBilder", PLACE)
 
 
-def test_what_is_no_builder_is_refused_with_what_is(user_module):
+def test_a_class_that_is_no_builder_is_refused_with_the_reason(user_module):
     user_module("third_of_mine", "class Plain: ...\ndef function(): ...\n")
     with pytest.raises(StrategyError, match=r"third_of_mine.Plain is not a builder but a class without a method build"):
         find_builder("third_of_mine.Plain", PLACE)

@@ -58,7 +58,7 @@ def test_each_worker_keeps_its_share_of_the_slots(step, cluster, lengths, worker
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), workers=st.integers(1, FEW_WORKERS))
-def test_where_lengths_divide_evenly_it_costs_what_all_reduce_costs(step, cluster, lengths, workers):
+def test_evenly_divided_shards_cost_the_same_as_all_reduce(step, cluster, lengths, workers):
     planned = step({f"v{index}": (workers * length, 4) for index, length in enumerate(lengths)})
     machines = cluster(workers)
     sharded, _ = build(planned, machines)

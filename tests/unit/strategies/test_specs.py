@@ -97,5 +97,5 @@ def test_hierarchical_that_is_asked_for_has_teams_wherever_there_can_be_any():
     assert spec_and_teams("HIERARCHICAL", 4) == ("HIERARCHICAL", 2)
 
 
-def test_what_a_step_of_servers_adds_up_besides_goes_by_teams_on_many_workers():
+def test_other_sums_of_a_step_with_servers_use_subgroups_on_many_workers():
     assert len(set(resolve(strategy_pb2.Strategy(nodes=[SERVED]), 16).graph_config.teams)) == 4

@@ -37,7 +37,7 @@ def test_few_workers_have_one_way(planned, cluster):
 
 
 @pytest.mark.parametrize("builder", [PS(), AllReduce(all_reduce_spec="RING"), Pipeline(stages=2)])
-def test_what_the_model_knows_nothing_of_has_no_time(builder, step, cluster):
+def test_strategies_outside_the_cost_model_have_no_time(builder, step, cluster):
     planned = step({"stage_0/kernel": (3000, 1000), "stage_1/kernel": (3000, 1000)})
     assert told(planned, cluster(workers=2), builder) == ""
 
@@ -46,7 +46,7 @@ def test_one_worker_adds_nothing_up(planned, cluster):
     assert told(planned, cluster(workers=1), AllReduce()) == ""
 
 
-def test_what_is_compressed_counts_as_it_travels(step, cluster):
+def test_compressed_values_count_with_their_compressed_size(step, cluster):
     dense = step({"kernel": (3000, 1000)})
     compressed = AllReduce(compressor=Float16()).build(dense, cluster(workers=2))
     assert summed_bytes(compressed, dense) == 6_000_000

@@ -134,7 +134,7 @@ def test_a_compressor_is_shown_and_counted(step, cluster):
     assert str(table.columns[-1].footer) == "2.00 kB"
 
 
-def test_how_a_parameter_server_treats_slow_workers_is_shown(step, cluster):
+def test_the_treatment_of_slow_workers_by_a_parameter_server_is_shown(step, cluster):
     planned = step({"table": (10, 8)}, sparse=["table"])
     builder = PS(sync=False, staleness=4, local_proxy_variable=True)
     table = strategy_table(builder.build(planned, cluster()), planned)
@@ -186,12 +186,12 @@ def test_a_wide_terminal_has_the_wide_table(language_model, cluster):
         (PartitionedPS(min_partition_bytes=0), 2, "each worker holds 17.8 kB of trained variables"),
     ],
 )
-def test_what_each_worker_holds_is_told(language_model, cluster, builder, workers, told):
+def test_the_memory_of_each_worker_is_shown(language_model, cluster, builder, workers, told):
     strategy = builder.build(language_model, cluster(workers=workers))
     assert str(strategy_table(strategy, language_model).caption) == told
 
 
-def test_what_is_known_of_the_whole_state_is_told_instead(language_model, cluster):
+def test_known_sizes_of_the_whole_state_are_shown_instead(language_model, cluster):
     strategy = PS().build(language_model, cluster())
     assert (
         str(strategy_table(strategy, language_model, held=[1000, 5]).caption) == "held: worker 0 1.00 kB, worker 1 5 B"

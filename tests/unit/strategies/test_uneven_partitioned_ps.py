@@ -53,7 +53,7 @@ def test_one_worker_has_nothing_to_cut_for(step, cluster):
     assert build(step({"v": (40,)}), cluster(1), max_shards=9)["v"] == parameter_server_node("v", 0)
 
 
-def test_where_nodes_run_no_replica_they_own_everything(step, cluster):
+def test_nodes_without_replicas_own_all_variables(step, cluster):
     nodes = build(step({"table": (30, 2), "scalar": ()}), cluster(3, bandwidths=[10, 10, 20], servers=2))
     assert sizes_by_owner(nodes["table"]) == {1: 10, 2: 20}
     assert nodes["scalar"].parameter_server.owner in (1, 2)

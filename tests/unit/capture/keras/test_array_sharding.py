@@ -74,7 +74,7 @@ def _dense(value: Any) -> Any:
     return value.to_tensor(-1, [None, 30]) if isinstance(value, tf.RaggedTensor) else value
 
 
-def test_what_all_have_to_have_alike_is_named() -> None:
+def test_values_that_must_be_equal_on_all_workers_are_named() -> None:
     own = own_arrays(adapter(GIVEN["in a nest"]), rows_to_read(REPLICAS, 1))
     assert own is not None
     iterator = iter(own)

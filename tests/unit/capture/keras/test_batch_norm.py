@@ -200,7 +200,7 @@ class MomentsOfAnother(layers.BatchNormalization):
         "another variance", "moments of another", "layer normalisation", "group normalisation",
     ),
 )  # fmt: skip
-def test_what_the_op_does_not_do_is_left_as_it_is(norm, shape, call):
+def test_normalizations_that_the_op_does_not_support_stay(norm, shape, call):
     captured = capture(training_step(norm, shape, **call), *images(5, shape=shape, dtype=norm.dtype)[0])
     assert not ops(captured) & FUSED
 
@@ -285,7 +285,7 @@ def traced_ops(norm):
     return {op.type for op in traced.graph.get_operations()}
 
 
-def test_what_another_thread_traces_is_left_as_it_is():
+def test_functions_traced_by_another_thread_stay():
     norm = layers.BatchNormalization()
     norm.build((None, 4, 4, 2))
     found = []

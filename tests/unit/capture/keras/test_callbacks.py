@@ -81,7 +81,7 @@ class SavesAndReads(keras.callbacks.Callback):
         (Counts(), False),
     ],
 )
-def test_what_records_acts_on_the_chief_alone_and_what_may_change_the_training_everywhere(
+def test_recording_callbacks_act_on_the_chief_and_those_that_may_change_training_everywhere(
     callback: keras.callbacks.Callback, acts_alone: bool
 ) -> None:
     assert acts_on_chief_alone(callback) is acts_alone
@@ -147,7 +147,7 @@ def saving(path: Path, joined: list[bool]) -> SavesAndReads:
 
 
 @pytest.mark.parametrize("name", ["own.keras", "chief.keras"])
-def test_what_another_worker_saves_by_a_name_of_its_own_or_with_the_chief_it_reads(
+def test_another_worker_reads_files_that_it_saves_by_its_own_name_or_with_the_chief(
     shared: list[bool], tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     callback = saving(tmp_path / name, shared)

@@ -215,7 +215,7 @@ class Ragged(Contrastive):
 
 
 @pytest.mark.parametrize("kind", [Contrastive, Trains, Ragged])
-def test_what_replicas_cannot_share_each_worker_computes_as_without_autodist(kind, count_shared, caplog):
+def test_evaluations_that_replicas_cannot_share_run_on_each_worker_as_without_autodist(kind, count_shared, caplog):
     def build():
         model = kind()
         model(X[:1])
@@ -358,7 +358,7 @@ def test_evaluations_with_the_same_first_batch_are_the_same_if_as_much_follows(l
 
 @pytest.mark.parametrize("is_together", [True, False])
 @pytest.mark.parametrize("name", ["evaluate", "predict"])
-def test_who_leaves_one_that_all_make_is_noted(name, is_together):
+def test_a_worker_that_leaves_an_evaluation_of_all_is_noted(name, is_together):
     told: list[bool] = []
 
     @contextmanager
@@ -403,7 +403,7 @@ def test_the_parts_loss_of_an_evaluation_alone_weighs_batches_as_ever():
 
 
 @pytest.mark.slow
-def test_what_xla_compiles_is_shared_as_well(count_shared):
+def test_evaluations_compiled_by_xla_are_shared_too(count_shared):
     shared, plain = on_two_replicas(lambda: one_layer(jit_compile=True))
     assert_alike(*(m.evaluate(X, Y, batch_size=7, verbose=0) for m in (shared, plain)))
     assert_alike(*(m.predict(X, batch_size=7, verbose=0) for m in (shared, plain)))

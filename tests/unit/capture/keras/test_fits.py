@@ -155,7 +155,7 @@ def test_keras_and_callbacks_are_as_they_were_after_a_fit(tmp_path: Path) -> Non
     assert [{name for name in vars(one) if name.startswith("on_")} for one in own] == methods
 
 
-def test_where_only_fit_stands_in_the_scope_the_chief_alone_shows_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_chief_shows_progress_if_only_fit_is_in_the_scope(capsys: pytest.CaptureFixture[str]) -> None:
     net = build()
     net.compile("sgd", "mse")
     before = [vars(base).get(name) for base in keras.Model.__mro__ for name in SHOW_PROGRESS]

@@ -30,7 +30,7 @@ def test_it_acts_once_the_module_is_there(module: str) -> None:
         assert seen == [3, 4]
 
 
-def test_what_is_imported_after_the_context_is_left_alone(module: str) -> None:
+def test_modules_imported_after_the_context_are_not_patched(module: str) -> None:
     before, seen = [*sys.meta_path], list[int]()
     with when_imported(module, lambda: seen.append(1)):
         assert before != sys.meta_path

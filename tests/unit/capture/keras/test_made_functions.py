@@ -141,7 +141,7 @@ def test_fit_distributes_what_a_maker_that_is_set_on_the_model_makes(library: An
 
 @BOTH
 @pytest.mark.parametrize("owner", [None, 1], ids=["all-reduce", "server"])
-def test_what_the_class_makes_is_that_of_one_device_on_two_workers(library: Any, owner: int | None) -> None:
+def test_functions_made_by_the_class_train_on_two_workers_as_on_one_device(library: Any, owner: int | None) -> None:
     model = build(library, compiled)
     model.compile(library.optimizers.SGD(0.1), "mse")
     step, plain = one_batch_step(model, "train"), plain_function(model, "train")

@@ -76,7 +76,7 @@ def test_a_model_that_asks_for_xla_gets_a_step_that_does(jit_compile):
     assert asked_of(jit_compile=jit_compile) == [jit_compile]
 
 
-def test_what_keras_decides_itself_is_as_keras_decides(monkeypatch):
+def test_decisions_of_keras_stay(monkeypatch):
     monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda model: True)
     assert asked_of() == [True]
     monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda model: False)

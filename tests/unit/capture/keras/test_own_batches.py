@@ -64,7 +64,7 @@ def test_a_step_is_given_a_part_and_told_of_how_many(steps: Steps, steps_per_exe
     assert steps.given == [(2, 4), (2, 4), (2, 3)] * 2
 
 
-def test_what_is_left_after_a_split_is_read_in_parts_and_validation_is_not(steps: Steps) -> None:
+def test_the_rest_after_a_split_is_sharded_and_validation_data_are_not(steps: Steps) -> None:
     model = model_of(steps)
     seen = []
     model.test_function = lambda iterator: seen.append(len(next(iterator)[0])) or {"loss": 0.0}

@@ -41,6 +41,6 @@ def test_the_first_call_does_not_count_and_all_others_do(monkeypatch: pytest.Mon
     assert bar.progbar._start < began + 100
 
 
-def test_who_shows_no_bar_is_left_alone() -> None:
+def test_a_fit_without_a_progress_bar_stays() -> None:
     step, model = _Step(), keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     assert timing_the_start(step, model)(1) == {"loss": 1}

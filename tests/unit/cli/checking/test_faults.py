@@ -34,7 +34,7 @@ def test_machines_alike_have_no_faults() -> None:
         ({"problems": ("port 15000 is taken",)}, ["port 15000 is taken"]),
     ],
 )
-def test_what_a_run_would_refuse_is_a_fault(differs: dict[str, Any], words: list[str]) -> None:
+def test_input_that_a_run_would_refuse_is_a_fault(differs: dict[str, Any], words: list[str]) -> None:
     (fault,) = faults(found(1, **differs), script="/train.py")
     assert all(word in fault for word in words)
 

@@ -56,7 +56,7 @@ def test_nothing_is_started_where_there_is_no_pair(monkeypatch: pytest.MonkeyPat
     assert _orders(monkeypatch, [0]) == []
 
 
-def test_what_was_left_out_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_measurements_are_reported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     measured_as(monkeypatch, 1)
     (reported,) = measure(THREE, [found(0), found(1), found(2)], 60).left_out
     assert reported == (

@@ -39,7 +39,7 @@ def test_steps_and_workers_come_in_the_order_of_their_numbers(tmp_path: Path) ->
     assert [trace.worker for trace in traces["step_2"]] == [0, 2, 10]
 
 
-def test_what_is_missing_or_not_aligned_is_told(tmp_path: Path) -> None:
+def test_missing_and_unaligned_traces_are_reported(tmp_path: Path) -> None:
     write(tmp_path, 0, ran("MatMul", 0, 1), workers=4)
     write(tmp_path, 1, ran("MatMul", 0, 1), workers=4, clock_uncertainty=0.002)
     events = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": place(2)}}, ran("MatMul", 0, 1)]
@@ -59,7 +59,7 @@ def test_what_is_missing_or_not_aligned_is_told(tmp_path: Path) -> None:
         ('{"traceEvents": []}', "step_1.worker_0.json has no events"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: str | None, told: str) -> None:
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: str | None, told: str) -> None:
     if content is not None:
         (tmp_path / "step_1.worker_0.json").write_text(content)
     with pytest.raises(UsageError) as caught:

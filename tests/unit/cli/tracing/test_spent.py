@@ -21,7 +21,7 @@ def waiting(spent: TimeSpent) -> dict[tuple[int, Meanwhile], float]:
     return {key: pytest.approx(time / MS) for key, time in spent.waiting.items()}
 
 
-def test_what_computes_counts_as_that_whatever_is_sent_or_waited_for_meanwhile(tmp_path: Path) -> None:
+def test_time_of_computation_counts_as_computation_even_beside_transfers(tmp_path: Path) -> None:
     write(
         tmp_path, 0,
         ran("MatMul", 0, 4), ran("Relu", 3, 3), ran("QueueDequeueV2", 0, 10, queue="q/1/0"), moved("a", 1, 0, 5, 3),
@@ -40,7 +40,7 @@ def test_a_tensor_is_on_its_way_from_when_it_is_made_and_waited_for_before(tmp_p
     assert waiting(spent) == {(1, Meanwhile.COMPUTING): 6}
 
 
-def test_who_is_waited_for_is_who_fills_the_queue(tmp_path: Path) -> None:
+def test_a_worker_waits_for_the_one_that_fills_its_queue(tmp_path: Path) -> None:
     write(
         tmp_path, 0,
         ran("MatMul", 0, 1), ran("QueueDequeueV2", 1, 9, queue="q/1/0"), ran("QueueDequeueV2", 1, 4, queue="q/2/0"),
@@ -52,7 +52,7 @@ def test_who_is_waited_for_is_who_fills_the_queue(tmp_path: Path) -> None:
     assert waiting(spent) == {(1, Meanwhile.ABSENT): 2, (1, Meanwhile.COMPUTING): 6, (1, Meanwhile.ELSE): 1}
 
 
-def test_where_workers_wait_for_one_another_it_is_for_the_one_that_none_has_heard_of(tmp_path: Path) -> None:
+def test_workers_that_wait_for_one_another_wait_for_the_one_that_sent_nothing(tmp_path: Path) -> None:
     def waits(worker: int, *others: int) -> list[object]:
         return [ran("QueueDequeueV2", 1, 99, task=worker, queue=f"q/{other}/{worker}") for other in others]
 

@@ -49,7 +49,7 @@ def test_a_join_that_is_larger_than_a_bucket_goes_alone():
     assert names(make_buckets([join("a"), join("b", (1000,)), join("c")], no_group, 100)) == [["c"], ["b"], ["a"]]
 
 
-def test_what_differs_in_dtype_weight_stage_or_kind_is_apart():
+def test_reductions_of_another_dtype_weight_level_or_kind_are_in_other_buckets():
     joins = [
         join("a"),
         join("b", dtype=tf.float64),
@@ -77,7 +77,7 @@ SHAPES = st.lists(st.sampled_from([(), (1,), (3,), (16,), (4, 4), (2, 3, 5), (0,
 
 @settings(max_examples=30)
 @given(SHAPES, st.sampled_from([tf.float16, tf.float32, tf.float64]), st.integers(1, 4))
-def test_what_is_packed_comes_out_and_pieces_add_up(shapes, dtype, count):
+def test_packed_values_are_unpacked_unchanged_and_pieces_have_the_whole_length(shapes, dtype, count):
     bucket = Bucket(tuple(join(f"t{k}", shape, dtype) for k, shape in enumerate(shapes)))
     editor = GraphEditor(tf.compat.v1.GraphDef())
     for one in bucket.joins:

@@ -44,7 +44,7 @@ def test_one_worker_compresses_nothing():
     assert not step.initializers and not sent_bytes(step)
 
 
-def test_what_would_not_become_smaller_travels_as_it_is():
+def test_a_value_that_would_not_become_smaller_is_sent_uncompressed():
     rank_one = PowerSGD(rank=1)
     assert compressor_of(plan_of(rank_one), join(shape=(8, 6))) == PowerSGD(1)
     assert compressor_of(plan_of(rank_one), join(shape=(2, 2))) is None
@@ -88,7 +88,7 @@ def test_only_gradients_are_compressed():
         (Message(kind="TOP_K", error_feedback=True, fraction=1.5), join(), "fraction is 1.5, which is not allowed"),
     ],
 )
-def test_what_cannot_be_compressed_is_refused(asked, one, message):
+def test_gradients_that_cannot_be_compressed_are_refused(asked, one, message):
     with pytest.raises(StrategyError, match=message):
         compressor_of(plan_of(asked), one)
 

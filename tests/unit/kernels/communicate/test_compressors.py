@@ -100,7 +100,7 @@ def test_all_workers_have_the_same_bits(name):
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("float16", "bfloat16")])
-def test_what_a_step_loses_comes_in_later_steps(name):
+def test_compression_errors_of_a_step_are_added_in_later_steps(name):
     """The same gradient repeated: without error feedback, the mean of the received values never approaches it."""
     steps = 120
     gradient = np.random.default_rng(0).normal(size=(12, 10))
@@ -123,7 +123,7 @@ def test_weights_do_not_drive_float16_out_of_its_range(name):
 
 
 @pytest.mark.parametrize("name, bad", pairs(ALL, [np.inf, np.nan]))
-def test_what_is_not_finite_reaches_all_workers_and_is_not_remembered(name, bad):
+def test_values_that_are_not_finite_reach_all_workers_and_leave_no_residual(name, bad):
     """A loss scale skips the step everywhere and goes on as if it had not been."""
     variable = tf.Variable(np.zeros((12, 10)), name="v")
 

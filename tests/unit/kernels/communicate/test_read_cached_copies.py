@@ -71,7 +71,7 @@ def test_the_owner_of_synchronous_variables_reads_these_themselves():
 
 
 @pytest.mark.parametrize("local_proxy", [False, True])
-def test_what_a_session_sets_reaches_the_proxies(local_proxy):
+def test_values_that_a_session_sets_reach_the_cached_copies(local_proxy):
     captured = capture(make_step(Choices("mean", "sgd", False, False, False)), *make_batches(1, [2])[0])
     strategy = plan(captured.item, 3, 1, dict.fromkeys(OWNED, 1), local_proxy=local_proxy)
     with tf.Graph().as_default() as graph:

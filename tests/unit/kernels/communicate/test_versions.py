@@ -75,7 +75,7 @@ def test_programs_equal_one_device(program: Program, is_chained: bool, layout: L
 
 
 @pytest.mark.parametrize("length", [2, 3])
-def test_what_only_some_workers_fetch_sees_its_version_or_is_refused(length: int):
+def test_a_fetch_of_some_workers_reads_its_version_or_is_refused(length: int):
     """Workers of a session: all run the writes, and every other one fetches the read values."""
     wrong, told = {}, Counter[bool]()
     reading = [p for p in programs(length) if READ in p or Line("read", 1) in p]

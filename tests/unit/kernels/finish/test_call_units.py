@@ -63,7 +63,7 @@ def test_a_stage_is_one_function_in_each_direction_however_many_micro_batches_th
         assert not list(other.graph_index.of_op("MatMul"))
 
 
-def test_what_is_computed_anew_waits_for_no_gradient(layers):
+def test_recomputed_nodes_wait_for_no_gradient(layers):
     """Of a stage that goes back with all after it went forward with all."""
     captured, _ = layers
     first, _ = rewritten(captured, strategy_of(captured, recompute=True))
@@ -80,7 +80,7 @@ def test_few_micro_batches_have_copies(layers, micro_batches):
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
-def test_what_forward_calls_give_waits_for_as_many_backward_calls_as_the_schedule_says(layers, schedule):
+def test_outputs_of_forward_calls_wait_for_as_many_backward_calls_as_scheduled(layers, schedule):
     """Counted in a trace: the number of micro-batches whose activations are still needed by a gradient."""
     stages, micro_batches = 2, 6
     captured, given = layers

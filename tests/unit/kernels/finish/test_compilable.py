@@ -44,14 +44,14 @@ def test_arithmetic_can_be_compiled_and_waits_for_nobody(build, op):
         (lambda: tf.compat.v1.placeholder_with_default(1.0, []), "PlaceholderWithDefault"),
     ],
 )
-def test_what_xla_would_refuse_drop_or_draw_otherwise_is_left(build, op):
+def test_ops_that_xla_would_refuse_drop_or_draw_differently_stay(build, op):
     nodes, compilable = nodes_of(build)
     assert not compilable.can_compile(nodes[op])
     assert not compilable.may_wait(nodes[op])
 
 
 @pytest.mark.parametrize("op", ["QueueDequeueV2", "QueueEnqueueV2", "PyFunc", "CollectiveReduceV2"])
-def test_what_others_may_have_to_do_first_is_waited_for(op):
+def test_ops_that_depend_on_other_workers_may_wait(op):
     _, compilable = nodes_of(tf.no_op)
     node = tf.compat.v1.NodeDef(name="node", op=op)
     assert compilable.may_wait(node) and not compilable.can_compile(node)

@@ -90,7 +90,7 @@ def test_replicas_share_a_function_and_the_update_is_another(keras_in_float64):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_what_xla_alone_can_do_is_compiled_however_small(keras_in_float64, replicas):
+def test_ops_that_only_xla_supports_are_compiled_in_any_size(keras_in_float64, replicas):
     """Keras requests compilation only of the grouped convolution, which no CPU kernel supports."""
     model = keras.Sequential([keras.layers.Conv3D(4, 2, strides=2, groups=2), keras.layers.Flatten()])
     model.build((None, 4, 4, 4, 2))
@@ -133,7 +133,7 @@ def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
 @pytest.mark.parametrize(
     "spec, workers, replicas", [("SHUFFLE", 2, 2), ("SHUFFLE", 3, 1), ("RING", 2, 1), ("RING", 3, 2)]
 )
-def test_what_all_workers_update_is_the_same_function_on_each(keras_in_float64, spec, workers, replicas):
+def test_an_update_of_all_workers_is_the_same_function_on_each(keras_in_float64, spec, workers, replicas):
     step = dense_step(optimizers.Adam(0.01, global_clipnorm=0.1))
     captured = asking(step, *batches(8)[0])
     strategy = plan(captured.item, workers, replicas, one_machine=True)
@@ -164,7 +164,7 @@ def test_gradients_in_two_buckets_are_updated_in_two_functions(keras_in_float64)
         assert sorted(len(writes_in(step, function)) for function in called(step)) == [0, 3, 3]
 
 
-def test_what_xla_cannot_compile_stays_outside_and_is_told(caplog):
+def test_ops_that_xla_cannot_compile_stay_outside_and_are_logged(caplog):
     weight = tf.Variable(np.linspace(-1.0, 1.0, 4))
 
     def step(x):

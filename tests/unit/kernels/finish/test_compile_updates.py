@@ -78,7 +78,7 @@ def test_small_variables_are_left_alone(keras_in_float64):
     assert not calls_in(step)
 
 
-def test_what_workers_of_many_machines_all_update_is_left_alone_and_owned_variables_are_not(keras_in_float64):
+def test_on_many_machines_only_updates_of_owned_variables_are_compiled(keras_in_float64):
     step = dense_step(optimizers.Adam())
     captured = capture(step, *batches()[0])
     _, second = (v.name for v in captured.item.variables if v.trainable and len(v.shape) == 2)
@@ -112,7 +112,7 @@ def test_half_precision_and_integers_are_left_alone():
     assert not calls_in(item)
 
 
-def test_what_the_step_returns_stays_outside():
+def test_the_outputs_of_the_step_stay_outside():
     weight = tf.Variable(np.linspace(-1.0, 1.0, 4))
 
     def step(x):

@@ -77,7 +77,7 @@ def test_state_is_combined_there_too():
         np.testing.assert_array_equal(found.variable(variable.name), alike.variable(variable.name))
 
 
-def test_what_replicas_alone_have_is_nothing_there():
+def test_outputs_of_replicas_are_empty_on_a_worker_without_replicas():
     kernel = tf.Variable(np.ones([3, 2]), name="kernel")
 
     def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

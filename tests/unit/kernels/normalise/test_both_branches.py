@@ -66,7 +66,7 @@ def test_nothing_keeps_writes_from_being_chosen(write):
         (lambda v, x: tf.cond(v[0, 0] > 1.0, lambda: [tf.print("far in")][:0], list), "PrintV2"),
     ],
 )
-def test_what_only_one_branch_may_do_is_named(act, op):
+def test_an_op_that_only_one_branch_may_run_is_named(act, op):
     def branches(weight, x):
         def then():
             act(weight, x)

@@ -171,7 +171,7 @@ def test_no_op_where_all_variables_are_held_alike(owners):
 @pytest.mark.feature(
     "function", "optimizer: gradient accumulation, under asynchronous servers", refused="StrategyError"
 )
-def test_what_is_asynchronous_stays_under_one_condition_and_is_refused():
+def test_an_asynchronous_update_stays_under_one_condition_and_is_refused():
     captured = captured_step("accumulated adam")
     with pytest.raises(StrategyError, match="are written by one operation"):
         rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"], asynchronous=True))
@@ -362,7 +362,7 @@ def build_graph() -> None:
 
 
 @pytest.mark.parametrize("cuts", [{}, {"kernel": Partitioning(0, (1, 3))}])
-def test_what_a_condition_writes_is_written_though_nobody_waits_for_it(cuts):
+def test_a_conditional_write_runs_even_if_no_node_waits_for_it(cuts):
     """Nodes that depended on the conditional by a value still follow its write."""
     with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         build_graph()

@@ -89,7 +89,7 @@ def test_two_groups_of_gradients_are_refused():
         rewrite_for_both(step, {"v0": 0, "v1": 1})
 
 
-def test_what_gathers_over_all_examples_is_refused():
+def test_ops_over_all_examples_are_refused():
     a, b = variables(2)
     step = trained(lambda x: tf.math.reduce_std(gathered(tf.tanh(x @ a) @ b)), [a, b])
     with pytest.raises(StrategyError, match="gathers over all examples.*processes micro-batches one after"):
@@ -113,7 +113,7 @@ def test_a_weights_gradient_is_computed_where_the_weight_is():
     assert len(last.graph_index.of_op("MatMul")) == 2 * 3  # forward, the gradient of v1 and that of its input
 
 
-def test_what_is_made_in_a_stage_is_computed_there_with_the_same_bits():
+def test_values_marked_with_a_stage_are_computed_there_with_the_same_bits():
     a, b = variables(2)
 
     def loss_of(x, marking):
@@ -150,7 +150,7 @@ def test_what_is_made_in_a_stage_is_computed_there_with_the_same_bits():
         ((0, 0), {"v0": 0, "v1": 1}, r"is created in ad.stage\(0\), but needs .* \(v1\) of stage 1"),
     ],
 )
-def test_what_is_made_in_a_stage_where_it_cannot_be_is_refused(marks, stage_of, told):
+def test_values_marked_with_an_impossible_stage_are_refused(marks, stage_of, told):
     a, b = variables(2)
 
     def loss_of(x):

@@ -75,7 +75,7 @@ def test_a_worker_computes_its_own_pipelines_micro_batches_and_sends_each_gradie
         assert len(sums) == len(set(sums)) == 4  # two kernels and two biases
 
 
-def test_what_is_set_between_steps_is_set_at_all_who_hold_it_and_each_reads_its_own_pipelines():
+def test_a_value_set_between_steps_is_set_on_all_holders_and_each_reads_its_own_pipeline():
     with tf.Graph().as_default() as graph, recording_gradients(in_functions=False) as notes:
         x = v1.placeholder(tf.float64, [None, 3], "x")
         kernels = [v1.get_variable(f"part_{k}_kernel", initializer=np.full((3, 3), 0.1 * k)) for k in (1, 2)]

@@ -117,7 +117,7 @@ def test_rows_and_means_that_a_step_returns_come_to_every_worker():
     assert_same(train(captured, strategy, given), one_device(captured, step, given))
 
 
-def test_what_does_not_train_goes_through_the_stages_too():
+def test_steps_that_do_not_train_run_in_the_stages_too():
     kernels = [tf.Variable(np.full((3, 3), 0.1 * k), name=f"part_{k}_kernel") for k in (1, 2)]
     trained = capture(models.of_two_kernels(kernels), np.ones((1, 3)))
 
@@ -141,7 +141,7 @@ def test_a_run_whose_workers_may_fetch_different_things_is_refused():
     rewrite(captured.item, Context(strategy, 0, Fetching.BY_ALL))
 
 
-def test_what_all_micro_batches_make_together_is_refused_where_the_schedule_does_not_bear_it():
+def test_a_value_of_all_micro_batches_is_refused_if_the_schedule_does_not_allow_it():
     """The loss is divided by a number that the last stage makes of all examples."""
     kernels = [tf.Variable(np.eye(3), name=f"part_{k}_kernel") for k in (1, 2)]
 
@@ -164,7 +164,7 @@ def test_what_all_micro_batches_make_together_is_refused_where_the_schedule_does
     assert_same(train(captured, by_gpipe, given), one_device(captured, step, given))
 
 
-def test_what_a_stage_asserts_of_a_later_loss_is_asserted_there_and_labels_wait_for_nothing():
+def test_assertions_on_a_later_loss_run_in_the_later_stage_and_labels_wait_for_nothing():
     """The losses of sequences reshape labels once it is asserted that they have the logits' shape."""
     kernels = [tf.Variable(np.full((3, 3), 0.1 * k), name=f"part_{k}_kernel") for k in (1, 2)]
 

@@ -111,7 +111,7 @@ def test_training_equals_one_device(optimizer, layout):
 
 
 @pytest.mark.parametrize("indices, layout", pairs(INDICES, LAYOUTS))
-def test_whatever_the_indices_are(indices, layout):
+def test_rows_join_in_order_for_any_indices(indices, layout):
     captured, alone = positions_on_one_device("adam", indices)
     assert_same(train(captured, LAYOUTS[layout](captured.item), batches(6)), alone)
 

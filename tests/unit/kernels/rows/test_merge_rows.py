@@ -111,7 +111,7 @@ def test_rows_scaled_by_one_number_are_added_up():
     }.items(),
     ids=lambda pair: pair[0],
 )
-def test_whatever_counts_rows_or_indices_is_seen(more):
+def test_rows_are_not_merged_if_a_node_depends_on_their_number(more):
     assert not added_up(f"{ADDED.strip()}\n{more[1]}", other=(None, 2))
 
 

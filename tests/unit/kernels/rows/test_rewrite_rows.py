@@ -91,7 +91,7 @@ def test_an_error_in_a_rule_says_its_name():
     assert error.value.__notes__ == ["in the kernel fails, for worker 0"]
 
 
-def test_what_a_rewrite_of_the_same_round_has_removed_is_not_looked_at():
+def test_a_node_that_the_same_round_has_removed_is_not_matched():
     @dataclass(frozen=True)
     class Removes(RowRule):
         name: ClassVar[str] = "removes"

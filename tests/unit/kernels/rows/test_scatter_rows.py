@@ -102,7 +102,7 @@ def test_rows_are_added(build, write):
     }.items(),
     ids=lambda pair: pair[0],
 )
-def test_what_is_not_zero_elsewhere_is_added_whole(build):
+def test_a_table_that_may_be_nonzero_elsewhere_is_added_as_a_whole(build):
     step = item_of(build[1])
     assert applied(step) is step
 

@@ -96,7 +96,7 @@ def test_initialisers_set_the_shards_and_a_fetch_gives_the_whole():
         assert_same_variables(cluster, alone)
 
 
-def test_what_a_branch_reads_is_read_after_the_question_whether_there_is_a_value():
+def test_a_branch_reads_a_variable_after_the_check_that_it_is_initialized():
     """Otherwise an initialiser that runs concurrently could come between, and the branch would read the old value."""
     with built() as (cluster, _):
         step = replace(cluster.captured.step((), ["init"], {}), placements=cluster.placements)

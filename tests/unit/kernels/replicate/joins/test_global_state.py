@@ -213,7 +213,7 @@ def noise() -> Write:
 
 
 @pytest.mark.parametrize("make, shape", pairs([last_rows, likenesses, noise], SHAPES))
-def test_where_it_is_not_known_the_log_says_what_it_becomes_and_workers_stay_alike(
+def test_state_of_unknown_dependence_is_logged_and_equal_on_all_workers(
     make: Callable[[], Write], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     found, _ = trained(make, shape)

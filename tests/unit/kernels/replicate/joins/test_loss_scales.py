@@ -51,7 +51,7 @@ LOOKING = [
 @pytest.mark.feature("function", "loss: adversarial examples (FGM, VAT)")
 @pytest.mark.feature("function", "loss: gradients clipped within the backward pass")
 @pytest.mark.parametrize("make, layout", pairs(LOOKING, LAYOUTS, each=2))
-def test_what_looks_at_cotangents_trains_as_on_one_device(make, layout, caplog):
+def test_steps_that_inspect_cotangents_train_as_on_one_device(make, layout, caplog):
     shape, is_global = LAYOUTS[layout]
     with caplog.at_level(logging.INFO, "autodist"):
         captured, alone = on_one_device(make, is_global)

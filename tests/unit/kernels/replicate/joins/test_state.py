@@ -101,7 +101,7 @@ def test_state_is_combined_as_declared(how, shape):
 
 
 @hardest_shape
-def test_what_a_batch_adds_by_a_way_that_is_not_known_is_added_by_each_replica(shape):
+def test_a_sum_of_unknown_dependence_on_the_batch_is_added_by_each_replica(shape):
     weight = variable("w", 1)
     summed = tf.VariableAggregation.SUM
     state = tf.Variable(0.0, dtype=tf.float64, name="state", trainable=False, aggregation=summed)

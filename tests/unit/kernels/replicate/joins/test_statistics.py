@@ -194,7 +194,7 @@ STATES = [
 
 
 @pytest.mark.parametrize("make, shape", pairs(STATES, SHAPES))
-def test_what_a_step_keeps_is_that_of_one_device(
+def test_the_statistics_of_a_step_are_those_of_one_device(
     make: Callable[[], Values], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     found, expected = trained(beside_a_mean(make), shape)
