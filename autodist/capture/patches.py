@@ -1,6 +1,7 @@
-"""The table of TensorFlow and Keras methods that AutoDist wraps, and the context manager that installs the wrappers.
+"""The table of TensorFlow and Keras methods that AutoDist wraps, and the functions that install the wrappers.
 
-A new patch is a row of this table and a `with patched({ROW: wrapper})` at its use.
+A new patch is a row of this table, and at its use a `with patched({ROW: wrapper})`, or an `install(ROW, wrapper)` if no
+context ends it.
 """
 
 from __future__ import annotations
@@ -72,6 +73,33 @@ def patched(wrappers: Mapping[Patch, Callable[..., Any]]) -> Iterator[None]:
         for row, wrapper in wrappers.items():
             opened.enter_context(replaced(row.owner(), row.method, row.wrapped(wrapper)))
         yield
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A wrapper that stays installed until it is removed."""
+
+    owner: Any
+    method: str
+    plain: Any
+    replacement: Any
+
+    @property
+    def is_current(self) -> bool:
+        """True if nothing else has replaced the method since."""
+        return vars(self.owner)[self.method] is self.replacement
+
+    def remove(self) -> None:
+        """Restores the plain method."""
+        setattr(self.owner, self.method, self.plain)
+
+
+def install(row: Patch, wrapper: Callable[..., Any]) -> Installed:
+    """Wraps a method, as `patched` does, until the result is removed."""
+    owner = row.owner()
+    installed = Installed(owner, row.method, vars(owner)[row.method], row.wrapped(wrapper))
+    setattr(owner, row.method, installed.replacement)
+    return installed
 
 
 @contextmanager
@@ -206,6 +234,13 @@ def _models(trainer: str, model: str, versions: tuple[str, str]) -> dict[str, Pa
 MODELS = _models(f"{_TRAINER}:TensorFlowTrainer", "keras:Model", _KERAS)
 LEGACY_MODELS = _models("tf_keras:Model", "tf_keras:Model", _TF_KERAS)
 EPOCH_ITERATOR = Patch(_TRAINER, "TFEpochIterator", _KERAS, "reads this worker's part of the batches of `fit`")
+EPOCH_BATCHES = Patch(
+    "keras.src.trainers.epoch_iterator:EpochIterator", "_enumerate_iterator", _KERAS, "skips batches of an earlier run"
+)
+PROGRESS, LEGACY_PROGRESS = (
+    Patch(f"{package[0]}:callbacks.ProgbarLogger", "on_train_batch_end", package, "excludes the start from epoch times")
+    for package in (_KERAS, _TF_KERAS)
+)
 SET_DISTRIBUTIONS = [  # scripts call the first, and `Distribution.scope` the second
     Patch(owner, "set_distribution", _KERAS, "rejects model parallelism")
     for owner in ("keras:distribution", "keras.src.distribution.distribution_lib")

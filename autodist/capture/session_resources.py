@@ -120,13 +120,7 @@ def _make_before(editor: GraphEditor, iterator: NodeDef) -> str:
 
 
 def warn_iterators_start_over(training: Iterable[tf.Tensor], graph_def: GraphDef, steps: int) -> None:
-    """Warns that a resumed run reads batches again that it was trained on, unless a dataset skips them.
-
-    Args:
-        training: the tensors that the training computes.
-        graph_def: the graph.
-        steps: number of completed steps.
-    """
+    """Warns that a resumed run reads batches again that it was trained on, unless a dataset skips them."""
     read = sorted({t.op.name for t in _tensors_read(training, ()) if t.op.type in GETS})
     if read and not any(count and count % steps == 0 for count in _passed_over(graph_def)):
         log.warning(

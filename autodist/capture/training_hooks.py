@@ -22,7 +22,9 @@ from autodist.capture.patches import (
     SESSION_CALLABLE,
     SESSION_RUN,
     TAPE_GRADIENT,
+    Installed,
     Patch,
+    install,
 )
 
 
@@ -44,8 +46,8 @@ class Listener(Protocol):
 
 listeners: list[Listener] = []
 
-_hooks: list[tuple[Any, str, Any, Any]] = []
-"""The installed hooks while there are listeners: owner, name, the plain function, the replacement."""
+_hooks: list[Installed] = []
+"""The installed hooks while there are listeners."""
 
 _is_distributing: ContextVar[bool] = ContextVar("is_distributing", default=False)
 
@@ -102,12 +104,9 @@ def install_hooks() -> None:
 
 
 def _hook(row: Patch, wrapper: Callable[..., Any]) -> None:
-    owner, name = row.owner(), row.method
-    if any(known is owner and called == name for known, called, _, _ in _hooks):
-        return
-    plain, replacement = vars(owner)[name], row.wrapped(wrapper)
-    setattr(owner, name, replacement)
-    _hooks.append((owner, name, plain, replacement))
+    owner = row.owner()
+    if not any(hook.owner is owner and hook.method == row.method for hook in _hooks):
+        _hooks.append(install(row, wrapper))
 
 
 def put_back() -> None:
@@ -115,9 +114,9 @@ def put_back() -> None:
 
     In a scope that has replaced a hooked method, the hooks stay until the end of the scope, which calls this again.
     """
-    if not listeners and all(vars(owner)[name] is replacement for owner, name, _, replacement in _hooks):
-        for owner, name, plain, _ in _hooks:
-            setattr(owner, name, plain)
+    if not listeners and all(hook.is_current for hook in _hooks):
+        for hook in _hooks:
+            hook.remove()
         _hooks.clear()
 
 

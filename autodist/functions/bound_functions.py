@@ -12,12 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class BoundFunction(Generic[F]):
-    """The bound form of a decorated method. It keeps the instance alive, as a bound method does.
-
-    Args:
-        function: the function of this instance.
-        instance: the instance.
-    """
+    """The bound form of a decorated method. It keeps the instance alive, as a bound method does."""
 
     def __init__(self, function: F, instance: object) -> None:
         functools.update_wrapper(self, function, updated=())

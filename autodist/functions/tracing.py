@@ -177,9 +177,6 @@ def form_of(arguments: Any) -> tuple[Hashable | None, list[Any]]:
     The form is the structure of the arguments, with shapes, dtypes, and the values of leaves that are not arrays. It
     takes a few microseconds; names, axes and specs of the leaves, and the key of a trace, take a hundred.
 
-    Args:
-        arguments: a nest of arguments.
-
     Returns:
         The form, and the arrays in the order of `tf.nest`. None and no arrays for a leaf that is neither an array nor a
         plain Python value, or for a container that is no tuple, list or dictionary.

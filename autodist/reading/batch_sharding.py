@@ -135,11 +135,7 @@ def global_batch_of(iterator: Iterator[Any]) -> GlobalBatch | None:
 
 
 class WorkerParts:
-    """Iterates over a data set that the script shards with `Slices`: its elements are this worker's parts.
-
-    Args:
-        parts: the data set.
-    """
+    """Iterates over a data set that the script shards with `Slices`: its elements are this worker's parts."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
         self._parts = parts

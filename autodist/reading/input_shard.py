@@ -11,9 +11,6 @@ from autodist.runs.run import Run
 class InputShard:
     """One worker's shard of the data.
 
-    Args:
-        run: the run of the worker.
-
     Attributes:
         slices: returns the examples of a batch that belong to this worker.
     """

@@ -23,9 +23,6 @@ _SAVE, _WRITE = "checkpoint", "write"
 class ChiefOnly:
     """The chief's actions in one run.
 
-    Args:
-        run: the run.
-
     Attributes:
         buffer_specs: specs of the persistent buffers of each worker; set on the chief during an action.
         scripts: value that `script_state` returned on each worker; set on the chief during an action.

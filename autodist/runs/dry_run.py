@@ -50,12 +50,7 @@ class DryRun(Protocol):
         """Called when the script reaches a training step; the arguments are those of `Run.plan`."""
 
     def answers(self, step: CapturedStep, values: Sequence[Any]) -> list[np.ndarray]:
-        """Called for each call of a training step; returns values for its outputs.
-
-        Args:
-            step: the step.
-            values: values of the step's inputs.
-        """
+        """Called for each call of a training step; returns values for its outputs."""
 
 
 _active: list[DryRun] = []

@@ -166,9 +166,6 @@ class Peers:
     def join(self, config: tf.compat.v1.ConfigProto) -> str:
         """Connects all workers; returns the target of this worker's session.
 
-        Args:
-            config: config of this worker's server.
-
         Raises:
             ClusterError: a worker could not be started, or this process has already joined others.
             WorkerFailedError: a worker ended before its server listened.

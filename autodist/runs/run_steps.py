@@ -28,9 +28,6 @@ _REFUSAL = "refusal"
 class RunSteps:
     """Plans the steps of one run, and makes programs of them.
 
-    Args:
-        run: the run.
-
     Attributes:
         strategy: strategy of the first training step; None before its plan.
         draws: names of operations that draw random numbers from a state that TensorFlow does not expose.

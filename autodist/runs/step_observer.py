@@ -26,9 +26,6 @@ class StepObserver:
     def on_session(self, variables: Mapping[str, StoredVariable]) -> Mapping[str, StoredVariable]:
         """Called when a session is about to make its first training run; all its variables have values.
 
-        Args:
-            variables: all of the session's, by name.
-
         Returns:
             On the chief, the variables to restore, by the name of their value in the checkpoint that the run resumes
             from.

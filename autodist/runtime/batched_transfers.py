@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import prod
+from typing import Any
 
 import tensorflow as tf
 
@@ -119,18 +120,21 @@ class Listing:
         return [transfer for transfer in self.transfers if transfer.to in (EVERY_WORKER, worker)]
 
     def encode(self) -> str:
-        parts = [[p.value, p.name, p.dtype, p.begin, p.shape, p.owner, p.copies, p.on_cpu] for p in self.parts]
-        transfers = [[transfer.to, [[s.part, s.start, s.stop] for s in transfer.slices]] for transfer in self.transfers]
-        return json.dumps([self.present, parts, transfers])
+        return json.dumps(astuple(self))
 
     @classmethod
     def decode(cls, text: str) -> Listing:
-        present, parts, transfers = json.loads(text)
+        present, parts, transfers = as_tuples(json.loads(text))
         return cls(
-            tuple(present),
-            tuple(TransferPart(v, n, t, tuple(b), tuple(s), o, tuple(c), cpu) for v, n, t, b, s, o, c, cpu in parts),
+            present,
+            tuple(TransferPart(*part) for part in parts),
             tuple(BatchedTransfer(to, tuple(Slice(*one) for one in slices)) for to, slices in transfers),
         )
+
+
+def as_tuples(content: Any) -> Any:
+    """Returns a JSON value with tuples in place of lists."""
+    return tuple(map(as_tuples, content)) if isinstance(content, list) else content
 
 
 def _parts(values: Sequence[StoredVariable]) -> Iterator[TransferPart]:

@@ -146,10 +146,6 @@ class Program:
     def require_fits(self, examples: int, all_examples: int) -> None:
         """Checks a batch before a run, as far as this worker can.
 
-        Args:
-            examples: number of examples on this worker.
-            all_examples: number of examples on all workers.
-
         Raises:
             UnevenBatchError: the step needs the same number of examples on every replica, and the batch is uneven.
         """

@@ -47,11 +47,6 @@ def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
 def repeated(graph_runner: GraphRunner, step: StepTensors, times: int) -> Callable[..., list[np.ndarray]]:
     """Returns a callable that runs several steps one after the other.
 
-    Args:
-        graph_runner: graph runner of the step.
-        step: the step.
-        times: number of steps.
-
     Returns:
         A callable. Its arguments are `times` values for each tensor of `batch`, step by step, then one for each of
         `alike`. It returns the outputs of the last step; for the number of examples, the minimum of all steps.

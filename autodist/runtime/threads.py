@@ -38,10 +38,6 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
     Replicas on a worker's CPU run concurrently, and one operation gets the threads of one replica. With more threads,
     concurrent operations would compete for the same cores: on two cores, a step of dense layers takes a third more
     time, one of small convolutions twice as much.
-
-    Args:
-        workers: all workers.
-        index: the worker.
     """
     beside = sum(w.node.address == workers[index].node.address for w in workers)
     cores = workers[index].cores or max(1, len(os.sched_getaffinity(0)) // beside)

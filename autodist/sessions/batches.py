@@ -64,9 +64,6 @@ class SessionBatches:
     def require_divisible(self, whole: CapturedStep) -> None:
         """Checks that iterator elements read by training can be divided among the replicas.
 
-        Args:
-            whole: the complete graph, with its gradients.
-
         Raises:
             CaptureError: the elements cannot be divided or differ between workers, or training reads a queue filled by
                 threads.
@@ -89,10 +86,6 @@ class SessionBatches:
 
     def next_for(self, fetches: Fetches, arrays: Arrays) -> dict[tf.Tensor, np.ndarray]:
         """Returns the whole batches that a run reads from iterators; {} with one replica, whose run reads them itself.
-
-        Args:
-            fetches: fetches of the run.
-            arrays: feeds of the run.
 
         Raises:
             CaptureError: the elements cannot be divided among replicas.
@@ -117,10 +110,6 @@ class SessionBatches:
 
 def require_no_queue(step: CapturedStep, replicas: int) -> None:
     """Checks that a run reads no queue and, with several replicas, no optional elements of an iterator.
-
-    Args:
-        step: the run.
-        replicas: number of replicas of all workers.
 
     Raises:
         CaptureError: the run reads one. Each run has separate queues, and would wait forever.

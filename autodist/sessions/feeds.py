@@ -76,10 +76,6 @@ class SessionFeeds:
 
         Logs a warning if the loss uses statistics of each replica's examples instead of the whole batch.
 
-        Args:
-            whole: the complete graph, with its gradients.
-            captured: the graph.
-
         Raises:
             CaptureError: a placeholder has a fixed shape, or the graph works for one number of examples only.
         """

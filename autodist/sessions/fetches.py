@@ -29,12 +29,7 @@ class Fetches:
 
     @classmethod
     def of(cls, step: CapturedStep, strategy: strategy_pb2.Strategy) -> Fetches:
-        """Finds the fetches of a run that all workers make.
-
-        Args:
-            step: the captured run.
-            strategy: strategy of the session.
-        """
+        """Finds the fetches of a run that all workers make."""
         if strategy.pipeline.stages:  # they hold all values of the run
             return cls(step.outputs)
         flows, stages = flows_of(step), find_stages(step)

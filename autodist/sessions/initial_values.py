@@ -118,10 +118,6 @@ def resume(run: Run, variables: Mapping[str, StoredVariable]) -> None:
     """Restores a session's variables from the checkpoint that the run resumes from, before the first training run.
 
     All workers call it; each reads the slices of variables that it holds.
-
-    Args:
-        run: the run.
-        variables: all of the session's, by name.
     """
     restored = run.observer.on_session(variables)
     if not run.resumed:

@@ -25,9 +25,6 @@ _COUNT = itertools.count()
 class SessionPlan:
     """The plan of one session.
 
-    Attributes:
-        strategy: strategy for the session's graph.
-
     Args:
         run: the run.
         captured: the session's graph.
@@ -90,11 +87,6 @@ class SessionPlan:
         self, step: CapturedStep, kernels: Sequence[AnyKernel], fetching: Fetching = Fetching.BY_EACH
     ) -> Program:
         """Rewrites a run of the graph for this worker.
-
-        Args:
-            step: the run.
-            kernels: the rewrites to apply.
-            fetching: the workers that fetch the outputs.
 
         Raises:
             FetchedElsewhereError: workers may fetch different outputs, and one is computed on other workers.

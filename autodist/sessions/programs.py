@@ -64,15 +64,7 @@ class Prepared:
 
 
 class SessionPrograms:
-    """Makes the programs of one session.
-
-    Args:
-        run: the run.
-        captured: the session's graph.
-        feeds: the division of its feeds.
-        plan: plan of the session.
-        initial_values: initial values of the session's variables.
-    """
+    """Makes the programs of one session."""
 
     def __init__(
         self, run: Run, captured: CapturedGraph, feeds: SessionFeeds, plan: SessionPlan, initial_values: InitialValues
@@ -82,10 +74,6 @@ class SessionPrograms:
 
     def prepare(self, elements: Sequence[tf.Tensor | tf.Operation], arrays: Mapping[tf.Tensor, np.ndarray]) -> Prepared:
         """Prepares the run of these fetches and feeds; initializes the variables that it needs.
-
-        Args:
-            elements: fetches.
-            arrays: the complete feeds.
 
         Raises:
             CaptureError: the run cannot be divided among the replicas.

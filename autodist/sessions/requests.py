@@ -75,11 +75,7 @@ class Request:
 
 
 class Requests:
-    """Resolves the requests of a session's runs; caches them for runs of the same form.
-
-    Args:
-        graph: graph of the session.
-    """
+    """Resolves the requests of a session's runs; caches them for runs of the same form."""
 
     def __init__(self, graph: tf.Graph) -> None:
         self._graph = graph

@@ -33,12 +33,7 @@ _NO_LOCKSTEP = (
 
 
 class SessionRuns:
-    """Makes the runs of one session.
-
-    Args:
-        run: the run.
-        feeds: the division of the session's feeds.
-    """
+    """Makes the runs of one session."""
 
     def __init__(self, run: Run, feeds: SessionFeeds) -> None:
         self._run, self._feeds = run, feeds

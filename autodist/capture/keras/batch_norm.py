@@ -28,13 +28,7 @@ _LEAST_EPSILON = 1.001e-5
 
 @dataclass(frozen=True)
 class _Moments:
-    """A mean and variance computed in a layer.
-
-    Attributes:
-        x: the activations.
-        mean: the mean of each channel.
-        variance: the variance of each channel.
-    """
+    """A mean and variance computed in a layer."""
 
     x: tf.Tensor
     mean: tf.Tensor
@@ -121,10 +115,6 @@ class FusedNorms:
 
         Keras updates the averages before it normalizes, so this runs on the finished graph. Gradients stay correct: the
         values are equal, and a gradient through the separate moments was built when these were read.
-
-        Args:
-            editor: editor of the graph's definition.
-            graph: the graph of the ops.
         """
         made = [moments for moments in self._made.values() if moments.x.graph is graph]
         fused = [one for one in self._fused if one.moments.x.graph is graph]

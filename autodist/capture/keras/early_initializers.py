@@ -18,19 +18,12 @@ def seed_early_initializers(seed: int) -> None:
     """Derives the seeds of existing initializers without a seed from the run's.
 
     Later initializers draw their seeds from Python's generator, which is the same on all workers by then.
-
-    Args:
-        seed: the run's seed.
     """
     RandomInitializer.seed = _Seed(seed)
 
 
 class _Seed:
-    """The attribute `seed` of an initializer; that of an early one is drawn at its first read.
-
-    Args:
-        seed: the run's seed.
-    """
+    """The attribute `seed` of an initializer; that of an early one is drawn at its first read."""
 
     def __init__(self, seed: int) -> None:
         self._seeds: Iterator[int] = map(random.Random(seed).randint, itertools.repeat(1), itertools.repeat(_LARGEST))

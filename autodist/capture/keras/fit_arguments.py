@@ -104,11 +104,7 @@ def lengths_to_come(model: keras.Model) -> tuple[int, ...]:
 
 
 def batch_lengths(arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the distinct lengths of an epoch's batches, if they are known without reading any.
-
-    Args:
-        arguments: the arguments of `fit`, by name.
-    """
+    """Returns the distinct lengths of an epoch's batches, if they are known without reading any."""
     data = arguments.get("x")
     if arguments.get("steps_per_epoch") is not None:
         return ()  # it may end before the last batch

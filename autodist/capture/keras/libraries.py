@@ -45,12 +45,7 @@ def steps_per_execution(model: Any) -> int:
 
 @contextmanager
 def when_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
-    """Calls `act` at once if a module has been imported, or else when it is imported while the context is open.
-
-    Args:
-        name: name of a top-level module.
-        act: called at most once.
-    """
+    """Calls `act` at once if a module has been imported, or else when it is imported while the context is open."""
     if name in sys.modules:
         act()
         yield

@@ -111,9 +111,12 @@ class AdoptedModels(ABC):
         """Wraps `fit`, `evaluate` or `predict` of a class, for models that were compiled before the scope."""
         if method.__name__ == "fit" and own_maker(model, "train") is not None:
             self.adopt(model)  # Keras would call the model's own function instead of the class's, which adopts models
-        bound = method.__get__(model)
-        ours = self._fits.wrapped(bound) if self._fits is not None else bound
-        return (self._around_fit(ours) if method.__name__ == "fit" else ours)(*args, **kwargs)
+        call = method.__get__(model)
+        if self._fits is not None:
+            call = self._fits.wrapped(call)
+        if method.__name__ == "fit":
+            call = self._around_fit(call)
+        return call(*args, **kwargs)
 
     def adopt(self, model: Any) -> None:
         """Sets a distributed train function on one model, which keeps it after the scope."""

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import keras
 
-from autodist.capture.keras.libraries import callbacks_of
+from autodist.capture.keras.libraries import is_legacy
+from autodist.capture.patches import LEGACY_PROGRESS, PROGRESS, Patch, install
 from autodist.reading.batch_sharding import GlobalBatch, ReadBatch
 
 _PENDING = "_autodist_start_seconds"
@@ -45,7 +46,7 @@ class TracedStep(Protocol):
 
 def timing_the_start(step: TracedStep, model: keras.Model) -> Callable[[Any], Any]:
     """Wraps `step` so that its first call does not count in the epoch time of Keras's progress bar."""
-    _watch_progress_bars(callbacks_of(model).ProgbarLogger)
+    _watch_progress_bars(LEGACY_PROGRESS if is_legacy(model) else PROGRESS)
 
     def call(data: Any) -> Any:
         if step.traces:
@@ -59,14 +60,11 @@ def timing_the_start(step: TracedStep, model: keras.Model) -> Callable[[Any], An
 
 
 @functools.cache
-def _watch_progress_bars(logger: Any) -> None:
-    plain = logger.on_train_batch_end
-
-    @functools.wraps(plain)
-    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+def _watch_progress_bars(row: Patch) -> None:
+    def on_train_batch_end(plain: Any, self: Any, batch: int, logs: Any = None) -> None:
         seconds = vars(self.model).pop(_PENDING, None)
         if seconds is not None and self.progbar is not None:
             self.progbar._start += seconds
         plain(self, batch, logs)
 
-    logger.on_train_batch_end = on_train_batch_end
+    install(row, on_train_batch_end)

@@ -11,6 +11,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator  # makes the batches of each epoch of `fit`
 
+from autodist.capture.patches import EPOCH_BATCHES, install
 from autodist.reading.data_sets import begins_within
 
 
@@ -37,13 +38,12 @@ def skip_batches(epochs: int, batches: int, passing: Passing) -> None:
         batches: number of batches of the next epoch that the earlier run has trained on.
         passing: the callbacks.
     """
-    plain = EpochIterator._enumerate_iterator
 
-    def enumerate_rest(self: EpochIterator) -> Iterator[Any]:
-        EpochIterator._enumerate_iterator = plain
+    def enumerate_rest(plain: Any, self: EpochIterator) -> Iterator[Any]:
+        installed.remove()
         return _rest_of(self, epochs, batches, passing)
 
-    EpochIterator._enumerate_iterator = enumerate_rest
+    installed = install(EPOCH_BATCHES, enumerate_rest)
 
 
 def reads_on(batches_of: EpochIterator) -> bool:

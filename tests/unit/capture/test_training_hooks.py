@@ -42,12 +42,12 @@ def listener() -> Iterator[Listener]:
 
 
 def test_each_hook_takes_the_names_of_the_arguments_that_it_takes_the_place_of(listener: Listener) -> None:
-    for owner, name, plain, ours in training_hooks._hooks:
-        expected = list(inspect.signature(plain).parameters)
-        wrapper = inspect.getclosurevars(ours).nonlocals["wrapper"]
+    for hook in training_hooks._hooks:
+        expected = list(inspect.signature(hook.plain).parameters)
+        wrapper = inspect.getclosurevars(hook.replacement).nonlocals["wrapper"]
         parameters = [*inspect.signature(wrapper).parameters.values()][1:]  # the first is the plain method
         named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        assert named[1:] == expected[1 : len(named)], (owner, name)
+        assert named[1:] == expected[1 : len(named)], hook
         assert named or expected[0] == "self"
 
 
