@@ -111,7 +111,7 @@ def test_names_that_are_counted_up_may_differ_and_the_chiefs_are_taken():
     chief, mine = (captured_after(layers).item for layers in (3, 0))
     assert {v.name for v in chief.variables} != {v.name for v in mine.variables}
     renaming = require_equal(Fingerprint.of(chief), Fingerprint.of(mine), "worker 1")
-    renamed = renaming.item(mine)
+    renamed = renaming.step(mine)
     assert Fingerprint.of(renamed) == Fingerprint.of(chief)
     for one in ("variables", "gradients", "gradient_calls", "inputs", "outputs", "targets"):
         assert getattr(renamed, one) == getattr(chief, one)
