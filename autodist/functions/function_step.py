@@ -267,10 +267,10 @@ class DistributedFunction:
                 self._run.observer.before_step(self)
             self._report_first_batch(traced, leaves, constants)
             own = self._sharing.own_part(leaves, self.global_batch)
-            with self._run.startup.doing("making the first step"):
+            with self._run.startup.showing("making the first step"):
                 results = self._run_step(traced, own, leaves, self._permuted(traced, leaves))
         if not traced.running.is_dry_run:
-            self._run.startup.ends()
+            self._run.startup.finish()
         return traced, own, results
 
     def _is_outdated(self, traced: _Traced) -> bool:
@@ -293,9 +293,9 @@ class DistributedFunction:
         axes = [leaf.axis for leaf in leaves]
         name = self._name
         has_nones = any(x is None for x in tf.nest.flatten(list(arguments.values())))
-        with nullcontext() if has_nones else explaining_open_axes(), self._run.startup.doing(f"tracing {name}"):
+        with nullcontext() if has_nones else explaining_open_axes(), self._run.startup.showing(f"tracing {name}"):
             captured = self._capture(step, made_for.specs, axes)
-        self._run.startup.has_done("traced %s, a step on %d variables", name, len(captured.step.variables))
+        self._run.startup.log_done("traced %s, a step on %d variables", name, len(captured.step.variables))
         apart = inputs_apart(captured.inputs, leaves, made_for.groups)
         is_global = self._sharing.is_global or self._sharing.is_gathered
         captured = replace(captured, step=replace(captured.step, is_global=is_global, apart=apart))

@@ -72,43 +72,42 @@ class CliOverrides:
         """Returns the environment variables that pass these options to another process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
-    def spec(self, said: Callable[[], ResourceSpec], gpus: Callable[[], int] = lambda: 0) -> ResourceSpec:
+    def spec(self, from_script: Callable[[], ResourceSpec], gpus: Callable[[], int] = lambda: 0) -> ResourceSpec:
         """Returns the machines; local ones keep the other settings of the script's YAML (strategy, batch, timeouts).
 
         Args:
-            said: returns the script's machines.
+            from_script: returns the script's machines.
             gpus: counts the GPUs of this machine; local workers run their replicas on them if there are enough.
 
         Raises:
             ResourceSpecError: the machines cannot be used.
         """
-        spec = self._machines(said, gpus)
+        spec = self._machines(from_script, gpus)
         return spec if self.max_restarts is None else spec.model_copy(update={"max_restarts": self.max_restarts})
 
-    def _machines(self, said: Callable[[], ResourceSpec], gpus: Callable[[], int]) -> ResourceSpec:
+    def _machines(self, from_script: Callable[[], ResourceSpec], gpus: Callable[[], int]) -> ResourceSpec:
         if self.cluster is not None:
             return ResourceSpec.from_file(self.cluster)
         if self.given:
-            return said().as_given()
+            return from_script().as_given()
         if self.workers is None and self.replicas is None:
-            return said()
-        local, from_script = local_workers(self.workers or 1, self.replicas, gpus()), said()
+            return from_script()
+        local, own = local_workers(self.workers or 1, self.replicas, gpus()), from_script()
         settings = {
-            name: getattr(from_script, name)
-            for name in ("strategy", "batch", "max_restarts", "source", *Timeouts.model_fields)
+            name: getattr(own, name) for name in ("strategy", "batch", "max_restarts", "source", *Timeouts.model_fields)
         }
         return local.model_copy(update=settings)
 
-    def builder(self, said: Callable[[], BuildsStrategy]) -> BuildsStrategy:
+    def builder(self, from_script: Callable[[], BuildsStrategy]) -> BuildsStrategy:
         """Returns the builder that decides the strategy.
 
         Args:
-            said: returns the builder of the script, or of the YAML of its machines.
+            from_script: returns the builder of the script, or of the YAML of its machines.
 
         Raises:
             StrategyError, ResourceSpecError: it cannot be used; names the line if it comes from a file.
         """
-        return said() if self.strategy is None else named_builder(self.strategy)
+        return from_script() if self.strategy is None else named_builder(self.strategy)
 
 
 _taken_over: list[CliOverrides] = []

@@ -138,9 +138,9 @@ class Coordination:
         self.reach_collective()
         self._peers.guard(self._transport.barrier)
 
-    def wait_for_chief(self, say: bytes = b"set") -> None:
+    def wait_for_chief(self) -> None:
         """On another worker, returns once the chief has made the matching call."""
-        self.broadcast(say)
+        self.broadcast(b"set")
 
     @property
     def _transport(self) -> Messages:

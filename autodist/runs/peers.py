@@ -189,10 +189,10 @@ class Peers:
         assert self._launch is not None, "there are others"
         self._launch.has_joined = True
         coordinator, others = self._launch.coordinator, name_workers([worker.name for worker in self._spec.workers[1:]])
-        with self._startup.doing(f"starting {others}"):
+        with self._startup.showing(f"starting {others}"):
             self._launch.wait()
         coordinator.wait_in_first_step()
-        with self._startup.doing(f"waiting for {others} to trace the step and join"):
+        with self._startup.showing(f"waiting for {others} to trace the step and join"):
             server = start_server(coordinator.addresses, 0, coordinator.reserved_port, config)
             self._joins_since = time.monotonic()
             limits = Limits(self._spec.stall_timeout, self._spec.answer_timeout, self._spec.deadlock_timeout)
@@ -204,7 +204,7 @@ class Peers:
                 raise self._without_traceback(failure) from None
             finally:
                 self._joins_since = None
-        self._startup.has_done("all %d workers have joined", len(self._spec.workers))
+        self._startup.log_done("all %d workers have joined", len(self._spec.workers))
         return server
 
     def _join_chief(self, worker_client: WorkerClient, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:

@@ -40,9 +40,9 @@ class StartupProgress:
         return self._columns or None if is_shown_on_the_terminal(logging.INFO) else None
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def showing(self, what: str) -> Iterator[None]:
         """Context that shows `what` next to a spinner, until the first step has finished."""
-        self.begins()
+        self.start()
         if self._is_over or not self._has_terminal or not is_shown_on_the_terminal(logging.INFO):
             yield
             return
@@ -62,20 +62,20 @@ class StartupProgress:
             finally:
                 self._live = None
 
-    def has_done(self, what: str, *args: object) -> None:
+    def log_done(self, what: str, *args: object) -> None:
         """Logs a finished phase and its seconds on the chief; at level DEBUG once the first step has finished."""
         if self._is_over and self._is_chief:
             log.debug(what, *args)
         elif self._is_chief:
-            log.info(f"%5.1f s: {what}", time.monotonic() - self.begins(), *args)
+            log.info(f"%5.1f s: {what}", time.monotonic() - self.start(), *args)
 
-    def ends(self) -> None:
+    def finish(self) -> None:
         """Logs that the first step has finished; has no effect when called again."""
         if not self._is_over and self._began is not None:
-            self.has_done("first step finished")
+            self.log_done("first step finished")
             self._is_over = True
 
-    def begins(self) -> float:
+    def start(self) -> float:
         """Returns the start of the log's clock, by `time.monotonic`: the time of the first call."""
         if self._began is None:
             self._began = time.monotonic()

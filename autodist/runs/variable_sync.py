@@ -59,7 +59,7 @@ class VariableSync:
                 broadcast.worker,
                 broadcast.workers,
                 lambda to, letter: send(to, letter.encode()),
-                lambda told: broadcast.receive(Listing.decode(told)),
+                lambda text: broadcast.receive(Listing.decode(text)),
             )
 
     def before_step(

@@ -50,7 +50,7 @@ class WorkerLaunch:
         self._is_awaited = self._is_ended = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._start, name="autodist-starting", daemon=True)
-        startup.begins()
+        startup.start()
         self._thread.start()
         _launches.append(self)
 
@@ -116,9 +116,9 @@ class WorkerLaunch:
         try:
             self.coordinator.prepare()
             if far:
-                self._startup.has_done("reached %s", ", ".join(far))
+                self._startup.log_done("reached %s", ", ".join(far))
             self.coordinator.start(self._payload)
-            self._startup.has_done("started %s", name_workers([worker.name for worker in self._spec.workers[1:]]))
+            self._startup.log_done("started %s", name_workers([worker.name for worker in self._spec.workers[1:]]))
         except BaseException as error:  # noqa: BLE001 - the script's thread raises it
             if self._is_ended:
                 return  # the abort caused the error

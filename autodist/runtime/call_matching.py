@@ -29,7 +29,7 @@ class CallMessageKind(enum.StrEnum):
 
     CALLING = "calling"  # to the chief: this worker makes a call
     GIVES_UP = "gives up"  # to the chief: the wait was too long; it makes the call alone unless that is decided
-    QUERY = "asked"  # from the chief: does the worker make a call before its next collective call?
+    QUERY = "query"  # from the chief: does the worker make a call before its next collective call?
     PASSED = "passed"  # to the chief: no, it is at another call; from the chief: it makes no more calls
     TOGETHER = "together"  # from the chief: all workers make the call
     ALONE = "alone"  # from the chief: the worker makes the call alone

@@ -11,7 +11,7 @@ class ControlKind(enum.StrEnum):
     """The meaning of a control message."""
 
     READY = "ready"  # to the chief: this worker waits before the step
-    QUERY = "asked"  # from the chief: it has values for the step; will the worker be ready?
+    QUERY = "query"  # from the chief: it has values for the step; will the worker be ready?
     COMING = "coming"  # to the chief: this worker has not begun the step and will be ready
     WITHIN = "within"  # to the chief: this worker is in the step
     BEYOND = "beyond"  # to the chief: this worker has finished the step

@@ -26,7 +26,7 @@ class Messages:
             queues = [self._queue(tf.string, f"messages/{w}", w) for w in range(1, workers)]
             self._send = [queue.enqueue(self._content) for queue in queues]
             self._receive = None if self._is_chief else queues[worker - 1].dequeue()
-            to_chief = [self._queue(tf.string, f"told/{w}", 0) for w in range(1, workers)]
+            to_chief = [self._queue(tf.string, f"gathered/{w}", 0) for w in range(1, workers)]
             self._gather_others = [queue.dequeue() for queue in to_chief]
             self._send_to_chief = None if self._is_chief else to_chief[worker - 1].enqueue(self._content)
             posted = self._queue(tf.string, "posted", 0, capacity=-1)  # unbounded: senders do not wait for the chief

@@ -149,7 +149,7 @@ class DistributedSession(SessionInterface):
                 values = self._runs.make(prepared, request, arrays, options, run_metadata)
             self._run.input_consistency.report_faults()
             if known is None and not (prepared.sets or prepared.is_read_only):
-                self._run.startup.ends()
+                self._run.startup.finish()
             if prepared.trains:
                 self._run.count_steps(1)
         finally:

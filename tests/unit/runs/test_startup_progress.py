@@ -53,17 +53,17 @@ def _on_a_terminal(script: str, level: str = "INFO") -> tuple[str, str]:
 
 def test_a_terminal_shows_what_is_being_done_and_lines_above_it() -> None:
     shown, printed = _on_a_terminal("""
-with start.doing("waiting for two"):
-    start.has_done("reached %s", "there")
+with start.showing("waiting for two"):
+    start.log_done("reached %s", "there")
     output = Output()
     output.line("stderr", "two", "a worker's line")
     output.line("stdout", "two", "another")
     assert output.drain(10)
     print("the script's")
-    with start.doing("asking"):
+    with start.showing("asking"):
         pass
-start.ends()
-with start.doing("a later step"):
+start.finish()
+with start.showing("a later step"):
     pass
 """)
     assert "autodist: waiting for two …" in shown
@@ -77,7 +77,7 @@ with start.doing("a later step"):
 
 def test_a_forked_process_writes_past_it() -> None:
     shown, _ = _on_a_terminal("""
-with start.doing("forking"):
+with start.showing("forking"):
     child = os.fork()
     if child == 0:
         print("of the child", file=sys.stderr)
@@ -91,26 +91,26 @@ with start.doing("forking"):
 @pytest.mark.parametrize("script", ["", "log = logging.getLogger('autodist'); log.setLevel('WARNING')\n"])
 def test_nothing_moves_where_nothing_is_to_be_told(script: str) -> None:
     level = "WARNING" if not script else "INFO"
-    shown, _ = _on_a_terminal(f"{script}with start.doing('waiting'):\n    pass\n", level)
+    shown, _ = _on_a_terminal(f"{script}with start.showing('waiting'):\n    pass\n", level)
     assert shown == ""
 
 
 def test_elsewhere_than_on_a_terminal_there_are_lines_alone(caplog: pytest.LogCaptureFixture) -> None:
     start = StartupProgress(is_chief=True)
     with caplog.at_level(logging.INFO, "autodist"):
-        with start.doing("waiting"):
-            start.has_done("reached")
-        start.ends()
-        start.ends()
-        start.has_done("another")
+        with start.showing("waiting"):
+            start.log_done("reached")
+        start.finish()
+        start.finish()
+        start.log_done("another")
     assert [m.split(" s: ")[1] for m in caplog.messages] == ["reached", "first step finished"]
 
 
 def test_other_workers_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
     start = StartupProgress(is_chief=False)
-    with caplog.at_level(logging.DEBUG, "autodist"), start.doing("waiting"):
-        start.has_done("reached")
-    start.ends()
+    with caplog.at_level(logging.DEBUG, "autodist"), start.showing("waiting"):
+        start.log_done("reached")
+    start.finish()
     assert caplog.messages == []
 
 
