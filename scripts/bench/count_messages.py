@@ -118,14 +118,14 @@ def _resnet50() -> CapturedStep:
     model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10)
     model.compile("adam", loss="sparse_categorical_crossentropy")
     specs = (tf.TensorSpec([None, 64, 64, 3], tf.float32), tf.TensorSpec([None], tf.int32))
-    return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
+    return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).step
 
 
 def _embedding() -> CapturedStep:
     model = TASKS["embedding"].build()
     model.compile("sgd", loss=keras.losses.BinaryCrossentropy(from_logits=True))
     specs = (tf.TensorSpec([None, IDS], tf.int32), tf.TensorSpec([None, 1], tf.float32))
-    return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
+    return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).step
 
 
 _STEPS: dict[str, Callable[[], CapturedStep]] = {"resnet50": _resnet50, "embedding": _embedding}

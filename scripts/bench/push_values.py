@@ -57,12 +57,12 @@ def _seconds(workers: int) -> float:
     began = time.thread_time()
     listing = Listing.of([value.stored for value in values], range(workers))
     heard = listing.encode()
-    taking = [threading.Thread(target=lambda one=one: one.take(Listing.decode(heard))) for one in others]
+    taking = [threading.Thread(target=lambda one=one: one.receive(Listing.decode(heard))) for one in others]
     spent = time.thread_time() - began
     for one in taking:
         one.start()
     began = time.thread_time()
-    chief.give(listing, lambda k: np.asarray(values[k].read()))
+    chief.send(listing, lambda k: np.asarray(values[k].read()))
     pieces.set(values, workers=[0])
     spent += time.thread_time() - began
     for one in taking:
@@ -83,9 +83,9 @@ def _times(workers: int) -> float:
     listing = Listing.of(
         [StoredVariable(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(1000)], range(workers)
     )
-    sizes = [sum(listing.parts[one.part].byte_size for one in shipment.slices) for shipment in listing.shipments]
+    sizes = [sum(listing.parts[one.part].byte_size for one in shipment.slices) for shipment in listing.transfers]
     sent: collections.Counter[int] = collections.Counter()
-    for shipment, size in zip(listing.shipments, sizes, strict=True):
+    for shipment, size in zip(listing.transfers, sizes, strict=True):
         by = listing.present if shipment.to == EVERY_WORKER else (0,)
         sent.update({w: size * (len(listing.after(w)) if shipment.to == EVERY_WORKER else 1) for w in by})
     return max(sent.values()) / sum(part.byte_size for part in listing.parts)

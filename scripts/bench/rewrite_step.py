@@ -53,7 +53,7 @@ def _captured(name: str) -> CapturedStep:
     model = CAPTURED[name](weights=None, input_shape=(64, 64, 3), classes=10)
     model.compile("adam", loss="sparse_categorical_crossentropy")
     specs = (tf.TensorSpec([None, 64, 64, 3], tf.float32), tf.TensorSpec([None], tf.int32))
-    return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
+    return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).step
 
 
 def _by_builder(step: CapturedStep, clusters: Mapping[str, Sequence[int]], repeat: int) -> dict[str, Any]:

@@ -37,10 +37,10 @@ def main() -> None:
     arguments = parser.parse_args()
     captured = _captured()
     spec = _machines(arguments.workers)
-    strategy = AllReduce(all_reduce_spec=arguments.spec).build(captured.item, spec)
-    check_strategy(strategy, captured.item, spec)
-    strategy = resolve_specs(strategy, captured.item, spec)
-    items = [rewrite(captured.item, Context(strategy, worker)) for worker in range(arguments.workers)]
+    strategy = AllReduce(all_reduce_spec=arguments.spec).build(captured.step, spec)
+    check_strategy(strategy, captured.step, spec)
+    strategy = resolve_specs(strategy, captured.step, spec)
+    items = [rewrite(captured.step, Context(strategy, worker)) for worker in range(arguments.workers)]
     steps = [
         _prepared(server, item, captured, arguments.workers)
         for server, item in zip(_servers(arguments.workers), items, strict=True)
@@ -87,14 +87,14 @@ def _prepared(
     """Returns a step of one worker, with initialised variables."""
     graph_runner = GraphRunner(server.target, _config())
     present = {node.name for node in step.graph_def.node}
-    values = {v.handle: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
+    values = {v.handle: s.numpy() for v, s in zip(captured.step.variables, captured.sources, strict=True)}
     with graph_runner.graph.as_default():
         tf.import_graph_def(step.graph_def, name="")
         for handle in values.keys() & present:
             resource = graph_runner.graph.get_tensor_by_name(f"{handle}:0")
             graph_runner.session.run(tf.raw_ops.AssignVariableOp(resource=resource, value=values[handle]))
     graph_runner.session.run([graph_runner.graph.get_operation_by_name(name) for name in step.initializers.values()])
-    feeds = {name: np.ones((EXAMPLES_EACH, WIDTH), np.float32) for name in captured.item.inputs}
+    feeds = {name: np.ones((EXAMPLES_EACH, WIDTH), np.float32) for name in captured.step.inputs}
     feeds |= {EXAMPLES: np.int64(EXAMPLES_EACH), ALL_EXAMPLES: np.int64(EXAMPLES_EACH * workers)}
     feeds = {name: value for name, value in feeds.items() if node_of(name) in present}
     outputs = [graph_runner.graph.get_tensor_by_name(name) for name in step.outputs]

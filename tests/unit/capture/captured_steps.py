@@ -27,8 +27,8 @@ def plain_step(x):
 
 
 def names(found):
-    return [g.variable for g in found.item.gradients]
+    return [g.variable for g in found.step.gradients]
 
 
 def ops(found):
-    return {n.op for n in found.item.graph_def.node}
+    return {n.op for n in found.step.graph_def.node}

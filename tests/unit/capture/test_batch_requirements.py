@@ -28,7 +28,7 @@ def item_of(change=lambda x: x, after=lambda y: y, loss_of=lambda e: tf.reduce_m
         WEIGHT.assign_sub(0.1 * tape.gradient(loss, WEIGHT))
         return loss
 
-    return capture_function(step, SPECS, axes).item
+    return capture_function(step, SPECS, axes).step
 
 
 def set_shape(x):
@@ -161,5 +161,5 @@ def test_slots_of_as_many_rows_as_there_are_examples_are_no_rows_of_examples():
         slot.assign(0.9 * slot + tape.gradient(loss, weight))
         weight.assign_sub(slot)
 
-    item = capture_function(step, (tf.TensorSpec([None, 8], tf.float64),), (0,)).item
+    item = capture_function(step, (tf.TensorSpec([None, 8], tf.float64),), (0,)).step
     require_any_length(item, BatchDivision(8, 1, 2))

@@ -22,7 +22,7 @@ from tests.unit.graph.graph_text import assert_imports
 
 def test_a_step_is_captured_with_its_variables_gradients_and_outputs():
     found = captured(plain_step)
-    step = found.item
+    step = found.step
     (variable,) = step.variables
     assert (variable.name, variable.shape, variable.dtype, variable.trainable) == ("outside", (4, 2), tf.float32, True)
     assert found.sources[0] is OUTSIDE
@@ -33,7 +33,7 @@ def test_a_step_is_captured_with_its_variables_gradients_and_outputs():
 
 
 def test_gradients_are_proportional_to_a_seed_of_one():
-    step = captured(plain_step).item
+    step = captured(plain_step).step
     (call,) = step.gradient_calls
     seed = next(n for n in step.graph_def.node if n.name == call.seed)
     assert seed.op == "PlaceholderWithDefault"
@@ -59,7 +59,7 @@ def test_a_gather_has_a_sparse_gradient():
         table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
         return loss
 
-    (gradient,) = captured(step, tf.TensorSpec([None], tf.int32)).item.gradients
+    (gradient,) = captured(step, tf.TensorSpec([None], tf.int32)).step.gradients
     assert gradient.is_sparse
 
 
@@ -82,7 +82,7 @@ def test_each_variable_has_a_gradient_of_its_own_where_the_maths_gives_both_the_
             variable.assign_sub(tf.convert_to_tensor(gradient))
         return loss
 
-    item = capture_function(step, (tf.TensorSpec([None], tf.int32),), [0]).item
+    item = capture_function(step, (tf.TensorSpec([None], tf.int32),), [0]).step
     assert [g.variable for g in item.gradients] == ["first", "second"]
     tensors = [t for g in item.gradients for t in g.tensors]
     assert len(tensors) == len(set(tensors)) == (4 if is_sparse else 2)
@@ -115,7 +115,7 @@ def test_several_calls_of_gradient_are_noted_in_order():
         other.assign_sub(tape.gradient(second, [other])[0])
         return first
 
-    item = captured(step).item
+    item = captured(step).step
     assert [(g.variable, g.call) for g in item.gradients] == [("outside", 0), ("other", 1)]
     assert len({c.seed for c in item.gradient_calls}) == 2
 
@@ -144,7 +144,7 @@ def test_recomputed_gradients_are_part_of_the_call_that_asks_for_them():
             variable.value.assign_sub(gradient)
         return loss
 
-    item = captured(step).item
+    item = captured(step).step
     assert sorted(names(captured(step))) == sorted(v.value.name.removesuffix(":0") for v in dense.trainable_variables)
     assert len(item.gradient_calls) == 1
 
@@ -167,7 +167,7 @@ def test_a_variable_that_is_written_and_never_read_is_found():
         last.assign(loss)
         return loss
 
-    assert {v.name for v in captured(step).item.variables} == {"outside", "last"}
+    assert {v.name for v in captured(step).step.variables} == {"outside", "last"}
 
 
 def test_names_that_come_twice_are_told_apart():
@@ -180,7 +180,7 @@ def test_names_that_come_twice_are_told_apart():
             twin.assign_sub(gradient)
         return loss
 
-    assert [v.name for v in captured(step).item.variables] == ["twin", "twin_1"]
+    assert [v.name for v in captured(step).step.variables] == ["twin", "twin_1"]
 
 
 def test_declarations_of_variables_are_captured():
@@ -191,7 +191,7 @@ def test_declarations_of_variables_are_captured():
         state.assign_add(1.0)
         return plain_step(x * keras.random.uniform(tf.shape(x), seed=generator))
 
-    found = {v.name: v for v in captured(step).item.variables}
+    found = {v.name: v for v in captured(step).step.variables}
     assert found["state"].aggregation is Aggregation.SUM
     assert [v.is_seed for v in found.values()].count(True) == 1
     assert not found["state"].is_seed
@@ -200,7 +200,7 @@ def test_declarations_of_variables_are_captured():
 def test_values_from_outside_become_constants():
     scale = tf.constant([2.0, 2.0, 2.0, 2.0])
     found = captured(lambda x: plain_step(x * scale))
-    values = [tf.make_ndarray(n.attr["value"].tensor) for n in found.item.graph_def.node if n.op == "Const"]
+    values = [tf.make_ndarray(n.attr["value"].tensor) for n in found.step.graph_def.node if n.op == "Const"]
     assert any(v.shape == (4,) and (v == 2).all() for v in values)
     assert found.inputs == ("x:0",)
 
@@ -209,11 +209,11 @@ def test_structures_are_kept_and_python_values_stay():
     found = captured(lambda x: {"loss": plain_step(x), "nothing": None, "seven": 7})
     assert set(found.outputs) == {"loss", "nothing", "seven"}
     assert found.outputs["nothing"] is None
-    assert len(found.item.outputs) == len([v for v in tf.nest.flatten(found.outputs) if isinstance(v, tf.TensorSpec)])
+    assert len(found.step.outputs) == len([v for v in tf.nest.flatten(found.outputs) if isinstance(v, tf.TensorSpec)])
 
 
 def test_outputs_do_not_wait_for_the_writes():
-    step = captured(plain_step).item
+    step = captured(plain_step).step
     node = next(n for n in step.graph_def.node if n.name == node_of(step.outputs[0]))
     assert node.op != "Identity"
     assert step.targets
@@ -298,7 +298,7 @@ def test_the_traced_graph_ends_with_the_capture():
 
 
 def test_every_tensor_that_remains_has_its_shape_and_dtype():
-    step = captured(plain_step).item
+    step = captured(plain_step).step
     nodes = [node.name for node in step.graph_def.node]
     graph = tf.Graph()
     with graph.as_default():
@@ -325,7 +325,7 @@ def test_names_do_not_depend_on_what_the_process_did_before():
     first = capture_function(step, (ids,), [0])
     tf.add(table, table)
     second = capture_function(step, (ids,), [0])
-    assert [n.name for n in first.item.graph_def.node] == [n.name for n in second.item.graph_def.node]
+    assert [n.name for n in first.step.graph_def.node] == [n.name for n in second.step.graph_def.node]
 
 
 def test_optimizers_of_version_1_leave_no_device_of_this_process():
@@ -337,5 +337,5 @@ def test_optimizers_of_version_1_leave_no_device_of_this_process():
             loss = tf.reduce_mean(x * weight)
         optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
 
-    item = capture_function(step, (tf.TensorSpec([None, 2], tf.float32),), [0]).item
+    item = capture_function(step, (tf.TensorSpec([None, 2], tf.float32),), [0]).step
     assert {node.device for node in item.graph_def.node} <= {"", "/device:CPU:0"}

@@ -27,11 +27,11 @@ def captured(layer: keras.layers.Layer) -> CapturedFunction:
 
 
 def test_sums_of_gradients_are_none() -> None:
-    assert not captured(keras.layers.BatchNormalization()).item.in_step_all_reduces
+    assert not captured(keras.layers.BatchNormalization()).step.in_step_all_reduces
 
 
 def test_a_layer_asks_for_sums_and_their_gradients() -> None:
-    step = captured(keras.layers.BatchNormalization(synchronized=True)).item
+    step = captured(keras.layers.BatchNormalization(synchronized=True)).step
     nodes = [s.node for s in step.in_step_all_reduces if s.of is None]
     assert len(nodes) == 3
     assert {s.of for s in step.in_step_all_reduces if s.of is not None} == set(nodes[:2])
@@ -39,7 +39,7 @@ def test_a_layer_asks_for_sums_and_their_gradients() -> None:
 
 
 def test_gradients_are_exchanged_after_the_loss() -> None:
-    step = captured(keras.layers.BatchNormalization(synchronized=True)).item
+    step = captured(keras.layers.BatchNormalization(synchronized=True)).step
     depths = find_depths(step)
     assert {depths[s.node] for s in step.in_step_all_reduces if s.of is None} == {1}
     assert depths[step.gradient_calls[0].seed] == 2
@@ -57,7 +57,7 @@ def test_means_and_nests() -> None:
         w.assign_sub(tape.gradient(loss, w))
         return loss
 
-    item = capture_function(step, (tf.TensorSpec([None, 3]),), [0]).item
+    item = capture_function(step, (tf.TensorSpec([None, 3]),), [0]).step
     first, *rest = item.in_step_all_reduces
     assert first == InStepAllReduce(first.node, None, is_mean=True)
     assert all(s.is_mean for s in rest)
@@ -73,7 +73,7 @@ def test_gathered_rows_and_their_gradients() -> None:
         w.assign_sub(tape.gradient(loss, w))
         return loss
 
-    item = capture_function(step, (tf.TensorSpec([None, 3]),), [0]).item
+    item = capture_function(step, (tf.TensorSpec([None, 3]),), [0]).step
     first, second = item.in_step_all_reduces
     assert first == InStepAllReduce(first.node, how=InStepAllReduceKind.ROWS, axis=1)
     assert second == InStepAllReduce(second.node, first.node, how=InStepAllReduceKind.OWN_ROWS, axis=1)

@@ -39,7 +39,7 @@ def test_a_nested_function_that_asks_for_xla_is_known_by_its_scope_and_so_is_its
         OUTSIDE.assign_sub(0.1 * tape.gradient(loss, OUTSIDE))
         return loss
 
-    found = captured(step).item.graph_def.node
+    found = captured(step).step.graph_def.node
     asked = {n.op for n in found if is_in_jit_scope(n.name)}
     assert {"Sin", "Cos", "Square", "Mean"} <= asked
     assert not {"Tanh", "TanhGrad", "MatMul", "AssignSubVariableOp"} & asked
@@ -55,7 +55,7 @@ def test_a_function_in_a_nested_one_that_asks_for_xla_asks_too_and_its_neighbour
         OUTSIDE.assign_sub(0.1 * tape.gradient(loss, OUTSIDE))
         return loss
 
-    asked = [is_in_jit_scope(n.name) for n in captured(step).item.graph_def.node if n.op == "Sin"]
+    asked = [is_in_jit_scope(n.name) for n in captured(step).step.graph_def.node if n.op == "Sin"]
     assert sorted(asked) == [False, True]
 
 

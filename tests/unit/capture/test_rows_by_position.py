@@ -31,7 +31,7 @@ def item_of(loss_of: Loss) -> Step:
         WEIGHT.assign_sub(0.1 * tape.gradient(loss, WEIGHT))
         return loss
 
-    return capture_function(step, (tf.TensorSpec([None, 3]),), (0,)).item
+    return capture_function(step, (tf.TensorSpec([None, 3]),), (0,)).step
 
 
 def note_last(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -99,7 +99,7 @@ def test_a_row_that_is_returned_for_a_picture_goes_on() -> None:
         WEIGHT.assign_sub(0.1 * tape.gradient(loss, WEIGHT))
         return loss, y[0]
 
-    require_no_rows_by_position(capture_function(step, (tf.TensorSpec([None, 3]),), (0,)).item, BatchDivision(16, 2, 4))
+    require_no_rows_by_position(capture_function(step, (tf.TensorSpec([None, 3]),), (0,)).step, BatchDivision(16, 2, 4))
 
 
 def replicas(count: int) -> AutoDist:

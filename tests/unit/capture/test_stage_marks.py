@@ -32,7 +32,7 @@ def trained_by(model):
             variable.value.assign_sub(gradient)
         return loss
 
-    return capture(step, np.ones((2, 3), "float32")).item
+    return capture(step, np.ones((2, 3), "float32")).step
 
 
 @pytest.mark.parametrize("stage", [-1, 1.0, "1", True, None])
@@ -61,7 +61,7 @@ def test_variables_and_operations_of_a_function_belong_to_the_innermost_stage():
             variable.assign_sub(gradient)
         return loss
 
-    item = capture(step, np.ones((2, 3))).item
+    item = capture(step, np.ones((2, 3))).step
     assert stages(item) == {"first": 0, "last": 2, "third": 0}
     assert [marks(item, op) for op in ("Relu", "Softplus", "Tanh", "Exp")] == [[0], [1], [0], [None]]
     assert marks(item, "ReluGrad") == [None]
@@ -127,7 +127,7 @@ def test_an_open_stage_counts_before_that_of_a_layer():
             variable.value.assign_sub(gradient)
         return loss
 
-    item = capture(step, np.ones((2, 3), "float32")).item
+    item = capture(step, np.ones((2, 3), "float32")).step
     assert {v.stage for v in item.variables} == {0}
     assert 1 in marks(item, "MatMul")
     assert 0 not in marks(item, "MatMul")

@@ -19,7 +19,7 @@ def test_a_step_without_gradients_is_refused():
 
 def test_a_step_without_gradients_passes_where_none_are_needed():
     found = captured(lambda x: tf.reduce_mean(x @ OUTSIDE), needs_gradients=False)
-    assert found.item.gradients == () and len(found.item.variables) == 1
+    assert found.step.gradients == () and len(found.step.variables) == 1
 
 
 def may_evaluate(step):
@@ -33,7 +33,7 @@ def test_a_step_that_only_evaluates_passes_where_it_may():
         seen.assign_add(tf.reduce_sum(x))
         return tf.reduce_mean(x @ OUTSIDE)
 
-    assert may_evaluate(step).item.gradients == ()
+    assert may_evaluate(step).step.gradients == ()
 
 
 def test_a_step_that_writes_a_trainable_variable_does_not_only_evaluate():
@@ -52,7 +52,7 @@ def test_a_step_may_write_a_trainable_variable_of_what_an_earlier_step_has_added
     def step(x):
         OUTSIDE.assign_sub(0.1 * held)
 
-    assert may_evaluate(step).item.gradients == ()
+    assert may_evaluate(step).step.gradients == ()
 
 
 def test_a_step_that_writes_a_trainable_variable_of_what_it_draws_is_refused():
@@ -87,7 +87,7 @@ def test_a_jacobian_of_each_example_is_refused_with_what_gives_the_same():
     x = tf.constant([[1.0, 2.0], [3.0, -1.0], [0.1, 0.2]])
     with pytest.raises(CaptureError, match=r"tape.gradient of tf.reduce_mean\(tf.stop_gradient\(scales\) \* losses\)"):
         capture_function(step, (x,), [0])
-    assert capture_function(other_step, (x,), [0]).item.gradients
+    assert capture_function(other_step, (x,), [0]).step.gradients
     found = []
     for one in (step, other_step):
         v.assign([[1.0], [2.0]])

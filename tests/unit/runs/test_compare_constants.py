@@ -32,7 +32,7 @@ def fit_of(layer=None, optimizer=None, loss="mse"):
         model.optimizer.apply(tape.gradient(found, model.trainable_variables))
         return found
 
-    return capture(step, ROWS).item
+    return capture(step, ROWS).step
 
 
 def step_of(gradient_of):
@@ -45,7 +45,7 @@ def step_of(gradient_of):
         weight.assign_sub(gradient_of(tape.gradient(loss, weight)))
         return loss
 
-    return capture(step, ROWS).item
+    return capture(step, ROWS).step
 
 
 def looped(rate):
@@ -136,7 +136,7 @@ def test_texts_and_what_is_returned_as_it_is_may_differ():
             weight.assign_sub(tape.gradient(loss, weight))
             return loss, tf.constant(worker), tf.constant(f"/logs/{worker}")
 
-        return capture(step, ROWS).item
+        return capture(step, ROWS).step
 
     require(make, 1, 2)
 
@@ -167,7 +167,7 @@ def fixed(rows, rate):
         return loss
 
     return Fingerprint.of(
-        capture_function(step, (tf.TensorSpec([rows, 3], tf.float32),), [0], TrainingRequirements()).item
+        capture_function(step, (tf.TensorSpec([rows, 3], tf.float32),), [0], TrainingRequirements()).step
     )
 
 

@@ -108,7 +108,7 @@ def captured_after(layers: int) -> CapturedFunction:
 
 
 def test_names_that_are_counted_up_may_differ_and_the_chiefs_are_taken():
-    chief, mine = (captured_after(layers).item for layers in (3, 0))
+    chief, mine = (captured_after(layers).step for layers in (3, 0))
     assert {v.name for v in chief.variables} != {v.name for v in mine.variables}
     renaming = require_equal(Fingerprint.of(chief), Fingerprint.of(mine), "worker 1")
     renamed = renaming.step(mine)

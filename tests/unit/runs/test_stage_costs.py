@@ -33,13 +33,13 @@ LITTLE = 32
 def captured(model):
     batch = batches(model, [EXAMPLES])[0]
     found = capture(made(model), *batch, is_global=True)
-    return found, {name: given.shape for name, given in zip(found.item.inputs, batch, strict=True)}
+    return found, {name: given.shape for name, given in zip(found.step.inputs, batch, strict=True)}
 
 
 def costs(model, stages, micro_batches, pipelines=1, is_fed=True):
     step, shapes = captured(model)
-    strategy = pipelined(step.item, stage_of(step, stages), stages, micro_batches, pipelines=pipelines)
-    return costs_of(step.item, Context(strategy, 0), shapes if is_fed else {}), strategy
+    strategy = pipelined(step.step, stage_of(step, stages), stages, micro_batches, pipelines=pipelines)
+    return costs_of(step.step, Context(strategy, 0), shapes if is_fed else {}), strategy
 
 
 def is_about(tally, least):
@@ -83,7 +83,7 @@ def test_mates_exchange_their_sums_once():
         assert is_about(found.once[way], 2 * LAYER)
         assert way not in found.each
     assert is_about(found.once[0, 1], 2 * LAYER + 6 * ROW)  # with the other pipeline's part of the batch
-    figures = figures_of(strategy, captured("mlp")[0].item, list("abcd"), [1, 1, 1, 1], found)
+    figures = figures_of(strategy, captured("mlp")[0].step, list("abcd"), [1, 1, 1, 1], found)
     cuts = {(cut.source, cut.target): cut for cut in figures.cuts}
     assert cuts[1, 1].once == found.once[2, 3]
     assert cuts[0, 0].once == found.once[0, 1]  # the most that one sends to another
@@ -104,21 +104,21 @@ def test_where_no_batch_is_known_a_micro_batch_has_one_example():
 
 def test_a_step_that_was_rewritten_is_not_rewritten_again():
     step, shapes = captured("mlp")
-    strategy = pipelined(step.item, stage_of(step, 2), 2, 3)
+    strategy = pipelined(step.step, stage_of(step, 2), 2, 3)
     seen = Rewriting()
-    rewrite(step.item, Context(strategy, 0), also=seen)
+    rewrite(step.step, Context(strategy, 0), also=seen)
     assert seen.replicated is not None
     kept = seen.replicated
-    assert costs_of(step.item, Context(strategy, 0), shapes, seen) == costs("mlp", 2, 3)[0]
+    assert costs_of(step.step, Context(strategy, 0), shapes, seen) == costs("mlp", 2, 3)[0]
     assert seen.replicated is kept
 
 
 def test_a_step_that_no_kernel_takes_is_told_without_its_costs():
     step, shapes = captured("mlp")
     goes_back = {name: 1 - int(name.startswith("part_3")) for name in stage_of(step, 2)}
-    strategy = pipelined(step.item, goes_back, 2, 3)
-    assert costs_of(step.item, Context(strategy, 0), shapes) is None
-    figures = figures_of(strategy, step.item, ["a", "b"], None, None)
+    strategy = pipelined(step.step, goes_back, 2, 3)
+    assert costs_of(step.step, Context(strategy, 0), shapes) is None
+    figures = figures_of(strategy, step.step, ["a", "b"], None, None)
     text = shown(figures)
     assert "not known" in text
     assert "transfers" not in text
@@ -134,7 +134,7 @@ def shown(figures: PipelineFigures) -> str:
 
 def test_a_worker_waits_longer_where_stages_compute_less_alike():
     found, strategy = costs("mlp", 2, 3)
-    alike = figures_of(strategy, captured("mlp")[0].item, ["a", "b"], None, found)
+    alike = figures_of(strategy, captured("mlp")[0].step, ["a", "b"], None, found)
     assert alike.waits == pytest.approx(1 / 4)
     assert alike.waits_by_flops is not None
     assert 1 / 4 < alike.waits_by_flops < 1 / 2  # the first layer has less to do
@@ -152,9 +152,9 @@ def test_what_is_known_in_part_is_told_as_the_least():
 def test_the_run_tells_the_stages_below_the_variables(caplog):
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]})
     step, shapes = captured("mlp")
-    strategy = pipelined(step.item, stage_of(step, 2), 2, 3)
+    strategy = pipelined(step.step, stage_of(step, 2), 2, 3)
     with caplog.at_level(logging.INFO, logger="autodist"):
-        log_strategy(strategy, step.item, None, spec, None, shapes)
+        log_strategy(strategy, step.step, None, spec, None, shapes)
     told = caplog.text
     assert told.index("part_0_kernel") < told.index("FLOPs forward") < told.index("transfers")
     assert "FLOPs and bytes of a micro-batch of 5 examples" in told
@@ -176,15 +176,15 @@ def of_two_layers(inner):
 
 def test_the_whole_of_a_graph_of_which_nobody_knows_what_will_run_is_told_without_its_costs():
     step, shapes = captured("mlp")
-    whole = replace(step.item, targets=(), outputs=())
-    assert costs_of(whole, Context(pipelined(step.item, stage_of(step, 2), 2, 3), 0), shapes) is None
+    whole = replace(step.step, targets=(), outputs=())
+    assert costs_of(whole, Context(pipelined(step.step, stage_of(step, 2), 2, 3), 0), shapes) is None
 
 
 def costs_of_step(step, shape, rows=None):
     captured = capture_function(step, (tf.TensorSpec(shape, tf.float64),), [0])
-    strategy = pipelined(captured.item, stage_of(captured, 2), 2, 2)
-    shapes = {} if rows is None else dict.fromkeys(captured.item.inputs, (rows, *shape[1:]))
-    return costs_of(captured.item, Context(strategy, 0), shapes)
+    strategy = pipelined(captured.step, stage_of(captured, 2), 2, 2)
+    shapes = {} if rows is None else dict.fromkeys(captured.step.inputs, (rows, *shape[1:]))
+    return costs_of(captured.step, Context(strategy, 0), shapes)
 
 
 def test_a_step_whose_constants_have_the_batch_s_length_is_told_without_its_costs():

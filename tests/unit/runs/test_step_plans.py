@@ -63,7 +63,7 @@ def test_what_a_pipeline_cannot_do_is_told_with_the_line_of_the_option(tmp_path,
     spec = ResourceSpec.from_file(path)
     builder = builder_from_section(spec.strategy)
     plans = StepPlans(arranged(builder, spec), builder, 0, None)
-    item = capture(step, np.ones((2, 3)), is_global=True).item
+    item = capture(step, np.ones((2, 3)), is_global=True).step
     names = {v.name: v.name for v in item.variables}
     strategy = plans.build(item, names)
     with pytest.raises(StrategyError, match=told) as caught:
@@ -98,7 +98,7 @@ def tables_of(builder, sizes, reads_earlier=False):
         tables = {name: tf.Variable(np.ones((rows, 2)), name=name) for name, rows in step.items()}
 
         read = earlier if reads_earlier else ()
-        item = capture(looking_up(list(tables.values()), read), np.zeros(3, np.int64)).item
+        item = capture(looking_up(list(tables.values()), read), np.zeros(3, np.int64)).step
         earlier += tables.values()
         names = {v.name: v.name for v in item.variables}
         strategy = plans.build(item, names)
