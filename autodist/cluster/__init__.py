@@ -10,7 +10,7 @@ represents the worker; a *worker connection* represents it in the coordinator.
                  (local pipe or SSH)
 
 If a scheduler has started all processes, they find each other through the rendezvous server of
-`autodist.cluster.environments`, and each process is the agent of its own worker.
+`autodist.cluster.environments`. Each process is then the agent of its own worker.
 
 This file imports nothing: the agent and the guard are loaded through it and must start fast. Import each name from its
 module (`autodist.cluster.coordinator`, `.worker_client`, `.servers`).

@@ -87,7 +87,7 @@ class Agent:
             self._script.end()
 
     def leave(self) -> bool:
-        """Reports SIGTERM to the chief and returns True, if it is the first and the run is saved on preemption."""
+        """Reports SIGTERM to the chief; returns False if the chief does not save then, or if it was reported before."""
         if self._is_leaving or not self._on_preempt:
             return False
         self._is_leaving = True
@@ -166,7 +166,7 @@ class Agent:
     def _start(self, start: Start) -> None:
         assert self._reserved_port is not None, "Facts with a port come before Start"
         self._script = LaunchedScript(start, self._reserved_port, self._stop_timeout, self.send, self._ended.set)
-        self._on_preempt = start.join.on_preempt
+        self._on_preempt = start.membership.on_preempt
 
     def _answer_for(self, script: LaunchedScript) -> None:
         if not script.is_stopped():

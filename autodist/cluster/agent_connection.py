@@ -36,8 +36,8 @@ class AgentConnection(ABC):
     def _handle(self, message: Message) -> None:
         """Handles a message, in the thread that reads.
 
-        When the agent has ended, the last message is a `Lost` with the agent's errors and the other output of the login
-        there, such as a greeting.
+        The last message, after the agent has ended, is a `Lost` with the agent's errors. It also contains the other
+        output of the login there, such as a greeting.
         """
 
     def send(self, message: Message) -> None:

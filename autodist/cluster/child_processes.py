@@ -71,9 +71,9 @@ class ChildProcesses:
 
         Args:
             command: the program and its arguments.
-            stdin: a descriptor, or one of the constants of `subprocess`.
-            stdout: see `stdin`.
-            stderr: see `stdin`.
+            stdin: descriptor for the program's standard input, or a constant of `subprocess`.
+            stdout: the same for its standard output.
+            stderr: the same for its standard error.
 
         Raises:
             OSError: the program cannot be started.

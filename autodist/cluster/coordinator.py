@@ -165,10 +165,10 @@ class Coordinator:
             for worker, connection in zip(self._workers[1:], self._group.connections, strict=True):
                 assert script is not None
                 limits = self._spec.stop_timeout, self._spec.silence_timeout
-                join = Membership(
+                membership = Membership(
                     worker.index, worker.name, self._addresses, payload, *limits, script.pickled_code, on_preempt
                 )
-                connection.send(Start(script.arguments, script.directory, environment, join))
+                connection.send(Start(script.arguments, script.directory, environment, membership))
             self._group.send(*self._deferred)
             self._run()
         if self._group.connections:
@@ -182,7 +182,7 @@ class Coordinator:
             self._endings.extend(connection.ending for connection in self._group.connections if connection.ending)
 
     def send_text(self, text: str) -> None:
-        """Sends a text to every worker, in order; `WorkerClient.hear` returns it. May be called before `start`."""
+        """Sends a text to every worker, for `WorkerClient.receive_text`, in order. May be called before `start`."""
         self._send_to_clients(ChiefText(text))
 
     def wait_in_first_step(self) -> None:
@@ -236,7 +236,7 @@ class Coordinator:
         """Stops all workers and returns when they are gone, within 10 s. Has no effect after `finish` or `abort`.
 
         Args:
-            reason: for the log.
+            reason: reason for the end, for the log.
             is_failure: False if nothing is wrong.
         """
         if self._is_over():

@@ -1,4 +1,4 @@
-"""Selects the worker that caused a failure when several fail almost at once, and words the reason."""
+"""Selects the worker that caused a failure when several fail almost at once, and formats the reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Ending:
 
     Attributes:
         worker: its name.
-        reason: as in `WorkerFailedError`.
+        reason: reason for a `WorkerFailedError`.
         last_lines: the last lines that it printed.
         is_lost: True if the connection to it was lost, which the end of another worker cannot cause.
     """
@@ -56,7 +56,7 @@ def choose_cause(endings: Sequence[Ending]) -> Ending:
     """Returns the ending to report: the first that is not an echo of another worker's end, or else the first.
 
     Args:
-        endings: in the order of their arrival, all within seconds.
+        endings: ends of workers within a few seconds, in the order of their arrival.
     """
     return next((ending for ending in endings if not ending.is_echo), endings[0])
 

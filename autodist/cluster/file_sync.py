@@ -94,7 +94,7 @@ def sync_folder(
 
     Args:
         settings: SSH settings of the machine.
-        files: by path below the folder.
+        files: files to copy, by path below the folder.
         folders: the local folder, and the remote one.
         silence_timeout: seconds without a response after which the machine counts as lost.
         is_stopped: called periodically; returns True to cancel.

@@ -28,8 +28,8 @@ class LocalFile:
 
     Attributes:
         path: absolute path.
-        size: in bytes.
-        modified: in whole seconds since 1970, as in SFTP.
+        size: size in bytes.
+        modified: time of the last change, in whole seconds since 1970 as in SFTP.
         mode: permission bits.
     """
 
@@ -42,7 +42,7 @@ class LocalFile:
 def find_files(folder: str, exclude: Sequence[str]) -> dict[str, LocalFile]:
     """Returns the files to copy, by path below the folder.
 
-    Skips the files of version control and Python's caches (`.git`, `__pycache__`), virtual environments, and
+    Skips the files of version control, Python's caches (`.git`, `__pycache__`) and virtual environments. Also skips
     everything that is not a file, such as links to folders.
 
     Args:

@@ -16,8 +16,8 @@ def heartbeat_interval(limit: float) -> float:
 class HeartbeatTimeout:
     """Counts the seconds since the last message, without those in which this process did not run.
 
-    If the machine was suspended, or the process had no processor for seconds, messages wait to be read when it
-    continues, and the other end may be alive.
+    After a suspension of the machine, or seconds without a processor, messages wait to be read. The other end may be
+    alive then.
 
     Args:
         limit: seconds without a message after which the other end counts as gone.
@@ -25,7 +25,7 @@ class HeartbeatTimeout:
         clock: returns the current time in seconds.
 
     Attributes:
-        limit: as passed.
+        limit: the timeout in seconds.
         poll_interval: seconds between two calls of `has_expired`.
     """
 

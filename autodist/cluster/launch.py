@@ -53,7 +53,7 @@ class LaunchedScript:
         on_exit: Callable[[], None],
     ) -> None:
         self._send, self._on_exit = send, on_exit
-        self._heartbeat_interval = heartbeat_interval(start.join.silence_timeout)
+        self._heartbeat_interval = heartbeat_interval(start.membership.silence_timeout)
         self.began = time.monotonic()
         self._gone = threading.Event()
         self._stopped_check: StoppedProcessCheck | None = None
@@ -82,7 +82,7 @@ class LaunchedScript:
         reserved_port.release()
         self._pumps = [self._run(f"script-{stream}", self._pump, stream) for stream in ("stdout", "stderr")]
         self._to_script: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.send_to_script(start.join)
+        self.send_to_script(start.membership)
         self._run("client-writer", self._send_to_script)
         self._run("worker-client", self._read_from_script)
         self._watch = self._run("script", self._wait)

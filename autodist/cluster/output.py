@@ -23,7 +23,7 @@ MAX_WAITING = 100_000
 class Output:
     """Writes whole lines, each prefixed with the name of its worker.
 
-    A line is written to the file descriptor at once, bypassing Python's buffer, so it does not split a line that the
+    A line is written to the file descriptor at once, bypassing Python's buffer. So it does not split a line that the
     chief's script is printing. Under PYTHONUNBUFFERED, where `print` would write word by word, the chief's outputs
     become line-buffered, as on a terminal. A separate thread writes, so that the other messages of workers are handled
     while an output is blocked.

@@ -137,13 +137,13 @@ class Start(Message):
         arguments: arguments of the Python interpreter.
         directory: working directory.
         environment: environment variables to add.
-        join: first message for the worker client.
+        membership: first message for the worker client.
     """
 
     arguments: tuple[_Text, ...]
     directory: _Text
     environment: Mapping[_Text, _Text]
-    join: Membership
+    membership: Membership
 
 
 @dataclass(frozen=True)

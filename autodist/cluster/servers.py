@@ -66,7 +66,7 @@ def wait_until_listening(addresses: Sequence[str], timeout: float, check: Callab
 
     Args:
         addresses: "host:port" of all workers' servers.
-        timeout: in seconds of a `Stopwatch`.
+        timeout: timeout in seconds of a `Stopwatch`.
         check: called between attempts; raises an error to end the wait (the server of a failed worker never listens).
 
     Raises:

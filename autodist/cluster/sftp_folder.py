@@ -136,7 +136,7 @@ class FolderCopy:
             raise StoppedError
 
     def _remove_gone(self, record: dict[str, list[int]]) -> tuple[int, list[str]]:
-        """Removes the recorded files that no longer exist here; keeps, and no longer records, those changed there."""
+        """Removes the recorded files that no longer exist here, except those changed there, which leave the record."""
         removed, kept = 0, []
         for path in [path for path in record if path not in self.files and self._is_gone(path)]:
             where = posixpath.join(self.target, path)

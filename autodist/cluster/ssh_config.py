@@ -128,7 +128,7 @@ def has_openssh() -> bool:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command with a timeout, which also ends its child processes, such as those of `Match exec`."""
+    """Runs a command; at the timeout, ends it and its child processes, such as those of `Match exec`."""
     none, pipe = subprocess.DEVNULL, subprocess.PIPE
     with subprocess.Popen(command, stdin=none, stdout=pipe, stderr=pipe, start_new_session=True) as process:
         try:

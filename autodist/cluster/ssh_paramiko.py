@@ -198,7 +198,7 @@ class ProxyCommand:
         command: shell command with its tokens expanded.
 
     Attributes:
-        command: as passed.
+        command: the shell command.
         socket: connected to the standard streams of the command.
     """
 

@@ -43,7 +43,7 @@ class WorkerProgress:
     Attributes:
         name: name of the worker.
         before: its progress at the first observation; None if it did not answer.
-        now: its progress at the second observation; None if it has not answered yet.
+        now: its progress at the second observation; None if the worker has not answered yet.
         between: seconds between the two.
         since_answer: time since its last answer, in seconds of a `Stopwatch`.
         since_message: time since the last message of its agent, including heartbeats, in the same unit.
@@ -58,7 +58,7 @@ class WorkerProgress:
 
     @property
     def waits(self) -> bool:
-        """True if it was in the same step at both observations and did not compute."""
+        """True if the worker was in one step at both observations and did not compute."""
         if self.before is None or self.now is None or self.now.doing != Doing.STEPPING or self.now.since < self.between:
             return False
         ran = self.now.processor - self.before.processor
@@ -67,7 +67,7 @@ class WorkerProgress:
 
     @property
     def is_held_up(self) -> bool:
-        """True if it was in the same step, or at its end, at both observations; it may wait for a silent worker."""
+        """True if the worker was in one step or at its end at both observations, and may wait for another worker."""
         return self.is_done or (self.now is not None and self.now.doing in _WAITS_IN and self.since >= self.between)
 
     @property
@@ -89,8 +89,8 @@ class Stall:
 
     Attributes:
         worker: name of the worker to report.
-        reason: as in `WorkerFailedError`.
-        is_lost: as in `Ending`.
+        reason: reason for a `WorkerFailedError`.
+        is_lost: True if the connection to the worker counts as lost.
     """
 
     worker: str

@@ -62,8 +62,8 @@ def content_digest(path: str) -> str | None:
 def fill_standard_descriptors() -> None:
     """Opens the null device in place of a closed standard input, output or error (`nohup python train.py >&- 2>&- &`).
 
-    Otherwise the next file that this process opens, such as the pipe to an agent, would get that descriptor, and
-    TensorFlow would log into it.
+    Otherwise the next file that this process opens, such as the pipe to an agent, would get that descriptor. TensorFlow
+    would then log into that file.
     """
     for number in range(3):
         try:

@@ -151,7 +151,7 @@ class StreamRelay:
     Args:
         host: name of the machine, for messages.
         remote: the connection to the command.
-        streams: the chief's ends of its streams.
+        streams: the chief's ends of the command's streams.
         timeout: timeout of the connection.
     """
 

@@ -47,7 +47,7 @@ _TAKEN = "taken"
 class WorkerClient:
     """This process as a worker of a run that a chief started.
 
-    If the agent ends before it sends `Release`, or sends no heartbeat for `silence_timeout` (it may have been stopped),
+    The agent may end before it sends `Release`, or send no heartbeat for `silence_timeout` since it was stopped. Then
     the worker client ends its process group by SIGTERM, then SIGKILL. The guard does the same, unless it was stopped,
     too. Signals are needed, since the script may be blocked inside TensorFlow.
 
@@ -66,15 +66,16 @@ class WorkerClient:
         self._process = os.getpid()
         os.register_at_fork(after_in_child=self._leave_to_parent)
         self._lines = control.makefile("rb")
-        join = decode(self._lines.readline())
-        assert isinstance(join, Membership), "the agent's first message"
-        self.index, self.name, self.addresses, self.payload = join.index, join.name, join.addresses, join.payload
-        self._stop_timeout, self.pickled_code = join.stop_timeout, join.pickled_code
-        self._timeout = HeartbeatTimeout(join.silence_timeout)
+        membership = decode(self._lines.readline())
+        assert isinstance(membership, Membership), "the agent's first message"
+        self.index, self.name = membership.index, membership.name
+        self.addresses, self.payload = membership.addresses, membership.payload
+        self._stop_timeout, self.pickled_code = membership.stop_timeout, membership.pickled_code
+        self._timeout = HeartbeatTimeout(membership.silence_timeout)
         self._script_end = watch_script_end()
         self._script_end.run_handlers_on_termination()
         self._is_leaving = threading.Event()
-        if join.on_preempt:
+        if membership.on_preempt:
             threading.Thread(target=self._report_leaving, name="autodist-leaving", daemon=True).start()
             self._script_end.heeds_termination = self._leave
         self._waiting = threading.Event()
@@ -112,8 +113,8 @@ class WorkerClient:
     def let_chief_fail_first(self, limit: float) -> None:
         """Delays errors of this script, so that the chief reports an error that all scripts have.
 
-        From now on, an error that ends this worker's script before the chief has reached its first step is printed and
-        reported only after a delay. In that time, the chief usually fails with the same error, reports it once, and
+        The delay applies from now on, to an error that ends this worker's script before the chief has reached its first
+        step. In that time, the chief usually fails with the same error, reports it once, and
         stops this worker.
 
         Args:
@@ -143,8 +144,8 @@ class WorkerClient:
     def wait_for_end(self) -> None:
         """Reports that this worker's script succeeded, and waits until all have; call it when the script ends.
 
-        Other workers may need this worker's server until then. Returns at once if the script fails (its exit status is
-        reported then), if the chief ends, and in a process that was forked from the worker's.
+        Other workers may need this worker's server until then. Returns at once if the script has failed, since its exit
+        status is then reported, or if the chief ends. Does nothing in a process that was forked from the worker's.
         """
         if self._script_end.is_bad or os.getpid() != self._process:
             return
@@ -157,7 +158,7 @@ class WorkerClient:
         self._ended.wait(limit)
 
     def _leave(self) -> bool:
-        """Reports SIGTERM to the chief and returns True, unless the agent sent it or it is the second one."""
+        """Reports SIGTERM to the chief; returns False if it was reported before, or if the agent sent SIGTERM."""
         if self._is_leaving.is_set() or not self._is_kept_by_agent():
             return False
         self._is_leaving.set()

@@ -32,9 +32,9 @@ class Host:
     """One host with an SSH server.
 
     Attributes:
-        number: from 1; the chief's machine is 0 and needs no SSH.
-        address: its address for the others.
-        port: of its SSH server.
+        number: number of the host, from 1; the chief's machine is 0 and needs no SSH.
+        address: address under which the others reach it.
+        port: port of its SSH server.
         group: the name of its SSH group in the YAML.
     """
 
@@ -49,13 +49,13 @@ class Hosts(ABC):
 
     Args:
         directory: empty, for keys, configuration and logs.
-        count: of hosts in addition to the chief's machine.
+        count: number of hosts in addition to the chief's machine.
         environment: variables of workers on the hosts (`shared_envs`).
-        options: of the SSH servers, as lines of sshd_config.
+        options: options of the SSH servers, as lines of sshd_config.
 
     Attributes:
-        chief_address: of the chief's machine.
-        hosts: the others.
+        chief_address: address of the chief's machine.
+        hosts: the other hosts.
     """
 
     chief_address: str
@@ -112,7 +112,7 @@ class Hosts(ABC):
         """Returns the `nodes` part of the YAML: the chief's machine and all hosts.
 
         Args:
-            settings: for every node (`cpus`, `workers`, …).
+            settings: settings for every node (`cpus`, `workers`, …).
         """
         chief = {"address": self.chief_address, "chief": True, **settings}
         return [chief, *({"address": host.address, "ssh_config": host.group, **settings} for host in self.hosts)]

@@ -89,7 +89,7 @@ class Run:
             from a process that has imported AutoDist.
 
     Attributes:
-        environment: of the chief.
+        environment: environment variables of the chief.
         forked_workers: if the chief is forked from a process that has imported TensorFlow, the number of its workers on
             this machine that are, too; None: it is started as usual.
         forked_so: start of each of these: a key of `becoming.CHAINS`.

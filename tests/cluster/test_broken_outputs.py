@@ -48,10 +48,10 @@ class BrokenOutput(Training):
 
     Args:
         directory: empty.
-        script: of every worker.
+        script: script of every worker.
         output: "head", as in `python train.py | head -1` when that has ended, or a device.
         error: a device for standard error, in place of a file.
-        is_forked: as of others.
+        is_forked: as for `Run`.
     """
 
     def __init__(

@@ -38,12 +38,12 @@ class GivenRun(Run):
     """A run whose processes are started separately, each on a host of its own.
 
     Args:
-        hosts: of the processes.
+        hosts: hosts of the processes.
         directory: empty.
-        environments: of the processes; the chief's is the first.
-        chief: as of `Run`.
-        worker: as of `Run`.
-        spec: as of `Run`.
+        environments: environment variables of the processes; the chief's come first.
+        chief: code of the chief, as for `Run`.
+        worker: code of the others, as for `Run`.
+        spec: the cluster, as for `Run`.
     """
 
     def __init__(

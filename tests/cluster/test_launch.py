@@ -26,10 +26,10 @@ class Launches(Run):
     """A script that launches functions; its processes on this machine start with TensorFlow imported.
 
     Args:
-        directory: for the script and its outputs.
+        directory: folder for the script and its outputs.
         script: its text.
         launches: number of launches, each of up to two workers here.
-        arguments: of the script.
+        arguments: arguments of the script.
         mark: value of `MARK`, if it is already in use.
     """
 

@@ -65,7 +65,7 @@ class Training(Run):
 
     Args:
         directory: empty, for the script, its output and its notes.
-        script: of every worker; it may `note`, `wait_for` notes (of the test, too) and `keep` arrays.
+        script: script of every worker; it may `note`, `wait_for` notes (of the test, too) and `keep` arrays.
         spec: content of the YAML.
         before: code before the import of AutoDist; it may `note` and `wait_for` notes.
         command: options of Python before the script.

@@ -46,12 +46,12 @@ class CheckedMachine:
     """The result of checking one machine.
 
     Attributes:
-        node: in the YAML.
+        node: the machine in the YAML.
         workers: the workers of the node.
-        machine: the machine's answer; None: it was not reached.
-        problem: the reason why it was not reached, or stopped answering.
-        clock: its offset from the chief's clock; None: not known.
-        unreachable: by address of a worker, the reason why this machine cannot connect to it.
+        machine: answer of the machine; None if it was not reached.
+        problem: the reason that the machine was not reached, or stopped answering.
+        clock: offset of its clock from the chief's clock; None if unknown.
+        unreachable: addresses of workers that this machine cannot connect to, with the reasons.
     """
 
     node: Node
@@ -153,7 +153,7 @@ class ProbeConnection(AgentConnection):
     """A connection to the probe of one machine.
 
     Args:
-        channel: to the probe.
+        channel: channel to the probe.
     """
 
     def __init__(self, channel: Channel) -> None:

@@ -26,7 +26,7 @@ class Exposure(pydantic.BaseModel):
         ports: the ports of its workers' servers, in the syntax of nftables.
         open_to: each address of the machine with its interface; without a firewall, anyone who reaches it can connect.
         is_public: True if one of these addresses is a public internet address.
-        commands: nftables commands, for its usual chain, that admit only the machines of the cluster.
+        commands: nftables commands that admit only the machines of the cluster, for nftables' usual chain.
     """
 
     machine: str

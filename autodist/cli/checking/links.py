@@ -34,7 +34,7 @@ class MeasureOrder(pydantic.BaseModel):
 
     Attributes:
         spec: the machines, from `ResourceSpec.to_payload`.
-        pairs: names of workers.
+        pairs: names of the workers at both ends of each link.
         seconds: time after which no further pair is measured.
     """
 
@@ -47,12 +47,12 @@ class MeasuredLink(pydantic.BaseModel):
     """The link between two workers.
 
     Attributes:
-        one: name of one of them.
-        other: name of the other.
-        round_trip: seconds for one byte forth and back through TensorFlow's transport; None: see `problem`.
+        one: name of the first worker.
+        other: name of the second worker.
+        round_trip: seconds for one byte forth and back through TensorFlow's transport; None if there is a `problem`.
         there: bytes per second from `one` to `other`.
         back: bytes per second from `other` to `one`.
-        problem: the reason why the link could not be measured.
+        problem: the reason that the link could not be measured; usually empty.
     """
 
     one: str = ""

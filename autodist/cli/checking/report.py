@@ -26,15 +26,15 @@ class MachineReport(pydantic.BaseModel):
         address: its address in the YAML.
         is_chief: True if the script is started there.
         way: the SSH command that reaches it, or "this machine".
-        host_key: "known" or "not checked"; None: it is not reached over SSH.
-        is_reached: True if it was reached and accepted the login.
-        python, tensorflow, keras, autodist: versions; None: not known, or not installed.
-        script: "same", "another" or "not there"; None: no script was named.
+        host_key: "known" or "not checked"; None if the machine is not reached over SSH.
+        is_reached: True if the machine was reached and accepted the login.
+        python, tensorflow, keras, autodist: versions of packages; None if unknown or not installed.
+        script: state of the script: "same", "another" or "not there"; None if no script was named.
         ports: the ports of the workers' servers; None: not available.
-        clock_ahead: seconds by which its clock is ahead of the chief's; None: not known.
+        clock_ahead: seconds by which its clock is ahead of the chief's; None if unknown.
         clock_uncertainty: the uncertainty of `clock_ahead`, in seconds.
-        hardware: None: not known.
-        faults: problems that keep it from taking part, each with its fix.
+        hardware: hardware of the machine; None if unknown.
+        faults: problems that keep the machine from taking part, each with its fix.
         notes: other remarks.
     """
 
@@ -60,8 +60,8 @@ class Report(pydantic.BaseModel):
     """The complete result of `autodist check`.
 
     Attributes:
-        cluster: the YAML file.
-        machines: the chief's first.
+        cluster: path of the YAML file.
+        machines: reports of the machines, the chief's first.
         links: the measured links between them.
         left_out: pairs that were not measured, with the reason.
         exposure: ports that are open while a run trains.

@@ -92,7 +92,7 @@ class Follower(Agent):
     Args:
         connection: connection to the chief.
         script: the script that it runs.
-        welcome: the chief's answer.
+        welcome: the chief's last message of the handshake.
 
     Attributes:
         status: exit status for this process.

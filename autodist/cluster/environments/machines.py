@@ -21,8 +21,8 @@ class Machines:
     Attributes:
         nodes: nodes as in the YAML, the chief's first.
         allotments: devices and cores of each worker.
-        processes: process index of each worker. Workers are numbered machine by machine, in any order of the
-            scheduler's processes.
+        processes: process index of each worker. Workers are numbered machine by machine, and the scheduler's processes
+            may have another order.
     """
 
     nodes: tuple[dict[str, Any], ...]
@@ -36,7 +36,7 @@ def machines_of(
     """Returns the machines, and assigns the processes to workers.
 
     Args:
-        own: the chief's `Hello`.
+        own: the `Hello` of the chief.
         arrivals: all other processes, in any order.
         replicas: replicas of each worker; None for one per GPU, or one on its CPU.
         addresses: "host:port" of each process's server, if the environment has them.

@@ -69,7 +69,7 @@ class Rendezvous:
         """Waits until all processes have joined.
 
         Args:
-            own: the chief's `Hello`.
+            own: the `Hello` of the chief.
             replicas: replicas of each worker; None for one per GPU, or one on its CPU.
 
         Raises:

@@ -18,7 +18,7 @@ class RendezvousOrder(RelayOrder):
         port: port to listen on.
         count: number of processes, including the chief.
         secret: the run's secret.
-        stays_open: True if it continues to listen after all have joined, to refuse late processes with a reason.
+        stays_open: True if the server listens until the run ends, to refuse late processes with a reason.
         silence_timeout: seconds without a message after which a machine counts as lost.
         stop_timeout: seconds between SIGTERM and SIGKILL for a script.
     """

@@ -28,7 +28,7 @@ from autodist.cluster.worker_client import WorkerClient
 
 
 class Chief:
-    """The other end of a member's control socket."""
+    """The other end of a worker client's control socket."""
 
     def __init__(self, on_preempt: bool = False, silence_timeout: float = 600.0) -> None:
         self._control, theirs = socket.socketpair()

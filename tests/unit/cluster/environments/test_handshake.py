@@ -56,11 +56,11 @@ def arrival(index: int = 1, **said: object) -> Arrival:
 
 
 def test_a_roll_knows_who_is_missing() -> None:
-    roll = Roster(3)
-    roll.enter(arrival(2))
-    assert roll.missing == (1,)
-    roll.enter(arrival(1, count=None))
-    assert roll.missing == ()
+    roster = Roster(3)
+    roster.enter(arrival(2))
+    assert roster.missing == (1,)
+    roster.enter(arrival(1, count=None))
+    assert roster.missing == ()
 
 
 @pytest.mark.parametrize(
@@ -74,16 +74,16 @@ def test_a_roll_knows_who_is_missing() -> None:
     ],
 )
 def test_who_cannot_take_part_is_refused(said: dict[str, object], problem: str) -> None:
-    roll = Roster(3)
-    roll.enter(arrival(1))
+    roster = Roster(3)
+    roster.enter(arrival(1))
     with pytest.raises(RefusedError, match=problem):
-        roll.enter(arrival(**said))  # type: ignore[arg-type]
-    assert roll.missing == (2,)
+        roster.enter(arrival(**said))  # type: ignore[arg-type]
+    assert roster.missing == (2,)
 
 
 def test_after_so_many_wrong_secrets_nobody_is_listened_to() -> None:
-    roll = Roster(2)
+    roster = Roster(2)
     for _ in range(MAX_TRIES):
-        assert not roll.is_closed
-        assert roll.refuse_secret().is_secret
-    assert roll.is_closed
+        assert not roster.is_closed
+        assert roster.refuse_secret().is_secret
+    assert roster.is_closed
