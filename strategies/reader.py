@@ -126,11 +126,9 @@ def _make(maker: type[Any], about: str, options: Mapping[str, Any], place: Place
 
 
 def _checked(key: str, hint: Any, value: Any, about: str, place: PlaceOf) -> Any:
-    nested = nested_options(hint)
-    if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
-        value = {nested.shorthand: value}
-    if nested is not None and isinstance(value, Mapping):
-        nested_class, options = own_class(f"{about}: {key}", nested, value, place(key))
+    nested = nested_options(hint, value)
+    if nested is not None:
+        nested_class, options = own_class(f"{about}: {key}", *nested, place(key))
         return _make(nested_class, f"{about}: {key}", options, functools.partial(place, key))
     try:
         return option_from_yaml(key, hint, value)

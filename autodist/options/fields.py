@@ -64,11 +64,17 @@ def option_from_yaml(name: str, hint: Any, value: Any) -> Any:
         raise _validation_error(name, value, error) from None
 
 
-def nested_options(hint: Any) -> type | None:
-    """Returns the dataclass in an option's type, alone or in a union; a mapping in YAML stands for one."""
+def nested_options(hint: Any, value: Any) -> tuple[type, Mapping[str, Any]] | None:
+    """Returns the dataclass in an option's type, alone or in a union, and its options if the value is their YAML form.
+
+    That form is a mapping, or the value of the class's `shorthand` alone.
+    """
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     alternatives = typing.get_args(hint) if is_union else (hint,)
-    return next((kind for kind in alternatives if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+    nested = next((kind for kind in alternatives if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+    if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
+        value = {nested.shorthand: value}
+    return (nested, value) if nested is not None and isinstance(value, Mapping) else None
 
 
 def check_options(builder: Any) -> None:
@@ -96,11 +102,9 @@ def check_options(builder: Any) -> None:
 
 def _from_yaml_form(name: str, hint: Any, value: Any) -> Any:
     """Converts an option's value from its YAML form, if it has one."""
-    nested = nested_options(hint)
-    if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
-        value = {nested.shorthand: value}
-    if nested is not None and isinstance(value, Mapping):
-        return make_nested(name, nested, value)
+    nested = nested_options(hint, value)
+    if nested is not None:
+        return make_nested(name, *nested)
     return option_from_yaml(name, hint, value) if isinstance(value, list) else value
 
 
