@@ -42,12 +42,12 @@ class _Named:
 
     Attributes:
         identity: identifies the variable.
-        kept: returns the session's variable, possibly a future one.
+        stored: returns the session's variable, possibly a future one.
         value: returns the value to save now.
     """
 
     identity: object
-    kept: Callable[[], StoredVariable]
+    stored: Callable[[], StoredVariable]
     value: Callable[[], Value]
 
 
@@ -107,7 +107,7 @@ class AutomaticCheckpoints(StepObserver):
             return
         self._begin()
         found = {
-            name: _Named(id(tracked), functools.partial(_kept_of, tracked), functools.partial(_value_of, tracked))
+            name: _Named(id(tracked), functools.partial(_stored_of, tracked), functools.partial(_value_of, tracked))
             for name, tracked in variables.items()
         }
         names, new = self._take_in(found)
@@ -128,9 +128,9 @@ class AutomaticCheckpoints(StepObserver):
         self._begin()
         found = {
             name: _Named(
-                kept.shared_name, functools.partial(_itself, kept), functools.partial(Value.in_session, "", kept)
+                stored.shared_name, functools.partial(_itself, stored), functools.partial(Value.in_session, "", stored)
             )
-            for name, kept in variables.items()
+            for name, stored in variables.items()
         }
         names, new = self._take_in(found)
         return {} if names is None else {name: variables[new[name]] for name in self._saved(names, new)}
@@ -241,15 +241,15 @@ class AutomaticCheckpoints(StepObserver):
                 "another folder in `checkpoint` of the YAML."
             )
         reader = tf.train.load_checkpoint(prefix)
-        there = _require_same(prefix, reader, {name: self._named[name].kept() for name in names})
+        there = _require_same(prefix, reader, {name: self._named[name].stored() for name in names})
         return [name for name in new if name in there]
 
 
-def _itself(kept: StoredVariable) -> StoredVariable:
-    return kept
+def _itself(stored: StoredVariable) -> StoredVariable:
+    return stored
 
 
-def _kept_of(tracked: TrackedVariable) -> StoredVariable:
+def _stored_of(tracked: TrackedVariable) -> StoredVariable:
     return tracked.stored
 
 
@@ -269,6 +269,6 @@ def _require_same(prefix: str, reader: Any, step: Mapping[str, StoredVariable]) 
     if not saved & names:
         return set()
     values = saved_values(reader)
-    now = {name: described(kept.shape, kept.dtype) for name, kept in step.items()}
+    now = {name: described(stored.shape, stored.dtype) for name, stored in step.items()}
     require_alike(prefix, now, {name: values[name] for name in saved})
     return saved

@@ -166,12 +166,12 @@ class Checkpoints:
         self._root.save_counter.assign(number)
         objects = SavedObjects.of(self._root)
         graph = objects.graph.SerializeToString(deterministic=True)
-        values = [Value(value.key, value.read, self._kept(value.variable)) for value in objects.values.values()]
+        values = [Value(value.key, value.read, self._stored(value.variable)) for value in objects.values.values()]
         return Content(
             [*values, Value(GRAPH_KEY, lambda: tf.constant(graph))], {"step": step or 0, **extra.about}, extra.files
         )
 
-    def _kept(self, variable: tf.Variable | None) -> StoredVariable | None:
+    def _stored(self, variable: tf.Variable | None) -> StoredVariable | None:
         tracked = None if variable is None else self._run.tracker.of(variable)
         return tracked.stored if tracked is not None and tracked.may_be_behind else None
 
@@ -232,11 +232,15 @@ class Checkpoints:
 
     def _read_into_session(self, prefix: str, values: Sequence[tuple[str, StoredVariable]]) -> None:
         """Restores variables of the session from the given keys; every worker calls it."""
-        workers, graph_runner, pieces = self._run.workers, self._run.graph_runners.control, self._run.variable_slices
+        workers, graph_runner, variable_slices = (
+            self._run.workers,
+            self._run.graph_runners.control,
+            self._run.variable_slices,
+        )
 
         def read() -> str:
             self._run.guard(
-                read_into_session, graph_runner, pieces, lambda worker: cpu_of(worker, workers), prefix, values
+                read_into_session, graph_runner, variable_slices, lambda worker: cpu_of(worker, workers), prefix, values
             )
             return ""
 

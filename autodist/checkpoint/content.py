@@ -24,21 +24,21 @@ class Value:
     Attributes:
         key: its key in the checkpoint.
         read: returns the value.
-        kept: the session's variable; None: the value is in this process, and `read` returns it.
+        stored: the session's variable; None: the value is in this process, and `read` returns it.
     """
 
     key: str
     read: Callable[[], tf.Tensor]
-    kept: StoredVariable | None = None
+    stored: StoredVariable | None = None
 
     @classmethod
-    def in_session(cls, key: str, kept: StoredVariable) -> Self:
+    def in_session(cls, key: str, stored: StoredVariable) -> Self:
         """Returns a value that only the session has."""
 
         def read() -> tf.Tensor:
             raise AssertionError("the value is in the session")
 
-        return cls(key, read, kept)
+        return cls(key, read, stored)
 
 
 @dataclass(frozen=True)

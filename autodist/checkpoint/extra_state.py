@@ -51,15 +51,15 @@ class ExtraState:
     def values(self) -> Iterator[Value]:
         """Yields the states of generators and the kernels' persistent buffers on each worker; on the chief only."""
         for name, tracked in self._run.tracker.generators.items():
-            kept = tracked.stored if tracked.may_be_behind else None
-            yield Value(_GENERATORS + name, tracked.read, kept)
+            stored = tracked.stored if tracked.may_be_behind else None
+            yield Value(_GENERATORS + name, tracked.read, stored)
         for name, variable in _global_generators().items():
             if self._run.tracker.of(variable) is None:
                 yield Value(_GENERATORS + name, variable.read_value)
         for worker, specs in self._run.chief.buffer_specs.items():
             for name, spec in specs.items():
-                kept = StoredVariable(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
-                yield Value.in_session(f"{_BUFFERS}{worker}/{name}", kept)
+                stored = StoredVariable(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
+                yield Value.in_session(f"{_BUFFERS}{worker}/{name}", stored)
 
     def files(self) -> Mapping[str, Callable[[str], None]]:
         """Returns the extra files with the states of the workers' scripts; on the chief only."""

@@ -146,8 +146,8 @@ class Saves:
         in_session: dict[str, StoredVariable] = {}
         in_process: list[tuple[str, Callable[[], tf.Tensor]]] = []
         for value in values:
-            if value.kept is not None:
-                in_session[value.key] = value.kept
+            if value.stored is not None:
+                in_session[value.key] = value.stored
             else:
                 in_process.append((value.key, value.read))
         parts: list[str] = []

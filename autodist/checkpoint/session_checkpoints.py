@@ -66,7 +66,7 @@ class SessionCheckpoints(Checkpoints):
         return 0  # only the folder's numbers count; a counter could not be read while a graph is built
 
     def _content(self, number: int, step: int | None, extra: Content) -> Content:
-        values = [Value.in_session(name, kept) for name, kept in self._session.saved_variables().items()]
+        values = [Value.in_session(name, stored) for name, stored in self._session.saved_variables().items()]
         return Content(values, {"step": step or 0, **extra.about}, extra.files)
 
     def _require_fits(self, prefix: str) -> None:
@@ -81,13 +81,13 @@ class SessionCheckpoints(Checkpoints):
         values, variables = saved_values(tf.train.load_checkpoint(prefix)), self._session.saved_variables()
         keys = dict(_names_of_objects(prefix)) or {key: key for key in values}
         saved = {name: values[key] for name, key in keys.items() if key in values}
-        now = {name: described(kept.shape, kept.dtype) for name, kept in variables.items()}
+        now = {name: described(stored.shape, stored.dtype) for name, stored in variables.items()}
         require_alike(prefix, now, saved, optional={"save_counter"} - now.keys())
         return {name: keys[name] for name in variables}
 
     def _assign(self, prefix: str) -> None:
         keys, variables = self._keys(prefix), self._session.saved_variables()
-        values = [(keys[name], kept) for name, kept in variables.items()]
+        values = [(keys[name], stored) for name, stored in variables.items()]
         self._read_into_session(prefix, values)
         self._session.mark_set()
 

@@ -45,7 +45,7 @@ class _ShardRead:
 
     Attributes:
         key: the variable's key in the checkpoint.
-        kept: the variable.
+        stored: the variable.
         place: the shard's slice of the variable, in TensorFlow's `shape_and_slice` format.
         byte_size: the bytes of its value.
         worker: the worker that holds it.
@@ -53,7 +53,7 @@ class _ShardRead:
     """
 
     key: str
-    kept: StoredVariable
+    stored: StoredVariable
     place: str
     byte_size: int
     worker: int
@@ -62,7 +62,7 @@ class _ShardRead:
     @property
     def extra_bytes(self) -> int:
         """Extra bytes: for a slice TensorFlow first reads the saved piece that contains it."""
-        return self.kept.dtype.size * prod(self.kept.shape) if self.place else 0
+        return self.stored.dtype.size * prod(self.stored.shape) if self.place else 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class KeyedVariable:
 
 def read_into_session(
     graph_runner: GraphRunner,
-    pieces: VariableSlices,
+    variable_slices: VariableSlices,
     file_device: Callable[[int], str],
     prefix: str,
     values: Iterable[tuple[str, StoredVariable]],
@@ -93,19 +93,19 @@ def read_into_session(
 
     Args:
         graph_runner: runs the reads.
-        pieces: locates the values.
+        variable_slices: locates the values.
         file_device: returns the device of a worker that reads files.
         prefix: the prefix of the checkpoint, the same for every worker.
         values: the key of each variable in the checkpoint, and the variable.
     """
     by_worker: dict[int, list[_ShardRead]] = {}
-    for read in _reads(pieces, values):
+    for read in _reads(variable_slices, values):
         by_worker.setdefault(read.worker, []).append(read)
     rounds = [list(_rounds(reads)) for reads in by_worker.values()]
     for current in itertools.zip_longest(*rounds, fillvalue=()):
         groups = itertools.chain.from_iterable(current)
         graph_runner.session.run(
-            [write for group in groups for write in _writes(graph_runner, pieces, file_device, prefix, group)]
+            [write for group in groups for write in _writes(graph_runner, variable_slices, file_device, prefix, group)]
         )
 
 
@@ -124,16 +124,16 @@ def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
         yield current
 
 
-def _reads(pieces: VariableSlices, values: Iterable[tuple[str, StoredVariable]]) -> Iterator[_ShardRead]:
-    for key, kept in values:
-        for shard, worker, handle in pieces.holders(kept):
-            size = kept.dtype.size * prod(shard.shape)
-            yield _ShardRead(key, kept, place_of(kept, shard), size, worker, handle)
+def _reads(variable_slices: VariableSlices, values: Iterable[tuple[str, StoredVariable]]) -> Iterator[_ShardRead]:
+    for key, stored in values:
+        for shard, worker, handle in variable_slices.holders(stored):
+            size = stored.dtype.size * prod(shard.shape)
+            yield _ShardRead(key, stored, place_of(stored, shard), size, worker, handle)
 
 
 def _writes(
     graph_runner: GraphRunner,
-    pieces: VariableSlices,
+    variable_slices: VariableSlices,
     file_device: Callable[[int], str],
     prefix: str,
     group: Sequence[_ShardRead],
@@ -142,12 +142,12 @@ def _writes(
         destroyed = []
         for read in group:
             if read.byte_size >= LARGE:
-                with pieces.on(read.kept, read.worker):
+                with variable_slices.on(read.stored, read.worker):
                     destroyed.append(tf.raw_ops.DestroyResourceOp(resource=read.handle))
         with tf.device(file_device(group[0].worker)), tf.control_dependencies(destroyed):
-            found = _restored(prefix, [(read.key, read.place, read.kept.dtype) for read in group])
+            found = _restored(prefix, [(read.key, read.place, read.stored.dtype) for read in group])
         for read, value in zip(group, found, strict=True):
-            with pieces.on(read.kept, read.worker):
+            with variable_slices.on(read.stored, read.worker):
                 yield tf.raw_ops.AssignVariableOp(resource=read.handle, value=value)
 
 

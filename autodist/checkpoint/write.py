@@ -83,12 +83,14 @@ class PartWriter:
 
     Args:
         graph_runner: runs the writes.
-        pieces: locates the values.
+        variable_slices: locates the values.
         file_device: returns the device of a worker that writes its files.
     """
 
-    def __init__(self, graph_runner: GraphRunner, pieces: VariableSlices, file_device: Callable[[int], str]) -> None:
-        self._graph_runner, self._pieces, self._file_device = graph_runner, pieces, file_device
+    def __init__(
+        self, graph_runner: GraphRunner, variable_slices: VariableSlices, file_device: Callable[[int], str]
+    ) -> None:
+        self._graph_runner, self._variable_slices, self._file_device = graph_runner, variable_slices, file_device
         with graph_runner.graph.as_default():
             self._folder = tf.compat.v1.placeholder(tf.string, [])
         self._probes: dict[int, tf.Tensor] = {}
@@ -105,7 +107,7 @@ class PartWriter:
             follow: called with each file of values.
             is_still: True if no step writes the values meanwhile.
         """
-        owners = {s.owner for kept in values.values() for s in kept.shards if s.owner > 0}
+        owners = {s.owner for stored in values.values() for s in stored.shards if s.owner > 0}
         key = (tuple(values.items()), frozenset(self._seeing(sorted(owners), folder)), is_still)
         if key not in self._rounds:
             self._rounds.clear()  # those of other placements are not needed again
@@ -137,7 +139,9 @@ class PartWriter:
         self, values: tuple[tuple[str, StoredVariable], ...], seeing: frozenset[int], is_still: bool
     ) -> list[list[tuple[str, tf.Operation]]]:
         """Returns rounds of part files that are written at the same time, each with its write operation."""
-        slices = list(itertools.chain.from_iterable(self._slices(key, kept, seeing, is_still) for key, kept in values))
+        slices = list(
+            itertools.chain.from_iterable(self._slices(key, stored, seeing, is_still) for key, stored in values)
+        )
         files: dict[int, list[list[list[_Slice]]]] = {}
         for writer in sorted({s.writer for s in slices}):
             files[writer] = list(_in_rounds(in_groups([s for s in slices if s.writer == writer])))
@@ -148,12 +152,12 @@ class PartWriter:
             for current in rounds
         ]
 
-    def _slices(self, key: str, kept: StoredVariable, seeing: frozenset[int], is_still: bool) -> Iterator[_Slice]:
-        for shard, worker, value in self._pieces.shards(kept, is_still):
-            size = kept.dtype.size * prod(shard.shape)
+    def _slices(self, key: str, stored: StoredVariable, seeing: frozenset[int], is_still: bool) -> Iterator[_Slice]:
+        for shard, worker, value in self._variable_slices.shards(stored, is_still):
+            size = stored.dtype.size * prod(shard.shape)
             writer = worker if worker in seeing else 0
             is_copied = not is_still or worker != writer or _is_elsewhere(value)
-            yield _Slice(key, place_of(kept, shard), size, writer, value, is_copied)
+            yield _Slice(key, place_of(stored, shard), size, writer, value, is_copied)
 
     def _save(self, name: str, group: Sequence[_Slice]) -> tuple[str, tf.Operation]:
         with self._graph_runner.graph.as_default(), tf.device(self._file_device(group[0].writer)):
@@ -166,11 +170,11 @@ class PartWriter:
         return name, operation
 
 
-def place_of(kept: StoredVariable, shard: Shard) -> str:
+def place_of(stored: StoredVariable, shard: Shard) -> str:
     """Returns a shard's `shape_and_slice` for SaveV2 and RestoreV2; empty for a complete variable."""
-    if kept.placement.cut is None:
+    if stored.placement.cut is None:
         return ""
-    lengths = " ".join(map(str, kept.shape))
+    lengths = " ".join(map(str, stored.shape))
     return f"{lengths} {':'.join(f'{b},{n}' for b, n in zip(shard.begin, shard.shape, strict=True))}"
 
 
