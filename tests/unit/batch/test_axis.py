@@ -72,12 +72,12 @@ def test_an_axis_of_a_scalar_is_refused():
 
 
 @pytest.mark.parametrize("batch_axis", [1, "x", [("x", 1)]])
-def test_what_is_no_mapping_is_refused(batch_axis):
+def test_an_argument_that_is_no_mapping_is_refused(batch_axis):
     with pytest.raises(CaptureError, match="it maps parameters to axes, such as {'x': 1}"):
         stepped(batch_axis)
 
 
-def test_what_is_no_parameter_is_refused():
+def test_an_unknown_parameter_is_refused():
     with pytest.raises(CaptureError, match="batch_axis names 3, y, and step has the parameters x"):
         stepped({"y": 0, 3: 0})
 

@@ -42,7 +42,7 @@ def test_no_replica_has_more_than_one_example_more_than_another(examples, replic
 
 
 @given(st.integers(0, 20), REPLICAS)
-def test_what_workers_take_is_the_batch_in_order(examples, replicas):
+def test_the_parts_of_all_workers_are_the_batch_in_order(examples, replicas):
     rows = np.arange(max(examples, 1))
     taken = []
     for worker in range(replicas[-1] + 1):
@@ -81,7 +81,7 @@ def test_inputs_of_as_many_rows_have_one_number():
     assert group_rows([24, 8, 8, 24, 3]) == (0, 1, 1, 0, 2)
 
 
-def test_what_was_apart_stays_apart():
+def test_inputs_with_separate_rows_stay_separate():
     assert group_rows([8, 8, 8], (0, 1, 1)) == (0, 1, 1)
     assert group_rows([8, 7, 6], (0, 1, 1)) == (0, 1, 2)
 

@@ -61,7 +61,7 @@ def test_a_name_of_2021_means_the_compressor_of_today_and_is_called_deprecated_o
     assert name in said and "deprecated; write `compressor: " in said
 
 
-def test_what_it_says_to_write_means_the_same(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_the_suggested_replacement_means_the_same(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     meant = AllReduce(chunk_size=64, compressor="HorovodCompressorEF")
     written = caplog.records[0].getMessage().partition("write `compressor: ")[2].removesuffix("`.")
     assert in_a_file(written, tmp_path) == meant
@@ -73,6 +73,6 @@ def test_every_builder_with_a_compressor_takes_it_with_options_of_its_own(builde
     assert builder(compressor=given) == builder(compressor=Float16(error_feedback=True))
 
 
-def test_what_is_no_name_of_2021_is_refused_as_ever() -> None:
+def test_other_names_are_refused() -> None:
     with pytest.raises(StrategyError, match="There is no compressor named HorovodCompressors"):
         AllReduce(compressor="HorovodCompressors")  # type: ignore[arg-type]

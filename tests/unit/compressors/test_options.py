@@ -65,7 +65,7 @@ def test_a_builder_takes_what_the_yaml_takes(builder, given, meant):
         (16, "compressor is 16, which is not allowed"),
     ],
 )
-def test_what_the_yaml_does_not_take_a_builder_does_not_take(given, said):
+def test_options_refused_by_the_yaml_are_refused_by_builders(given, said):
     with pytest.raises(StrategyError, match=said):
         AllReduce(compressor=given)
 

@@ -83,7 +83,7 @@ def test_it_is_named_as_ours_are(given, meant):
         ({"kind": "FIXED_POINT", "steps": "many"}, "steps is 'many', which is not allowed"),
     ],
 )
-def test_what_is_none_is_refused(given, said):
+def test_a_class_that_is_no_compressor_is_refused(given, said):
     with pytest.raises(StrategyError, match=said):
         chosen_builder({"builder": "AllReduce", "compressor": given}, None)
 

@@ -30,7 +30,7 @@ def test_values_of_arrays_do_not_count(one: Any, other: Any) -> None:
 @pytest.mark.parametrize(
     "other", [X[:3], X.astype(np.float64), tf.constant(X), X.astype(">f4"), X.T, np.float32(0), [X], (X, X), 0.0, "x"]
 )
-def test_what_else_differs_does(other: Any) -> None:
+def test_other_differences_make_another_form(other: Any) -> None:
     assert form_of((X,))[0] != form_of((other,))[0]
 
 
@@ -45,7 +45,7 @@ def test_the_arrays_are_those_that_are_passed_in_the_order_of_tensorflows_nests(
     assert [id(x) for x in found] == [id(b), id(a), id(c)]
 
 
-def test_what_takes_a_longer_look_has_no_form() -> None:
+def test_calls_that_need_a_full_comparison_have_no_form() -> None:
     pair = collections.namedtuple("pair", "x y")
     others = [
         pair(X, X), tf.sparse.from_dense(X), tf.Variable(1.0), object(), {1: X, "a": X}, collections.OrderedDict(a=X),

@@ -37,7 +37,7 @@ def examples(value: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "value", [SPARSE, RAGGED, CUBE, WORDS, MATRICES], ids=["sparse", "ragged", "rank 3", "words", "matrices"]
 )
-def test_what_is_taken_apart_is_put_together_again(value: Any) -> None:
+def test_decomposed_values_are_composed_again(value: Any) -> None:
     rows = rows_of(value, 0, "x of step")
     arrays = rows.arrays(value)
     assert len(arrays) == rows.arrays_per_tensor and {len(a) for a in arrays} == {len(examples(value))}
@@ -60,7 +60,7 @@ def test_what_is_taken_apart_is_put_together_again(value: Any) -> None:
         (tf.IndexedSlices(tf.ones(1), tf.constant([0])), 0, "IndexedSlices.*convert_to_tensor.*batch_axis"),
     ],
 )
-def test_what_has_no_row_for_each_example_is_refused(value: Any, axis: int, told: str) -> None:
+def test_values_without_a_row_for_each_example_are_refused(value: Any, axis: int, told: str) -> None:
     ad = replicas(2)
     with ad.scope():
         step = ad.function(lambda x: tf.constant(0.0), batch_axis={"x": axis})

@@ -43,7 +43,7 @@ RAGGED = tf.RaggedTensor.from_row_lengths([3.0, 4.0], [0, 2, 0])
 
 
 @pytest.mark.parametrize("value", [SPARSE, RAGGED])
-def test_what_is_sparse_is_given_whole_where_that_is_said(value):
+def test_sparse_values_are_passed_whole_if_declared(value):
     ad = AutoDist()
     with ad.scope():
         weight = tf.Variable(1.0)

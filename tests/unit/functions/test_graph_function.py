@@ -40,7 +40,7 @@ class Model:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_what_a_step_writes_is_written_in_its_order(optimizer):
+def test_writes_of_a_step_keep_their_order(optimizer):
     """Keras 3's optimizers do not order their writes: they rely on `tf.function`."""
     ad, batches = autodist(), [slice(0, 7), slice(1, 6), slice(0, 7)]
     with tf.Graph().as_default(), ad.scope():

@@ -119,7 +119,7 @@ def test_steps_are_one_call_and_train_what_one_device_does(build: Callable[[], k
 
 
 @pytest.mark.slow
-def test_what_xla_compiles_is_repeated(calls: list[int]) -> None:
+def test_steps_compiled_by_xla_are_repeated(calls: list[int]) -> None:
     assert_alike(*trained(lambda: dense(jit_compile=True), 2, epochs=2))
     assert 3 in calls and sum(calls) == 20
 
@@ -134,7 +134,7 @@ def test_draws_that_a_loop_would_begin_anew_take_a_call_for_each_step(calls: lis
     assert calls == [1] * 20
 
 
-def test_what_the_data_raise_comes_when_the_steps_before_were_made(calls: list[int]) -> None:
+def test_an_error_of_the_data_is_raised_after_the_steps_before_it(calls: list[int]) -> None:
     ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
     with ad.scope():
         model = dense()

@@ -67,7 +67,7 @@ def test_a_step_trains_as_on_one_device(caplog):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(numbers, words):
+def test_values_that_do_not_fit_are_refused(numbers, words):
     x, z, y = (np.ones((n, 3 if k < 2 else 1)) for k, n in enumerate((*numbers, numbers[-1])[:3]))
     ad = two_replicas()
     with ad.scope():

@@ -41,11 +41,11 @@ def train(monkeypatch: pytest.MonkeyPatch, strategy: dict[str, object], optimize
         step(np.ones((3, 4), np.float32))
 
 
-def test_what_a_kernel_refuses_is_told_before_any_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_of_a_kernel_is_raised_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StrategyError, match="a global norm"):
         train(monkeypatch, MIXED, keras.optimizers.SGD(0.1, global_clipnorm=1.0))
 
 
-def test_what_can_be_rewritten_goes_on_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_can_be_rewritten_starts_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartedError):
         train(monkeypatch, MIXED, keras.optimizers.SGD(0.1))

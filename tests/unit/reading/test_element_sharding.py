@@ -164,7 +164,7 @@ def test_a_marked_python_function_is_called_for_own_elements_alone(
         assert len(set(calls)) == len(calls) == own_calls
 
 
-def test_what_is_no_function_is_refused_a_mark() -> None:
+def test_marks_of_objects_that_are_no_functions_are_refused() -> None:
     for given in (3, Decoder):
         with pytest.raises(TypeError, match="ad.elementwise got"):
             elementwise(given)  # type: ignore[arg-type]
@@ -247,7 +247,7 @@ READ_WHOLE = {
 
 
 @pytest.mark.parametrize("case", READ_WHOLE)
-def test_what_cannot_be_mapped_apart_is_told_once(case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_maps_that_cannot_be_sharded_are_logged_once(case: str, caplog: pytest.LogCaptureFixture) -> None:
     make, told = READ_WHOLE[case]
     with caplog.at_level(logging.INFO, "autodist"):
         for _ in range(2):

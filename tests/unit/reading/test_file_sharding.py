@@ -168,7 +168,7 @@ def test_workers_agree_on_steps_ahead_and_not_on_each(names: list[str]):
     assert meeting.calls == 6, "of 1, 2, 4, 8, 16 and the rest of 32"
 
 
-def test_what_is_read_ahead_is_bounded_by_its_bytes(names: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_prefetched_data_are_bounded_by_their_bytes(names: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("autodist.reading.file_sharding._BYTES_AHEAD", 3 * 8)
     meeting = Meeting([0, 1], 2)
     read: list[int] = []
@@ -250,7 +250,7 @@ REFUSED: dict[str, tuple[Callable[[list[str]], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_use_records_twice_or_never_is_refused_on_all_workers(names: list[str], name: str):
+def test_sharding_that_would_repeat_or_skip_records_is_refused_on_all_workers(names: list[str], name: str):
     make, told = REFUSED[name]
     found = Meeting([0, 1, 2], 3).each(lambda files: list(ShardedFiles(make(names), files)))
     assert len({str(error) for error in found}) == 1

@@ -75,11 +75,11 @@ def test_an_element_that_fails_raises_what_next_does_and_those_after_it_can_be_r
     ],
     ids=["ragged", "sparse", "none", "optional"],
 )
-def test_what_is_no_tensor_is_left_to_next(dataset: tf.data.Dataset) -> None:
+def test_elements_that_are_no_tensors_are_read_by_next(dataset: tf.data.Dataset) -> None:
     assert quick_read(iter(dataset)) is None
 
 
-def test_what_is_no_iterator_of_a_data_set_is_left_to_next() -> None:
+def test_other_iterators_are_read_by_next() -> None:
     assert quick_read(iter([X])) is None
 
 

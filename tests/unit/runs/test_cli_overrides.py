@@ -24,7 +24,7 @@ def test_nothing_asked_leaves_what_the_script_says(monkeypatch: pytest.MonkeyPat
     assert asked.builder(lambda: PS(owner=0)) == PS(owner=0)
 
 
-def test_how_errors_are_shown_asks_for_no_machines() -> None:
+def test_the_display_of_errors_needs_no_machines() -> None:
     assert not CliOverrides(traceback=True).is_set
     assert CliOverrides(workers=2, traceback=True).is_set
 

@@ -120,7 +120,7 @@ def test_seeds_may_differ(make):
     require(make, 1, 2)
 
 
-def test_how_numbers_are_distributed_may_not_differ_though_their_seed_may():
+def test_distributions_of_random_numbers_must_be_equal_but_seeds_may_differ():
     with pytest.raises(CaptureMismatchError, match="another number"):
         require(lambda v: step_of(lambda g: g + tf.random.stateless_normal([3, 1], [int(v), 2], stddev=v)), 1.0, 2.0)
 

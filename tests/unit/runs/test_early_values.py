@@ -34,13 +34,13 @@ def test_equal_values_and_those_of_which_the_other_has_none_do_not_differ(made: 
     assert early.differing(early.to_json(), made) == early.differing({}, made) == []
 
 
-def test_what_was_assigned_since_does_not_differ(made: list[tf.Variable]) -> None:
+def test_values_assigned_since_are_no_difference(made: list[tf.Variable]) -> None:
     early = EarlyValues.now()
     made[0].assign([1.0, 2.0, 3.0])
     assert early.differing(chiefs(early, "early/kernel:0#1"), made) == []
 
 
-def test_what_a_graph_has_and_what_is_gone_are_passed_over(made: list[tf.Variable]) -> None:
+def test_variables_of_graphs_and_deleted_variables_are_skipped(made: list[tf.Variable]) -> None:
     with tf.Graph().as_default():
         kept = tf.compat.v1.get_variable("early/graph", [2])
     early = EarlyValues.now()

@@ -131,7 +131,7 @@ def fails_after_a_step(missed: FailedStepGuard) -> None:
         raise TypeError
 
 
-def test_what_is_raised_before_a_step_refuses_it_and_what_is_raised_behind_one_does_not():
+def test_an_error_before_a_step_refuses_it_and_one_after_it_does_not():
     asked: list[bool] = []
 
     def is_met_by_all(error: BaseException, is_before: bool) -> bool:

@@ -83,7 +83,7 @@ def test_the_first_difference_is_told(other, chief, here):
     assert "worker 1 captured another step" in str(told.value)
 
 
-def test_what_the_chief_has_no_more_of_is_told_too():
+def test_nodes_missing_on_the_chief_are_reported_too():
     short, long = with_text("a = Placeholder()"), with_text("a = Placeholder()\nb = Neg(a)")
     with pytest.raises(CaptureMismatchError, match=r"chief:  \(nothing more\)"):
         require_equal(Fingerprint.of(short), Fingerprint.of(long), "worker 1")
@@ -123,7 +123,7 @@ def test_names_that_are_counted_up_may_differ_and_the_chiefs_are_taken():
     }
 
 
-def test_what_is_counted_up_hides_no_other_difference():
+def test_numbered_names_hide_no_other_difference():
     text = "a_{0} = Placeholder()\nb = Placeholder()\nc = Neg({1})"
     with pytest.raises(CaptureMismatchError, match=r"chief:  node c = Neg\(a_1\)\n    here:   node c = Neg\(b\)"):
         require_equal(*(Fingerprint.of(with_text(text.format(*n))) for n in ((1, "a_1"), (2, "b"))), name="worker 1")

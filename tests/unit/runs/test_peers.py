@@ -23,7 +23,7 @@ def worker(*said: tuple[str, str]) -> Peers:
     return Peers(SPEC, worker_client, b"", 0, StartupProgress(is_chief=False))
 
 
-def test_what_the_chief_says_is_heard_in_the_same_calls():
+def test_workers_receive_the_value_of_the_chief_in_the_same_calls():
     peers = worker(("restore", "1"), ("fit", "2"))
     assert [peers.receive_text("restore"), peers.receive_text("fit")] == ["1", "2"]
     peers.note_missed_text()
@@ -40,7 +40,7 @@ def test_what_the_chief_says_is_heard_in_the_same_calls():
         ([("fit", ""), ("restore", ""), ("fit", "")], ["fit", "fit"], ("fit", "restore")),
     ],
 )
-def test_who_comes_to_another_call_than_the_chief_says_both(said, calls, apart):
+def test_a_worker_in_another_call_than_the_chief_names_both_calls(said, calls, apart):
     peers = worker(*said)
     assert [peers.receive_text(call) for call in calls][-1:] in ([], [None])
     peers.note_missed_text()

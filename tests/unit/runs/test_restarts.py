@@ -51,7 +51,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     earlier_starts.cache_clear()
 
 
-def test_what_came_before_reaches_the_next_start_and_nothing_that_this_starts(
+def test_state_before_a_restart_reaches_the_next_start_but_no_child_process(
     begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert restarts.seed_of_next_run(lambda: 7) == 7
@@ -121,7 +121,7 @@ def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], m
     ],
     ids=["other steps", "another path", "our own error", "never started"],
 )
-def test_what_the_script_would_do_again_is_not_tried_again(
+def test_an_error_that_the_script_would_repeat_is_not_retried(
     error: ClusterError, said: str, begun: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     restart(LostRun(error, 3, None), spec_of(2, 3))
@@ -146,7 +146,7 @@ def test_the_same_failure_twice_at_the_same_step_ends_the_run() -> None:
     )
 
 
-def test_what_a_script_raises_right_after_a_checkpoint_is_the_same_though_nobody_has_joined_then() -> None:
+def test_an_error_right_after_a_checkpoint_counts_as_the_same_even_if_no_worker_has_joined() -> None:
     raised = WorkerFailedError("b", "ended with exit status 1", ("ValueError: no",))
     earlier = EarlierStarts(1, "b ended with exit status 1", 5)
     assert "twice in a row" in str(reason_not_to_restart(earlier, LostRun(raised, None, 4), 3))
@@ -167,7 +167,7 @@ def test_a_machine_that_stays_away_may_come_back_later() -> None:
     assert reason_not_to_restart(EarlierStarts(1, "b: no route to host", None), LostRun(away, None, 4), 3) is None
 
 
-def test_where_sigterm_has_come_to_the_chief_the_process_ends_by_it(
+def test_the_process_ends_by_a_sigterm_to_the_chief(
     begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker died before the step at which the run would have been saved."""
@@ -191,7 +191,7 @@ def test_waits_double_and_stay_below_a_minute(monkeypatch: pytest.MonkeyPatch) -
     assert [backoff(count) for count in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
 
 
-def test_where_nothing_could_begin_anew_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_are_refused_if_nothing_could_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
     require_can_restart(spec_of(2))
     require_can_restart(spec_of(1, restarts=0))
     with pytest.raises(ResourceSpecError, match="max_restarts is 3.*there is one worker"):

@@ -79,12 +79,12 @@ def raising(error: Exception) -> Callable[[], None]:
     return fail
 
 
-def test_what_needs_values_comes_before_leave_is_taken(script: Script, done: list[str]) -> None:
+def test_callbacks_that_need_values_run_before_the_worker_leaves(script: Script, done: list[str]) -> None:
     end_of(done).finish()
     assert done == ["updates", "before", "session", "finish", "threads"]
 
 
-def test_what_fails_before_the_end_is_raised_after_all_have_ended(script: Script, done: list[str]) -> None:
+def test_a_failure_before_the_end_is_raised_after_all_workers_have_ended(script: Script, done: list[str]) -> None:
     end = end_of(done)
     end.before.insert(0, raising(CheckpointError("no room")))
     with pytest.raises(CheckpointError, match="no room"):

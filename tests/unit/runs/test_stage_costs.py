@@ -57,7 +57,7 @@ def test_forward_and_backward_of_a_layer_are_told_apart():
     assert product <= found.backward[0].count <= 1.2 * product  # the gradient of the feeds is unused
 
 
-def test_what_crosses_is_told_each_way():
+def test_transfers_between_stages_are_shown_for_each_direction():
     found, _ = costs("mlp", 2, 3)
     assert is_about(found.each[0, 1], 5 * ROW)
     assert is_about(found.each[1, 0], 5 * ROW)
@@ -95,7 +95,7 @@ def test_one_micro_batch_alone_crosses_as_one():
     assert is_about(found.each[0, 1], EXAMPLES * ROW)
 
 
-def test_where_no_batch_is_known_a_micro_batch_has_one_example():
+def test_a_micro_batch_has_one_example_if_the_batch_is_unknown():
     found, _ = costs("mlp", 2, 3, is_fed=False)
     assert (found.examples, found.is_fed) == (1, False)
     assert is_about(found.each[0, 1], ROW)
@@ -140,7 +140,7 @@ def test_a_worker_waits_longer_where_stages_compute_less_alike():
     assert 1 / 4 < alike.waits_by_flops < 1 / 2  # the first layer has less to do
 
 
-def test_what_is_known_in_part_is_told_as_the_least():
+def test_partly_known_costs_are_shown_as_lower_bounds():
     assert flops_text(PartialCount(1500, is_least=True)) == "at least 1.50 k"
     assert flops_text(PartialCount(0, is_least=True)) == "not known"
     assert flops_text(PartialCount(0)) == "0"

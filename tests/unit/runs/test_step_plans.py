@@ -48,7 +48,7 @@ def weighs_by_all(x, a, b, c):
         (weighs_by_all, 6, "micro-batches wait for each other"),
     ],
 )
-def test_what_a_pipeline_cannot_do_is_told_with_the_line_of_the_option(tmp_path, loss_of, line, told):
+def test_steps_that_a_pipeline_cannot_run_are_refused_with_the_line_of_the_option(tmp_path, loss_of, line, told):
     variables = [tf.Variable(np.eye(3), name=name) for name in "abc"]
 
     def step(x):
@@ -113,12 +113,12 @@ def test_a_later_step_is_planned_with_what_earlier_steps_have_placed(builder):
     assert (first, second, third) == ({"a": 0, "b": 1}, {"c": 2}, {"d": 1})
 
 
-def test_what_a_later_step_only_reads_counts_as_load():
+def test_variables_that_a_later_step_only_reads_count_as_load():
     steps = [{"a": 90, "b": 40}, {"c": 50}, {"d": 20}]
     assert tables_of(PSLoadBalancing(), steps, reads_earlier=True) == [{"a": 0, "b": 1}, {"c": 2}, {"d": 1}]
 
 
-def test_what_an_earlier_step_has_placed_stays_and_counts_once():
+def test_variables_placed_by_an_earlier_step_stay_and_count_once():
     first, second, third = tables_of(PSLoadBalancing(), [{"a": 90, "b": 40}, {"b": 40, "c": 20}, {"d": 30}])
     assert first == {"a": 0, "b": 1}
     assert second == {"b": 1, "c": 2}

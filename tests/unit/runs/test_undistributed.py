@@ -159,7 +159,7 @@ def test_a_teacher_that_is_trained_first_is_noted_and_not_warned_of(
     assert records(said)[0].getMessage().startswith("so far on one device alone: fit of a model")
 
 
-def test_what_is_looked_at_after_distributed_training_is_not_warned_of(
+def test_local_training_after_distributed_training_causes_no_warning(
     ad: AutoDist, said: pytest.LogCaptureFixture
 ) -> None:
     with ad.scope():

@@ -75,7 +75,7 @@ def test_workers_are_started_beside_the_script_in_the_environment_of_that_moment
     assert caplog.messages[-1].endswith(" s: started localhost:1")
 
 
-def test_what_keeps_workers_from_starting_is_told_at_once_and_raised_in_the_script(
+def test_an_obstacle_to_starting_workers_is_reported_at_once_and_raised_in_the_script(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Coordinator, "fault", ClusterError("no machine there"))

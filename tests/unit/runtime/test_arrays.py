@@ -61,7 +61,7 @@ def test_other_reductions_are_refused_with_those_that_there_are(how: Any) -> Non
         ([("max", 1j), ("max", 2j)], "complex numbers have no max"),
     ],
 )
-def test_what_does_not_fit_is_told_to_all_workers(parts: list[tuple[str, Any]], told: str) -> None:
+def test_arrays_that_do_not_fit_are_reported_to_all_workers(parts: list[tuple[str, Any]], told: str) -> None:
     answer = combine_parts([pack_part(value, how) for how, value in parts])
     for _ in parts:
         with pytest.raises(ReductionError, match=told):

@@ -59,14 +59,14 @@ def test_small_values_go_in_one_message():
     assert [transfer.to for transfer in Listing.of(small, range(64)).transfers] == [EVERY_WORKER]
 
 
-def test_what_one_worker_has_goes_to_that_one_and_the_chiefs_own_to_nobody():
+def test_values_of_one_worker_go_to_it_and_those_of_the_chief_to_none():
     cut = Placement(Partitioning(0, (1,) * 4), (0, 1, 2, 3), ((),) * 4)
     listing = Listing.of([StoredVariable(f"v{k}", tf.float32, (4, 256), cut) for k in range(5)], range(4))
     assert link_bytes(listing) == {(0, worker): 5 * 1024 for worker in (1, 2, 3)}
     assert len(listing.transfers) == 3
 
 
-def test_what_several_workers_hold_goes_to_each_of_them():
+def test_values_of_several_holders_go_to_each_of_them():
     held = [
         StoredVariable(f"v{k}", tf.float32, (256,), Placement(None, (owner,), ((),), (owner + 1,)))
         for k, owner in ((0, 0), (1, 2))
@@ -81,7 +81,7 @@ def test_what_several_workers_hold_goes_to_each_of_them():
     ]
 
 
-def test_what_absent_workers_have_does_not_go_and_nothing_goes_by_them():
+def test_absent_workers_neither_receive_nor_forward_values():
     owned = [
         StoredVariable("a", tf.float32, (4,), Placement(None, (2,))),
         StoredVariable("b", tf.float32, (4,), Placement()),
@@ -117,7 +117,7 @@ def test_a_large_value_goes_in_slices_that_are_the_whole(size: int, most: int):
     assert slices[-1].stop == 4 * size and all(0 < s.stop - s.start <= most for s in slices)
 
 
-def test_what_is_told_is_what_is_heard():
+def test_sent_values_are_received_unchanged():
     cut = Placement(Partitioning(1, (2, 3)), (EVERY_WORKER, 1), (("/proxy",), ()))
     listing = Listing.of([StoredVariable("v", tf.bfloat16, (4, 5), cut, on_cpu=True), *MANY[:20]], range(5))
     assert Listing.decode(listing.encode()) == listing

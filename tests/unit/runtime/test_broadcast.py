@@ -136,7 +136,7 @@ def test_the_next_values_of_the_same_variables_find_the_graph_as_it_is(
             np.testing.assert_array_equal(value(graph_runners, worker, "again", ROWS), ROWS + 2)
 
 
-def test_what_a_worker_trains_does_not_reach_what_another_one_got(
+def test_training_on_a_worker_does_not_change_values_that_another_received(
     graph_runners: list[GraphRunner], workers: list[VariableBroadcast]
 ) -> None:
     """Those in one process may hand on one another's memory."""

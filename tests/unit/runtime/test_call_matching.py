@@ -109,7 +109,7 @@ def test_calls_that_all_make_are_made_together(workers: Workers) -> None:
 
 
 @pytest.mark.parametrize("caller", range(WORKERS))
-def test_who_calls_while_the_others_are_in_a_step_calls_alone(workers: Workers, caller: int) -> None:
+def test_a_call_during_a_step_of_the_others_is_not_collective(workers: Workers, caller: int) -> None:
     def script(worker: Worker) -> list[bool]:
         worker.step()
         found = [worker.call(), worker.call()] if worker.index == caller else []
@@ -129,7 +129,7 @@ def test_a_call_of_the_chief_alone_takes_the_others_from_none_that_follows(worke
 
 
 @pytest.mark.parametrize("caller", range(WORKERS))
-def test_who_calls_when_the_others_have_ended_calls_alone(workers: Workers, caller: int) -> None:
+def test_a_call_after_the_others_have_ended_is_not_collective(workers: Workers, caller: int) -> None:
     def script(worker: Worker) -> list[bool]:
         worker.step()
         return [worker.call()] if worker.index == caller else []
@@ -157,7 +157,7 @@ def test_calls_with_data_of_their_own_are_each_workers(workers: Workers) -> None
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("caller", range(WORKERS))
-def test_who_calls_while_the_others_wait_for_a_file_of_its_calls_alone(workers: Workers, caller: int) -> None:
+def test_a_call_while_the_others_wait_for_a_file_of_the_caller_is_not_collective(workers: Workers, caller: int) -> None:
     written = threading.Event()
 
     def script(worker: Worker) -> list[bool]:

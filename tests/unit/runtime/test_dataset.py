@@ -79,7 +79,7 @@ def test_a_loop_goes_on_where_another_process_was(taken: int) -> None:
     ],
     ids=["twice", "of files", "repeated", "joined"],
 )
-def test_what_draws_late_or_often_has_drawn_as_in_the_epochs_that_were_over(made) -> None:
+def test_late_and_repeated_draws_equal_those_of_finished_epochs(made) -> None:
     def begin() -> DistributedDataset:
         tf.random.set_seed(5)
         return DistributedDataset(made(tf.data.Dataset.range(10)).batch(4), [0], 0)

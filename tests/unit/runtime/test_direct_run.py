@@ -82,7 +82,7 @@ def test_a_value_of_another_shape_is_refused_also_after_one_that_fits(session: A
         run(np.ones([4, 3]))
 
 
-def test_what_an_operation_raises_has_tensorflows_type(session: Any) -> None:
+def test_errors_of_operations_have_the_types_of_tensorflow(session: Any) -> None:
     given = _given(tf.float32, [])
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
         _run(session, [tf.debugging.check_numerics(given, "not finite")], [given], np.nan)

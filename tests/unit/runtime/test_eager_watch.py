@@ -291,7 +291,7 @@ WRITES: dict[str, tuple[Callable[[Trained], object], list[float] | list[list[flo
 
 @pytest.mark.parametrize("way", WRITES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_is_written_is_seen_and_starts_from_the_steps_value(trained: Trained, way: str):
+def test_writes_are_seen_and_start_from_the_value_of_the_step(trained: Trained, way: str):
     write, expected = WRITES[way]
     write(trained)
     trained.require_written(expected)
@@ -351,13 +351,13 @@ READS: dict[str, Callable[[Trained], object]] = {
 
 
 @pytest.mark.parametrize("way", READS)
-def test_what_is_read_is_the_steps_value(trained: Trained, way: str):
+def test_reads_return_the_value_of_the_step(trained: Trained, way: str):
     np.testing.assert_array_equal(READS[way](trained), NEW)
     assert trained.pulls
 
 
 @pytest.mark.parametrize("way", [w for w in READS if w not in ("data set", "copy", "initial value of another")])
-def test_what_only_reads_writes_nothing(trained: Trained, way: str):
+def test_operations_that_only_read_write_nothing(trained: Trained, way: str):
     READS[way](trained)
     trained.tracker.compare_aliased()
     assert not trained.tracked.is_ahead

@@ -42,12 +42,12 @@ def test_all_causes_are_told() -> None:
     assert [cause.split()[0] for cause in causes] == ["CUDA_VISIBLE_DEVICES", "CUDA's", "NVIDIA's"]
 
 
-def test_where_some_are_seen_only_what_hides_the_others_is_told() -> None:
+def test_the_reason_for_hidden_gpus_is_reported_if_some_are_visible() -> None:
     assert BARE.why_too_few(1).startswith("CUDA_VISIBLE_DEVICES is '-1'") and "driver" not in BARE.why_too_few(1)
     assert replace(BARE, visible=None).why_too_few(1) == ""
 
 
-def test_what_is_asked_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_about_gpus_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     installed = {"tensorflow", "nvidia-cudnn-cu12"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -66,7 +66,7 @@ def test_what_is_asked_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert GPUSupport.of_this_process().has_libraries
 
 
-def test_what_needs_packages_is_told_by_tensorflow() -> None:
+def test_tensorflow_reports_missing_gpu_packages() -> None:
     assert {"nvidia-cudnn-cu12", "nvidia-nccl-cu12"} <= set(gpus._packages_for_gpus("tensorflow"))
     assert gpus._packages_for_gpus("no-such-package") == ["nvidia-cudnn-cu12"]
 

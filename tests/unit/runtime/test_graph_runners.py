@@ -49,7 +49,7 @@ def test_without_a_server_one_session_has_all() -> None:
     graph_runners.close()
 
 
-def test_what_one_step_has_initialized_stays_for_the_next() -> None:
+def test_state_initialized_by_one_step_stays_for_the_next() -> None:
     graph_runners = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
     (one, first), (other, second) = graph_runners.add(_reading_step()), graph_runners.add(_reading_step())
     graph_runners.initialize(one, {"v": f"{first}start"})
@@ -60,7 +60,7 @@ def test_what_one_step_has_initialized_stays_for_the_next() -> None:
     graph_runners.close()
 
 
-def test_what_is_small_is_run_as_it_stands_and_steps_are_not() -> None:
+def test_control_graphs_run_unoptimized_and_steps_do_not() -> None:
     graph_runners = GraphRunners(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
     step, _ = graph_runners.add(_reading_step())
     assert graph_runners.control.session._config.graph_options.rewrite_options.disable_meta_optimizer

@@ -36,12 +36,12 @@ def kinds(*batches: FirstBatch) -> set[str]:
 
 
 @pytest.mark.parametrize("role", [FeedRole.GLOBAL, FeedRole.WHOLE])
-def test_what_has_to_be_alike_and_is_passes(role: FeedRole):
+def test_equal_inputs_pass(role: FeedRole):
     assert kinds(*(batch(w, ("x", X, role)) for w in range(3))) == set()
 
 
 @pytest.mark.parametrize("role", [FeedRole.GLOBAL, FeedRole.WHOLE])
-def test_who_differs_in_what_is_told_with_the_mend(role: FeedRole):
+def test_the_differing_worker_and_input_are_reported_with_the_fix(role: FeedRole):
     batches = [batch(w, ("x", X + (w == 2), role), ("y", X, role), ("z", X + w, role)) for w in range(3)]
     (told,) = find_faults(batches, NAMES).values()
     assert "x of b:0, z of a:1 and b:0 differs from that of a:0" in told

@@ -26,7 +26,7 @@ def in_threads(*works: Callable[[], object]) -> tuple[list[threading.Thread], li
     return threads, raised
 
 
-def test_what_a_function_returns_or_raises_reaches_the_caller() -> None:
+def test_results_and_errors_of_a_function_reach_the_caller() -> None:
     caller = InterruptibleExecutor()
     assert caller.call(lambda x: x + 1, 2) == 3
     with pytest.raises(ZeroDivisionError):
@@ -82,7 +82,7 @@ def test_a_forked_process_is_told_that_it_takes_no_part() -> None:
     assert caller.call(int) == 0
 
 
-def test_what_is_under_way_is_waited_for_up_to_a_limit() -> None:
+def test_running_calls_are_awaited_up_to_a_limit() -> None:
     caller, go = InterruptibleExecutor(), threading.Event()
     waits = threading.Thread(target=lambda: caller.call(go.wait))
     waits.start()

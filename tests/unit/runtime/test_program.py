@@ -42,7 +42,7 @@ def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trai
 
 
 @pytest.mark.parametrize(("is_own", "among"), [(False, 6), (True, 2)])
-def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(graph_runners, is_own, among):
+def test_different_numbers_of_examples_stop_a_run_with_the_reason(graph_runners, is_own, among):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.identity(x, name="y")

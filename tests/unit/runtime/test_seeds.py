@@ -45,14 +45,14 @@ def drawn_in_a_graph(set_seed, **seed):
 
 
 @pytest.mark.parametrize("draw", [shuffled, drawn_in_a_function])
-def test_what_has_a_seed_draws_as_without_autodist(draw):
+def test_seeded_draws_equal_those_without_autodist(draw):
     alone = draw(seed=7), draw(seed=0), draw(seed=2**40 + 1)
     set_default_seed(RUN_SEED)
     assert (draw(seed=7), draw(seed=0), draw(seed=2**40 + 1)) == alone
 
 
 @pytest.mark.parametrize("draw", [shuffled, drawn_in_a_function])
-def test_what_has_no_seed_draws_alike_in_every_process_of_a_run_and_otherwise_in_another_run(draw):
+def test_unseeded_draws_are_equal_in_all_processes_of_a_run_and_differ_between_runs(draw):
     drawn = []
     for seed in (RUN_SEED, RUN_SEED, RUN_SEED + 1):
         context.context()._seed = None  # as in a new process
@@ -124,6 +124,6 @@ def test_a_script_s_other_seed_stays_and_is_told():
     assert shuffled() == expected
 
 
-def test_where_no_seed_was_set_there_is_nothing_to_go_on_with():
+def test_an_unset_seed_has_no_state_to_resume():
     assert seeds.seeds_now() == {}
     assert seeds.resume_seeds({}) == ""

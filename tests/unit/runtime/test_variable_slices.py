@@ -54,7 +54,7 @@ def tracked(placement: Placement) -> TrackedVariable:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_what_was_set_is_pulled(chief: Chief, name: str):
+def test_set_values_are_pulled(chief: Chief, name: str):
     one, given = tracked(PLACEMENTS[name]), []
     chief.variable_slices.set([one], given.append)
     assert given == [one]
@@ -85,7 +85,7 @@ def test_a_variable_that_is_moved_is_set_where_it_is_now(chief: Chief):
     np.testing.assert_array_equal(one.source, 2.0 * VALUE)
 
 
-def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: Chief):
+def test_writes_of_the_session_do_not_change_values_that_the_script_has_read(chief: Chief):
     """The session is fed the memory of the script's object itself."""
     large = TrackedVariable(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
     small = TrackedVariable(tf.Variable(tf.ones([1024], tf.float64)), "small")

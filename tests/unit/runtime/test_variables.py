@@ -77,7 +77,7 @@ def test_reading_what_is_up_to_date_pulls_nothing(session, variable):
     assert session.pulls == 0
 
 
-def test_what_others_write_at_any_time_is_read_anew_each_time_unless_python_has_assigned_it(session, variable):
+def test_variables_that_others_may_write_are_read_each_time_unless_python_assigned_them(session, variable):
     tracked = session.track(variable, NEW)
     tracked.is_asynchronous = True
     np.testing.assert_array_equal(variable.numpy(), NEW)
@@ -96,7 +96,7 @@ def test_an_assignment_is_ahead_and_asks_for_nothing(session, variable):
     np.testing.assert_array_equal(variable.numpy(), [7.0, 8.0])
 
 
-def test_what_keras_assigns_is_noticed(session):
+def test_assignments_by_keras_are_noticed(session):
     variable = keras.Variable([1.0, 2.0])
     tracked = session.track(variable.value, NEW)
     session.step()

@@ -134,7 +134,7 @@ def test_nothing_is_sent_where_nothing_was_written(workers: Workers):
     assert {one.kind for one in workers.letters} <= {ControlKind.LEFT, ControlKind.BEGUN}
 
 
-def test_what_all_write_alike_is_the_chiefs(workers: Workers):
+def test_equal_writes_of_all_workers_take_the_value_of_the_chief(workers: Workers):
     workers.run(4, lambda worker, number: 100 + worker if number == 2 else None, nobody)
     assert workers.values == [102, 102, 102]
     kinds = {letter.kind for letter in workers.letters}
@@ -149,24 +149,24 @@ def test_the_chief_begins_when_all_have_its_values(workers: Workers):
         assert before.count(ControlKind.TAKEN) == (WORKERS - 1) * before.count(ControlKind.GIVEN) > 0
 
 
-def test_what_the_chief_alone_writes_reaches_all_though_they_wait_in_the_step(workers: Workers):
+def test_writes_of_the_chief_alone_reach_workers_that_wait_in_the_step(workers: Workers):
     workers.run(4, lambda worker, number: 100 if (worker, number) == (0, 2) else None, nobody)
     assert workers.values == [102, 102, 102]
 
 
-def test_what_the_chief_alone_writes_before_each_step(workers: Workers):
+def test_writes_of_the_chief_before_each_step_reach_all_workers(workers: Workers):
     workers.run(4, lambda worker, number: 100 * number if worker == 0 else None, nobody)
     assert workers.values == [301, 301, 301]
 
 
-def test_what_another_worker_alone_writes_is_dropped(workers: Workers):
+def test_writes_of_another_worker_alone_are_dropped(workers: Workers):
     workers.run(4, lambda worker, number: 100 if (worker, number) == (1, 2) else None, nobody)
     assert workers.dropped == [1] and workers.values[0] == workers.values[2] == 4
 
 
 @pytest.mark.parametrize("late", range(WORKERS))
 @pytest.mark.parametrize("writers", [s for n in (1, 2, 3) for s in itertools.combinations(range(WORKERS), n)])
-def test_whoever_is_late(workers: Workers, writers: tuple[int, ...], late: int):
+def test_writes_reach_all_workers_whichever_is_late(workers: Workers, writers: tuple[int, ...], late: int):
     """The late worker comes after all others have waited long enough to send a request."""
 
     def hold(worker: int, number: int) -> None:
@@ -179,7 +179,7 @@ def test_whoever_is_late(workers: Workers, writers: tuple[int, ...], late: int):
     assert set(workers.dropped) == (set() if 0 in writers else set(writers))
 
 
-def test_where_nobody_waits_for_another_the_others_come_when_their_step_has_ended(workers: Workers):
+def test_without_waiting_the_others_join_after_their_step(workers: Workers):
     workers.waits = False
     workers.run(6, lambda worker, number: 100 if (worker, number) == (0, 1) else None, asynchronously(workers))
     assert workers.values[0] == 105
@@ -195,7 +195,7 @@ def asynchronously(workers: Workers) -> Callable[[int, int], None]:
     return hold
 
 
-def test_where_nobody_waits_for_another_nobody_waits_for_one_that_has_left(workers: Workers):
+def test_without_waiting_no_worker_waits_for_one_that_has_left(workers: Workers):
     workers.waits = False
     left = threading.Event()
 
@@ -208,7 +208,7 @@ def test_where_nobody_waits_for_another_nobody_waits_for_one_that_has_left(worke
     assert left.is_set() and workers.values[0] == 102
 
 
-def test_where_nobody_waits_for_another_nobody_waits_for_a_chief_that_has_left(workers: Workers):
+def test_without_waiting_no_worker_waits_for_a_chief_that_has_left(workers: Workers):
     workers.waits = False
 
     def hold(worker: int, number: int) -> None:

@@ -104,7 +104,7 @@ def test_each_run_takes_one_element_however_it_is_read():
         np.testing.assert_array_equal(session.run([y, weight])[0], Y[10:])
 
 
-def test_what_an_iterator_gives_can_be_fed_instead():
+def test_elements_of_an_iterator_can_be_fed_instead():
     with session_of(autodist()) as make_session:
         x, y = v1.data.make_one_shot_iterator(data(2)).get_next()
         _, loss, train = model(x, y)

@@ -108,7 +108,7 @@ def test_one_replica_exchanges_nothing(caplog: pytest.LogCaptureFixture) -> None
     assert not any("whole batch" in message for message in caplog.messages)
 
 
-def test_what_a_tape_has_recorded_before_is_named_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_earlier_record_of_a_tape_is_named_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
     train(autodist(), by_a_tape, ROWS)
     assert [
         "each replica takes those of its own examples" in message and "test_global_statistics.py" in message

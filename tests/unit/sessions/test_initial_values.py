@@ -31,7 +31,7 @@ def test_variables_have_their_initial_values_where_no_run_sets_them(caplog):
     assert "no run of the session has set w, w/Momentum" in caplog.text
 
 
-def test_what_a_run_has_set_stays(caplog):
+def test_values_set_by_a_run_stay(caplog):
     with tf.Graph().as_default(), (ad := autodist()).scope(), caplog.at_level(logging.INFO, "autodist"):
         x, w, train = build()
         session = ad.create_distributed_session()

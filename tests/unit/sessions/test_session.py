@@ -46,7 +46,7 @@ def test_a_run_takes_options_and_tells_what_ran(trained):
     assert session.run(loss, feed_dict=batch, options=None, run_metadata=None) < plain
 
 
-def test_what_tensorflow_says_while_a_session_is_made_is_left_out(monkeypatch, capfd):
+def test_messages_of_tensorflow_about_a_new_session_are_hidden(monkeypatch, capfd):
     says = b"I0000 00:00:1795321859.568474   23362 master.cc:243] Scanning workers for devices: 2 total workers\n"
     monkeypatch.setattr(api, "DistributedSession", lambda *_: os.write(2, says + b"another line\n"))
     with tf.Graph().as_default(), (ad := autodist()).scope():
@@ -91,7 +91,7 @@ def test_options_that_name_nodes_of_the_script_are_refused(trained):
         session.run(loss, batch, options=keyed)
 
 
-def test_what_are_no_options_is_refused(trained):
+def test_invalid_options_are_refused(trained):
     session, loss, _, batch = trained
     with pytest.raises(TypeError, match="options"):
         session.run(loss, batch, options="FULL_TRACE")
@@ -142,7 +142,7 @@ def test_variables_are_assigned_what_is_fed(setting, name):
     np.testing.assert_array_equal(session.run(weight), VALUE)
 
 
-def test_what_is_fed_to_be_added_is_added_once(setting):
+def test_a_fed_summand_is_added_once(setting):
     session, _, bias, *_ = setting
     bias.load([7, 8], session)
     session.run("add_more", {"more:0": [1, 2]})
@@ -184,7 +184,7 @@ def test_gradients_of_a_mean_are_gathered_as_one_device_gathers_them():
         np.testing.assert_allclose(session.run(weight), 1 - 0.1 * slopes, rtol=1e-12)
 
 
-def test_what_is_fed_can_be_fetched(trained):
+def test_fed_tensors_can_be_fetched(trained):
     session, loss, train, feeds = trained
     ((x, batch),) = feeds.items()
     np.testing.assert_array_equal(session.run(x, feeds), batch)
@@ -195,7 +195,7 @@ def test_what_is_fed_can_be_fetched(trained):
 
 
 @pytest.mark.feature("session", "data: sparse tensors", refused="CaptureError")
-def test_what_is_sparse_is_neither_fed_nor_fetched():
+def test_sparse_tensors_are_neither_fed_nor_fetched():
     ad = autodist()
     with tf.Graph().as_default(), ad.scope():
         words = v1.sparse_placeholder(tf.int64, [None, 5], name="words")
@@ -320,7 +320,7 @@ def test_a_batch_without_examples_is_refused_where_something_asks_for_examples(t
     assert session.run(loss, feeds) > 0
 
 
-def test_what_was_asked_for_before_is_known_and_what_has_changed_is_seen(trained):
+def test_repeated_fetches_are_cached_and_changes_are_seen(trained):
     session, loss, train, batch = trained
     (x,) = batch
     weight = session.graph.get_tensor_by_name("weight/Read/ReadVariableOp:0")
