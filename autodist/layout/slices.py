@@ -21,8 +21,9 @@ from autodist.layout.facts import (
     with_axis,
 )
 from autodist.layout.lengths import is_length_of
-from autodist.layout.movement import count_of, moving
+from autodist.layout.movement import moving
 from autodist.layout.op_context import OpContext, Rule
+from autodist.layout.reshape import count_of
 from autodist.layout.sampling import one_part
 
 
