@@ -8,7 +8,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from autodist.graph.ops import factor_rule
-from autodist.layout.combine import in_one_order, with_result_axis
+from autodist.layout.by_factors import by_factors
+from autodist.layout.combine import with_result_axis
 from autodist.layout.degree import add_forms
 from autodist.layout.entries import with_columns
 from autodist.layout.facts import (
@@ -32,17 +33,17 @@ from autodist.layout.op_context import OpContext, Rule
 from autodist.layout.sampling import put_behind
 
 
-def concat(ctx: OpContext) -> Fact:
+def concat(ctx: OpContext) -> Fact | list[Fact]:
     """ConcatV2: the axis is the last input."""
     return _concat(ctx, range(len(ctx.facts) - 1), len(ctx.facts) - 1)
 
 
-def concat_old(ctx: OpContext) -> Fact:
+def concat_old(ctx: OpContext) -> Fact | list[Fact]:
     """Concat: the axis is the first input."""
     return _concat(ctx, range(1, len(ctx.facts)), 0)
 
 
-def _concat(ctx: OpContext, indices: Sequence[int], axis_index: int) -> Fact:
+def _concat(ctx: OpContext, indices: Sequence[int], axis_index: int) -> Fact | list[Fact]:
     if any(isinstance(ctx.facts[index], Dims) for index in indices):
         return _dims_of(ctx, indices)
     axis = ctx.scalar(axis_index)
@@ -59,7 +60,7 @@ def _concat(ctx: OpContext, indices: Sequence[int], axis_index: int) -> Fact:
     if isinstance(alike.rows.count.of, Elements) and alike.rows.count.of.tensor == ctx.named():
         return alike
     if rule.factor(indices[0], alike.rows.axis) is not None:
-        return _along_other_axis(ctx, forms)
+        return by_factors(ctx)
     return _stacked_rows(ctx, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
 
 
@@ -72,20 +73,6 @@ def _concat_special(ctx: OpContext, indices: Sequence[int], axis: int | None) ->
     if axis is not None and len(indices) == 2 and (rank := ctx.rank(indices[0])):
         return put_behind(ctx, indices[0], indices[1], axis % rank)
     return None
-
-
-def _along_other_axis(ctx: OpContext, forms: Sequence[Form | Statistic | UnknownFact]) -> Fact:
-    """Returns rows of the same examples, concatenated along another axis."""
-    known = [form for form in forms if isinstance(form, Form) and form.rows]
-    mixed = next((form.mixed_at for form in known if form.mixed_at), None)
-    base = known[0].rows
-    assert base is not None
-    for form in known[1:]:
-        paired = in_one_order(base, form.rows) if form.rows is not None else None
-        if paired is None:
-            return ctx.unknown("its inputs have their examples in different orders")
-        base, mixed = paired[0], mixed or paired[1]
-    return replace(known[0], base=base, mixed_at=mixed)
 
 
 def _stacked_rows(ctx: OpContext, form: Form, parts: list[Sharded]) -> Fact:
@@ -142,7 +129,7 @@ def _dims_of(ctx: OpContext, indices: Sequence[int]) -> Fact:
     return Dims(forms, tuple(value for entry in dims if entry for value in entry.values))
 
 
-def pack(ctx: OpContext) -> Fact:
+def pack(ctx: OpContext) -> Fact | list[Fact]:
     """Pack (stack): adds an axis."""
     indices = range(len(ctx.facts))
     if any(isinstance(fact, Dims) for fact in ctx.facts):
@@ -156,10 +143,7 @@ def pack(ctx: OpContext) -> Fact:
     alike = _common_layout(ctx, [form_of(fact) for fact in ctx.facts])
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
-    beside = _along_other_axis(ctx, [form_of(fact) for fact in ctx.facts])
-    if not isinstance(beside, Form) or beside.rows is None:
-        return beside
-    return with_result_axis(ctx, beside)
+    return by_factors(ctx)
 
 
 def _columns(ctx: OpContext, first: Positions) -> Fact:
