@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import tree
 
-from autodist.capture.keras.bound_calls import argument, set_argument, with_bound_arguments
+from autodist.capture.keras.call_arguments import argument, set_argument, with_bound_arguments
 from autodist.capture.keras.fits import callbacks_in
 from autodist.checkpoint.automatic import AutomaticCheckpoints
 from autodist.checkpoint.keras_callback import CheckpointCallback

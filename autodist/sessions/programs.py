@@ -1,4 +1,4 @@
-"""Programs of a session's requests, made on first use."""
+"""Programs of a session's requests, made on first use, and the fetches that all workers combine."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from autodist.capture.captured_resources import require_unchanged
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.session_resources import GETS, only_uses_resources
 from autodist.graph.applied import find_fed_updates
-from autodist.graph.find_stages import written_handles
+from autodist.graph.find_stages import find_stages, written_handles
 from autodist.graph.flows import flows_of, row_axes
+from autodist.graph.names import node_of
 from autodist.graph.step import CapturedStep
+from autodist.graph.walks import reach
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, only_sets
-from autodist.layout import PerExample, Replicated
+from autodist.layout import Joined, PerExample, Replicated, Unknown
 from autodist.logs.quiet import quiet_tensorflow
+from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
 from autodist.sessions.batches import require_no_queue
 from autodist.sessions.feeds import SessionFeeds, disagree
-from autodist.sessions.fetches import Fetches
 from autodist.sessions.initial_values import InitialValues
 from autodist.sessions.plan import SessionPlan
+from autodist.synchronizers import all_synchronizers
 
 
 @dataclass(frozen=True)
@@ -139,3 +142,48 @@ def _gives_rows(step: CapturedStep) -> bool:
     """Returns True if each output has a row for each example, or does not depend on the batch."""
     flows = flows_of(step)
     return all(isinstance(flows.kind(name), PerExample | Replicated) for name in step.outputs)
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """The outputs of a run that are neither rows of examples nor values that every worker has.
+
+    Attributes:
+        shared: outputs that depend on all workers fetching the same: they are combined over all workers, or sent by
+            their owners. Equal on all workers.
+        own: outputs computed from this worker's examples only, unless they are combined over all workers.
+    """
+
+    shared: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, step: CapturedStep, strategy: strategy_pb2.Strategy) -> Fetches:
+        """Finds the fetches of a run that all workers make."""
+        if strategy.pipeline.stages:  # they hold all values of the run
+            return cls(step.outputs)
+        flows, stages = flows_of(step), find_stages(step)
+        own = [
+            name for name in step.outputs
+            if node_of(name) not in stages.once and isinstance(flows.kind(name), Joined | Unknown)
+        ]  # fmt: skip
+        if not _is_in_lockstep(strategy):
+            return cls(own=tuple(own))
+        writes = {name for name, effect in step.graph_index.effects.items() if effect.writes}
+
+        def depends(name: str) -> bool:
+            node = node_of(name)
+            return node in stages.once or any(
+                name in writes for name in reach([node], step.graph_index.sources.__getitem__)
+            )
+
+        shared = [name for name in step.outputs if name in own or depends(name)]
+        return cls(tuple(shared), tuple(own))
+
+
+def _is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
+    """Returns True if some variable's update waits for all workers in every step."""
+    variable_placements = [synchronizer.variable_placement for _, synchronizer in all_synchronizers(strategy)]
+    return not variable_placements or any(
+        variable_placement is None or not variable_placement.runs_ahead for variable_placement in variable_placements
+    )

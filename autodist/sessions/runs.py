@@ -16,8 +16,7 @@ from autodist.runs.run import Run
 from autodist.runtime.input_consistency import digest_of
 from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.sessions.feeds import SessionFeeds, examples_of
-from autodist.sessions.fetches import Fetches
-from autodist.sessions.programs import Prepared
+from autodist.sessions.programs import Fetches, Prepared
 from autodist.sessions.requests import Request
 
 log = logging.getLogger("autodist")

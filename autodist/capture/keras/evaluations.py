@@ -16,8 +16,7 @@ from keras import tree
 
 from autodist.batch.axis import is_array
 from autodist.capture.keras.batches import iterator_of, until_end, without_optionals
-from autodist.capture.keras.bound_calls import arguments_of, with_bound_arguments
-from autodist.capture.keras.fit_arguments import comparable_lengths
+from autodist.capture.keras.call_arguments import arguments_of, comparable_lengths, with_bound_arguments
 from autodist.capture.keras.libraries import steps_per_execution
 from autodist.capture.keras.progress import TracedStep
 from autodist.capture.keras.train_functions import makes_its_own, one_batch_step, plain_function, set_maker

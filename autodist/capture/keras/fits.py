@@ -16,7 +16,15 @@ import keras
 import numpy as np
 from keras import tree
 
-from autodist.capture.keras.bound_calls import argument, arguments_of, set_argument, takes, with_bound_arguments
+from autodist.capture.keras.call_arguments import (
+    argument,
+    arguments_of,
+    comparable_arguments,
+    require_same_arguments,
+    set_argument,
+    takes,
+    with_bound_arguments,
+)
 from autodist.capture.keras.callbacks import (
     acting_alone,
     following,
@@ -25,7 +33,6 @@ from autodist.capture.keras.callbacks import (
     numbers_of,
     set_numbers,
 )
-from autodist.capture.keras.fit_arguments import comparable_arguments, require_same_arguments
 from autodist.capture.keras.libraries import callbacks_of, is_legacy, legacy_keras
 
 log = logging.getLogger("autodist")

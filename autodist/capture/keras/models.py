@@ -15,10 +15,10 @@ import keras
 import tensorflow as tf
 
 from autodist.capture.keras.batches import next_with_global_batch, on_several
+from autodist.capture.keras.call_arguments import lengths_to_come, recording_lengths
 from autodist.capture.keras.distribution import check_current_distribution
 from autodist.capture.keras.errors import explaining_graphs, hiding_own_frames
 from autodist.capture.keras.evaluations import Evaluations
-from autodist.capture.keras.fit_arguments import lengths_to_come, recording_lengths
 from autodist.capture.keras.fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras.libraries import steps_per_execution
 from autodist.capture.keras.model_state import is_about_to_step, make_state

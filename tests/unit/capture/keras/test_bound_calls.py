@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from autodist.capture.keras.bound_calls import argument, arguments_of, set_argument, takes, with_bound_arguments
+from autodist.capture.keras.call_arguments import argument, arguments_of, set_argument, takes, with_bound_arguments
 
 
 def plain(x: object, callbacks: object = None, **rest: object) -> object:

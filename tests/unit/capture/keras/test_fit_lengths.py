@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.keras.fit_arguments import batch_lengths
+from autodist.capture.keras.call_arguments import batch_lengths
 
 RANGE = tf.data.Dataset.range(10)
 X = np.zeros((10, 2))

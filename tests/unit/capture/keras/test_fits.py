@@ -14,8 +14,8 @@ import pytest
 from keras.saving import save_model as save_under_a_name_of_its_own
 from keras.src.saving import saving_lib
 
+from autodist.capture.keras.call_arguments import comparable_arguments
 from autodist.capture.keras.callbacks import following
-from autodist.capture.keras.fit_arguments import comparable_arguments
 from autodist.capture.keras.fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras.models import KerasModels
 from autodist.errors import ClusterError

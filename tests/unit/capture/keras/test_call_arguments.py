@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.capture.keras.fit_arguments import comparable_arguments, require_same_arguments
+from autodist.capture.keras.call_arguments import comparable_arguments, require_same_arguments
 from autodist.errors import ClusterError
 
 X = np.ones((12, 3))

@@ -1,7 +1,8 @@
-"""Compares arguments of `fit` and of shared evaluations between workers, and computes the lengths of batches."""
+"""Arguments of calls of `fit` and of evaluations: by name, compared between workers, and the lengths of batches."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from autodist.capture.keras.bound_calls import arguments_of, with_bound_arguments
 from autodist.errors import ClusterError
 from autodist.reading.data_sets import kind_of
 
@@ -141,3 +141,51 @@ def _of_data_set(data: tf.data.Dataset) -> tuple[int, ...]:
 def _lengths(examples: int, batch: int) -> tuple[int, ...]:
     whole, rest = divmod(examples, batch)
     return (*([batch] if whole else []), *([rest] if rest else []))
+
+
+def with_bound_arguments(
+    method: Callable[..., Any], call: Callable[[inspect.BoundArguments], Any]
+) -> Callable[..., Any]:
+    """Wraps a method: the bound arguments of each call are passed to `call`.
+
+    A call whose arguments do not fit goes to the method, which raises its own TypeError.
+    """
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return method(*args, **kwargs)
+        return call(bound)
+
+    return called
+
+
+def arguments_of(bound: inspect.BoundArguments) -> Mapping[str, Any]:
+    """Returns all arguments of a call by name, those in `**kwargs` included."""
+    return {**bound.arguments, **bound.arguments.get(_rest(bound.signature) or "", {})}
+
+
+def takes(signature: inspect.Signature, name: str) -> bool:
+    """Returns True if an argument of this name can be passed."""
+    return name in signature.parameters or _rest(signature) is not None
+
+
+def argument(bound: inspect.BoundArguments, name: str) -> Any:
+    """Returns the value of an argument, also one in `**kwargs`; None if it is not passed."""
+    return arguments_of(bound).get(name)
+
+
+def set_argument(bound: inspect.BoundArguments, name: str, value: Any) -> None:
+    """Sets the value of an argument."""
+    if name in bound.signature.parameters:
+        bound.arguments[name] = value
+    else:
+        bound.arguments.setdefault(str(_rest(bound.signature)), {})[name] = value
+
+
+def _rest(signature: inspect.Signature) -> str | None:
+    """Returns the name of the `**kwargs` parameter, if there is one."""
+    return next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
