@@ -30,8 +30,7 @@ from autodist.cluster.protocol import (
 )
 from autodist.cluster.script import Script
 from autodist.cluster.stalls import SAME_STEPS
-from autodist.cluster.worker_connection import WorkerConnection
-from autodist.cluster.worker_group import WorkerGroup
+from autodist.cluster.worker_connection import WorkerConnection, WorkerGroup
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 

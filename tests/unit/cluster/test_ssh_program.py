@@ -12,8 +12,7 @@ import pytest
 from autodist.cluster import ssh_program
 from autodist.cluster.ssh_keys import read_key
 from autodist.cluster.ssh_program import command_line, joining, master, require_program
-from autodist.cluster.ssh_program_connections import Connection
-from autodist.cluster.ssh_program_machine import ProgramMachine
+from autodist.cluster.ssh_program_machine import Connection, ProgramMachine
 from autodist.cluster.ssh_program_output import why_no_login
 from autodist.cluster.ssh_route import Hop
 from autodist.cluster.ssh_route import find_route as find_route_with
